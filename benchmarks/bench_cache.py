@@ -1,11 +1,13 @@
-"""What the cache costs: a look-up among many entries, and the first look-up of a process in a folder that it is shipped with.
+"""What the cache costs: a look-up among many entries, and the first look-up of a process in a
+folder that it is shipped with.
 
     python -m benchmarks.bench_cache [--entries 100000] [--out cache.json]
 
-Entries are files as a search leaves them (each with its lock file), small regions of a few steps, and one region of a whole model.
-Keys are asked in random order, so that neither the folder's order nor the last answer helps; every answer is compared with the
-entry that was put. Files are in the page cache, as on a machine that just unpacked them; a cold disk adds its own time.
-Fresh processes are started with `python`: their time is from torch being imported to the first entry in hand.
+Entries are files as a search leaves them (each with its lock file), small regions of a few steps,
+and one region of a whole model. Keys are asked in random order, so that neither the folder's order
+nor the last answer helps; every answer is compared with the entry that was put. Files are in the
+page cache, as on a machine that just unpacked them; a cold disk adds its own time. Fresh processes
+are started with `python`: their time is from torch being imported to the first entry in hand.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ print((begin - before) / 1e3, (time.perf_counter_ns() - begin) / 1e3)
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of look-up: microseconds, and the limit it should stay under (None: told for comparison)."""
+    """One kind of look-up: microseconds, and the limit it should stay under (None: told for
+    comparison).
+    """
 
     name: str
     median_us: float
@@ -61,16 +65,37 @@ class Row:
 def chain(steps: int) -> Program:
     """x * 1 * 1 ...: a region of that many steps."""
     spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
-    return Program((spec,), tuple(Aten("aten.mul.Tensor", (Value(i), 1.0), (), (i + 1,)) for i in range(steps)), outputs=(steps,))
+    return Program(
+        (spec,),
+        tuple(Aten("aten.mul.Tensor", (Value(i), 1.0), (), (i + 1,)) for i in range(steps)),
+        outputs=(steps,),
+    )
 
 
 def entry_of(key: str, steps: int) -> Entry:
     """An entry with the evidence that a judged candidate has, about a dozen checks."""
-    checks = [{"name": f"check {i}", "passed": True, "value": 0.5, "limit": 2.0, "detail": "as eager"} for i in range(12)]
-    timing = {"speedup": 1.3, "low": 1.2, "high": 1.4, "candidate_us": 10.0, "baseline_us": 13.0, "baseline": "eager"}
+    checks = [
+        {"name": f"check {i}", "passed": True, "value": 0.5, "limit": 2.0, "detail": "as eager"}
+        for i in range(12)
+    ]
+    timing = {
+        "speedup": 1.3,
+        "low": 1.2,
+        "high": 1.4,
+        "candidate_us": 10.0,
+        "baseline_us": 13.0,
+        "baseline": "eager",
+    }
     choice = Candidate(chain(steps), "eager", "builtin", ("benchmark",))
-    evidence = {"timing": timing, "checks": checks, "granularity": "whole", "baselines_us": {"eager": 13.0}}
-    return Entry(key, "benchmark", _HERE, _CONTRACT, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0")
+    evidence = {
+        "timing": timing,
+        "checks": checks,
+        "granularity": "whole",
+        "baselines_us": {"eager": 13.0},
+    }
+    return Entry(
+        key, "benchmark", _HERE, _CONTRACT, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0"
+    )
 
 
 def filled(root: Path, count: int, steps: int, generator: random.Random) -> list[str]:
@@ -92,16 +117,26 @@ def look_ups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iterator
         begin = time.perf_counter_ns()
         found = cache.get(key, _HERE, _CONTRACT)
         end = time.perf_counter_ns()
-        right = isinstance(found, Hit) and found.entry.region_key == key if there else found == Miss("absent")
+        right = (
+            isinstance(found, Hit) and found.entry.region_key == key
+            if there
+            else found == Miss("absent")
+        )
         if not right:
             raise ValueError(f"look-up of {key} answered {found!r}")
         yield (end - begin) / 1e3
 
 
 def fresh(own: Path, shipped: Path, key: str) -> tuple[float, float]:
-    """Microseconds of a new process that has torch: importing the cache's code, then a read-only folder's first entry."""
+    """Microseconds of a new process that has torch: importing the cache's code, then a read-only
+    folder's first entry.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", _FRESH, own, shipped, key], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", _FRESH, own, shipped, key],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     imports_us, open_us = map(float, done.stdout.split())
     return imports_us, open_us
@@ -134,10 +169,26 @@ def measured(root: Path, entries: int, look_up_count: int, processes: int) -> li
             _LOOKUP_LIMIT_US,
             list(look_ups(few, generator.choices(few_keys, k=look_up_count), there=True)),
         ),
-        row(f"absent key among {entries} entries", _LOOKUP_LIMIT_US, list(look_ups(cache, absent, there=False))),
-        row("warm key, a whole model of 400 steps", None, list(look_ups(few, [model] * 50, there=True))),
-        row("new process: open the shipped folder, first entry", _OPEN_LIMIT_US, [found for _, found in started]),
-        row("new process: import of the cache's code after torch", None, [found for found, _ in started]),
+        row(
+            f"absent key among {entries} entries",
+            _LOOKUP_LIMIT_US,
+            list(look_ups(cache, absent, there=False)),
+        ),
+        row(
+            "warm key, a whole model of 400 steps",
+            None,
+            list(look_ups(few, [model] * 50, there=True)),
+        ),
+        row(
+            "new process: open the shipped folder, first entry",
+            _OPEN_LIMIT_US,
+            [found for _, found in started],
+        ),
+        row(
+            "new process: import of the cache's code after torch",
+            None,
+            [found for found, _ in started],
+        ),
     ]
 
 
@@ -153,12 +204,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="cudal1-bench-") as folder:
         rows = measured(Path(folder), args.entries, args.look_ups, args.processes)
     for each in rows:
-        print(f"{each.name:52} {each.median_us:10.1f} us  [{each.p10_us:.1f}, {each.p90_us:.1f}]", flush=True)
-    over = [each.name for each in rows if each.limit_us is not None and each.median_us >= each.limit_us]
+        print(
+            f"{each.name:52} {each.median_us:10.1f} us  [{each.p10_us:.1f}, {each.p90_us:.1f}]",
+            flush=True,
+        )
+    over = [
+        each.name for each in rows if each.limit_us is not None and each.median_us >= each.limit_us
+    ]
     options = {"entries": args.entries, "look_ups": args.look_ups, "processes": args.processes}
     found = {"over_limit": over}
     report.save(
-        args.out, report.document("cache", options, [asdict(each) for each in rows], environment=environment, summary=found)
+        args.out,
+        report.document(
+            "cache",
+            options,
+            [asdict(each) for each in rows],
+            environment=environment,
+            summary=found,
+        ),
     )
     print(json.dumps({"out": args.out.name, "summary": found}))
     return 1 if over else 0

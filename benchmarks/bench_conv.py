@@ -1,10 +1,12 @@
-"""Convolutions: our kernels' likeliest schedules against PyTorch's own (cuDNN), device time and error against float64.
+"""Convolutions: our kernels' likeliest schedules against PyTorch's own (cuDNN), device time and
+error against float64.
 
     python -m benchmarks.bench_conv [--processes 16] [--per-case 4] [--only NAME] [--budget-s 120] [--out conv.json]
 
-Candidates are compiled first, by many processes at once, then timed on the device one after the other, PyTorch in its default
-flags before them, which let cuDNN use TF32. Errors are of the first image, rms in units of the result's rms. `floor_us`: input and
-output once at 4.2 TB/s. It does not judge: what a swap must survive is in `torch_cudal1/judge`.
+Candidates are compiled first, by many processes at once, then timed on the device one after the
+other, PyTorch in its default flags before them, which let cuDNN use TF32. Errors are of the first
+image, rms in units of the result's rms. `floor_us`: input and output once at 4.2 TB/s. It does not
+judge: what a swap must survive is in `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _CALLS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution of `x` (images, channels, axes) with `w`, as ATen's; one number an axis, or one for all."""
+    """A convolution of `x` (images, channels, axes) with `w`, as ATen's; one number an axis, or one
+    for all.
+    """
 
     name: str
     x: tuple[int, ...]
@@ -55,14 +59,20 @@ class Case:
         """The same in plain PyTorch."""
         rank = len(self.x) - 2
         how = [(numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)]
-        made = torch.ops.aten.convolution.default(x, w, None, *how, self.transposed, [0] * rank, self.groups)
+        made = torch.ops.aten.convolution.default(
+            x, w, None, *how, self.transposed, [0] * rank, self.groups
+        )
         return torch.nn.functional.mish(made) if self.tail else made
 
     def program(self) -> Program:
         """The ATen steps."""
         rank = len(self.x) - 2
-        how = tuple((numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation))
-        specs = tuple(TensorSpec("float32", shape, row_major(shape), "cuda") for shape in (self.x, self.w))
+        how = tuple(
+            (numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)
+        )
+        specs = tuple(
+            TensorSpec("float32", shape, row_major(shape), "cuda") for shape in (self.x, self.w)
+        )
         args = (Value(0), Value(1), None, *how, self.transposed, (0,) * rank, self.groups)
         steps = [Aten("aten.convolution.default", args, (), (2,))]
         if self.tail:
@@ -75,23 +85,50 @@ CASES = (
     Case("3x3, 16 to 128, large", (4, 16, 1024, 1024), (128, 16, 3, 3)),
     Case("3x3, 64 to 64, mish", (32, 64, 128, 128), (64, 64, 3, 3), padding=(1,), tail="mish"),
     Case("11x11 stride 4, 3 to 96", (128, 3, 224, 224), (96, 3, 11, 11), stride=(4,), padding=(2,)),
-    Case("5x9 dilated, 32 to 64", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 4), dilation=(2, 3)),
+    Case(
+        "5x9 dilated, 32 to 64", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 4), dilation=(2, 3)
+    ),
     Case("1x1, 64 to 128", (8, 64, 512, 512), (128, 64, 1, 1)),
     Case("1-D, 64 to 128, stride 3", (32, 64, 131072), (128, 64, 3), stride=(3,), dilation=(4,)),
     Case("3x3x3, 8 to 32", (64, 8, 32, 64, 64), (32, 8, 3, 3, 3)),
     Case("3x5x7, 3 to 64", (16, 3, 64, 64, 64), (64, 3, 3, 5, 7)),
     Case("transposed 3x3, 64 to 64", (8, 64, 512, 512), (64, 64, 3, 3), transposed=True),
-    Case("transposed 3x3 stride 2, 64 to 64", (32, 64, 128, 128), (64, 64, 3, 3), (2,), (1,), transposed=True),
+    Case(
+        "transposed 3x3 stride 2, 64 to 64",
+        (32, 64, 128, 128),
+        (64, 64, 3, 3),
+        (2,),
+        (1,),
+        transposed=True,
+    ),
     Case("transposed 3x3x3, 48 to 48", (8, 48, 64, 64, 64), (48, 48, 3, 3, 3), transposed=True),
-    Case("transposed 3x3x3 stride 2, 64 to 128", (4, 64, 24, 48, 48), (64, 128, 3, 3, 3), (2,), (1,), transposed=True),
-    Case("transposed 3x5x7 stride 2, groups", (8, 32, 12, 24, 48), (32, 8, 3, 5, 7), (2,), (1, 2, 3), (1,), True, 4),
+    Case(
+        "transposed 3x3x3 stride 2, 64 to 128",
+        (4, 64, 24, 48, 48),
+        (64, 128, 3, 3, 3),
+        (2,),
+        (1,),
+        transposed=True,
+    ),
+    Case(
+        "transposed 3x5x7 stride 2, groups",
+        (8, 32, 12, 24, 48),
+        (32, 8, 3, 5, 7),
+        (2,),
+        (1, 2, 3),
+        (1,),
+        True,
+        4,
+    ),
     Case("depthwise 3x3", (16, 64, 512, 512), (64, 1, 3, 3), groups=64),
     Case("depthwise 3x7", (32, 128, 128, 256), (128, 1, 3, 7), groups=128),
 )
 
 
 def compiled(case: Case, config: Mapping[str, Any], sm: int, path: Path) -> dict[str, Any]:
-    """The Program of a proposal as JSON and a file, or why there is none. Runs in a process of the pool."""
+    """The Program of a proposal as JSON and a file, or why there is none. Runs in a process of the
+    pool.
+    """
     from torch_cudal1.kernels import Proposal, build
 
     torch.set_num_threads(1)
@@ -108,7 +145,9 @@ class Measurer:
     def __init__(self, case: Case, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
         self.case, self.device = case, device
-        self.inputs = [torch.randn(shape, generator=generator, device=device) for shape in (case.x, case.w)]
+        self.inputs = [
+            torch.randn(shape, generator=generator, device=device) for shape in (case.x, case.w)
+        ]
         x, w = self.inputs
         self.exact = case.run(x[:1].double(), w.double())
 
@@ -126,7 +165,9 @@ class Measurer:
         row = self.row("eager", lambda: self.case.run(*self.inputs))
         return row | {"floor_us": round(moved / _BYTES_PER_US, 1)}
 
-    def candidate(self, config: Mapping[str, Any], built: Mapping[str, Any], eager_us: float) -> dict[str, Any]:
+    def candidate(
+        self, config: Mapping[str, Any], built: Mapping[str, Any], eager_us: float
+    ) -> dict[str, Any]:
         """A kernel's row, or why there is none."""
         name = " ".join(f"{k}={v}" for k, v in config.items())
         if "failed" in built:
@@ -136,7 +177,9 @@ class Measurer:
             row = self.row(name, lambda: runner(list(self.inputs))[0])
         except Cudal1Error as error:
             return {"case": self.case.name, "name": name, "failed": str(error)[:300]}
-        return row | {"speedup": round(eager_us / row["device_us"], 3) if row["device_us"] else None}
+        return row | {
+            "speedup": round(eager_us / row["device_us"], 3) if row["device_us"] else None
+        }
 
 
 def proposed(case: Case, sm: int, per_case: int) -> list[dict[str, Any]]:
@@ -148,16 +191,22 @@ def proposed(case: Case, sm: int, per_case: int) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, measure, print, write. 1 when anything was not compiled or not run."""
-    parser = argparse.ArgumentParser(prog="bench_conv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="bench_conv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--per-case", type=int, default=4)
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
-    parser.add_argument("--budget-s", type=float, default=120.0, help="cases that begin later are left out")
+    parser.add_argument(
+        "--budget-s", type=float, default=120.0, help="cases that begin later are left out"
+    )
     parser.add_argument("--out", type=Path, default=Path("conv.json"))
     args = parser.parse_args(argv)
     begin, environment = time.monotonic(), report.environment()
     major, minor = environment["capability"] or (9, 0)
-    cases = [case for case in CASES if not args.only or any(word in case.name for word in args.only)]
+    cases = [
+        case for case in CASES if not args.only or any(word in case.name for word in args.only)
+    ]
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="cudal1-conv-") as folder,
@@ -167,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for case in cases:
             configs = proposed(case, 10 * major + minor, args.per_case)
             paths = [Path(folder) / f"{len(waiting)}-{i}" for i in range(len(configs))]
-            submitted = [pool.submit(compiled, case, c, 10 * major + minor, path) for c, path in zip(configs, paths, strict=True)]
+            submitted = [
+                pool.submit(compiled, case, c, 10 * major + minor, path)
+                for c, path in zip(configs, paths, strict=True)
+            ]
             waiting[case.name] = list(zip(configs, submitted, strict=True))
         for case in cases:
             built = [(config, one.result()) for config, one in waiting[case.name]]
@@ -175,14 +227,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append({"case": case.name, "name": "eager", "failed": "the budget was spent"})
             else:
                 rows += _measured(case, built, cuda=bool(environment["gpu"]))
-            print("\n".join(map(_line, (row for row in rows if row["case"] == case.name))), flush=True)
+            print(
+                "\n".join(map(_line, (row for row in rows if row["case"] == case.name))), flush=True
+            )
     options = {"per_case": args.per_case, "budget_s": args.budget_s}
     shown = {case.name: asdict(case) for case in cases}
-    report.save(args.out, report.document("conv", options, rows, environment=environment, cases=shown))
+    report.save(
+        args.out, report.document("conv", options, rows, environment=environment, cases=shown)
+    )
     return int(any("failed" in row for row in rows))
 
 
-def _measured(case: Case, built: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], *, cuda: bool) -> list[dict[str, Any]]:
+def _measured(
+    case: Case, built: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], *, cuda: bool
+) -> list[dict[str, Any]]:
     if not cuda:
         return [{"case": case.name, "name": "eager", "failed": "no GPU to measure on"}]
     measurer = Measurer(case, torch.device("cuda"))

@@ -1,11 +1,13 @@
-"""How many new programs a second the training evaluator judges in the `train` profile, and where their seconds go.
+"""How many new programs a second the training evaluator judges in the `train` profile, and where
+their seconds go.
 
-Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them wrong; none is measured twice.
-A run is a number of lanes and a trust: "foreign", a process for each program, as for a language model's; "own", processes used
-again, as for programs that templates render. The rate counts from the end of the second batch, when all processes are up: those of
-each lane start during the first, its spare one during the second. Lanes for programs of ours share the GPU through an MPS server
-where the machine has one, unless --no-mps says otherwise. A run in whose first batch nothing is right ends the benchmark:
-its figures would say nothing.
+Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them
+wrong; none is measured twice. A run is a number of lanes and a trust: "foreign", a process for each
+program, as for a language model's; "own", processes used again, as for programs that templates
+render. The rate counts from the end of the second batch, when all processes are up: those of each
+lane start during the first, its spare one during the second. Lanes for programs of ours share the
+GPU through an MPS server where the machine has one, unless --no-mps says otherwise. A run in whose
+first batch nothing is right ends the benchmark: its figures would say nothing.
 """
 
 from __future__ import annotations
@@ -99,13 +101,17 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return {result}  # {number}
 """
-_PLAINS = {_CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"), _SOFTMAX: ("x.softmax(-1)", "torch.exp(x)")}
+_PLAINS = {
+    _CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"),
+    _SOFTMAX: ("x.softmax(-1)", "torch.exp(x)"),
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program; `batches`: how
-    many programs each had, and when it was done, in seconds since the start; `served`: lanes that shared the GPU through a server.
+    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all
+    lanes, a program; `batches`: how many programs each had, and when it was done, in seconds since
+    the start; `served`: lanes that shared the GPU through a server.
     """
 
     lanes: int
@@ -118,7 +124,9 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
     batches: list[tuple[int, float]] = field(default_factory=list)
     served: int = 0
-    details: list[str] = field(default_factory=list)  # what the last programs that should be right were told instead
+    details: list[str] = field(
+        default_factory=list
+    )  # what the last programs that should be right were told instead
 
 
 def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
@@ -139,30 +147,56 @@ def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
 
 def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) -> Run:
     """Batches of new programs until the time is spent."""
-    tasks = [TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1])) for name in _BODIES]
+    tasks = [
+        TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1]))
+        for name in _BODIES
+    ]
     block = 1 << (shape[1] - 1).bit_length()
     streams = [programs(task.id, terms.device.type, block) for task in tasks]
     outcomes, details, batches = Counter[str](), list[str](), list[tuple[int, float]]()
     begin = time.monotonic()
     with JudgeEvaluator(terms, lanes=lanes) as evaluator:
         while not batches or time.monotonic() - begin < budget_s:
-            each = 4 * lanes if batches else -(-lanes // 2)  # the first ones wait for processes to start
-            batch = [(task, list(islice(stream, each))) for task, stream in zip(tasks, streams, strict=True)]
+            each = (
+                4 * lanes if batches else -(-lanes // 2)
+            )  # the first ones wait for processes to start
+            batch = [
+                (task, list(islice(stream, each)))
+                for task, stream in zip(tasks, streams, strict=True)
+            ]
             try:
                 found = [one for answers in evaluator.measure_all(batch) for one in answers]
             except Cudal1Error as error:  # what was measured before is worth knowing all the same
                 details.append(f"stopped: {error}")
                 break
             outcomes.update(one.outcome for one in found)
-            details += [f"{one.outcome}: {one.detail}" for one in found if _should_be_right(one) and one.outcome != "ok"]
+            details += [
+                f"{one.outcome}: {one.detail}"
+                for one in found
+                if _should_be_right(one) and one.outcome != "ok"
+            ]
             batches.append((len(found), round(time.monotonic() - begin, 2)))
             if not _right(outcomes):
                 break
         wall_s, served = time.monotonic() - begin, evaluator.served
         asked = sum(programs for programs, _ in batches)
-        seconds = {name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()}
+        seconds = {
+            name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()
+        }
     first_s = batches[0][1] if batches else wall_s
-    return Run(lanes, terms.trust, asked, wall_s, first_s, _rate(batches), dict(outcomes), seconds, batches, served, details[-8:])
+    return Run(
+        lanes,
+        terms.trust,
+        asked,
+        wall_s,
+        first_s,
+        _rate(batches),
+        dict(outcomes),
+        seconds,
+        batches,
+        served,
+        details[-8:],
+    )
 
 
 def _rate(batches: Sequence[tuple[int, float]]) -> float:
@@ -174,33 +208,55 @@ def _rate(batches: Sequence[tuple[int, float]]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed on a GPU."""
+    """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed
+    on a GPU.
+    """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it")
+    parser.add_argument(
+        "--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it"
+    )
     parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
     parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
-    parser.add_argument("--no-mps", action="store_true", help="every process with a context of its own, which the GPU gives turns")
+    parser.add_argument(
+        "--no-mps",
+        action="store_true",
+        help="every process with a context of its own, which the GPU gives turns",
+    )
     parser.add_argument("--shape", default="4096,2048")
     parser.add_argument("--out", type=Path, default=Path("evaluator.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     shape = tuple(map(int, options.shape.split(",")))
     tensor_bytes, device = 4 * shape[0] * shape[1], torch.device(options.device)
-    counts = dict.fromkeys(fitting(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(","))
+    counts = dict.fromkeys(
+        fitting(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(",")
+    )
     wanted = [(lanes, trust) for lanes in counts for trust in options.trusts.split(",")]
-    runs: list[Run] = [Run(**row) for row in report.load(options.out)["rows"]] if options.out.exists() else []
+    runs: list[Run] = (
+        [Run(**row) for row in report.load(options.out)["rows"]] if options.out.exists() else []
+    )
     left = [one for one in wanted if one not in {(run.lanes, run.trust) for run in runs}]
     settings = Settings()
     for index, (lanes, trust) in enumerate(left):
         with tempfile.TemporaryDirectory() as folder:
-            terms = Terms(settings, contract_for(settings), device, Path(folder), trust=trust, mps=not options.no_mps)
+            terms = Terms(
+                settings,
+                contract_for(settings),
+                device,
+                Path(folder),
+                trust=trust,
+                mps=not options.no_mps,
+            )
             run = measured(terms, lanes, options.budget_s / len(left), (shape[0], shape[1]))
         runs.append(run)
         print(json.dumps(asdict(run)), flush=True)
         report.save(options.out, _document(options, runs))
         if not _right(run.outcomes):
-            print(f"run {index + 1}: no program was right, so no rate means anything: {run.details}", flush=True)
+            print(
+                f"run {index + 1}: no program was right, so no rate means anything: {run.details}",
+                flush=True,
+            )
             return 1
     best = max(run.rate for run in runs)
     print(json.dumps({"out": options.out.name, "best_rate": best, "goal": _GOAL}))
@@ -212,7 +268,9 @@ def _should_be_right(one: Measured) -> bool:
 
 
 def _right(outcomes: Mapping[str, int]) -> int:
-    """How many programs computed what they should, those too whose time could not be told on a busy machine."""
+    """How many programs computed what they should, those too whose time could not be told on a busy
+    machine.
+    """
     return outcomes.get("ok", 0) + outcomes.get("unstable", 0)
 
 
@@ -224,7 +282,14 @@ def _environment() -> dict[str, Any]:
 def _document(options: argparse.Namespace, runs: Sequence[Run]) -> dict[str, Any]:
     kept = {name: value for name, value in vars(options).items() if name != "out"}
     rows = [asdict(run) for run in runs]
-    return report.document("evaluator", kept, rows, environment=_environment(), best_rate=max(run.rate for run in runs), goal=_GOAL)
+    return report.document(
+        "evaluator",
+        kept,
+        rows,
+        environment=_environment(),
+        best_rate=max(run.rate for run in runs),
+        goal=_GOAL,
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Kernel families (softmax, norms, reductions, scans, losses, pooling, attention) against eager, torch.compile and a copy.
+"""Kernel families (softmax, norms, reductions, scans, losses, pooling, attention) against eager,
+torch.compile and a copy.
 
     python -m benchmarks.bench_families [--only NAME] [--per-case 4] [--budget-s 240] [--device cuda] [--out families.json]
 
-Of each case up to `--per-case` proposals are built here, checked against float64 and timed; the fastest right one then takes turns
-with eager, torch.compile and a copy of the same bytes: what the case's graph reads and writes at least, once each. The kernel runs
-in the case's whole graph, whose other steps are PyTorch's. Wall time of single calls on a cold L2 cache, host work included. A case
-without a kernel, with a wrong one or an error is a row with the reason. It does not judge: that is `torch_cudal1/judge`.
+Of each case up to `--per-case` proposals are built here, checked against float64 and timed; the
+fastest right one then takes turns with eager, torch.compile and a copy of the same bytes: what the
+case's graph reads and writes at least, once each. The kernel runs in the case's whole graph, whose
+other steps are PyTorch's. Wall time of single calls on a cold L2 cache, host work included. A case
+without a kernel, with a wrong one or an error is a row with the reason. It does not judge: that is
+`torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -44,12 +47,18 @@ Row: TypeAlias = dict[str, Any]
 
 _CALLS = 5  # to tell proposals apart
 _EAGER_RUNS = 2  # atomics let some of eager's results differ from run to run
-_FAILURES = (Cudal1Error, RuntimeError, OSError)  # of a compiler, a driver, memory; anything else is a mistake of this file
+_FAILURES = (
+    Cudal1Error,
+    RuntimeError,
+    OSError,
+)  # of a compiler, a driver, memory; anything else is a mistake of this file
 
 
 @dataclass(frozen=True)
 class Options:
-    """`sm`: the compute capability (90) that is built for; `end`: on `time.monotonic`, when the last proposal may begin."""
+    """`sm`: the compute capability (90) that is built for; `end`: on `time.monotonic`, when the
+    last proposal may begin.
+    """
 
     device: torch.device
     sm: int
@@ -60,7 +69,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Subject:
-    """A case on a device: the module and its inputs, the same as a whole-graph Program with its tensors, and the islands in it."""
+    """A case on a device: the module and its inputs, the same as a whole-graph Program with its
+    tensors, and the islands in it.
+    """
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
@@ -86,13 +97,24 @@ def subject_of(case: Case, device: torch.device) -> Subject:
     lowered = lower_captured(graph, module)
     found = examples_of(lowered, graph, call)
     assert found is not None, "an inference graph has all its inputs"
-    # a module's own tensors change when it is called (running statistics): the Program keeps what they are now
-    given = [t.clone() if at in graph.static else t for at, t in zip(lowered.order, found, strict=True)]
-    return Subject(module, inputs, lowered.region.program, given, partition(lowered.region, products=case.products))
+    # a module's own tensors change when it is called (running statistics): the Program keeps what
+    # they are now
+    given = [
+        t.clone() if at in graph.static else t for at, t in zip(lowered.order, found, strict=True)
+    ]
+    return Subject(
+        module,
+        inputs,
+        lowered.region.program,
+        given,
+        partition(lowered.region, products=case.products),
+    )
 
 
 def _named(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    return {f"output {number}": tensor for number, tensor in enumerate(outputs) if tensor is not None}
+    return {
+        f"output {number}": tensor for number, tensor in enumerate(outputs) if tensor is not None
+    }
 
 
 def expected(subject: Subject, device: torch.device) -> Reference | Infeasible:
@@ -101,14 +123,24 @@ def expected(subject: Subject, device: torch.device) -> Reference | Infeasible:
     if isinstance(exact, Infeasible):
         return exact
     eager = prepare(subject.program, device)
-    return reference(_named(exact), [_named(eager(list(subject.given))) for _ in range(_EAGER_RUNS)])
+    return reference(
+        _named(exact), [_named(eager(list(subject.given))) for _ in range(_EAGER_RUNS)]
+    )
 
 
 def choices(subject: Subject, options: Options) -> list[list[Proposal | None]]:
-    """What to try, a proposal for each island: its n-th, or its last where it has fewer; None for an island left to PyTorch."""
-    found = [propose(island.region.program, options.sm, most=options.per_case) for island in subject.parts.islands]
+    """What to try, a proposal for each island: its n-th, or its last where it has fewer; None for
+    an island left to PyTorch.
+    """
+    found = [
+        propose(island.region.program, options.sm, most=options.per_case)
+        for island in subject.parts.islands
+    ]
     count = max(map(len, found), default=0)
-    return [[of_one[min(number, len(of_one) - 1)] if of_one else None for of_one in found] for number in range(count)]
+    return [
+        [of_one[min(number, len(of_one) - 1)] if of_one else None for of_one in found]
+        for number in range(count)
+    ]
 
 
 def why_none(parts: Partition) -> str:
@@ -122,11 +154,17 @@ def why_none(parts: Partition) -> str:
     return f"no proposal of family {', '.join(families)}"
 
 
-def attempt(subject: Subject, chosen: Sequence[Proposal | None], wanted: Reference, options: Options) -> tuple[Row, Runner | None]:
+def attempt(
+    subject: Subject, chosen: Sequence[Proposal | None], wanted: Reference, options: Options
+) -> tuple[Row, Runner | None]:
     """Build, check, time: what came out, and the runner if it is right. A wrong one gets no time."""
     fact: Row = {"configs": [None if one is None else dict(one.config) for one in chosen]}
     try:
-        pairs = [(island, one) for island, one in zip(subject.parts.islands, chosen, strict=True) if one is not None]
+        pairs = [
+            (island, one)
+            for island, one in zip(subject.parts.islands, chosen, strict=True)
+            if one is not None
+        ]
         kernels = {island: build(island.region.program, one, options.sm) for island, one in pairs}
         runner = prepare(splice(subject.program, kernels), options.device)
         verdict = compare(_named(runner(list(subject.given))), wanted)
@@ -139,7 +177,9 @@ def attempt(subject: Subject, chosen: Sequence[Proposal | None], wanted: Referen
 
 
 def best(subject: Subject, wanted: Reference, options: Options) -> tuple[Row, Runner | None]:
-    """Everything tried, and the fastest right runner; without one, the status and reason of the row."""
+    """Everything tried, and the fastest right runner; without one, the status and reason of the
+    row.
+    """
     waiting = choices(subject, options)
     if not waiting:
         return {"status": "no kernel", "reason": why_none(subject.parts)}, None
@@ -158,11 +198,18 @@ def best(subject: Subject, wanted: Reference, options: Options) -> tuple[Row, Ru
     return {"configs": fact["configs"], "error_ratio": fact["error_ratio"], "tried": facts}, runner
 
 
-def contenders(subject: Subject, runner: Runner | None, options: Options) -> tuple[dict[str, Run], str]:
+def contenders(
+    subject: Subject, runner: Runner | None, options: Options
+) -> tuple[dict[str, Run], str]:
     """What takes turns, by name, and why torch.compile is not among them ("" when it is)."""
-    source = torch.zeros(max(1, subject.moved_bytes // 8), device=options.device)  # half the bytes are read, half are written
+    source = torch.zeros(
+        max(1, subject.moved_bytes // 8), device=options.device
+    )  # half the bytes are read, half are written
     target = torch.empty_like(source)
-    runs: dict[str, Run] = {"eager": lambda: subject.module(*subject.inputs), "copy": lambda: target.copy_(source)}
+    runs: dict[str, Run] = {
+        "eager": lambda: subject.module(*subject.inputs),
+        "copy": lambda: target.copy_(source),
+    }
     if runner is not None:
         runs["kernel"] = lambda: runner(list(subject.given))
     torch._dynamo.reset()
@@ -175,7 +222,9 @@ def contenders(subject: Subject, runner: Runner | None, options: Options) -> tup
 
 
 def raced(subject: Subject, runner: Runner | None, options: Options) -> Row:
-    """Medians in microseconds, and the kernel's speed-ups over each of the others. `of_copy`: the copy's time over the kernel's."""
+    """Medians in microseconds, and the kernel's speed-ups over each of the others. `of_copy`: the
+    copy's time over the kernel's.
+    """
     runs, problem = contenders(subject, runner, options)
     samples = sample(runs, device=str(options.device), rounds=options.rounds)
     found: Row = {"us": {name: round(samples.median_us(name), 1) for name in runs}}
@@ -200,11 +249,18 @@ def measured(case: Case, options: Options) -> Row:
             row["bytes"] = subject.moved_bytes
             wanted = expected(subject, options.device)
             if isinstance(wanted, Infeasible):
-                return row | {"status": "failed", "reason": f"no result in float64: {wanted.reason}"}
+                return row | {
+                    "status": "failed",
+                    "reason": f"no result in float64: {wanted.reason}",
+                }
             found, runner = best(subject, wanted, options)
             row |= {"status": "ok", "reason": ""} | found
             timed = raced(subject, runner, options)
-            again = Comparison(True, None) if runner is None else compare(_named(runner(list(subject.given))), wanted)
+            again = (
+                Comparison(True, None)
+                if runner is None
+                else compare(_named(runner(list(subject.given))), wanted)
+            )
             if not again.passed:
                 return row | {"status": "wrong", "reason": f"after it was timed: {again.reason}"}
             return row | timed
@@ -231,7 +287,11 @@ def _not_begun(case: Case, reason: str) -> Row:
 def line(row: Mapping[str, Any]) -> str:
     """A row for a terminal."""
     us = row.get("us", {})
-    times = " ".join(f"{name} {us[name]:.1f}" for name in ("eager", "torch.compile", "copy", "kernel") if name in us)
+    times = " ".join(
+        f"{name} {us[name]:.1f}"
+        for name in ("eager", "torch.compile", "copy", "kernel")
+        if name in us
+    )
     if row["status"] != "ok":
         return f"{row['case']:46} {row['status']}: {row['reason'][:120]}; us: {times}"
     error = "-" if row["error_ratio"] is None else f"{row['error_ratio']:.2f}"
@@ -243,32 +303,64 @@ def line(row: Mapping[str, Any]) -> str:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="bench_families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="bench_families",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", action="append", default=[], help="cases whose name or family holds this")
+    parser.add_argument(
+        "--only", action="append", default=[], help="cases whose name or family holds this"
+    )
     parser.add_argument("--per-case", type=int, default=4, help="proposals tried of each case")
-    parser.add_argument("--rounds", type=int, default=30, help="samples of each contender, at least 14")
-    parser.add_argument("--budget-s", type=float, default=240.0, help="cases that would begin later are rows without figures")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="samples of each contender, at least 14"
+    )
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=240.0,
+        help="cases that would begin later are rows without figures",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("families.json"))
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write after each case. 1 when a case failed, was wrong or was not begun, or when none was chosen."""
+    """Measure, print, write after each case. 1 when a case failed, was wrong or was not begun, or
+    when none was chosen.
+    """
     args = _arguments(argv)
     end, environment = time.monotonic() + args.budget_s, report.environment()
     major, minor = environment["capability"] or (9, 0)
-    options = Options(torch.device(args.device), 10 * major + minor, args.per_case, args.rounds, end)
-    shown = {"per_case": args.per_case, "rounds": args.rounds, "budget_s": args.budget_s, "device": args.device}
-    cases = [case for case in CASES if not args.only or any(word in case.name or word == case.family for word in args.only)]
+    options = Options(
+        torch.device(args.device), 10 * major + minor, args.per_case, args.rounds, end
+    )
+    shown = {
+        "per_case": args.per_case,
+        "rounds": args.rounds,
+        "budget_s": args.budget_s,
+        "device": args.device,
+    }
+    cases = [
+        case
+        for case in CASES
+        if not args.only or any(word in case.name or word == case.family for word in args.only)
+    ]
     rows: list[Row] = []
     for number, case in enumerate(cases, 1):
-        rows.append(measured(case, options) if time.monotonic() < end else _not_begun(case, "the budget was spent"))
+        rows.append(
+            measured(case, options)
+            if time.monotonic() < end
+            else _not_begun(case, "the budget was spent")
+        )
         print(line(rows[-1]), flush=True)
         _let_go(options.device)
-        left = [_not_begun(case, "the run ended before it") for case in cases[number:]]  # a run that is killed says so
-        report.save(args.out, report.document("families", shown, [*rows, *left], environment=environment))
+        left = [
+            _not_begun(case, "the run ended before it") for case in cases[number:]
+        ]  # a run that is killed says so
+        report.save(
+            args.out, report.document("families", shown, [*rows, *left], environment=environment)
+        )
     return int(not rows or any(row["status"] in ("failed", "wrong") for row in rows))
 
 

@@ -1,10 +1,13 @@
-"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second, as the command itself does it, start of the workers included.
+"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second, as the command itself does
+it, start of the workers included.
 
-Each run has the same number of tasks for each worker, all of them different and none known: a machine that scales perfectly takes
-as long for four workers as for one. Inductor's and Triton's caches are empty for every run. A run whose tasks did not all end well,
-or that judged fewer candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores,
-as the command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with
-cores, not cores. The first run of a machine just started reads from a cold disk: run it once before the one that counts.
+Each run has the same number of tasks for each worker, all of them different and none known: a
+machine that scales perfectly takes as long for four workers as for one. Inductor's and Triton's
+caches are empty for every run. A run whose tasks did not all end well, or that judged fewer
+candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of
+the cores, as the command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores
+too, so that what is compared is GPUs with cores, not cores. The first run of a machine just started
+reads from a cold disk: run it once before the one that counts.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ __all__ = ["Run", "goal", "main", "write_tasks"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GOAL = {4: 3.4}
-# A product whose rows are summed, which a rewrite makes a product with one vector on any device, and a chain with a softmax, which
-# a template serves on a GPU: there is something to judge everywhere. {width} makes each task new.
+# A product whose rows are summed, which a rewrite makes a product with one vector on any device,
+# and a chain with a softmax, which a template serves on a GPU: there is something to judge
+# everywhere. {width} makes each task new.
 _TASK = """import torch
 
 
@@ -72,7 +76,11 @@ class Run:
     @property
     def steady_tasks_per_s(self) -> float | None:
         """By the tasks' own times, without the start of the workers."""
-        return self.workers * len(self.task_seconds) / sum(self.task_seconds) if self.task_seconds else None
+        return (
+            self.workers * len(self.task_seconds) / sum(self.task_seconds)
+            if self.task_seconds
+            else None
+        )
 
 
 def goal(runs: Sequence[Run]) -> dict[str, Any]:
@@ -80,8 +88,14 @@ def goal(runs: Sequence[Run]) -> dict[str, Any]:
     rates = {run.workers: run.tasks_per_s for run in runs if run.tasks_per_s is not None}
     if 1 not in rates:
         return {}
-    times = {workers: rate / rates[1] for workers, rate in sorted(rates.items()) if rate is not None and rates[1]}
-    reached = {workers: times[workers] >= least for workers, least in _GOAL.items() if workers in times}
+    times = {
+        workers: rate / rates[1]
+        for workers, rate in sorted(rates.items())
+        if rate is not None and rates[1]
+    }
+    reached = {
+        workers: times[workers] >= least for workers, least in _GOAL.items() if workers in times
+    }
     return {"throughput_over_one": times, "goal": _GOAL, "reached": reached}
 
 
@@ -91,26 +105,39 @@ def write_tasks(folder: Path, count: int, *, rows: int, first_width: int) -> lis
     paths = []
     for number in range(count):
         paths.append(folder / f"task_{number:02}.py")
-        paths[-1].write_text(_TASK.replace("{rows}", str(rows)).replace("{width}", str(first_width + 16 * number)))
+        paths[-1].write_text(
+            _TASK.replace("{rows}", str(rows)).replace("{width}", str(first_width + 16 * number))
+        )
     return paths
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run every count of workers; 0 when all rows are "ok" and what goals there are were reached."""
     args = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave workers behind
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # an outer `timeout` must not leave workers behind
     environment, runs = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
-    options = {name: getattr(args, name) for name in ("devices", "counts", "tasks_per_worker", "budget_s", "cores_per_device")}
+    options = {
+        name: getattr(args, name)
+        for name in ("devices", "counts", "tasks_per_worker", "budget_s", "cores_per_device")
+    }
     for workers in args.counts:
         runs.append(_measured(args, workers, min(args.time_limit_s, deadline - time.monotonic())))
         print(_line(runs[-1]), flush=True)
         rows = [asdict(run) | {"steady_tasks_per_s": run.steady_tasks_per_s} for run in runs]
-        report.save(args.out, report.document("fleet", options, rows, environment=environment, **goal(runs)))
+        report.save(
+            args.out, report.document("fleet", options, rows, environment=environment, **goal(runs))
+        )
     found = goal(runs)
     print(json.dumps({"out": args.out.name, **found}))
-    return 0 if all(run.status == "ok" for run in runs) and all(found.get("reached", {}).values()) else 1
+    return (
+        0
+        if all(run.status == "ok" for run in runs) and all(found.get("reached", {}).values())
+        else 1
+    )
 
 
 def _measured(args: argparse.Namespace, workers: int, limit_s: float) -> Run:
@@ -119,17 +146,26 @@ def _measured(args: argparse.Namespace, workers: int, limit_s: float) -> Run:
     if limit_s < 1:
         return Run(workers, tasks, "not run", "the total limit was reached")
     if args.devices == "gpu" and torch.cuda.device_count() < workers:
-        return Run(workers, tasks, "not run", f"needs {workers} GPUs, torch finds {torch.cuda.device_count()}")
+        return Run(
+            workers,
+            tasks,
+            "not run",
+            f"needs {workers} GPUs, torch finds {torch.cuda.device_count()}",
+        )
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-fleet-"))
     try:
         rows = 4096 if args.devices == "gpu" else 256
-        paths = write_tasks(scratch / "tasks", tasks, rows=rows, first_width=1024 if args.devices == "gpu" else 512)
+        paths = write_tasks(
+            scratch / "tasks", tasks, rows=rows, first_width=1024 if args.devices == "gpu" else 512
+        )
         return _run(args, workers, paths, scratch, limit_s)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float) -> Run:
+def _run(
+    args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float
+) -> Run:
     given = (
         ["--devices", ",".join(map(str, range(workers)))]
         if args.devices == "gpu"
@@ -138,14 +174,25 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
     command = [sys.executable, "-m", "torch_cudal1", "warmup", *map(str, paths), *given]
     command += ["--cache-dir", str(scratch / "cache"), "--budget", str(args.budget_s), "--json"]
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"), "TRITON_CACHE_DIR": str(scratch / "triton")}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
+    )
+    environment |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
     if args.cores_per_device:
         cores = sorted(os.sched_getaffinity(0))[: workers * args.cores_per_device]
         command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
     began = time.monotonic()
     process = subprocess.Popen(
-        command, cwd=scratch, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=scratch,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, errors = process.communicate(timeout=limit_s)
@@ -158,7 +205,13 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
         results: list[Mapping[str, Any]] = json.loads(output)["results"]
     except (ValueError, KeyError):
         last = (errors.strip().splitlines() or [""])[-1]
-        return Run(workers, len(paths), "failed", f"exit code {process.returncode}, no results: {last[:300]}", seconds)
+        return Run(
+            workers,
+            len(paths),
+            "failed",
+            f"exit code {process.returncode}, no results: {last[:300]}",
+            seconds,
+        )
     judged = sum(one["built"] for one in results)
     wrong = next((one["error"] for one in results if one["error"]), "")
     if not wrong and len(results) != len(paths):
@@ -186,14 +239,31 @@ def _line(run: Run) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_fleet", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_fleet", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--devices", choices=("gpu", "cpu"), default="gpu" if gpu else "cpu")
-    parser.add_argument("--counts", type=_counts, default=(1, 2, 4) if gpu else (1, 2), help="workers of each run, such as 1,2,4")
+    parser.add_argument(
+        "--counts",
+        type=_counts,
+        default=(1, 2, 4) if gpu else (1, 2),
+        help="workers of each run, such as 1,2,4",
+    )
     parser.add_argument("--tasks-per-worker", type=int, default=4)
     parser.add_argument("--budget-s", type=float, default=4.0, help="the search budget per region")
-    parser.add_argument("--cores-per-device", type=int, default=0, help="give N workers N times this many cores; 0: all of them")
+    parser.add_argument(
+        "--cores-per-device",
+        type=int,
+        default=0,
+        help="give N workers N times this many cores; 0: all of them",
+    )
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="per run")
-    parser.add_argument("--total-limit-s", type=float, default=240.0, help="all runs; what does not fit is a row that says so")
+    parser.add_argument(
+        "--total-limit-s",
+        type=float,
+        default=240.0,
+        help="all runs; what does not fit is a row that says so",
+    )
     parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "fleet.json")
     return parser
 

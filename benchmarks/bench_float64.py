@@ -1,9 +1,11 @@
-"""Seconds of the judge's float64 references for convolutions: by the judge's own steps, and by PyTorch's kernels for float64.
+"""Seconds of the judge's float64 references for convolutions: by the judge's own steps, and by
+PyTorch's kernels for float64.
 
     python -m benchmarks.bench_float64 [--device cpu] [--scale 8] [--out float64.json]
 
-Both in turns of random order, medians of `--rounds` (3) after a first call of each; both answers are compared. A shape that does
-not run is a row with its reason. `--scale` divides channels, for machines without a GPU.
+Both in turns of random order, medians of `--rounds` (3) after a first call of each; both answers
+are compared. A shape that does not run is a row with its reason. `--scale` divides channels, for
+machines without a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ __all__ = ["CASES", "Case", "main", "measured"]
 
 @dataclass(frozen=True)
 class Case:
-    """A transposed convolution: input (batch, inner, *size), weight (inner, outer, *kernel), one stride and one padding."""
+    """A transposed convolution: input (batch, inner, *size), weight (inner, outer, *kernel), one
+    stride and one padding.
+    """
 
     batch: int
     inner: int
@@ -69,7 +73,10 @@ def measured(case: Case, device: torch.device, rounds: int) -> Row:
     dims = len(case.size)
     how = ([case.stride] * dims, [case.padding] * dims, [1] * dims, True, [0] * dims, 1)
     step = Aten(
-        "aten.convolution.default", (Value(0), Value(1), None, *(tuple(a) if isinstance(a, list) else a for a in how)), (), (2,)
+        "aten.convolution.default",
+        (Value(0), Value(1), None, *(tuple(a) if isinstance(a, list) else a for a in how)),
+        (),
+        (2,),
     )
     program = Program((TensorSpec.of(x), TensorSpec.of(weight)), (step,), (2,))
 
@@ -91,7 +98,9 @@ def measured(case: Case, device: torch.device, rounds: int) -> Row:
                 seconds[name].append(_seconds(ways[name], device))
     except Exception as error:  # noqa: BLE001  the reason is the row
         return Row(case, reason=f"{type(error).__name__}: {error}".splitlines()[0])
-    return Row(case, statistics.median(seconds["judge"]), statistics.median(seconds["library"]), difference)
+    return Row(
+        case, statistics.median(seconds["judge"]), statistics.median(seconds["library"]), difference
+    )
 
 
 def _seconds(call: Callable[[], torch.Tensor], device: torch.device) -> float:
@@ -103,7 +112,14 @@ def _seconds(call: Callable[[], torch.Tensor], device: torch.device) -> float:
 
 
 def _cut(case: Case, scale: int) -> Case:
-    return Case(1, *(max(1, n // scale) for n in (case.inner, case.outer)), case.size, case.kernel, case.stride, case.padding)
+    return Case(
+        1,
+        *(max(1, n // scale) for n in (case.inner, case.outer)),
+        case.size,
+        case.kernel,
+        case.stride,
+        case.padding,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,11 +132,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     environment, rows = report.environment(), []
     for case in CASES:
-        row = measured(case if args.scale == 1 else _cut(case, args.scale), torch.device(args.device), args.rounds)
+        row = measured(
+            case if args.scale == 1 else _cut(case, args.scale),
+            torch.device(args.device),
+            args.rounds,
+        )
         rows.append(row)
         print(json.dumps(asdict(row)), flush=True)
         told = [asdict(row) for row in rows]
-        report.save(args.out, report.document("float64", vars(args) | {"out": args.out.name}, told, environment=environment))
+        report.save(
+            args.out,
+            report.document(
+                "float64", vars(args) | {"out": args.out.name}, told, environment=environment
+            ),
+        )
     return 0 if all(not row.reason for row in rows) else 1
 
 

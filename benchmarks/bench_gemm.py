@@ -1,12 +1,15 @@
-"""Matrix products: every method and schedule against cuBLAS in fp32 and in TF32, TFLOP/s and error against float64.
+"""Matrix products: every method and schedule against cuBLAS in fp32 and in TF32, TFLOP/s and error
+against float64.
 
     python -m benchmarks.bench_gemm [--budget-s 240] [--processes 16] [--per-case 8] [--only NAME] [--out gemm.json]
 
-Candidates are compiled first, by many processes at once. Another process measures them, one case after the other, and writes each
-result down before it goes on: one that hangs or kills its process is a row with that reason, and the others are measured by a fresh
-process. Running again with the same --out measures what is missing. A candidate is timed on the device with a cold L2 cache; the
-best ones of each case are then timed against cuBLAS in interleaved pairs, host work included. Errors are of rows 0-255 of the first
-matrix, in units of the rms of the result: rms and worst. It does not judge: what a swap must survive is in `torch_cudal1/judge`.
+Candidates are compiled first, by many processes at once. Another process measures them, one case
+after the other, and writes each result down before it goes on: one that hangs or kills its process
+is a row with that reason, and the others are measured by a fresh process. Running again with the
+same --out measures what is missing. A candidate is timed on the device with a cold L2 cache; the
+best ones of each case are then timed against cuBLAS in interleaved pairs, host work included.
+Errors are of rows 0-255 of the first matrix, in units of the rms of the result: rms and worst. It
+does not judge: what a swap must survive is in `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ _BASELINES = ("cublas fp32", "cublas tf32")
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate: which case, its proposal, and once compiled its Program (JSON and a file), or why there is none."""
+    """One candidate: which case, its proposal, and once compiled its Program (JSON and a file), or
+    why there is none.
+    """
 
     case: Case
     config: Mapping[str, Any]
@@ -59,17 +64,25 @@ class Job:
     @property
     def name(self) -> str:
         """Unique among all jobs."""
-        parts = [f"{k}={v}" for k, v in self.config.items() if k != "method" and v not in (0, False)]
+        parts = [
+            f"{k}={v}" for k, v in self.config.items() if k != "method" and v not in (0, False)
+        ]
         return f"{self.case.name} / {self.config.get('method', '')} {' '.join(parts)}"
 
 
 def jobs(cases: Sequence[Case], sm: int, per_case: int, methods: Sequence[str]) -> list[Job]:
-    """The candidates of each case: all packed ones and the likeliest others; of `methods` only, if there are any."""
+    """The candidates of each case: all packed ones and the likeliest others; of `methods` only, if
+    there are any.
+    """
     from torch_cudal1.kernels import propose
 
     found = []
     for case in cases:
-        proposals = [p for p in propose(case.program(), sm, ("matmul",), most=100) if not methods or p.config["method"] in methods]
+        proposals = [
+            p
+            for p in propose(case.program(), sm, ("matmul",), most=100)
+            if not methods or p.config["method"] in methods
+        ]
         others = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
         packed = [p for p in proposals if str(p.config["method"]).startswith("packed")]
         found += [Job(case, dict(p.config)) for p in (*packed, *_varied(others, per_case))]
@@ -95,7 +108,9 @@ def compiled(job: Job, sm: int, path: Path) -> Job:
     try:
         program = build(job.case.program(), Proposal("gemm", dict(job.config)), sm)
     except (Cudal1Error, OSError) as error:
-        return replace(job, failed=" ".join(str(error).split())[:300], compile_s=time.perf_counter() - begin)
+        return replace(
+            job, failed=" ".join(str(error).split())[:300], compile_s=time.perf_counter() - begin
+        )
     stored = {"program": program.to_json(), "payloads": write_payloads(program, path)}
     return replace(job, program=stored, compile_s=time.perf_counter() - begin)
 
@@ -115,7 +130,10 @@ class Measurer:
     def start(self, case: Case) -> list[dict[str, Any]]:
         """Make the inputs and the float64 rows; the rows of the baselines."""
         self.case, self.inputs = case, case.inputs(str(self.device))
-        rows = [t.narrow(t.dim() - 2, 0, min(_ROWS, t.shape[-2])) if i == 0 else t for i, t in enumerate(self.inputs)]
+        rows = [
+            t.narrow(t.dim() - 2, 0, min(_ROWS, t.shape[-2])) if i == 0 else t
+            for i, t in enumerate(self.inputs)
+        ]
         few = [t[:1] if case.batch else t for t in rows[:2]] + rows[2:]
         self.exact = self._small(replace(case, batch=min(case.batch, 1)), [t.double() for t in few])
         self.scale = float(self.exact[self.exact.isfinite()].pow(2).mean().sqrt())
@@ -139,20 +157,29 @@ class Measurer:
         """Errors first, then device time."""
         found: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
         us = device_time_us(run, self.device, calls=10)
-        return {**found, "device_us": round(us, 2), "tflops": round(self.case.flops / us / 1e6, 2) if us else None}
+        return {
+            **found,
+            "device_us": round(us, 2),
+            "tflops": round(self.case.flops / us / 1e6, 2) if us else None,
+        }
 
     def errors(self, got: torch.Tensor) -> dict[str, Any]:
-        """Of the compared rows, against float64; where NaN and infinity are; whether a second run... is `measure`'s."""
+        """Of the compared rows, against float64; where NaN and infinity are; whether a second
+        run... is `measure`'s.
+        """
         part = (got[0] if self.case.batch else got)[:_ROWS]
         apart = (part.double() - self.exact).abs() / self.scale
         finite = self.exact.isfinite()
         wrong = (apart > 1e-2) & finite
-        special = torch.equal(part.isnan(), self.exact.isnan()) and torch.equal(part.isinf(), self.exact.isinf())
+        special = torch.equal(part.isnan(), self.exact.isnan()) and torch.equal(
+            part.isinf(), self.exact.isinf()
+        )
         facts: dict[str, Any] = {"special": special, "wrong": int(wrong.sum())}
         if facts["wrong"] or not special:
             bad = (wrong | (part.isfinite() != finite)).nonzero()
             facts["first wrong"] = [
-                [*at, float(part[*at].nan_to_num()), float(self.exact[*at].nan_to_num())] for at in bad[:6].tolist()
+                [*at, float(part[*at].nan_to_num()), float(self.exact[*at].nan_to_num())]
+                for at in bad[:6].tolist()
             ]
             facts["wrong rows, columns"] = [len(bad[:, 0].unique()), len(bad[:, 1].unique())]
         values = apart[finite].nan_to_num(1e30)
@@ -166,7 +193,12 @@ class Measurer:
         assert first is not None
         assert second is not None
         same = torch.equal(first.nan_to_num(), second.nan_to_num())
-        facts = {"method": job.config["method"], "config": dict(job.config), "repeats": same, "compile_s": round(job.compile_s, 2)}
+        facts = {
+            "method": job.config["method"],
+            "config": dict(job.config),
+            "repeats": same,
+            "compile_s": round(job.compile_s, 2),
+        }
         return self.row(job.name, lambda: runner(inputs)[0], **facts)
 
     def measured(self, job: Job) -> dict[str, Any]:
@@ -174,11 +206,18 @@ class Measurer:
         try:
             return self.measure(job)
         except Cudal1Error as error:
-            return {"case": self.case.name, "name": job.name, "method": job.config["method"], "failed": str(error)[:300]}
+            return {
+                "case": self.case.name,
+                "name": job.name,
+                "method": job.config["method"],
+                "failed": str(error)[:300],
+            }
 
     def final(self, chosen: Sequence[Job]) -> list[dict[str, Any]]:
         """The best candidates against cuBLAS, in pairs."""
-        runs: dict[str, Any] = {name: (lambda name=name: self.baseline(name)) for name in self.baselines()}
+        runs: dict[str, Any] = {
+            name: (lambda name=name: self.baseline(name)) for name in self.baselines()
+        }
         for job in chosen:
             runner = prepare(loaded(job), self.device)
             runs[job.name] = lambda runner=runner: runner(list(self.inputs))
@@ -187,16 +226,26 @@ class Measurer:
         for job in chosen:
             against = {base: samples.speedup(base, job.name) for base in self.baselines()}
             rows.append(
-                {"case": self.case.name, "name": job.name, "final": True, "us": samples.median_us(job.name), "against": against}
+                {
+                    "case": self.case.name,
+                    "name": job.name,
+                    "final": True,
+                    "us": samples.median_us(job.name),
+                    "against": against,
+                }
             )
         return rows
 
 
 def serve(folder: Path, deadline_s: float) -> int:
-    """The measuring process: takes jobs from `folder`, skips those in the journal, tells before each what it is about to do."""
+    """The measuring process: takes jobs from `folder`, skips those in the journal, tells before
+    each what it is about to do.
+    """
     cuda = torch.cuda.is_available()
     measurer, end = Measurer(torch.device("cuda" if cuda else "cpu")), time.monotonic() + deadline_s
-    every = [Job(Case(**job.pop("case")), **job) for job in json.loads((folder / "jobs").read_text())]
+    every = [
+        Job(Case(**job.pop("case")), **job) for job in json.loads((folder / "jobs").read_text())
+    ]
     done = {row["name"]: row for row in _journal(folder)}
     finals = {row["case"] for row in done.values() if row.get("final")}
     for case in dict.fromkeys(job.case for job in every):
@@ -211,14 +260,23 @@ def serve(folder: Path, deadline_s: float) -> int:
             if f"{case.name} / {row['name']}" not in done:
                 _write(folder, {**row, "name": f"{case.name} / {row['name']}"})
         for job in mine:
-            if job.name not in done and job.program and time.monotonic() < end and not _given_up(job, done):
+            if (
+                job.name not in done
+                and job.program
+                and time.monotonic() < end
+                and not _given_up(job, done)
+            ):
                 print(f"start {job.name}", flush=True)
                 done[job.name] = measurer.measured(job)
                 _write(folder, done[job.name])
         right = [done[j.name] for j in mine if done.get(j.name, {}).get("tflops")]
         best = _finalists(right)
         print(f"start {case.name} / final", flush=True)
-        for row in measurer.final([job for job in mine if job.name in best]) if best and time.monotonic() < end else ():
+        for row in (
+            measurer.final([job for job in mine if job.name in best])
+            if best and time.monotonic() < end
+            else ()
+        ):
             _write(folder, {**row, "name": f"{row['name']} / final"})
         del measurer.inputs, measurer.exact
         if cuda:
@@ -229,7 +287,10 @@ def serve(folder: Path, deadline_s: float) -> int:
 def _given_up(job: Job, done: Mapping[str, Mapping[str, Any]]) -> bool:
     method = job.config["method"]
     return (
-        sum(row.get("method") == method and "failed" in row and "compile" not in row["failed"] for row in done.values())
+        sum(
+            row.get("method") == method and "failed" in row and "compile" not in row["failed"]
+            for row in done.values()
+        )
         >= _FAILURES
     )
 
@@ -239,7 +300,12 @@ def _finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     found: set[str] = set()
     for loose in (False, True):
         of_class = [row for row in rows if (row["rms"] > 1e-5) == loose and row["wrong"] == 0]
-        found |= {row["name"] for row in sorted(of_class, key=lambda row: row["device_us"])[: 1 if loose else _FINALISTS - 1]}
+        found |= {
+            row["name"]
+            for row in sorted(of_class, key=lambda row: row["device_us"])[
+                : 1 if loose else _FINALISTS - 1
+            ]
+        }
     return found
 
 
@@ -268,7 +334,9 @@ def supervise(folder: Path, budget_s: float) -> None:
         lost += 1
         method = last.split(" / ")[-1].split(" ")[0]
         print(f"lost: {last}: {reason}", flush=True)
-        _write(folder, {"case": last.split(" / ")[0], "name": last, "method": method, "failed": reason})
+        _write(
+            folder, {"case": last.split(" / ")[0], "name": last, "method": method, "failed": reason}
+        )
 
 
 def _one_process(folder: Path, end: float) -> tuple[str, str]:
@@ -311,12 +379,17 @@ def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines for a terminal: of each case the baselines and candidates, fastest first, then the pairs."""
+    """Lines for a terminal: of each case the baselines and candidates, fastest first, then the
+    pairs.
+    """
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case and not row.get("final")]
         yield from map(_line, sorted(mine, key=lambda row: row.get("device_us") or 0))
         for row in (row for row in rows if row["case"] == case and row.get("final")):
-            ratios = [f"{base} {r['speedup']:.2f} [{r['low']:.2f}, {r['high']:.2f}]" for base, r in row["against"].items()]
+            ratios = [
+                f"{base} {r['speedup']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+                for base, r in row["against"].items()
+            ]
             yield f"  final: {row['name'][:100]:92} {row['us']:10.1f} us; {', '.join(ratios)}"
 
 
@@ -324,7 +397,9 @@ def _line(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return f"{row['name'][:100]:100} {row['failed'][:200]}"
     wrong = (
-        "" if row["special"] and not row["wrong"] else f" WRONG {row['wrong']} special={row['special']} {row.get('first wrong')}"
+        ""
+        if row["special"] and not row["wrong"]
+        else f" WRONG {row['wrong']} special={row['special']} {row.get('first wrong')}"
     )
     note = wrong + ("" if row.get("repeats", True) else " DOES NOT REPEAT")
     speed = f"{row['device_us']:10.1f} us {row['tflops'] or 0:7.1f} TFLOP/s"
@@ -332,18 +407,33 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _not_compiled(job: Job) -> dict[str, Any]:
-    return {"case": job.case.name, "name": job.name, "method": job.config["method"], "failed": f"compile: {job.failed}"}
+    return {
+        "case": job.case.name,
+        "name": job.name,
+        "method": job.config["method"],
+        "failed": f"compile: {job.failed}",
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, measure, print, write. 1 when anything was wrong, lost or not compiled."""
-    parser = argparse.ArgumentParser(prog="bench_gemm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget-s", type=float, default=240.0, help="for measuring; compiling comes first")
+    parser = argparse.ArgumentParser(
+        prog="bench_gemm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=240.0, help="for measuring; compiling comes first"
+    )
     parser.add_argument("--processes", type=int, default=16)
-    parser.add_argument("--per-case", type=int, default=8, help="candidates of a case beside the packed ones")
+    parser.add_argument(
+        "--per-case", type=int, default=8, help="candidates of a case beside the packed ones"
+    )
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
-    parser.add_argument("--method", action="append", default=[], help="candidates of this method only")
-    parser.add_argument("--sm", type=int, default=0, help="architecture to compile for without a GPU")
+    parser.add_argument(
+        "--method", action="append", default=[], help="candidates of this method only"
+    )
+    parser.add_argument(
+        "--sm", type=int, default=0, help="architecture to compile for without a GPU"
+    )
     parser.add_argument("--out", type=Path, default=Path("gemm.json"))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -351,7 +441,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(args.serve, args.budget_s)
     environment = report.environment()
     major, minor = environment["capability"] or divmod(args.sm or 90, 10)
-    cases = [case for case in CASES if not args.only or any(word in case.name for word in args.only)]
+    cases = [
+        case for case in CASES if not args.only or any(word in case.name for word in args.only)
+    ]
     waiting = jobs(cases, 10 * major + minor, args.per_case, args.method)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as place:
@@ -361,7 +453,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             ready = list(pool.map(compiled, waiting, [10 * major + minor] * len(waiting), paths))
         compile_s = time.perf_counter() - begin
         failed = [_not_compiled(job) for job in ready if job.failed]
-        print(f"{len(ready)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed", flush=True)
+        print(
+            f"{len(ready)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed",
+            flush=True,
+        )
         if ready and len(failed) == len(ready):
             print(f"nothing compiles: {failed[0]['failed']}")
             return 1
@@ -372,9 +467,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         supervise(folder, args.budget_s)
         rows = [*_journal(folder), *failed]
     print("\n".join(table(rows)))
-    options = {"budget_s": args.budget_s, "per_case": args.per_case, "compile_s": round(compile_s, 1)}
+    options = {
+        "budget_s": args.budget_s,
+        "per_case": args.per_case,
+        "compile_s": round(compile_s, 1),
+    }
     shown = {case.name: asdict(case) for case in cases}
-    report.save(args.out, report.document("gemm", options, rows, environment=environment, cases=shown))
+    report.save(
+        args.out, report.document("gemm", options, rows, environment=environment, cases=shown)
+    )
     return int(any("failed" in row or row.get("wrong") for row in rows))
 
 

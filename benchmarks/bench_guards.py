@@ -1,9 +1,11 @@
-"""Host microseconds that a call's guards cost: all of Dynamo's, and what `accelerate` compares instead.
+"""Host microseconds that a call's guards cost: all of Dynamo's, and what `accelerate` compares
+instead.
 
     python -m benchmarks.bench_guards [--calls 2000] [--out guards.json]
 
-Small models of transformers with two layers, made on the spot, on the CPU: guards look at objects and not at values, so size and
-device do not matter. Both sides are asked in turns about the module that was captured, and both must say that it is unchanged.
+Small models of transformers with two layers, made on the spot, on the CPU: guards look at objects
+and not at values, so size and device do not matter. Both sides are asked in turns about the module
+that was captured, and both must say that it is unchanged.
 """
 
 from __future__ import annotations
@@ -26,8 +28,17 @@ from torch_cudal1.runtime.guard import ModuleGuard, Refusal
 from torch_cudal1.runtime.guard_builder import watch
 
 Check: TypeAlias = Callable[[], Any]
-_TEXT = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-_IMAGE = {name: _TEXT[name] for name in _TEXT if name != "vocab_size"} | {"image_size": 32, "patch_size": 8}
+_TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+_IMAGE = {name: _TEXT[name] for name in _TEXT if name != "vocab_size"} | {
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
@@ -37,14 +48,26 @@ def models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
     ids = {"input_ids": torch.randint(0, 96, (2, 12))}
     yield "BERT", hf.BertModel(hf.BertConfig(**_TEXT)), ids
     yield "Llama", hf.LlamaModel(hf.LlamaConfig(**_TEXT, num_key_value_heads=2)), ids
-    yield "Gemma 2", hf.Gemma2Model(hf.Gemma2Config(**_TEXT, num_key_value_heads=2, head_dim=8)), ids
-    yield "T5 encoder", hf.T5EncoderModel(hf.T5Config(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)), ids
+    yield (
+        "Gemma 2",
+        hf.Gemma2Model(hf.Gemma2Config(**_TEXT, num_key_value_heads=2, head_dim=8)),
+        ids,
+    )
+    yield (
+        "T5 encoder",
+        hf.T5EncoderModel(
+            hf.T5Config(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+        ),
+        ids,
+    )
     yield "ViT", hf.ViTModel(hf.ViTConfig(**_IMAGE)), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
-def checks(module: torch.nn.Module, kwargs: dict[str, torch.Tensor]) -> tuple[Check, Check, int, int]:
-    """Dynamo's check, ours, how many guards Dynamo made and how many of them ours leaves to it. Raises ValueError for a module
-    that cannot be watched.
+def checks(
+    module: torch.nn.Module, kwargs: dict[str, torch.Tensor]
+) -> tuple[Check, Check, int, int]:
+    """Dynamo's check, ours, how many guards Dynamo made and how many of them ours leaves to it.
+    Raises ValueError for a module that cannot be watched.
     """
     with torch.no_grad():
         watched = watch(module)
@@ -81,7 +104,10 @@ def main() -> int:
             dynamos, ours, made, left = checks(module.eval(), kwargs)
             wrong += not (dynamos() and ours())
             measured = measure((dynamos, ours), options.calls, lambda: None)
-        labels = (f"guards of {name}: all {made} of Dynamo's", f"guards of {name}: ours, {left} left to Dynamo")
+        labels = (
+            f"guards of {name}: all {made} of Dynamo's",
+            f"guards of {name}: ours, {left} left to Dynamo",
+        )
         rows += [Row(label, *figures) for label, figures in zip(labels, measured, strict=True)]
         print("\n".join(f"{row.median_us:8.2f} us  {row.name}" for row in rows[-2:]))
     if options.out:
@@ -91,7 +117,9 @@ def main() -> int:
             "summary": {},
         }
         how = {"device": "cpu", "calls": options.calls}
-        report.save(options.out, report.document("overhead", how, [asdict(row) for row in rows], **more))
+        report.save(
+            options.out, report.document("overhead", how, [asdict(row) for row in rows], **more)
+        )
     return int(wrong > 0)
 
 

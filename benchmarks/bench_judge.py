@@ -2,11 +2,12 @@
 
     python -m benchmarks.bench_judge [--device cpu] [--profile fast] [--repeats 5] [--forms Program source] [--out judge.json]
 
-A Program candidate is a layer's own region, judged in a child kept warm as a search keeps it. A source candidate is the reference
-itself under another name, in a process of its own; that process's start, reading the reference and racing its baselines are shared
-by its candidates and told apart. The first candidate also pays for eager's and float64's results, which the next ones find. A
-candidate that is refused is a failed row: cheap refusals must not pass for speed. Being accepted is not asked, it is as fast as
-what it is measured against.
+A Program candidate is a layer's own region, judged in a child kept warm as a search keeps it. A
+source candidate is the reference itself under another name, in a process of its own; that process's
+start, reading the reference and racing its baselines are shared by its candidates and told apart.
+The first candidate also pays for eager's and float64's results, which the next ones find. A
+candidate that is refused is a failed row: cheap refusals must not pass for speed. Being accepted is
+not asked, it is as fast as what it is measured against.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
 
-__all__ = ["GOAL_S", "LAYERS", "SOURCES", "Layer", "Row", "Source", "main", "of_programs", "of_sources"]
+__all__ = [
+    "GOAL_S",
+    "LAYERS",
+    "SOURCES",
+    "Layer",
+    "Row",
+    "Source",
+    "main",
+    "of_programs",
+    "of_sources",
+]
 
 GOAL_S = {"cpu": 10.0, "cuda": 3.0}  # of a typical candidate at profile fast
 _SHARED = ("start", "reference", "baselines")
@@ -72,17 +83,34 @@ LAYERS = (
     Layer("linear, gelu", lambda: nn.Sequential(nn.Linear(768, 3072), nn.GELU()), (64, 768)),
     Layer("layer norm", lambda: nn.LayerNorm(768), (256, 768)),
     Layer("softmax", lambda: nn.Softmax(-1), (256, 1024)),
-    Layer("conv, batch norm, relu", lambda: nn.Sequential(nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU()), (4, 32, 28, 28)),
-    Layer("encoder layer", lambda: nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), (2, 64, 256)),
+    Layer(
+        "conv, batch norm, relu",
+        lambda: nn.Sequential(nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU()),
+        (4, 32, 28, 28),
+    ),
+    Layer(
+        "encoder layer",
+        lambda: nn.TransformerEncoderLayer(256, 4, 512, batch_first=True),
+        (2, 64, 256),
+    ),
 )
 SOURCES = (
     Source("softmax", "self.dim = -1", "torch.softmax(x, self.dim)", (256, 1024)),
-    Source("linear, relu", "self.linear = torch.nn.Linear(256, 256)", "torch.relu(self.linear(x))", (64, 256)),
+    Source(
+        "linear, relu",
+        "self.linear = torch.nn.Linear(256, 256)",
+        "torch.relu(self.linear(x))",
+        (64, 256),
+    ),
 )
 
 
-def of_programs(layers: Sequence[Layer], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
-    """One row a layer: seconds of the first candidate, its longest steps, and the median of the next ones."""
+def of_programs(
+    layers: Sequence[Layer], device: torch.device, profile: TimingProfile, repeats: int
+) -> Iterator[Row]:
+    """One row a layer: seconds of the first candidate, its longest steps, and the median of the
+    next ones.
+    """
     for layer in layers:
         head = {"candidate": layer.name, "form": "Program"}
         try:
@@ -91,7 +119,9 @@ def of_programs(layers: Sequence[Layer], device: torch.device, profile: TimingPr
             yield head | {"status": "failed", "reason": str(error)[:300]}
 
 
-def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile, repeats: int) -> Row:
+def _programs_judged(
+    layer: Layer, device: torch.device, profile: TimingProfile, repeats: int
+) -> Row:
     torch.manual_seed(0)
     module, x = layer.build().eval().to(device), torch.randn(layer.shape, device=device)
     with torch.no_grad():
@@ -115,15 +145,23 @@ def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile,
 
 
 def _steps_of(found: Judgement, seconds: float) -> dict[str, float]:
-    """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and such."""
-    validated = [event for event in telemetry.report().events if (event.stage, event.what) == ("judge", "validated")]
+    """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and
+    such.
+    """
+    validated = [
+        event
+        for event in telemetry.report().events
+        if (event.stage, event.what) == ("judge", "validated")
+    ]
     steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
     if found.timing is not None:
         steps["timing"] = float(found.timing.details["seconds"])
     return {**steps, "rest": seconds - sum(steps.values())}
 
 
-def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
+def of_sources(
+    sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int
+) -> Iterator[Row]:
     """The same for sources; `shared_s` is what all of a reference share."""
     for source in sources:
         head = {"candidate": source.name, "form": "source"}
@@ -133,7 +171,9 @@ def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingP
             yield head | {"status": "failed", "reason": str(error)[:300]}
 
 
-def _sources_judged(source: Source, device: torch.device, profile: TimingProfile, repeats: int) -> Row:
+def _sources_judged(
+    source: Source, device: torch.device, profile: TimingProfile, repeats: int
+) -> Row:
     took: list[float] = []
     steps: dict[str, float] = {}
     shared = 0.0
@@ -142,7 +182,9 @@ def _sources_judged(source: Source, device: torch.device, profile: TimingProfile
             found = court.judge(source.text("Model"), source.text("ModelNew"))
             if not found.verdict.passed:
                 return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
-            own = {step: seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED}
+            own = {
+                step: seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED
+            }
             took.append(sum(own.values()))
             steps = steps or own
             shared = max(shared, sum(found.elapsed_s.get(step, 0.0) for step in _SHARED))
@@ -150,15 +192,31 @@ def _sources_judged(source: Source, device: torch.device, profile: TimingProfile
 
 
 def _row(took: Sequence[float], shared: float, steps: Mapping[str, float]) -> Row:
-    longest = {step: round(steps[step], 3) for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_TOLD]}
-    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared, "first_steps_s": longest}
+    longest = {
+        step: round(steps[step], 3)
+        for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_TOLD]
+    }
+    return {
+        "status": "ok",
+        "first_s": took[0],
+        "next_s": statistics.median(took[1:]),
+        "shared_s": shared,
+        "first_steps_s": longest,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where a candidate could not be judged, or the first of them took longer than the goal at fast."""
+    """Run the command; 1 where a candidate could not be judged, or the first of them took longer
+    than the goal at fast.
+    """
     args = _parser().parse_args(argv)
     device, facts = torch.device(args.device), environment()
-    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats, "forms": args.forms}
+    options = {
+        "device": args.device,
+        "profile": args.profile,
+        "repeats": args.repeats,
+        "forms": args.forms,
+    }
     rows: list[Row] = []
     summary: Row = {}
     made = {
@@ -172,28 +230,44 @@ def main(argv: Sequence[str] | None = None) -> int:
             summary = _summary(rows, GOAL_S[device.type] if args.profile == "fast" else None)
             if args.out:  # at once: a run that is cut short has measured something
                 save(args.out, document("judge", options, rows, environment=facts, summary=summary))
-    missed = summary["goal_s"] is not None and summary["worst_first_s"] is not None and summary["worst_first_s"] > summary["goal_s"]
+    missed = (
+        summary["goal_s"] is not None
+        and summary["worst_first_s"] is not None
+        and summary["worst_first_s"] > summary["goal_s"]
+    )
     return 1 if summary["failed"] or missed else 0
 
 
 def _summary(rows: Sequence[Row], goal_s: float | None) -> Row:
     worst = max((row["first_s"] for row in rows if row["status"] == "ok"), default=None)
-    return {"worst_first_s": worst, "failed": sum(row["status"] != "ok" for row in rows), "goal_s": goal_s}
+    return {
+        "worst_first_s": worst,
+        "failed": sum(row["status"] != "ok" for row in rows),
+        "goal_s": goal_s,
+    }
 
 
 def _told(row: Row) -> str:
     if row["status"] != "ok":
         return f"{row['candidate']} ({row['form']}): {row['reason']}"
-    seconds = f"first {row['first_s']:.2f} s, next {row['next_s']:.2f} s, shared {row['shared_s']:.2f} s"
+    seconds = (
+        f"first {row['first_s']:.2f} s, next {row['next_s']:.2f} s, shared {row['shared_s']:.2f} s"
+    )
     return f"{row['candidate']} ({row['form']}): {seconds}"
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="benchmarks.bench_judge", description=__doc__.splitlines()[0] if __doc__ else None)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    made = argparse.ArgumentParser(
+        prog="benchmarks.bench_judge", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     made.add_argument("--profile", choices=tuple(TIMING_PLANS), default="fast")
     made.add_argument("--repeats", type=int, default=5)
-    made.add_argument("--forms", nargs="+", choices=("Program", "source"), default=["Program", "source"])
+    made.add_argument(
+        "--forms", nargs="+", choices=("Program", "source"), default=["Program", "source"]
+    )
     made.add_argument("--out", type=Path)
     return made
 

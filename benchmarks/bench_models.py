@@ -1,8 +1,9 @@
 """Whole models: inference and one training step under eager, torch.compile and this package.
 
-`python -m benchmarks.bench_models -h` shows the options. Each model runs in its own process under a time limit, so that a crash or
-a hang costs that model's missing rows only; rows are written after every phase. Inductor's caches are filled beforehand, all models
-at once, because compiling is not what is measured here (`bench_warm_start.py` measures it). What counts as a win is
+`python -m benchmarks.bench_models -h` shows the options. Each model runs in its own process under a
+time limit, so that a crash or a hang costs that model's missing rows only; rows are written after
+every phase. Inductor's caches are filled beforehand, all models at once, because compiling is not
+what is measured here (`bench_warm_start.py` measures it). What counts as a win is
 `report.summarise`'s to say.
 """
 
@@ -27,7 +28,18 @@ from torch import nn
 
 from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
-from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
+from benchmarks.runner import (
+    Call,
+    Case,
+    Contender,
+    Live,
+    Phase,
+    Row,
+    failed_row,
+    measure,
+    references,
+    start,
+)
 from torch_cudal1.core.telemetry import Event
 
 __all__ = ["among", "contenders", "kill_group", "main", "run_model"]
@@ -44,31 +56,42 @@ def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender
         return torch.compile(_with_own_frame(module), backend=_backend(), options=dict(options))
 
     def accelerate(module: nn.Module, inputs: Inputs) -> Call:
-        import cudal1  # here, so that a package that does not import is a failed row and the baselines are still measured
+        # here, so that a package that does not import is a failed row and the baselines are still
+        # measured
+        import cudal1
 
         return cudal1.accelerate(module, inputs, **options)
 
     baselines = [
         Contender(_EAGER, lambda module, _: module, baseline=True),
-        Contender(_COMPILE, lambda module, _: torch.compile(_with_own_frame(module)), baseline=True),
+        Contender(
+            _COMPILE, lambda module, _: torch.compile(_with_own_frame(module)), baseline=True
+        ),
     ]
     if phase == "inference":
         baselines.append(
             Contender(
-                "reduce-overhead", lambda module, _: torch.compile(_with_own_frame(module), mode="reduce-overhead"), baseline=True
+                "reduce-overhead",
+                lambda module, _: torch.compile(_with_own_frame(module), mode="reduce-overhead"),
+                baseline=True,
             )
         )
-    # The wrapper first: it measures whole training steps, and the backend then finds what it decided in the cache they share.
+    # The wrapper first: it measures whole training steps, and the backend then finds what it
+    # decided in the cache they share.
     return baselines, [Contender(_OURS[0], accelerate), Contender(_OURS[1], backend)]
 
 
 def _with_own_frame(module: nn.Module) -> nn.Module:
-    """`module` with a `forward` of its own code: Dynamo's marks, such as "skip this frame", belong to code, and so would hold for
-    every contender of the process.
+    """`module` with a `forward` of its own code: Dynamo's marks, such as "skip this frame", belong
+    to code, and so would hold for every contender of the process.
     """
     forward = type(module).forward
     own = types.FunctionType(
-        forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+        forward.__code__.replace(),
+        forward.__globals__,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
     )
     module.forward = types.MethodType(own, module)  # type: ignore[method-assign]
     return module
@@ -93,12 +116,17 @@ def run_model(args: argparse.Namespace) -> None:
     for phase in args.phases:
         case = Case(workload, phase)
         torch._dynamo.reset()
-        base, ours = contenders(phase, {"on_miss": "tune", "budget_s": args.budget_s, "cache_dir": args.cache_dir})
+        base, ours = contenders(
+            phase, {"on_miss": "tune", "budget_s": args.budget_s, "cache_dir": args.cache_dir}
+        )
         refs = references(case)
         lives: list[Live] = []
         failures: list[Row] = []
         rows: list[Row] = []
-        for group in (base, ours):  # baselines are timed alone first: a limit that strikes while ours searches leaves their rows
+        for group in (
+            base,
+            ours,
+        ):  # baselines are timed alone first: a limit that strikes while ours searches leaves their rows
             for contender in group:
                 result = _start_counted(case, contender, refs)
                 if isinstance(result, Live):
@@ -106,13 +134,23 @@ def run_model(args: argparse.Namespace) -> None:
                 else:
                     failures.append(result)
             more_s = args.more_s if group is ours else 0.0
-            rows = measure(case, lives, refs, rounds=args.rounds, eager=_EAGER, compiled=_COMPILE, more_s=more_s)
+            rows = measure(
+                case,
+                lives,
+                refs,
+                rounds=args.rounds,
+                eager=_EAGER,
+                compiled=_COMPILE,
+                more_s=more_s,
+            )
             _save_rows(args.out, [*done, *rows, *failures])
         done += [*rows, *failures]
 
 
 def not_served(events: Sequence[Event]) -> tuple[str, ...]:
-    """Why the package ran something else than a choice of its own: it failed, or could not take a graph at all."""
+    """Why the package ran something else than a choice of its own: it failed, or could not take a
+    graph at all.
+    """
     return tuple(
         f"{'left out: ' if event.what == 'left_out' else ''}{event.facts.get('reason', '')}"[:300]
         for event in events
@@ -134,7 +172,10 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
         seen = telemetry.report()
         result.counters = dict(seen.counters)
         result.fallbacks = not_served(seen.events)
-        result.decisions = [*decisions(seen), *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else [])]
+        result.decisions = [
+            *decisions(seen),
+            *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else []),
+        ]
     return result
 
 
@@ -165,7 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.prefill_child:
         prefill(args)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave a child on the GPU
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # an outer `timeout` must not leave a child on the GPU
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-bench-"))
     try:
         return _run_all(args, scratch)
@@ -188,15 +231,38 @@ def _run_all(args: argparse.Namespace, scratch: Path) -> int:
         report.save(args.out, _document(args, environment, rows))
     print("\n" + report.table(rows))
     value = _document(args, environment, rows)
-    print(json.dumps({"out": args.out.name, "wall_s": round(time.monotonic() - begin, 1), "summary": value["summary"]}))
+    print(
+        json.dumps(
+            {
+                "out": args.out.name,
+                "wall_s": round(time.monotonic() - begin, 1),
+                "summary": value["summary"],
+            }
+        )
+    )
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
-def _document(args: argparse.Namespace, environment: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    names = ("models", "phases", "sizes", "device", "rounds", "more_s", "budget_s", "time_limit_s", "total_limit_s", "prefill")
+def _document(
+    args: argparse.Namespace, environment: Mapping[str, Any], rows: Sequence[Row]
+) -> dict[str, Any]:
+    names = (
+        "models",
+        "phases",
+        "sizes",
+        "device",
+        "rounds",
+        "more_s",
+        "budget_s",
+        "time_limit_s",
+        "total_limit_s",
+        "prefill",
+    )
     options = {name: getattr(args, name) for name in names}
     summary = [report.summarise(rows, name) for name in _OURS]
-    return report.document("models", options, report.rows_as_json(rows), environment=environment, summary=summary)
+    return report.document(
+        "models", options, report.rows_as_json(rows), environment=environment, summary=summary
+    )
 
 
 def _one_model(args: argparse.Namespace, model: str, limit_s: float, scratch: Path) -> list[Row]:
@@ -204,15 +270,33 @@ def _one_model(args: argparse.Namespace, model: str, limit_s: float, scratch: Pa
     out = scratch / f"{model}.json"
     if limit_s < 5:
         return _missing(args, model, [], "not started: the total limit was reached")
-    reason = _spawn(["--child", model, "--out", str(out), "--cache-dir", str(scratch / "cudal1"), *_shared(args)], scratch, limit_s)
+    reason = _spawn(
+        [
+            "--child",
+            model,
+            "--out",
+            str(out),
+            "--cache-dir",
+            str(scratch / "cudal1"),
+            *_shared(args),
+        ],
+        scratch,
+        limit_s,
+    )
     rows = [Row(**row) for row in json.loads(out.read_text())["rows"]] if out.exists() else []
     return rows + _missing(args, model, rows, reason)
 
 
 def _missing(args: argparse.Namespace, model: str, rows: Sequence[Row], reason: str) -> list[Row]:
     have = {(row.phase, row.contender) for row in rows}
-    expected = [(phase, c.name) for phase in args.phases for group in contenders(phase, {}) for c in group]
-    return [failed_row(model, phase, name, reason) for phase, name in expected if (phase, name) not in have]
+    expected = [
+        (phase, c.name) for phase in args.phases for group in contenders(phase, {}) for c in group
+    ]
+    return [
+        failed_row(model, phase, name, reason)
+        for phase, name in expected
+        if (phase, name) not in have
+    ]
 
 
 def _spawn(arguments: list[str], scratch: Path, limit_s: float) -> str:
@@ -231,28 +315,39 @@ def _spawn(arguments: list[str], scratch: Path, limit_s: float) -> str:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """End a process that still runs, with everything it started in its group; nothing is done to one that has ended."""
+    """End a process that still runs, with everything it started in its group; nothing is done to
+    one that has ended.
+    """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _popen(arguments: list[str], scratch: Path, stderr: Any, threads: int = 0) -> subprocess.Popen[bytes]:
+def _popen(
+    arguments: list[str], scratch: Path, stderr: Any, threads: int = 0
+) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
+    )
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
     environment.setdefault("TRITON_CACHE_DIR", str(scratch / "triton"))
     if threads:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
     command = [sys.executable, "-m", "benchmarks.bench_models", *arguments]
-    return subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=stderr, stderr=stderr, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=_ROOT, env=environment, stdout=stderr, stderr=stderr, start_new_session=True
+    )
 
 
 def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     """All models at once: compiling needs the host's cores, and nothing is timed yet."""
     threads = max(2, len(os.sched_getaffinity(0)) // len(args.models))
     with (scratch / "prefill-stderr").open("w") as log:
-        running = {m: _popen(["--prefill-child", m, *_shared(args)], scratch, log, threads) for m in args.models}
+        running = {
+            m: _popen(["--prefill-child", m, *_shared(args)], scratch, log, threads)
+            for m in args.models
+        }
         deadline = time.monotonic() + args.prefill_limit_s
         outcome = {}
         for model, process in running.items():
@@ -268,25 +363,64 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
 
 def _shared(args: argparse.Namespace) -> list[str]:
     """The options a child needs as given to the parent."""
-    pairs = {"--sizes": args.sizes, "--device": args.device, "--rounds": args.rounds, "--budget-s": args.budget_s}
+    pairs = {
+        "--sizes": args.sizes,
+        "--device": args.device,
+        "--rounds": args.rounds,
+        "--budget-s": args.budget_s,
+    }
     pairs["--more-s"] = args.more_s
-    return [*(str(part) for pair in pairs.items() for part in pair), "--phases", ",".join(args.phases)]
+    return [
+        *(str(part) for pair in pairs.items() for part in pair),
+        "--phases",
+        ",".join(args.phases),
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
     cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_models", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", type=among(MODELS), default=list(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
-    parser.add_argument("--phases", type=among(("inference", "train")), default=["inference", "train"])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_models", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument(
+        "--models",
+        type=among(MODELS),
+        default=list(MODELS),
+        help=f"comma-separated, of {', '.join(MODELS)}",
+    )
+    parser.add_argument(
+        "--phases", type=among(("inference", "train")), default=["inference", "train"]
+    )
     parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "models.json")
-    parser.add_argument("--rounds", type=int, default=60, help="samples per contender and phase, at least 14")
-    parser.add_argument("--more-s", type=float, default=0.0, help="seconds more per phase until intervals are narrow")
-    parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region")
+    parser.add_argument(
+        "--out", type=Path, default=_ROOT / "benchmarks" / "results" / "models.json"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="samples per contender and phase, at least 14"
+    )
+    parser.add_argument(
+        "--more-s",
+        type=float,
+        default=0.0,
+        help="seconds more per phase until intervals are narrow",
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=10.0, help="the package's search budget per region"
+    )
     parser.add_argument("--time-limit-s", type=float, default=90.0, help="per model, all phases")
-    parser.add_argument("--total-limit-s", type=float, default=470.0, help="whole run; models that do not fit are failed rows")
-    parser.add_argument("--prefill", action=argparse.BooleanOptionalAction, default=cuda, help="compile all baselines beforehand")
+    parser.add_argument(
+        "--total-limit-s",
+        type=float,
+        default=470.0,
+        help="whole run; models that do not fit are failed rows",
+    )
+    parser.add_argument(
+        "--prefill",
+        action=argparse.BooleanOptionalAction,
+        default=cuda,
+        help="compile all baselines beforehand",
+    )
     parser.add_argument("--prefill-limit-s", type=float, default=120.0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--prefill-child", help=argparse.SUPPRESS)
@@ -300,7 +434,9 @@ def among(known: Sequence[str]) -> Any:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; expected some of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(
+                f"no {', '.join(unknown)}; expected some of {', '.join(known)}"
+            )
         return names
 
     return parse

@@ -1,17 +1,20 @@
-"""In which order kernels are measured, replayed on timings that are on record: how near the best known time after k measurements.
+"""In which order kernels are measured, replayed on timings that are on record: how near the best
+known time after k measurements.
 
     python -m benchmarks.bench_order [--out order.json]
 
-Offline, in a minute, without a GPU. Each shape is held out in turn: the cost model learns from the others, as a search would from
-its own records, and the kernels of the shape are then "measured" by looking them up. Two sources, both of real machines:
+Offline, in a minute, without a GPU. Each shape is held out in turn: the cost model learns from the
+others, as a search would from its own records, and the kernels of the shape are then "measured" by
+looking them up. Two sources, both of real machines:
 
     products   matrix products of every h200-gemm*.json: right results only; under "fp32" only methods of fp32's accuracy
     programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
-Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones). `chosen`: what a search compiles
-with a model, a quarter explored. Of a family whose first eight proposals are known, four of them `chosen` first: `more` of these,
-as the model says; and `population`, children of contrasting parents as well, that are on record (`population-uniform`: parents
-drawn without regard to time).
+Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones).
+`chosen`: what a search compiles with a model, a quarter explored. Of a family whose first eight
+proposals are known, four of them `chosen` first: `more` of these, as the model says; and
+`population`, children of contrasting parents as well, that are on record (`population-uniform`:
+parents drawn without regard to time).
 """
 
 from __future__ import annotations
@@ -46,16 +49,21 @@ from torch_cudal1.training.landscape.packed import read
 __all__ = ["Table", "curves", "main", "products", "programs"]
 
 _RESULTS = Path(__file__).parent / "results"
-_LANDSCAPE = Path(__file__).parents[1] / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"
+_LANDSCAPE = (
+    Path(__file__).parents[1] / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"
+)
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 _FIRST = 4  # kernels of a search's first generation
-_KNOWN = 8  # of a family's proposals: what `kernels.propose` lists, and whose fields children may have
+_KNOWN = (
+    8  # of a family's proposals: what `kernels.propose` lists, and whose fields children may have
+)
 _SHUFFLES = 20
 
 
 @dataclass(frozen=True)
 class Table:
-    """The timings on record of one case: microseconds by proposal, in the family's order if it has one.
+    """The timings on record of one case: microseconds by proposal, in the family's order if it has
+    one.
 
     `shape`: what must not be in the training set when it is asked about.
     """
@@ -90,10 +98,18 @@ def products(results: Path, *, exact: bool) -> list[Table]:
     for path in sorted(results.glob("h200-gemm*.json")):
         document = report.load(path)
         for row in document["rows"]:
-            if "config" not in row or "device_us" not in row or row.get("wrong") or not row.get("special", True):
+            if (
+                "config" not in row
+                or "device_us" not in row
+                or row.get("wrong")
+                or not row.get("special", True)
+            ):
                 continue
             if not (exact and METHODS[row["config"]["method"]].tf32_right):
-                case, proposal = Case(**document["cases"][row["case"]]), Proposal("gemm", row["config"])
+                case, proposal = (
+                    Case(**document["cases"][row["case"]]),
+                    Proposal("gemm", row["config"]),
+                )
                 found[case][proposal] = min(row["device_us"], found[case].get(proposal, math.inf))
     return [_product(case, us) for case, us in found.items() if len(us) > 2]
 
@@ -104,7 +120,13 @@ def _product(case: Case, us: Mapping[Proposal, float]) -> Table:
     assert isinstance(island.subject, Product)
     order = [one.proposal() for one in in_order(island.subject, [schedule_of(one) for one in us])]
     shape = f"{max(1, case.batch)}x{case.m}x{case.n}x{case.k}"
-    return Table(f"{case.name} {case.tail}".strip(), shape, island, {one: us[one] for one in order}, ordered=True)
+    return Table(
+        f"{case.name} {case.tail}".strip(),
+        shape,
+        island,
+        {one: us[one] for one in order},
+        ordered=True,
+    )
 
 
 def programs(path: Path) -> list[Table]:
@@ -121,19 +143,34 @@ def programs(path: Path) -> list[Table]:
 
 def _program(operation: str, text: str) -> Proposal:
     words = dict(part.split("=", 1) for part in text.split())
-    return Proposal("program", {"op": operation, **{name: int(word) if word.isdigit() else word for name, word in words.items()}})
+    return Proposal(
+        "program",
+        {
+            "op": operation,
+            **{name: int(word) if word.isdigit() else word for name, word in words.items()},
+        },
+    )
 
 
 def curves(table: Table, model: CostModel | Unknown) -> dict[str, list[float]]:
     """By strategy: the share of the best known time after each of `_COUNTS` measurements."""
     family = list(table.us)
-    orders = [family] if table.ordered else [random.Random(seed).sample(family, len(family)) for seed in range(_SHUFFLES)]
+    orders = (
+        [family]
+        if table.ordered
+        else [random.Random(seed).sample(family, len(family)) for seed in range(_SHUFFLES)]
+    )
 
     def mean(measured: Callable[[list[Proposal], int], Sequence[Proposal]]) -> list[float]:
-        return [statistics.fmean(table.share(measured(order, count)[:count]) for order in orders) for count in _COUNTS]
+        return [
+            statistics.fmean(table.share(measured(order, count)[:count]) for order in orders)
+            for count in _COUNTS
+        ]
 
     def bred(legal: Callable[[list[Proposal]], Legal], draw: Draw = contrasting) -> list[float]:
-        runs = {id(order): _bred(table, order[:_KNOWN], model, legal(order), draw) for order in orders}
+        runs = {
+            id(order): _bred(table, order[:_KNOWN], model, legal(order), draw) for order in orders
+        }
         return mean(lambda order, count: runs[id(order)])
 
     return {
@@ -149,12 +186,16 @@ def _uniform(scores: Sequence[float], dice: random.Random) -> list[int]:
     return dice.sample(range(len(scores)), min(2, len(scores)))
 
 
-def _bred(table: Table, known: Sequence[Proposal], model: CostModel | Unknown, legal: Legal, draw: Draw) -> list[Proposal]:
+def _bred(
+    table: Table, known: Sequence[Proposal], model: CostModel | Unknown, legal: Legal, draw: Draw
+) -> list[Proposal]:
     """What a search with generations measures, in its order."""
     taken = list(chosen(known, table.island, model, _FIRST))
     while len(taken) < max(_COUNTS):
         measured = {one: table.us[one] for one in taken}
-        children = next_generation(measured, known, legal, table.island, model, count=_FIRST, seed=len(taken), draw=draw)
+        children = next_generation(
+            measured, known, legal, table.island, model, count=_FIRST, seed=len(taken), draw=draw
+        )
         if not children:
             break
         taken += children
@@ -169,22 +210,36 @@ def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
         model = learn(known, table.island.family)
         off = None if isinstance(model, Unknown) else _off(table, model)
         for name, shares in curves(table, model).items():
-            after = {str(count): round(share, 4) for count, share in zip(_COUNTS, shares, strict=True)}
-            facts = {"kind": kind, "case": table.name, "on_record": len(table.us), "records": len(known), "off": off}
+            after = {
+                str(count): round(share, 4) for count, share in zip(_COUNTS, shares, strict=True)
+            }
+            facts = {
+                "kind": kind,
+                "case": table.name,
+                "on_record": len(table.us),
+                "records": len(known),
+                "off": off,
+            }
             facts |= {"why_no_model": model.reason} if isinstance(model, Unknown) else {}
             rows.append({**facts, "strategy": name, "share_after": after})
     return rows
 
 
 def _off(table: Table, model: CostModel) -> dict[str, float]:
-    """How much of all differences between the table's kernels the model, and the bound, have the other way round."""
+    """How much of all differences between the table's kernels the model, and the bound, have the
+    other way round.
+    """
     guesses = [one.us for one in model.guess(table.island, list(table.us))]
     bounds = [table.island.bound_us(one) for one in table.us]
     times, model_us, bound_us = (
-        torch.tensor(one, dtype=torch.float64).log2() for one in (list(table.us.values()), guesses, bounds)
+        torch.tensor(one, dtype=torch.float64).log2()
+        for one in (list(table.us.values()), guesses, bounds)
     )
     alone = torch.zeros(len(times), dtype=torch.long)
-    return {"model": round(disorder(times, model_us, alone), 4), "bound": round(disorder(times, bound_us, alone), 4)}
+    return {
+        "model": round(disorder(times, model_us, alone), 4),
+        "bound": round(disorder(times, bound_us, alone), 4),
+    }
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -194,10 +249,25 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         found[row["kind"], row["strategy"]].append(row)
     made = []
     for (kind, strategy), mine in found.items():
-        after = {str(k): round(statistics.fmean(row["share_after"][str(k)] for row in mine), 4) for k in _COUNTS}
+        after = {
+            str(k): round(statistics.fmean(row["share_after"][str(k)] for row in mine), 4)
+            for k in _COUNTS
+        }
         known = [row["off"] for row in mine if row["off"]]
-        off = {name: round(statistics.fmean(one[name] for one in known), 4) for name in ("model", "bound") if known}
-        made.append({"kind": kind, "strategy": strategy, "cases": len(mine), "mean_share_after": after, "mean_off": off})
+        off = {
+            name: round(statistics.fmean(one[name] for one in known), 4)
+            for name in ("model", "bound")
+            if known
+        }
+        made.append(
+            {
+                "kind": kind,
+                "strategy": strategy,
+                "cases": len(mine),
+                "mean_share_after": after,
+                "mean_off": off,
+            }
+        )
     return made
 
 
@@ -206,13 +276,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.bench_order", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("order.json"))
     args = parser.parse_args(argv)
-    rows = replayed("products", products(_RESULTS, exact=False)) + replayed("products fp32", products(_RESULTS, exact=True))
+    rows = replayed("products", products(_RESULTS, exact=False)) + replayed(
+        "products fp32", products(_RESULTS, exact=True)
+    )
     rows += replayed("programs", programs(_LANDSCAPE))
     summary = means(rows)
     for one in summary:
-        shares = "  ".join(f"{count}: {share:.3f}" for count, share in one["mean_share_after"].items())
+        shares = "  ".join(
+            f"{count}: {share:.3f}" for count, share in one["mean_share_after"].items()
+        )
         print(f"{one['kind']:15}{one['strategy']:20}{shares}   off: {one['mean_off']}")
-    report.save(args.out, report.document("order", {}, rows, environment=report.environment(), means=summary))
+    report.save(
+        args.out,
+        report.document("order", {}, rows, environment=report.environment(), means=summary),
+    )
     return 0
 
 

@@ -1,12 +1,14 @@
-"""Host microseconds per call: what calling costs before the device does anything, for eager, compiled and accelerated modules.
+"""Host microseconds per call: what calling costs before the device does anything, for eager,
+compiled and accelerated modules.
 
     python -m benchmarks.bench_overhead [--device cpu] [--calls 2000] [--out overhead.json]
 
-Inference mode; each row is the median of `--calls` single calls after a warm-up, less what reading the clock costs. The device is
-waited for between batches of 10 calls (of one, for BERT), untimed: it is idle when they begin, and no call waits for a place in its
-queue. What is compared as a ratio of host times, the three operators, takes turns batch by batch, so that both meet the same load
-of the machine. Every contender's answer is compared with eager's first. A contender that cannot run is a row with its reason. Small
-tensors: the device's work is not the subject.
+Inference mode; each row is the median of `--calls` single calls after a warm-up, less what reading
+the clock costs. The device is waited for between batches of 10 calls (of one, for BERT), untimed:
+it is idle when they begin, and no call waits for a place in its queue. What is compared as a ratio
+of host times, the three operators, takes turns batch by batch, so that both meet the same load of
+the machine. Every contender's answer is compared with eager's first. A contender that cannot run is
+a row with its reason. Small tensors: the device's work is not the subject.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ Call: TypeAlias = Callable[[], Any]
 Made: TypeAlias = tuple[Call, torch.Tensor]  # a call and what it should yield
 Group: TypeAlias = list[tuple[str, Callable[[], Made]]]  # name, how to make it; a group takes turns
 _WARM_CALLS = 200
-_BATCH = 10  # calls between two waits for the device: so few that none waits for a place in its queue
+_BATCH = (
+    10  # calls between two waits for the device: so few that none waits for a place in its queue
+)
 _CHAIN = (1, 2, 4, 8)  # launches in a Program; the slope is what a further one costs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: median, 10th and 90th percentile of host microseconds, or why there is none ("" if there is)."""
+    """One contender: median, 10th and 90th percentile of host microseconds, or why there is none
+    ("" if there is).
+    """
 
     name: str
     median_us: float | None = None
@@ -68,8 +74,12 @@ class Three(nn.Module):
         return torch.relu(torch.addmm(self.b, x, self.w.t()))
 
 
-def measure(calls: Sequence[Call], count: int, wait: Call, batch: int = _BATCH) -> list[tuple[float, float, float]]:
-    """(median, 10th, 90th percentile) microseconds of `count` calls of each, in turns of `batch` calls begun on an idle device."""
+def measure(
+    calls: Sequence[Call], count: int, wait: Call, batch: int = _BATCH
+) -> list[tuple[float, float, float]]:
+    """(median, 10th, 90th percentile) microseconds of `count` calls of each, in turns of `batch`
+    calls begun on an idle device.
+    """
     for call in calls:
         for _ in range(_WARM_CALLS):
             call()
@@ -92,7 +102,9 @@ def measure(calls: Sequence[Call], count: int, wait: Call, batch: int = _BATCH) 
 
 def _percentiles(samples: Sequence[int], own: float) -> tuple[float, float, float]:
     cuts = statistics.quantiles(samples, n=10)
-    median, p10, p90 = (max(0.0, ns - own) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1]))
+    median, p10, p90 = (
+        max(0.0, ns - own) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1])
+    )
     return median, p10, p90
 
 
@@ -113,11 +125,18 @@ def contenders(device: torch.device) -> Iterator[Group]:
 
 
 def _small_on_gpu(x: torch.Tensor) -> Iterator[Group]:
-    yield [("torch.compile: relu, reduce-overhead", lambda: _module(torch.compile(Relu(), mode="reduce-overhead"), x))]
+    yield [
+        (
+            "torch.compile: relu, reduce-overhead",
+            lambda: _module(torch.compile(Relu(), mode="reduce-overhead"), x),
+        )
+    ]
     yield [("Triton: launch, relu", lambda: _triton(x, allocate=False))]
     yield [("Triton: empty_like and launch, relu", lambda: _triton(x, allocate=True))]
     for launches in _CHAIN:
-        yield [(f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches))]  # type: ignore[misc]
+        yield [
+            (f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches))
+        ]  # type: ignore[misc]
     yield [("accelerated: launches, 1, result held", lambda: _held(_launches(x, 1), 1))]
     yield [("executor alone: launches, 1", lambda: _executor(x))]
     yield [("CUDA graph: replay, relu", lambda: _replay(Relu(), x))]
@@ -133,8 +152,15 @@ def _bert_on_gpu(device: torch.device) -> Iterator[Group]:
     yield [("accelerated: BERT-base b1, CUDA graph", graphed)]
     # Two places in turns, which both are known; and five, of which each is an update of the graph.
     yield [("accelerated: BERT-base b1, CUDA graph, result held", lambda: _held(graphed(), 1))]
-    yield [("accelerated: BERT-base b1, CUDA graph, four results held", lambda: _held(graphed(), 4))]
-    yield [("accelerated: BERT-base b1, step by step", lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert))]
+    yield [
+        ("accelerated: BERT-base b1, CUDA graph, four results held", lambda: _held(graphed(), 4))
+    ]
+    yield [
+        (
+            "accelerated: BERT-base b1, step by step",
+            lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert),
+        )
+    ]
     yield [("eager: BERT-base b1", lambda: _plain(bert, tokens))]
     yield [("torch.compile: BERT-base b1, reduce-overhead", lambda: _compiled_bert(bert, tokens))]
 
@@ -145,7 +171,9 @@ def _module(module: Any, x: torch.Tensor, plain: nn.Module | None = None) -> Mad
 
 
 def _held(made: Made, results: int) -> Made:
-    """The same call by someone who still has the last `results` when the next one is made: each lies elsewhere than those."""
+    """The same call by someone who still has the last `results` when the next one is made: each
+    lies elsewhere than those.
+    """
     call, expected = made
     kept: deque[Any] = deque(maxlen=results)
 
@@ -182,7 +210,11 @@ def _executor(x: torch.Tensor) -> Made:
 
 
 def _triton(x: torch.Tensor, *, allocate: bool) -> Made:
-    kernel, out, grid = bound.relu_kernel(x.device)[2], torch.empty_like(x), (-(-x.numel() // 1024),)
+    kernel, out, grid = (
+        bound.relu_kernel(x.device)[2],
+        torch.empty_like(x),
+        (-(-x.numel() // 1024),),
+    )
 
     def call() -> torch.Tensor:
         result = torch.empty_like(x) if allocate else out
@@ -211,14 +243,18 @@ def _replay(module: nn.Module, x: torch.Tensor) -> Made:
 
 
 def measured(group: Group, calls: int, wait: Call) -> list[Row]:
-    """The rows of a group. One that cannot be made is a row with its reason, and the others are measured without it."""
+    """The rows of a group. One that cannot be made is a row with its reason, and the others are
+    measured without it.
+    """
     rows: dict[str, Row] = {}
     ready: dict[str, Call] = {}
     for name, make in group:
         try:
             call, expected = make()
             call()
-            torch.testing.assert_close(call(), expected, rtol=1e-2, atol=1e-3)  # the same thing; accuracy is judged elsewhere
+            torch.testing.assert_close(
+                call(), expected, rtol=1e-2, atol=1e-3
+            )  # the same thing; accuracy is judged elsewhere
             ready[name] = call
         except Exception as error:  # noqa: BLE001  a contender that fails is a row
             rows[name] = _failed(name, error)
@@ -236,7 +272,9 @@ def _failed(name: str, error: Exception) -> Row:
 
 
 def conclusions(rows: Sequence[Row]) -> dict[str, float]:
-    """What the rows say about our own cost: microseconds for each further launch, and ratios of host times."""
+    """What the rows say about our own cost: microseconds for each further launch, and ratios of
+    host times.
+    """
     us = {row.name: row.median_us for row in rows if row.median_us is not None}
     quiet = {row.name: row.p10_us for row in rows if row.p10_us is not None}
     found: dict[str, float] = {}
@@ -251,7 +289,11 @@ def conclusions(rows: Sequence[Row]) -> dict[str, float]:
         "three_operators_over_eager": (us, ours, eager),
         "three_operators_over_eager_p10": (quiet, ours, eager),
     }
-    found |= {name: of[one] / of[base] for name, (of, one, base) in ratios.items() if one in of and base in of}
+    found |= {
+        name: of[one] / of[base]
+        for name, (of, one, base) in ratios.items()
+        if one in of and base in of
+    }
     return found
 
 
@@ -276,8 +318,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 us = "-" if row.median_us is None else f"{row.median_us:.2f} us"
                 print(f"{row.name:58} {us:>12}  {row.reason}", flush=True)
             found = conclusions(rows)
-            document = report.document("overhead", options, [asdict(row) for row in rows], environment=environment, summary=found)
-            report.save(args.out, document)  # after each group: a run that is cut off keeps what it has
+            document = report.document(
+                "overhead",
+                options,
+                [asdict(row) for row in rows],
+                environment=environment,
+                summary=found,
+            )
+            report.save(
+                args.out, document
+            )  # after each group: a run that is cut off keeps what it has
     print(json.dumps({"out": args.out.name, "summary": found}))
     return 0 if all(not row.reason for row in rows) else 1
 

@@ -1,9 +1,11 @@
-"""What page faults cost on the CPU: one multiplication with a large result, by PyTorch and as a Program with it in huge pages.
+"""What page faults cost on the CPU: one multiplication with a large result, by PyTorch and as a
+Program with it in huge pages.
 
     python -m benchmarks.bench_pages [--mib 16,64,256] [--budget-s 5] [--out pages.json]
 
-Both call the same operator on the same inputs, in turns. Results of 32 MiB and less are the control: nothing is advised for those.
-A row without huge pages on the machine says so in `transparent_hugepage`.
+Both call the same operator on the same inputs, in turns. Results of 32 MiB and less are the
+control: nothing is advised for those. A row without huge pages on the machine says so in
+`transparent_hugepage`.
 """
 
 from __future__ import annotations
@@ -32,20 +34,31 @@ def measured(mib: int, *, budget_s: float) -> dict[str, Any]:
     """Medians in microseconds and the speed-up with its interval for a float32 result of `mib` MiB."""
     given, factor = torch.ones(mib << 18), torch.full((1,), 2.0)
     program = Program(
-        (TensorSpec.of(given), TensorSpec.of(factor)), (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,), False),), (2,)
+        (TensorSpec.of(given), TensorSpec.of(factor)),
+        (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,), False),),
+        (2,),
     )
     run = prepare(program, _CPU)
     (result,) = run([given, factor])
     assert result is not None
     right = bool(torch.equal(result, given * factor))
-    found = summarise(sample_pairs(lambda: given * factor, lambda: run([given, factor]), _CPU, budget_s=budget_s))
-    row = {"mib": mib, "status": "ok" if right else "wrong", "pytorch_us": found.a_us, "program_us": found.b_us}
+    found = summarise(
+        sample_pairs(lambda: given * factor, lambda: run([given, factor]), _CPU, budget_s=budget_s)
+    )
+    row = {
+        "mib": mib,
+        "status": "ok" if right else "wrong",
+        "pytorch_us": found.a_us,
+        "program_us": found.b_us,
+    }
     return row | {"speedup": found.speedup, "low": found.low, "high": found.high}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every size; 0 if all results were right."""
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_pages", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_pages", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--mib", default="16,64,256", help="sizes of the result, comma-separated")
     parser.add_argument("--budget-s", type=float, default=5.0, help="of timing, for each size")
     parser.add_argument("--out", type=Path)
@@ -56,10 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for mib in map(int, args.mib.split(",")):
         rows.append(row := measured(mib, budget_s=args.budget_s))
         interval = f"{row['speedup']:.2f}x [{row['low']:.2f}, {row['high']:.2f}]"
-        print(f"{mib:4} MiB  PyTorch {row['pytorch_us']:9.0f} us  Program {row['program_us']:9.0f} us  {interval}  {row['status']}")
+        print(
+            f"{mib:4} MiB  PyTorch {row['pytorch_us']:9.0f} us  Program {row['program_us']:9.0f} us  {interval}  {row['status']}"
+        )
     if args.out is not None:
         options = {"mib": args.mib, "budget_s": args.budget_s}
-        save(args.out, document("pages", options, rows, environment=environment(), transparent_hugepage=advice))
+        save(
+            args.out,
+            document(
+                "pages", options, rows, environment=environment(), transparent_hugepage=advice
+            ),
+        )
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 

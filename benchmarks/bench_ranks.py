@@ -1,10 +1,12 @@
-"""Ranks that agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache of its own, one search for all.
+"""Ranks that agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache
+of its own, one search for all.
 
-Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder. What the first rank finds is what
-all run: a row is "ok" if something was agreed upon, every rank tells the same digests, no rank but the first searched, and the
-results are those of the same model without this package. `swapped` says how much of it is no baseline. It measures no speed: the
-seconds are what agreeing cost, the search included. The scenes of a run share the caches: a later one may find what an earlier one
-searched.
+Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder.
+What the first rank finds is what all run: a row is "ok" if something was agreed upon, every rank
+tells the same digests, no rank but the first searched, and the results are those of the same model
+without this package. `swapped` says how much of it is no baseline. It measures no speed: the
+seconds are what agreeing cost, the search included. The scenes of a run share the caches: a later
+one may find what an earlier one searched.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _CLOSE = 1e-3  # of the largest element: sums over ranks are taken in another or
 
 
 class Scaled(nn.Module):
-    """A product with a diagonal matrix, which a rewrite makes a broadcast: something that a search finds for certain."""
+    """A product with a diagonal matrix, which a rewrite makes a broadcast: something that a search
+    finds for certain.
+    """
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -62,7 +66,11 @@ class Block(nn.Module):
 
     def __init__(self, features: int, between: int) -> None:
         super().__init__()
-        self.first, self.between, self.second = nn.Linear(features, features), Scaled(between), nn.Linear(features, features)
+        self.first, self.between, self.second = (
+            nn.Linear(features, features),
+            Scaled(between),
+            nn.Linear(features, features),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.second(self.between(self.first(x)))
@@ -82,7 +90,9 @@ class Scene:
     digests: Sequence[str] = ()  # of the choices for its regions
     swapped: int = 0  # regions that run something other than a baseline, on the first rank
     searched: Sequence[int] = ()  # regions that each rank searched
-    error: float | None = None  # the largest difference to the model without this package, over its largest element
+    error: float | None = (
+        None  # the largest difference to the model without this package, over its largest element
+    )
     seconds: Sequence[float] = ()  # until the first answer, rank by rank
 
 
@@ -91,9 +101,17 @@ def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, 
     first, *others = seen
     reasons = [
         "" if first["agreements"] else "nothing was agreed upon",
-        *(f"rank {number} does not run what rank 0 runs" for number, one in enumerate(others, 1) if told(one) != told(first)),
+        *(
+            f"rank {number} does not run what rank 0 runs"
+            for number, one in enumerate(others, 1)
+            if told(one) != told(first)
+        ),
         *(f"rank {number} searched too" for number, one in enumerate(others, 1) if one["searched"]),
-        *(f"rank {number} differs by {one['error']:.2g}" for number, one in enumerate(seen) if not one["error"] <= _CLOSE),
+        *(
+            f"rank {number} differs by {one['error']:.2g}"
+            for number, one in enumerate(seen)
+            if not one["error"] <= _CLOSE
+        ),
         *(f"rank {number} fell back" for number, one in enumerate(seen) if one["fallbacks"]),
     ]
     reason = next(filter(None, reasons), "")
@@ -107,7 +125,9 @@ def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, 
         digests=[digest for agreement in first["agreements"] for digest in agreement["digests"]],
         swapped=first["swapped"],
         searched=[one["searched"] for one in seen],
-        error=None if any(math.isnan(one["error"]) for one in seen) else max(one["error"] for one in seen),
+        error=None
+        if any(math.isnan(one["error"]) for one in seen)
+        else max(one["error"] for one in seen),
         seconds=[round(one["seconds"], 2) for one in seen],
     )
 
@@ -138,7 +158,13 @@ class Here:
     def options(self) -> dict[str, Any]:
         """An empty cache of its own, and a search allowed to whoever decides."""
         cache = self.folder / f"cache-{self.rank}"
-        return {"cache_dir": cache, "on_miss": "tune", "budget_s": self.budget_s, "ranks_timeout_s": 60.0, "strictness": "warn"}
+        return {
+            "cache_dir": cache,
+            "on_miss": "tune",
+            "budget_s": self.budget_s,
+            "ranks_timeout_s": 60.0,
+            "strictness": "warn",
+        }
 
     def block(self, *, parts: int = 1) -> Block:
         torch.manual_seed(0)
@@ -157,11 +183,15 @@ def data_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
     """A training step inside DDP, every rank with a batch of its own: the gradients that all share."""
     module, plain = here.block(), here.block()
     torch_cudal1.accelerate(module, here.batch(here.rank), **here.options())
-    return _trained(DistributedDataParallel(module), module, here), _trained(DistributedDataParallel(plain), plain, here)
+    return _trained(DistributedDataParallel(module), module, here), _trained(
+        DistributedDataParallel(plain), plain, here
+    )
 
 
 def fully_sharded(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks compiled with the backend, then sharded by FSDP2: the first layer's gradient of a training step."""
+    """Blocks compiled with the backend, then sharded by FSDP2: the first layer's gradient of a
+    training step.
+    """
     module, plain = here.block(), here.block()
     module.compile(backend=cudal1, options=here.options())
     fully_shard(module, mesh=here.mesh)
@@ -170,13 +200,17 @@ def fully_sharded(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tensor_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
-    """Layers split over the ranks; what lies between them sees plain tensors, a share of the features each, and is accelerated."""
+    """Layers split over the ranks; what lies between them sees plain tensors, a share of the
+    features each, and is accelerated.
+    """
     plans = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     module, plain = here.block(parts=here.world), here.block(parts=here.world)
     parallelize_module(module, here.mesh, plans)
     parallelize_module(plain, here.mesh, plans)
     with torch.no_grad():
-        part = torch.zeros(_SIZES[here.kind][0], _SIZES[here.kind][1] // here.world, device=here.device)
+        part = torch.zeros(
+            _SIZES[here.kind][0], _SIZES[here.kind][1] // here.world, device=here.device
+        )
         torch_cudal1.accelerate(module.between, part, **here.options())
         return module(here.batch(0)), plain(here.batch(0))
 
@@ -187,7 +221,11 @@ def _trained(wrapped: nn.Module, module: nn.Module, here: Here) -> torch.Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # type: ignore[return-value]
 
 
-SCENES: tuple[Callable[[Here], tuple[torch.Tensor, torch.Tensor]], ...] = (data_parallel, fully_sharded, tensor_parallel)
+SCENES: tuple[Callable[[Here], tuple[torch.Tensor, torch.Tensor]], ...] = (
+    data_parallel,
+    fully_sharded,
+    tensor_parallel,
+)
 
 
 def _seen(scene: Callable[[Here], tuple[torch.Tensor, torch.Tensor]], here: Here) -> dict[str, Any]:
@@ -215,9 +253,13 @@ def _rank(args: argparse.Namespace) -> int:
     store = TCPStore("127.0.0.1", args.port, None, is_master=False, timeout=limit)
     if here.kind == "cuda":
         torch.cuda.set_device(here.device)
-    dist.init_process_group(_backend(here.kind), store=store, rank=here.rank, world_size=here.world, timeout=limit)
+    dist.init_process_group(
+        _backend(here.kind), store=store, rank=here.rank, world_size=here.world, timeout=limit
+    )
     for scene in SCENES:
-        (here.folder / f"{scene.__name__}-{here.rank}.json").write_text(json.dumps(_seen(scene, here), default=str))
+        (here.folder / f"{scene.__name__}-{here.rank}.json").write_text(
+            json.dumps(_seen(scene, here), default=str)
+        )
     dist.barrier()
     dist.destroy_process_group()
     return 0
@@ -231,7 +273,9 @@ def _measured(args: argparse.Namespace, world: int) -> list[Scene]:
     """The scenes on `world` devices."""
     if args.kind == "cuda" and torch.cuda.device_count() < world:
         reason = f"needs {world} GPUs, torch finds {torch.cuda.device_count()}"
-        return [Scene(world, _backend(args.kind), scene.__name__, "failed", reason) for scene in SCENES]
+        return [
+            Scene(world, _backend(args.kind), scene.__name__, "failed", reason) for scene in SCENES
+        ]
     with tempfile.TemporaryDirectory(prefix="cudal1-ranks-", ignore_cleanup_errors=True) as scratch:
         return _crew(args, world, Path(scratch))
 
@@ -243,9 +287,16 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
     }
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
+    )
     environment |= {"GLOO_SOCKET_IFNAME": "lo"} if args.kind == "cpu" else {}
-    given = {"kind": args.kind, "counts": world, "budget-s": args.budget_s, "time-limit-s": args.time_limit_s}
+    given = {
+        "kind": args.kind,
+        "counts": world,
+        "budget-s": args.budget_s,
+        "time-limit-s": args.time_limit_s,
+    }
     given |= {"port": store.port, "folder": scratch}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "benchmarks.bench_ranks", *words]
@@ -254,7 +305,11 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
         with (scratch / f"errors-{rank}").open("wb") as errors:
             running.append(
                 subprocess.Popen(
-                    [*command, "--rank", str(rank)], cwd=_ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                    [*command, "--rank", str(rank)],
+                    cwd=_ROOT,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
                 )
             )
     ended = ""
@@ -297,17 +352,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in _measured(args, world):
             rows.append(row)
             print(json.dumps(asdict(row)), flush=True)
-        report.save(args.out, report.document("ranks", options, [asdict(row) for row in rows], environment=environment))
+        report.save(
+            args.out,
+            report.document(
+                "ranks", options, [asdict(row) for row in rows], environment=environment
+            ),
+        )
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     gpus = torch.cuda.device_count()
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_ranks", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_ranks", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--kind", choices=("cuda", "cpu"), default="cuda" if gpus else "cpu")
-    parser.add_argument("--counts", type=_counts, default=(2, 4) if gpus >= 4 else (2,), help="devices of each run, such as 2,4")
+    parser.add_argument(
+        "--counts",
+        type=_counts,
+        default=(2, 4) if gpus >= 4 else (2,),
+        help="devices of each run, such as 2,4",
+    )
     parser.add_argument("--budget-s", type=float, default=10.0, help="the search budget per region")
-    parser.add_argument("--time-limit-s", type=float, default=120.0, help="per run; then a rank says where it stands")
+    parser.add_argument(
+        "--time-limit-s",
+        type=float,
+        default=120.0,
+        help="per run; then a rank says where it stands",
+    )
     parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "ranks.json")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -321,7 +393,9 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         counts = ()
     if not counts or min(counts) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected numbers of devices from 2 on, such as 2,4")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected numbers of devices from 2 on, such as 2,4"
+        )
     return counts
 
 

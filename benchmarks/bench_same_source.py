@@ -2,9 +2,10 @@
 
     python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--courts 3] [--out same-source.json]
 
-The reference under another name is judged again and again, in a process of its own each time, as `cudal1 judge` does. Its speed-up
-over eager is 1; that over another baseline, where one won, is what the medians of the race say. What two processes with one code
-differ by is in these figures, which `repeatability` in one process cannot see. Each court races its baselines anew.
+The reference under another name is judged again and again, in a process of its own each time, as
+`cudal1 judge` does. Its speed-up over eager is 1; that over another baseline, where one won, is
+what the medians of the race say. What two processes with one code differ by is in these figures,
+which `repeatability` in one process cannot see. Each court races its baselines anew.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ Row = dict[str, Any]
 
 
 def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Iterator[Row]:
-    """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the seconds on the clock and in all.
+    """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the
+    seconds on the clock and in all.
 
-    It is told after each court, with status `not done` until the last one. `failed` and the reason where it was refused or could
-    not be timed: a check that refuses what is right is no speed.
+    It is told after each court, with status `not done` until the last one. `failed` and the reason
+    where it was refused or could not be timed: a check that refuses what is right is no speed.
     """
-    row: Row = {"source": source.name, "trials": 0, "accepted": 0, "speedups": [], "lows": [], "timing_s": [], "judged_s": []}
+    row: Row = {
+        "source": source.name,
+        "trials": 0,
+        "accepted": 0,
+        "speedups": [],
+        "lows": [],
+        "timing_s": [],
+        "judged_s": [],
+    }
     for count in _shares(trials, courts):
         with PairCourt(PairJob(Settings(), Contract(), device, "fast")) as court:
             for _ in range(count):
@@ -48,7 +58,10 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
                 if found.timing is None or found.baselines is None:
                     yield {**row, "status": "failed", "reason": f"refused: {found.verdict.failure}"}
                     return
-                over_eager = found.baselines.medians_us["eager"] / found.baselines.medians_us[found.timing.baseline]
+                over_eager = (
+                    found.baselines.medians_us["eager"]
+                    / found.baselines.medians_us[found.timing.baseline]
+                )
                 row["trials"] += 1
                 row["accepted"] += isinstance(found.decision, Accepted)
                 row["speedups"].append(round(found.timing.speedup * over_eager, 4))
@@ -56,12 +69,20 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
                 row["timing_s"].append(round(found.elapsed_s["timing"], 3))
                 row["judged_s"].append(round(sum(found.elapsed_s.values()), 3))
         whole = row["trials"] == trials
-        yield {**row, "status": "ok"} if whole else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
+        yield (
+            {**row, "status": "ok"}
+            if whole
+            else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
+        )
 
 
 def _shares(trials: int, courts: int) -> list[int]:
     """As even as can be, none empty."""
-    return [count for count in (trials // courts + (at < trials % courts) for at in range(courts)) if count]
+    return [
+        count
+        for count in (trials // courts + (at < trials % courts) for at in range(courts))
+        if count
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,14 +96,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             summary = _summary(rows)
             if args.out:
                 options = {"device": args.device, "trials": args.trials, "courts": args.courts}
-                save(args.out, document("same_source", options, rows, environment=facts, summary=summary))
+                save(
+                    args.out,
+                    document("same_source", options, rows, environment=facts, summary=summary),
+                )
     return 0 if summary["passed"] else 1
 
 
 def _summary(rows: Sequence[Row]) -> Row:
     trials, accepted = sum(row["trials"] for row in rows), sum(row["accepted"] for row in rows)
     failed = sum(row["status"] != "ok" for row in rows)
-    return {"trials": trials, "accepted": accepted, "failed": failed, "passed": not failed and accepted < 0.01 * trials}
+    return {
+        "trials": trials,
+        "accepted": accepted,
+        "failed": failed,
+        "passed": not failed and accepted < 0.01 * trials,
+    }
 
 
 def _told(row: Row) -> str:
@@ -93,10 +122,17 @@ def _told(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="benchmarks.bench_same_source", description=__doc__.splitlines()[0] if __doc__ else None)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    made = argparse.ArgumentParser(
+        prog="benchmarks.bench_same_source",
+        description=__doc__.splitlines()[0] if __doc__ else None,
+    )
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     made.add_argument("--trials", type=int, default=30, help="of each source")
-    made.add_argument("--courts", type=int, default=3, help="references that are read and raced anew")
+    made.add_argument(
+        "--courts", type=int, default=3, help="references that are read and raced anew"
+    )
     made.add_argument("--out", type=Path)
     return made
 

@@ -1,9 +1,11 @@
-"""A results file of an experiment with the training pipeline: `cudal1 train experiment --json > told.json`, then
+"""A results file of an experiment with the training pipeline:
+`cudal1 train experiment --json > told.json`, then
 `python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
 
-It measures nothing: comparisons, arms and stages as `training.experiments.comparison` finds them in what the command told, of a
-red-team run the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that
-live results were measured in, of a replay the one that this runs in.
+It measures nothing: comparisons, arms and stages as `training.experiments.comparison` finds them in
+what the command told, of a red-team run the shares of cheats; with `--figure FILE` the best so far
+on held-out tasks as SVG. The environment is the one that live results were measured in, of a replay
+the one that this runs in.
 """
 
 from __future__ import annotations
@@ -55,8 +57,14 @@ def rows_of(plan: Plan, told: Mapping[str, Any]) -> list[Row]:
         said = {"primary": one.primary, "says": one.says, "adjusted_p": one.adjusted}
         rows.append({"what": "comparison", "name": _name(one), **said} | _interval(one.difference))
     others = {**stage_rise(results), **crossed(results, plan)}
-    rows += [{"what": "difference", "name": name} | _interval(difference) for name, difference in others.items()]
-    rows += [{"what": "arm", "name": f"{arm.arm} {arm.title}"} | asdict(arm) for arm in summaries(results, plan)]
+    rows += [
+        {"what": "difference", "name": name} | _interval(difference)
+        for name, difference in others.items()
+    ]
+    rows += [
+        {"what": "arm", "name": f"{arm.arm} {arm.title}"} | asdict(arm)
+        for arm in summaries(results, plan)
+    ]
     rows += [{"what": "stage", **asdict(as_zero), "fast": {str(p): share for p, share in as_zero.fast.items()}}
              for as_zero, _ in stage_tables(results)]  # fmt: skip
     for name, steps in (told.get("cheats") or {}).items():
@@ -71,7 +79,12 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     more = {
         "environment": environment() | _measured_in(results),
         "label": "; ".join(labels),
-        "plan": {"name": plan.name, "digest": plan.digest, "endpoint": plan.endpoint, "held_out": asdict(plan.held_out)},
+        "plan": {
+            "name": plan.name,
+            "digest": plan.digest,
+            "endpoint": plan.endpoint,
+            "held_out": asdict(plan.held_out),
+        },
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
         "ceilings": ceilings(results),
     }
@@ -79,8 +92,9 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The machine of live results. Arms are compared seed by seed, so that seeds may be of different GPUs: then each GPU's name has
-    its seeds behind it. Raises ValueError where one seed is of several machines, or versions differ.
+    """The machine of live results. Arms are compared seed by seed, so that seeds may be of
+    different GPUs: then each GPU's name has its seeds behind it. Raises ValueError where one seed
+    is of several machines, or versions differ.
     """
     machines: dict[int, dict[str, Any]] = {}
     for one in results:
@@ -92,11 +106,22 @@ def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_gpu: dict[str, list[int]] = {}
     for seed, machine in sorted(machines.items()):
         by_gpu.setdefault(machine.get("gpu", ""), []).append(seed)
-    first, *others = [{k: v for k, v in machine.items() if k not in ("gpu", "driver")} for machine in machines.values()]
+    first, *others = [
+        {k: v for k, v in machine.items() if k not in ("gpu", "driver")}
+        for machine in machines.values()
+    ]
     if any(other != first for other in others):
-        raise ValueError(f"results of several versions: {list(machines.values())}; expected those of one")
-    drivers = sorted({driver for machine in machines.values() if (driver := machine.get("driver", ""))})
-    gpus = [gpu if len(by_gpu) == 1 else f"{gpu} ({_seeds(seeds)})" for gpu, seeds in by_gpu.items() if gpu]
+        raise ValueError(
+            f"results of several versions: {list(machines.values())}; expected those of one"
+        )
+    drivers = sorted(
+        {driver for machine in machines.values() if (driver := machine.get("driver", ""))}
+    )
+    gpus = [
+        gpu if len(by_gpu) == 1 else f"{gpu} ({_seeds(seeds)})"
+        for gpu, seeds in by_gpu.items()
+        if gpu
+    ]
     found = first | ({"gpu": ", ".join(gpus)} if gpus else {})
     return found | ({"gpu_state": {"driver_version": ", ".join(drivers)}} if drivers else {})
 
@@ -106,17 +131,27 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole picture; "" of nothing."""
+    """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole
+    picture; "" of nothing.
+    """
     lines = []
     found = best_curves(results, kind)
     for arm in ARMS.values():
-        curves = [curve for one, curve in zip(results, found, strict=True) if one["arm"] == arm.name]
+        curves = [
+            curve for one, curve in zip(results, found, strict=True) if one["arm"] == arm.name
+        ]
         if not curves or not all(curves):  # nothing that can be decoded was written there
             continue
         columns = list(zip(*curves, strict=True))
-        means, low, high = ([f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max))
+        means, low, high = (
+            [f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max)
+        )
         title = arm.title.partition(" (")[0]
-        lines.append(plots.Curve(f"{arm.name} {title}", [float(i + 1) for i in range(len(columns))], means, low, high))
+        lines.append(
+            plots.Curve(
+                f"{arm.name} {title}", [float(i + 1) for i in range(len(columns))], means, low, high
+            )
+        )
     if not lines:
         return ""
     if (ceiling := ceilings(results).get(kind)) is not None:
@@ -125,14 +160,22 @@ def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
     label = f"Geometric mean of the best so far, held-out tasks ({kind}), {results[0]['label']}"
     drawn = plots.curves(lines, label=label, x="different programs", y="speed-up", salt=kind)
     plain = re.sub(r"var\((--\w+)\)", lambda match: _STYLE[match[1]], drawn)
-    return plain if "xmlns=" in plain else plain.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return (
+        plain
+        if "xmlns=" in plain
+        else plain.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file; 1 where runs of the plan are missing, or nothing was told of it."""
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_training", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_training", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--plan", type=Path, help="the plan that was run (the demonstration's)")
-    parser.add_argument("--told", type=Path, required=True, help="what `cudal1 train ... --json` printed")
+    parser.add_argument(
+        "--told", type=Path, required=True, help="what `cudal1 train ... --json` printed"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--figure", type=Path, help="an SVG beside it")
     options = parser.parse_args(arguments)
@@ -156,7 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     save(options.out, written)
     held_out = any(told["results"][0]["kinds"].get("shape", ()))
-    if options.figure is not None and held_out and plots.available()[0] and (drawn := figure(told["results"], "shape")):
+    if (
+        options.figure is not None
+        and held_out
+        and plots.available()[0]
+        and (drawn := figure(told["results"], "shape"))
+    ):
         options.figure.write_text(drawn, encoding="utf-8")
     return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
 
@@ -171,7 +219,9 @@ def _interval(difference: Difference) -> Row:
 
 def _picked(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     last = len(steps) - 1
-    return [steps[index] for index in sorted({round(i * last / (_PARTS - 1)) for i in range(_PARTS)})]
+    return [
+        steps[index] for index in sorted({round(i * last / (_PARTS - 1)) for i in range(_PARTS)})
+    ]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a fresh process.
+"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a
+fresh process.
 
-Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a backend. Every contender has caches of
-its own, filled by its cold run. A warm process of this package must build and judge no candidate: its counters are read and a row
-where they are not zero fails. The answer itself is verified after the clock has stopped. The warm processes of all contenders take
-turns, in an order that rotates: the file system's cache is warmer for whoever comes later.
+Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a
+backend. Every contender has caches of its own, filled by its cold run. A warm process of this
+package must build and judge no candidate: its counters are read and a row where they are not zero
+fails. The answer itself is verified after the clock has stopped. The warm processes of all
+contenders take turns, in an order that rotates: the file system's cache is warmer for whoever comes
+later.
 
-With `--offline` the warm processes of this package find no program on PATH, and any use of the network raises; what they start all
-the same is in their row, and a compiler there fails it. The others keep both: they are what this package is compared with.
+With `--offline` the warm processes of this package find no program on PATH, and any use of the
+network raises; what they start all the same is in their row, and a compiler there fails it. The
+others keep both: they are what this package is compared with.
 """
 
 from __future__ import annotations
@@ -38,15 +42,30 @@ __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = tuple(STARTS)
-_OPTIONS = ("models", "contenders", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")
+_OPTIONS = (
+    "models",
+    "contenders",
+    "sizes",
+    "device",
+    "runs",
+    "budget_s",
+    "time_limit_s",
+    "offline",
+)
 _TOLD = 600  # characters of what ended a process
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "nvcc", "cicc")
-_NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
+_NO_SEARCH = (
+    "regions_tuned",
+    "candidates_built",
+    "candidates_judged",
+)  # what a process on a warm cache must not do
 
 
 @dataclass(frozen=True)
 class Start:
-    """One line of the results: seconds from process start to the first answer, cold once and warm several times."""
+    """One line of the results: seconds from process start to the first answer, cold once and warm
+    several times.
+    """
 
     model: str
     contender: str
@@ -60,10 +79,14 @@ class Start:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     cold_counters: Mapping[str, int] = field(default_factory=dict)
     warm_counters: Mapping[str, int] = field(default_factory=dict)
-    warm_after_import_s: float | None = None  # without the import of torch and the building of the module, which are everybody's
+    warm_after_import_s: float | None = (
+        None  # without the import of torch and the building of the module, which are everybody's
+    )
     cold_after_import_s: float | None = None
     started: Sequence[str] = ()  # programs that the warm processes of this package started
-    decisions: Sequence[str] = ()  # what the cold process of this package recorded of its races and of what runs
+    decisions: Sequence[
+        str
+    ] = ()  # what the cold process of this package recorded of its races and of what runs
 
 
 class _ChildFailed(RuntimeError):
@@ -73,7 +96,8 @@ class _ChildFailed(RuntimeError):
 def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -> str:
     """What is wrong with the counters of this package's processes; empty if nothing.
 
-    A zero in the warm process proves nothing unless the cold one counted something under the same name.
+    A zero in the warm process proves nothing unless the cold one counted something under the same
+    name.
     """
     if not any(cold.get(name, 0) for name in _NO_SEARCH):
         return f"the cold process counted none of {', '.join(_NO_SEARCH)}, so the warm counters prove nothing"
@@ -85,7 +109,9 @@ def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
 
 
 def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
-    """Whether a warm process of this package ran a baseline because something of ours failed, and what; empty if not."""
+    """Whether a warm process of this package ran a baseline because something of ours failed, and
+    what; empty if not.
+    """
     worst = max(warm, key=lambda run: int(run["counters"].get("fallbacks", 0)), default=None)
     if worst is None or not (count := worst["counters"].get("fallbacks", 0)):
         return ""
@@ -94,7 +120,9 @@ def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compiled_again(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> str:
-    """Whether a warm process of this package made Inductor compile, or (offline) started a compiler; empty if not."""
+    """Whether a warm process of this package made Inductor compile, or (offline) started a
+    compiler; empty if not.
+    """
     for run in warm:
         if missed := run["inductor"].get("fxgraph_cache_miss", 0):
             return f"a warm process had Inductor compile {missed} graphs again"
@@ -104,11 +132,21 @@ def compiled_again(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> str:
 
 
 def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
-    """For each start of this package: is it no later than a warm torch.compile, and how much sooner than a cold one."""
+    """For each start of this package: is it no later than a warm torch.compile, and how much sooner
+    than a cold one.
+    """
     told = []
     for row in rows:
-        other = next((one for one in rows if one.model == row.model and one.contender == "torch.compile"), None)
-        if not row.contender.startswith("cudal1") or row.warm_s is None or other is None or other.warm_s is None:
+        other = next(
+            (one for one in rows if one.model == row.model and one.contender == "torch.compile"),
+            None,
+        )
+        if (
+            not row.contender.startswith("cudal1")
+            or row.warm_s is None
+            or other is None
+            or other.warm_s is None
+        ):
             continue
         assert other.cold_s is not None
         assert other.cold_after_import_s is not None
@@ -119,7 +157,8 @@ def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
                 "contender": row.contender,
                 "not_later_than_warm_compile": row.warm_s <= other.warm_s,
                 "sooner_than_cold_compile": other.cold_s / row.warm_s,
-                "sooner_than_cold_compile_after_import": other.cold_after_import_s / row.warm_after_import_s,
+                "sooner_than_cold_compile_after_import": other.cold_after_import_s
+                / row.warm_after_import_s,
             }
         )
     return told
@@ -128,7 +167,9 @@ def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every contender on every model; 0 when all rows are "ok"."""
     args = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave a child on the GPU
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # an outer `timeout` must not leave a child on the GPU
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
@@ -138,8 +179,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row)
             print(_line(row), flush=True)
             made = [asdict(r) for r in rows]
-            report.save(args.out, report.document("warm_start", options, made, environment=environment, goals=goals(rows)))
-    print(json.dumps({"out": args.out.name, "goals": goals(rows), "rows": [_short(row) for row in rows]}))
+            report.save(
+                args.out,
+                report.document(
+                    "warm_start", options, made, environment=environment, goals=goals(rows)
+                ),
+            )
+    print(
+        json.dumps(
+            {"out": args.out.name, "goals": goals(rows), "rows": [_short(row) for row in rows]}
+        )
+    )
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
@@ -148,7 +198,9 @@ def _short(row: Start) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
-    """All contenders on one model: each one's cold process, then rounds of warm ones. A contender that fails once is out."""
+    """All contenders on one model: each one's cold process, then rounds of warm ones. A contender
+    that fails once is out.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-start-"))
     names: list[str] = args.contenders
     runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in names}
@@ -158,7 +210,8 @@ def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Star
         for index in range(1 + args.runs):
             begin = time.monotonic()
             if index > 1 and begin + 1.2 * round_s > deadline:
-                break  # fewer warm runs of everybody, rather than a last round that only some would finish
+                # fewer warm runs of everybody, rather than a last round that only some would finish
+                break
             turn = index % len(names)
             for contender in (*names[turn:], *names[:turn]):
                 if contender in failures:
@@ -185,18 +238,27 @@ def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]], *, offli
     reason = next((run["reason"] for run in runs if not run["verified"]), "")
     if not reason and contender.startswith("cudal1"):
         counters = [run["counters"] for run in warm]
-        reason = judge_counters(cold["counters"], counters) or fallen_back(warm) or compiled_again(warm, offline=offline)
+        reason = (
+            judge_counters(cold["counters"], counters)
+            or fallen_back(warm)
+            or compiled_again(warm, offline=offline)
+        )
     return Start(
         model,
         contender,
         "failed" if reason else "ok",
         reason=reason,
         verified=all(run["verified"] for run in runs),
-        error_ratio=max((run["error_ratio"] for run in runs if run["error_ratio"] is not None), default=None),
+        error_ratio=max(
+            (run["error_ratio"] for run in runs if run["error_ratio"] is not None), default=None
+        ),
         cold_s=cold["first_answer_s"],
         warm_s=statistics.median(run["first_answer_s"] for run in warm),
         warm_runs_s=[run["first_answer_s"] for run in warm],
-        stages_s={name: statistics.median(run["stages_s"][name] for run in warm) for name in cold["stages_s"]},
+        stages_s={
+            name: statistics.median(run["stages_s"][name] for run in warm)
+            for name in cold["stages_s"]
+        },
         cold_counters=cold["counters"],
         warm_counters=warm[-1]["counters"],
         warm_after_import_s=statistics.median(_after_import_s(run) for run in warm),
@@ -212,10 +274,14 @@ def _after_import_s(run: Mapping[str, Any]) -> float:
     return sum(seconds[name] for name in seconds if name not in ("import", "build"))
 
 
-def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch: Path, limit_s: float) -> dict[str, Any]:
+def _spawn(
+    args: argparse.Namespace, what: tuple[str, str], state: str, scratch: Path, limit_s: float
+) -> dict[str, Any]:
     """One fresh process; its last line of output. Raises _ChildFailed."""
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
+    )
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
     environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
     command = [sys.executable, "-m", "benchmarks.start_child", *what, state]
@@ -234,9 +300,18 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     ]
     if limit_s < 1:
         raise _ChildFailed(f"{state} process not started: the total limit was reached")
-    command += ["--spawned", repr(time.monotonic())]  # one clock for all processes of a Linux machine
+    command += [
+        "--spawned",
+        repr(time.monotonic()),
+    ]  # one clock for all processes of a Linux machine
     process = subprocess.Popen(
-        command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=_ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, errors = process.communicate(timeout=limit_s)
@@ -258,8 +333,9 @@ def _gist(errors: str) -> str:
 
 
 def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """The environment without a program on PATH. Variables that name a compiler stay, for they are part of what Inductor calls its
-    files: that none of them is started is what the row is looked through for.
+    """The environment without a program on PATH. Variables that name a compiler stay, for they are
+    part of what Inductor calls its files: that none of them is started is what the row is looked
+    through for.
     """
     empty = scratch / "no-programs"
     empty.mkdir(exist_ok=True)
@@ -276,17 +352,47 @@ def _line(row: Start) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_warm_start", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", type=among(MODELS), default=["bert_base_b1"], help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--contenders", type=among(CONTENDERS), default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_warm_start", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument(
+        "--models", type=among(MODELS), default=["bert_base_b1"], help=f"of {', '.join(MODELS)}"
+    )
+    parser.add_argument(
+        "--contenders",
+        type=among(CONTENDERS),
+        default=list(CONTENDERS),
+        help=f"of {', '.join(CONTENDERS)}",
+    )
     parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "warm_start.json")
-    parser.add_argument("--runs", type=int, default=3, help="warm processes each, fewer near the total limit; the median counts")
-    parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region, cold process only")
+    parser.add_argument(
+        "--out", type=Path, default=_ROOT / "benchmarks" / "results" / "warm_start.json"
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        help="warm processes each, fewer near the total limit; the median counts",
+    )
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=10.0,
+        help="the package's search budget per region, cold process only",
+    )
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="per process")
-    parser.add_argument("--total-limit-s", type=float, default=300.0, help="whole run; what does not fit is a failed row")
-    parser.add_argument("--offline", action="store_true", help="the package's warm processes: no network, no program on PATH")
+    parser.add_argument(
+        "--total-limit-s",
+        type=float,
+        default=300.0,
+        help="whole run; what does not fit is a failed row",
+    )
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="the package's warm processes: no network, no program on PATH",
+    )
     return parser
 
 

@@ -1,7 +1,9 @@
-"""Modules bound to a known Program or runner, as `accelerate` leaves them after a search, without searching.
+"""Modules bound to a known Program or runner, as `accelerate` leaves them after a search, without
+searching.
 
-A call goes the very way of an accelerated module's: `nn.Module.__call__`, the dispatcher, the C++ entry, the runner. Used to
-measure the cost of that way; it says nothing about what a search would choose.
+A call goes the very way of an accelerated module's: `nn.Module.__call__`, the dispatcher, the C++
+entry, the runner. Used to measure the cost of that way; it says nothing about what a search would
+choose.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def bind_to(
     sources: tuple[int | torch.Tensor, ...],
     captured: ModuleCall | None = None,
 ) -> nn.Module:
-    """Let `runner`, fed from `sources`, serve `module(*args)` in the present modes, under the guards of `captured` (None: it is
-    captured here); it returns one tensor.
+    """Let `runner`, fed from `sources`, serve `module(*args)` in the present modes, under the
+    guards of `captured` (None: it is captured here); it returns one tensor.
     """
     dispatcher = Dispatcher(module, Settings())
     dispatcher._know_devices(args, {})
@@ -43,17 +45,25 @@ def bind_to(
     held = captured.guard
 
     def slow(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return runner([given[source] if isinstance(source, int) else source for source in sources])[0]
+        return runner([given[source] if isinstance(source, int) else source for source in sources])[
+            0
+        ]
 
-    direct = Direct(lambda: getattr(runner, "direct", runner), sources, None, captured.conditions)  # as `Swapped.direct`
-    bound = Bound(slow, held, (), "bound by a benchmark", weights_of(module), direct, captured.conditions)
+    direct = Direct(
+        lambda: getattr(runner, "direct", runner), sources, None, captured.conditions
+    )  # as `Swapped.direct`
+    bound = Bound(
+        slow, held, (), "bound by a benchmark", weights_of(module), direct, captured.conditions
+    )
     dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
     module._compiled_call_impl = dispatcher
     return module
 
 
 def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> nn.Module:
-    """`module` bound to its own operators under a schedule ("eager", "eager+graph", or "python": the executor in plain Python)."""
+    """`module` bound to its own operators under a schedule ("eager", "eager+graph", or "python":
+    the executor in plain Python).
+    """
     device = args[0].device
     (region,) = captured_regions(module, args)
     static = [position for position, role in enumerate(region.roles) if role != "input"]
@@ -65,7 +75,9 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
     return bind_to(module, args, runner, sources, call)
 
 
-def _captured(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
+def _captured(
+    module: nn.Module, args: tuple[torch.Tensor, ...]
+) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
     """The call, and where each input of the module's region comes from."""
     from torch_cudal1.graph.captured import captured_call, lower_captured
 
@@ -77,7 +89,9 @@ def _captured(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[Module
 
 
 @functools.cache
-def relu_kernel(device: torch.device, block: int = 1024) -> tuple[torch.Tensor, dict[str, Any], Any]:
+def relu_kernel(
+    device: torch.device, block: int = 1024
+) -> tuple[torch.Tensor, dict[str, Any], Any]:
     """The machine code of a relu for this GPU, its launch facts, and the Triton function."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -86,9 +100,15 @@ def relu_kernel(device: torch.device, block: int = 1024) -> tuple[torch.Tensor, 
     from benchmarks.kernels import relu
 
     major, minor = torch.cuda.get_device_capability(device)
-    source = ASTSource(relu, {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": block})
+    source = ASTSource(
+        relu, {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": block}
+    )
     made = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32))
-    facts = {"symbol": made.metadata.name, "block": 32 * made.metadata.num_warps, "shared_bytes": made.metadata.shared}
+    facts = {
+        "symbol": made.metadata.name,
+        "block": 32 * made.metadata.num_warps,
+        "shared_bytes": made.metadata.shared,
+    }
     return torch.frombuffer(bytearray(made.asm["cubin"]), dtype=torch.uint8), facts, relu
 
 
@@ -100,5 +120,8 @@ def chain(x: torch.Tensor, launches: int, block: int = 1024) -> Program:
     for index in range(launches):
         pointers = tuple(LaunchArg("ptr", Value(number)) for number in (index, index + 1))
         args = (*pointers, LaunchArg("i32", x.numel()), LaunchArg("null"), LaunchArg("null"))
-        steps += [Alloc(index + 1, spec), Launch("relu", grid=(-(-x.numel() // block), 1, 1), args=args, **facts)]
+        steps += [
+            Alloc(index + 1, spec),
+            Launch("relu", grid=(-(-x.numel() // block), 1, 1), args=args, **facts),
+        ]
     return Program((spec,), tuple(steps), (launches,), payloads={"relu": cubin})

@@ -1,12 +1,15 @@
-"""What the judge catches, and what KernelBench's rule does: `python -m benchmarks.catch_rate --out FILE.json`.
+"""What the judge catches, and what KernelBench's rule does:
+`python -m benchmarks.catch_rate --out FILE.json`.
 
-Every case of `tests/adversarial` and its honest twin is put to both. The judge: `judge.evaluate.source_evaluator` at the weakest
-profile that must catch the case, timed only where the case says that time shows it. KernelBench's rule as it is published:
-reference and candidate in one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's,
-float32) and at 1e-2 (the one before); written anew here, and run in a confined child. It does not take Programs, so those cases
-have no answer from it.
+Every case of `tests/adversarial` and its honest twin is put to both. The judge:
+`judge.evaluate.source_evaluator` at the weakest profile that must catch the case, timed only where
+the case says that time shows it. KernelBench's rule as it is published: reference and candidate in
+one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's,
+float32) and at 1e-2 (the one before); written anew here, and run in a confined child. It does not
+take Programs, so those cases have no answer from it.
 
-A file that is there already is continued. `--table` writes docs/judge.md from the committed results; `--check` only compares.
+A file that is there already is continued. `--table` writes docs/judge.md from the committed
+results; `--check` only compares.
 """
 
 from __future__ import annotations
@@ -114,9 +117,15 @@ class _Task:
 
 
 def kernelbench(reference: str, candidate: str, device: torch.device) -> dict[str, Any]:
-    """Whether each tolerance of the rule accepts a candidate; and why neither did, where it was no comparison that failed."""
-    text = _RULE.format(tolerances=TOLERANCES, reference=reference, candidate=candidate, device=device.type)
-    with Child(limits_for(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()) as child:
+    """Whether each tolerance of the rule accepts a candidate; and why neither did, where it was no
+    comparison that failed.
+    """
+    text = _RULE.format(
+        tolerances=TOLERANCES, reference=reference, candidate=candidate, device=device.type
+    )
+    with Child(
+        limits_for(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()
+    ) as child:
         path = child.new_file()
         try:
             told = child.call("read_source", text=text, entry="Model", seed=0, path=str(path))
@@ -144,16 +153,27 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge what is missing in --out; or write, or check, the page. 1 when a verdict is wrong or the page differs."""
+    """Judge what is missing in --out; or write, or check, the page. 1 when a verdict is wrong or
+    the page differs.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.catch_rate", description=__doc__)
     parser.add_argument("--out", type=Path, help="results, continued if the file exists")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes; with more than one, what is timed is timed on a busy machine"
+        "--jobs",
+        type=int,
+        default=1,
+        help="processes; with more than one, what is timed is timed on a busy machine",
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--table", action="store_true", help="write the table of docs/judge.md from the committed results")
-    parser.add_argument("--check", action="store_true", help="compare that table with the committed results")
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="write the table of docs/judge.md from the committed results",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare that table with the committed results"
+    )
     args = parser.parse_args(argv)
     if args.table or args.check:
         return _page(write=args.table)
@@ -165,7 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     files = {file.id: file for file in case_files() if _applies(file, args.device)}
     tasks = [_Task(name, side, _digest(file)) for name, file in files.items() for side in SIDES]
-    known = {(row["case"], row["side"], row["sha256"]): row for row in (load(args.out)["rows"] if args.out.exists() else [])}
+    known = {
+        (row["case"], row["side"], row["sha256"]): row
+        for row in (load(args.out)["rows"] if args.out.exists() else [])
+    }
     where = environment()
     found = {task.key: known[task.key] for task in tasks if task.key in known}
     left = [task for task in tasks if args.only in task.case and task.key not in found]
@@ -174,7 +197,12 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{number}/{len(left)} {task.case}, {task.side}: {_told(row)}", flush=True)
         rows = [found[task.key] for task in tasks if task.key in found]
         command = f"python -m benchmarks.catch_rate --device {args.device} --out {args.out.name}"
-        head = {"schema": 1, "kind": "catch_rate", "created": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
+        head = {
+            "schema": 1,
+            "kind": "catch_rate",
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": command,
+        }
         save(args.out, {**head, "environment": where, "tolerances": TOLERANCES, "rows": rows})
     return int(any(row["judge"]["refused"] != (row["side"] == "cheat") for row in found.values()))
 
@@ -186,13 +214,17 @@ def _judged_all(tasks: Sequence[_Task], args: argparse.Namespace) -> Iterator[tu
             try:
                 row = future.result()
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # or all the others would be judged first, and nothing saved
+                pool.shutdown(
+                    wait=False, cancel_futures=True
+                )  # or all the others would be judged first, and nothing saved
                 raise
             yield running[future], row
 
 
 def _open() -> None:
-    """A worker: its children are forked from one process that has done the imports, which spares three starts a task."""
+    """A worker: its children are forked from one process that has done the imports, which spares
+    three starts a task.
+    """
     stack = ExitStack()
     stack.enter_context(forked_children())
     atexit.register(stack.close)
@@ -203,23 +235,51 @@ def _judged(task: _Task, device_name: str) -> Row:
     device = torch.device(device_name)
     file = _files[task.case]
     case, module = file.case, file.module
-    row: Row = {"case": task.case, "side": task.side, "sha256": task.sha256, "number": case.number, "group": case.group}
-    row |= {"form": case.form, "expected": case.expected, "profile": case.first_profile, "kernelbench": None}
+    row: Row = {
+        "case": task.case,
+        "side": task.side,
+        "sha256": task.sha256,
+        "number": case.number,
+        "group": case.group,
+    }
+    row |= {
+        "form": case.form,
+        "expected": case.expected,
+        "profile": case.first_profile,
+        "kernelbench": None,
+    }
     if case.form == "program":
         return row | {"judge": _answer(_program(file, task.side, device))}
-    reference = getattr(module, "TWIN_REFERENCE", module.REFERENCE) if task.side == "honest" else module.REFERENCE
+    reference = (
+        getattr(module, "TWIN_REFERENCE", module.REFERENCE)
+        if task.side == "honest"
+        else module.REFERENCE
+    )
     candidate = getattr(module, task.side.upper())
-    job = PairJob(Settings(candidate_timeout_s=_TIMEOUT_S), Contract(), device, case.first_profile, all_pairs=True)
+    job = PairJob(
+        Settings(candidate_timeout_s=_TIMEOUT_S),
+        Contract(),
+        device,
+        case.first_profile,
+        all_pairs=True,
+    )
     with PairCourt(job) as court:
         found = court.judge(reference, candidate, timed=case.timed)
-    return row | {"judge": _answer(found.verdict), "kernelbench": kernelbench(reference, candidate, device)}
+    return row | {
+        "judge": _answer(found.verdict),
+        "kernelbench": kernelbench(reference, candidate, device),
+    }
 
 
 def _program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
     region, candidate = file.module.reference(), getattr(file.module, side)()
     failed = [each for each in contract(region, candidate) if not each.passed]
     plan = TIMING_PLANS[file.case.first_profile]
-    return Verdict(tuple(failed)) if failed else check(region, candidate, Job(Settings(), Contract(), device, plan=plan))
+    return (
+        Verdict(tuple(failed))
+        if failed
+        else check(region, candidate, Job(Settings(), Contract(), device, plan=plan))
+    )
 
 
 def _answer(verdict: Verdict) -> dict[str, Any]:
@@ -230,7 +290,9 @@ def _answer(verdict: Verdict) -> dict[str, Any]:
 
 
 def _applies(file: CaseFile, device: str) -> bool:
-    """On a GPU all cases, on the CPU those that need none. Attacks on our own runtime assert for themselves and have no answers."""
+    """On a GPU all cases, on the CPU those that need none. Attacks on our own runtime assert for
+    themselves and have no answers.
+    """
     return file.case.form != "runtime" and (file.case.device == "cpu" or device == "cuda")
 
 
@@ -240,7 +302,11 @@ def _digest(file: CaseFile) -> str:
 
 def _told(row: Row) -> str:
     answer = row["judge"]
-    return f"refused by {answer['detector']}: {answer['reason'][:120]}" if answer["refused"] else "accepted"
+    return (
+        f"refused by {answer['detector']}: {answer['reason'][:120]}"
+        if answer["refused"]
+        else "accepted"
+    )
 
 
 def _about(results: Mapping[str, Any]) -> list[str]:
@@ -252,9 +318,20 @@ def _about(results: Mapping[str, Any]) -> list[str]:
 def _cells(rows: Sequence[Row]) -> list[str]:
     cheats, twins = ([row for row in rows if row["side"] == side] for side in SIDES)
     asked = [row for row in cheats if row["kernelbench"]]
-    by_rule = [sum(not row["kernelbench"]["accepted"][index] for row in asked) for index in range(len(TOLERANCES))]
-    refused, accepted = sum(row["judge"]["refused"] for row in cheats), sum(not row["judge"]["refused"] for row in twins)
-    return [str(len(cheats)), _share(refused, len(cheats)), *(_share(n, len(asked)) for n in by_rule), _share(accepted, len(twins))]
+    by_rule = [
+        sum(not row["kernelbench"]["accepted"][index] for row in asked)
+        for index in range(len(TOLERANCES))
+    ]
+    refused, accepted = (
+        sum(row["judge"]["refused"] for row in cheats),
+        sum(not row["judge"]["refused"] for row in twins),
+    )
+    return [
+        str(len(cheats)),
+        _share(refused, len(cheats)),
+        *(_share(n, len(asked)) for n in by_rule),
+        _share(accepted, len(twins)),
+    ]
 
 
 def _share(count: int, total: int) -> str:

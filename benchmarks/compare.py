@@ -1,8 +1,9 @@
 """Is a contender's answer right: its error against float64, measured in units of eager's own error.
 
-Per output, `rms(y - y64) <= max(2 * rms(eager - y64), u * rms(y64))` with u the round-off of the computation; the reported ratio is
-normalised so that 2 is the limit. It does not look at strides (a whole model's are torch.compile's to choose) nor at single
-elements: one unwritten element of two million already moves the rms by a factor of a thousand.
+Per output, `rms(y - y64) <= max(2 * rms(eager - y64), u * rms(y64))` with u the round-off of the
+computation; the reported ratio is normalised so that 2 is the limit. It does not look at strides (a
+whole model's are torch.compile's to choose) nor at single elements: one unwritten element of two
+million already moves the rms by a factor of a thousand.
 """
 
 from __future__ import annotations
@@ -24,28 +25,37 @@ __all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
 Outputs: TypeAlias = Mapping[str, Tensor]
 
 LIMIT = 2.0  # the precision contract: at most twice the error of the user's own baseline
-# Where eager keeps no digits (a gradient that is zero in exact arithmetic, such as that of an attention key's bias), two correct
-# programs differ by their noise; the output is counted as void and only has to stay within this multiple of eager's noise.
+# Where eager keeps no digits (a gradient that is zero in exact arithmetic, such as that of an
+# attention key's bias), two correct programs differ by their noise; the output is counted as void
+# and only has to stay within this multiple of eager's noise.
 VOID_LIMIT, VOID_ERROR = 10.0, 0.1
-_PART = 1 << 26  # elements in float64 at once: results of several GB would not fit a second and third time
+_PART = (
+    1 << 26
+)  # elements in float64 at once: results of several GB would not fit a second and third time
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one set of inputs should give: in float64, by eager, and eager's rms error per output (the largest of its runs).
+    """What one set of inputs should give: in float64, by eager, and eager's rms error per output
+    (the largest of its runs).
 
-    An error rests on few elements where a ReLU has left few of them, and is a draw as lucky as that of a small result.
+    An error rests on few elements where a ReLU has left few of them, and is a draw as lucky as that
+    of a small result.
     """
 
     exact: Outputs
     eager: Outputs
     eager_rms: Mapping[str, float]
-    effective: Mapping[str, int] = field(default_factory=dict)  # elements that eager's error rests on, per output
+    effective: Mapping[str, int] = field(
+        default_factory=dict
+    )  # elements that eager's error rests on, per output
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The verdict on one set of outputs. `error_ratio` is the worst over outputs that are not void; None if none was measured."""
+    """The verdict on one set of outputs. `error_ratio` is the worst over outputs that are not void;
+    None if none was measured.
+    """
 
     passed: bool
     error_ratio: float | None
@@ -69,7 +79,10 @@ def reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
     """Several eager runs, because atomics make some of eager's own results differ from run to run."""
     rms, effective = dict[str, float](), dict[str, int]()
     for name, wanted in exact.items():
-        rms[name], largest = max(((_rms_error(run[name], wanted), run[name]) for run in eager_runs), key=operator.itemgetter(0))
+        rms[name], largest = max(
+            ((_rms_error(run[name], wanted), run[name]) for run in eager_runs),
+            key=operator.itemgetter(0),
+        )
         found = spread_of((largest, largest, wanted), 0.0) if largest.is_floating_point() else None
         effective[name] = wanted.numel() if found is None else found.effective
     return Reference(exact, eager_runs[0], rms, effective)
@@ -95,10 +108,17 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     scale, eager_rms, rms = _rms(exact), ref.eager_rms[name], _rms_error(got, exact)
     void = eager_rms > VOID_ERROR * scale
     ratio = _ratio(rms, max(eager_rms, _round_off(eager.dtype) * scale / LIMIT))
-    # Of a scalar, eager's error is one draw, often a lucky one: the limit allows for the spread of so few, as the judge's does.
+    # Of a scalar, eager's error is one draw, often a lucky one: the limit allows for the spread of
+    # so few, as the judge's does.
     limit = VOID_LIMIT if void else LIMIT * sampling_spread(ref.effective.get(name, got.numel()))
-    reason = "" if ratio <= limit else f"{name}: error {rms:.3g} is {ratio:.3g}x eager's {eager_rms:.3g}; the limit is {limit:g}x"
-    return Comparison(not reason, None if void or math.isinf(ratio) else ratio, reason, 1, int(void))
+    reason = (
+        ""
+        if ratio <= limit
+        else f"{name}: error {rms:.3g} is {ratio:.3g}x eager's {eager_rms:.3g}; the limit is {limit:g}x"
+    )
+    return Comparison(
+        not reason, None if void or math.isinf(ratio) else ratio, reason, 1, int(void)
+    )
 
 
 def _form(got: Tensor, eager: Tensor) -> str:

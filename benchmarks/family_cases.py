@@ -1,4 +1,6 @@
-"""What kernel families are measured on: modules as KernelBench has them, fp32 inputs too large for the L2 cache. Data only."""
+"""What kernel families are measured on: modules as KernelBench has them, fp32 inputs too large for
+the L2 cache. Data only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Of(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """Makers of a module and its inputs, on torch's default device. `products`: islands are made around matrix products too."""
+    """Makers of a module and its inputs, on torch's default device. `products`: islands are made
+    around matrix products too.
+    """
 
     family: str
     name: str
@@ -45,11 +49,15 @@ def _on(family: str, name: str, function: Callable[..., Any], *shapes: tuple[int
     return Case(family, name, lambda: Of(function), lambda: tuple(map(torch.rand, shapes)))
 
 
-def _layer(family: str, name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Case:
+def _layer(
+    family: str, name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...]
+) -> Case:
     return Case(family, name, module, lambda: tuple(map(torch.rand, shapes)))
 
 
-def _attention(name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...], mask: int = 0) -> Case:
+def _attention(
+    name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...], mask: int = 0
+) -> Case:
     """Of normal numbers; `mask`: a square of ones below the diagonal is the last input."""
 
     def inputs() -> tuple[Tensor, ...]:
@@ -64,7 +72,9 @@ def _written_out(heads: int, weigh: Callable[[Tensor], Tensor]) -> Callable[...,
 
     def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         batch, positions, channels = q.shape
-        q, k, v = (t.view(batch, positions, heads, channels // heads).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (
+            t.view(batch, positions, heads, channels // heads).transpose(1, 2) for t in (q, k, v)
+        )
         scores = (q @ k.transpose(-2, -1)) * (1.0 / (k.size(-1) ** 0.5))
         scores = scores.masked_fill(mask[:, :, :positions, :positions] == 0, float("-inf"))
         return (weigh(scores) @ v).transpose(1, 2).contiguous().view(batch, positions, channels)
@@ -82,7 +92,13 @@ def _self_attention() -> Case:
         x = torch.randn(16384, 2, 128)
         return x, x, x
 
-    return Case("attention", "self attention, 4 heads of 32, 16384 positions", lambda: nn.MultiheadAttention(128, 4), inputs, True)
+    return Case(
+        "attention",
+        "self attention, 4 heads of 32, 16384 positions",
+        lambda: nn.MultiheadAttention(128, 4),
+        inputs,
+        True,
+    )
 
 
 _SOFTMAX = (
@@ -93,15 +109,32 @@ _SOFTMAX = (
 )
 _NORMS = (
     _layer("norm", "layer norm of 4096", lambda: nn.LayerNorm(4096), (65536, 4096)),
-    _layer("norm", "layer norm of 64x256x256", lambda: nn.LayerNorm((64, 256, 256)), (16, 64, 256, 256)),
+    _layer(
+        "norm", "layer norm of 64x256x256", lambda: nn.LayerNorm((64, 256, 256)), (16, 64, 256, 256)
+    ),
     _on("norm", "rms norm of 4096", lambda x: F.rms_norm(x, (4096,)), (65536, 4096)),
-    _on("norm", "rms norm over channels", lambda x: x / torch.sqrt(torch.mean(x**2, dim=1, keepdim=True) + 1e-5), _IMAGE),
+    _on(
+        "norm",
+        "rms norm over channels",
+        lambda x: x / torch.sqrt(torch.mean(x**2, dim=1, keepdim=True) + 1e-5),
+        _IMAGE,
+    ),
     _layer("norm", "batch norm in training", lambda: nn.BatchNorm2d(64).train(), _IMAGE),
     _layer("norm", "instance norm", lambda: nn.InstanceNorm2d(64), _IMAGE),
     _layer("norm", "group norm", lambda: nn.GroupNorm(8, 64), _IMAGE),
     _on("norm", "frobenius norm", lambda x: x / torch.norm(x, p="fro"), _IMAGE),
-    _on("norm", "L1 norm of 65535", lambda x: x / torch.mean(torch.abs(x), dim=1, keepdim=True), (4096, 65535)),
-    _on("norm", "L2 norm of 65535", lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (4096, 65535)),
+    _on(
+        "norm",
+        "L1 norm of 65535",
+        lambda x: x / torch.mean(torch.abs(x), dim=1, keepdim=True),
+        (4096, 65535),
+    ),
+    _on(
+        "norm",
+        "L2 norm of 65535",
+        lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True),
+        (4096, 65535),
+    ),
 )
 
 
@@ -122,11 +155,22 @@ _HALF_ROWS = (
         _half("softmax", lambda _, dtype: Of(lambda x: x.softmax(1)), columns, torch.float16)
         for columns in (1024, 2560, 6400, 12672)
     ),
-    *(_half("layer norm", nn.LayerNorm, columns, torch.bfloat16) for columns in (1024, 4096, 8192, 15360)),
-    *(_half("rms norm", nn.RMSNorm, columns, torch.bfloat16) for columns in (2048, 4096, 8192, 16384)),
+    *(
+        _half("layer norm", nn.LayerNorm, columns, torch.bfloat16)
+        for columns in (1024, 4096, 8192, 15360)
+    ),
+    *(
+        _half("rms norm", nn.RMSNorm, columns, torch.bfloat16)
+        for columns in (2048, 4096, 8192, 16384)
+    ),
 )
 _REDUCTIONS = (
-    _on("reduction", "sum over dimension 1", lambda x: torch.sum(x, dim=1, keepdim=True), (16, 4096, 4095)),
+    _on(
+        "reduction",
+        "sum over dimension 1",
+        lambda x: torch.sum(x, dim=1, keepdim=True),
+        (16, 4096, 4095),
+    ),
     _on("reduction", "max over dimension 1", lambda x: torch.max(x, dim=1)[0], (16, 4096, 4095)),
     _on("reduction", "argmax over dimension 1", lambda x: torch.argmax(x, dim=1), (16, 4096, 4095)),
 )
@@ -170,7 +214,9 @@ _LOSSES = (
 _POOLS = (
     _layer("pooling", "max pool 1-D, dilated", lambda: nn.MaxPool1d(8, 1, 4, 3), (64, 192, 16384)),
     _layer("pooling", "max pool 2-D", lambda: nn.MaxPool2d(4, 1, 1, 1), _IMAGE),
-    _layer("pooling", "max pool 3-D, dilated", lambda: nn.MaxPool3d(3, 2, 1, 3), (8, 32, 128, 128, 128)),
+    _layer(
+        "pooling", "max pool 3-D, dilated", lambda: nn.MaxPool3d(3, 2, 1, 3), (8, 32, 128, 128, 128)
+    ),
     _layer("pooling", "average pool 1-D", lambda: nn.AvgPool1d(8, 1, 4), (64, 128, 32768)),
     _layer("pooling", "average pool 2-D", lambda: nn.AvgPool2d(11), (4, 64, 1024, 1024)),
     _layer("pooling", "average pool 3-D", lambda: nn.AvgPool3d(3, 2, 1), (8, 32, 64, 128, 128)),
@@ -183,7 +229,12 @@ _ATTENTIONS = (
         *[(128, 512, 768)] * 3,
         mask=1024,
     ),
-    _attention("written out, relu, heads of 64", lambda: Of(_written_out(12, F.relu)), *[(16, 1024, 768)] * 3, mask=1024),
+    _attention(
+        "written out, relu, heads of 64",
+        lambda: Of(_written_out(12, F.relu)),
+        *[(16, 1024, 768)] * 3,
+        mask=1024,
+    ),
     _self_attention(),
     _attention("fused, heads of 64", lambda: Of(F.scaled_dot_product_attention), *_HEADS_64),
     _attention(
@@ -191,34 +242,54 @@ _ATTENTIONS = (
         lambda: Of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
         *_HEADS_64,
     ),
-    _attention("fused, heads of 1024", lambda: Of(F.scaled_dot_product_attention), *[(4, 32, 512, 1024)] * 3),
-    _attention("fused, heads of 32, long", lambda: Of(F.scaled_dot_product_attention), *[(2, 4, 16384, 32)] * 3),
+    _attention(
+        "fused, heads of 1024",
+        lambda: Of(F.scaled_dot_product_attention),
+        *[(4, 32, 512, 1024)] * 3,
+    ),
+    _attention(
+        "fused, heads of 32, long",
+        lambda: Of(F.scaled_dot_product_attention),
+        *[(2, 4, 16384, 32)] * 3,
+    ),
 )
 
 
 def chunked_scan(length: int) -> Callable[..., Tensor]:
-    """The recurrence of a state-space layer in chunks of `length` positions, as products (Dao and Gu 2024, section 6).
+    """The recurrence of a state-space layer in chunks of `length` positions, as products (Dao and
+    Gu 2024, section 6).
 
         state[t] = exp(a[t]) state[t - 1] + b[t] x[t]^T,   y[t] = c[t] state[t]
 
-    x: (batch, positions, heads, size), a: (batch, positions, heads), b and c: (batch, positions, heads, states); y is like x.
+    x: (batch, positions, heads, size), a: (batch, positions, heads), b and c: (batch, positions,
+    heads, states); y is like x.
     """
 
     def decays(until: Tensor, since: Tensor, diagonal: int) -> Tensor:
-        allowed = torch.ones(until.shape[-1], since.shape[-1], device=until.device).tril(diagonal) == 1
-        return (until.unsqueeze(-1) - since.unsqueeze(-2)).masked_fill(~allowed, float("-inf")).exp()
+        allowed = (
+            torch.ones(until.shape[-1], since.shape[-1], device=until.device).tril(diagonal) == 1
+        )
+        return (
+            (until.unsqueeze(-1) - since.unsqueeze(-2)).masked_fill(~allowed, float("-inf")).exp()
+        )
 
     def run(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         batch, positions, heads, size = x.shape
         x, b, c = (t.view(batch, positions // length, length, heads, -1) for t in (x, b, c))
         sums = a.view(batch, positions // length, length, heads).permute(0, 3, 1, 2).cumsum(-1)
-        inside = torch.einsum("bclhn,bcshn->bclhs", c, b) * decays(sums, sums, 0).permute(0, 2, 3, 1, 4)
+        inside = torch.einsum("bclhn,bcshn->bclhs", c, b) * decays(sums, sums, 0).permute(
+            0, 2, 3, 1, 4
+        )
         own = torch.einsum("bclhs,bcshp->bclhp", inside, x)
         kept = (sums[..., -1:] - sums).exp().permute(0, 2, 3, 1).unsqueeze(-1)
         states = torch.einsum("bclhn,bclhp->bchnp", b * kept, x)
         totals = sums[..., -1].cumsum(-1)
-        before = torch.einsum("bhzc,bchnp->bzhnp", decays(F.pad(totals, (1, 0))[..., :-1], totals, -1), states)
-        earlier = torch.einsum("bclhn,bchnp->bclhp", c, before) * sums.exp().permute(0, 2, 3, 1).unsqueeze(-1)
+        before = torch.einsum(
+            "bhzc,bchnp->bzhnp", decays(F.pad(totals, (1, 0))[..., :-1], totals, -1), states
+        )
+        earlier = torch.einsum("bclhn,bchnp->bclhp", c, before) * sums.exp().permute(
+            0, 2, 3, 1
+        ).unsqueeze(-1)
         return (own + earlier).reshape(batch, positions, heads, size)
 
     return run
@@ -227,7 +298,12 @@ def chunked_scan(length: int) -> Callable[..., Tensor]:
 def _state_space(name: str, batch: int, positions: int, heads: int, size: int, states: int) -> Case:
     def inputs() -> tuple[Tensor, ...]:
         wide = (batch, positions, heads)
-        return torch.randn(*wide, size), -torch.rand(wide), torch.randn(*wide, states), torch.randn(*wide, states)
+        return (
+            torch.randn(*wide, size),
+            -torch.rand(wide),
+            torch.randn(*wide, states),
+            torch.randn(*wide, states),
+        )
 
     return Case("state space", name, lambda: Of(chunked_scan(64)), inputs, products=True)
 
@@ -254,12 +330,15 @@ def _four_bits(name: str, rows: int) -> Case:
 
 
 _FEW_BITS = tuple(
-    _four_bits(f"weights of four bits, {name}", rows) for name, rows in (("one row", 1), ("eight rows", 8), ("64 rows", 64))
+    _four_bits(f"weights of four bits, {name}", rows)
+    for name, rows in (("one row", 1), ("eight rows", 8), ("64 rows", 64))
 )
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding (Su et al. 2021) as decoders write it: (batch, positions, heads, size) to heads first."""
+    """Rotary position embedding (Su et al. 2021) as decoders write it: (batch, positions, heads,
+    size) to heads first.
+    """
 
     def turned(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
@@ -271,7 +350,9 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 def _rotary(name: str, positions: int, dtype: torch.dtype) -> Case:
     def inputs() -> tuple[Tensor, ...]:
         angles = torch.arange(positions)[:, None] / 10_000 ** (torch.arange(64) / 64)
-        tables = (wave(torch.cat((angles, angles), -1)).to(dtype) for wave in (torch.cos, torch.sin))
+        tables = (
+            wave(torch.cat((angles, angles), -1)).to(dtype) for wave in (torch.cos, torch.sin)
+        )
         return (*(torch.randn(4, positions, heads, 128).to(dtype) for heads in (32, 8)), *tables)
 
     return Case("elementwise", name, lambda: Of(rotary), inputs)
@@ -280,8 +361,12 @@ def _rotary(name: str, positions: int, dtype: torch.dtype) -> Case:
 _SPECIAL = (
     _rotary("rotary embedding, 8192 positions", 8192, torch.float32),
     _rotary("rotary embedding, 8192 positions, bf16", 8192, torch.bfloat16),
-    _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
-    _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
+    _on(
+        "elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)
+    ),
+    _on(
+        "elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)
+    ),
 )
 CASES = (
     *_SOFTMAX,

@@ -1,4 +1,6 @@
-"""Matrix products to measure: sizes, layouts and epilogues, as the island a search would see. Data only."""
+"""Matrix products to measure: sizes, layouts and epilogues, as the island a search would see. Data
+only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ __all__ = ["CASES", "Case"]
 
 @dataclass(frozen=True)
 class Case:
-    """C (batch, m, n) = A B. `layout`: "n" or "t" for A and for B (t: its memory is the transpose's). `tail`: "" or "bias+gelu"."""
+    """C (batch, m, n) = A B. `layout`: "n" or "t" for A and for B (t: its memory is the
+    transpose's). `tail`: "" or "bias+gelu".
+    """
 
     name: str
     m: int
@@ -25,7 +29,9 @@ class Case:
     layout: str = "nn"
     dtype: str = "float32"
     tail: str = ""
-    values: str = "normal"  # or "uniform", "wide" (magnitudes over 2^40), "special" (some NaN and infinities)
+    values: str = (
+        "normal"  # or "uniform", "wide" (magnitudes over 2^40), "special" (some NaN and infinities)
+    )
 
     @property
     def flops(self) -> float:
@@ -35,8 +41,13 @@ class Case:
     def specs(self, device: str) -> tuple[TensorSpec, ...]:
         """A, B, and the bias if there is one."""
         lead = (self.batch,) if self.batch else ()
-        found = [_matrix(self.dtype, lead, rows, columns, side == "t", device) for rows, columns, side in self._sides()]
-        return tuple([*found, TensorSpec(self.dtype, (self.n,), (1,), device)] if self.tail else found)
+        found = [
+            _matrix(self.dtype, lead, rows, columns, side == "t", device)
+            for rows, columns, side in self._sides()
+        ]
+        return tuple(
+            [*found, TensorSpec(self.dtype, (self.n,), (1,), device)] if self.tail else found
+        )
 
     def _sides(self) -> tuple[tuple[int, int, str], ...]:
         return (self.m, self.k, self.layout[0]), (self.k, self.n, self.layout[1])
@@ -45,7 +56,12 @@ class Case:
         """The ATen steps."""
         specs = self.specs(device)
         if not self.tail:
-            step = Aten("aten.bmm.default" if self.batch else "aten.mm.default", (Value(0), Value(1)), (), (2,))
+            step = Aten(
+                "aten.bmm.default" if self.batch else "aten.mm.default",
+                (Value(0), Value(1)),
+                (),
+                (2,),
+            )
             return Program(specs, (step,), (2,))
         steps = (
             Aten("aten.addmm.default", (Value(2), Value(0), Value(1)), (), (3,)),
@@ -62,27 +78,46 @@ class Case:
     def inputs(self, device: str, seed: int = 0) -> tuple[Tensor, ...]:
         """Random tensors of those specs."""
         generator = torch.Generator(device).manual_seed(seed)
-        return tuple(_filled(spec, self.values, generator, position) for position, spec in enumerate(self.specs(device)))
+        return tuple(
+            _filled(spec, self.values, generator, position)
+            for position, spec in enumerate(self.specs(device))
+        )
 
 
-def _matrix(dtype: str, lead: tuple[int, ...], rows: int, columns: int, transposed: bool, device: str) -> TensorSpec:
+def _matrix(
+    dtype: str, lead: tuple[int, ...], rows: int, columns: int, transposed: bool, device: str
+) -> TensorSpec:
     shape = (*lead, rows, columns)
     strides = row_major((*lead, columns, rows) if transposed else shape)
     return TensorSpec(dtype, shape, (*strides[:-2], 1, rows) if transposed else strides, device)
 
 
 def _filled(spec: TensorSpec, values: str, generator: torch.Generator, position: int) -> Tensor:
-    made = torch.empty_strided(spec.shape, spec.strides, dtype=torch.float32, device=generator.device)
-    made = made.uniform_(0, 1, generator=generator) if values == "uniform" else made.normal_(generator=generator)
+    made = torch.empty_strided(
+        spec.shape, spec.strides, dtype=torch.float32, device=generator.device
+    )
+    made = (
+        made.uniform_(0, 1, generator=generator)
+        if values == "uniform"
+        else made.normal_(generator=generator)
+    )
     if values == "wide":
-        made *= torch.exp2(40 * torch.rand(made.shape, generator=generator, device=generator.device) - 20)
+        made *= torch.exp2(
+            40 * torch.rand(made.shape, generator=generator, device=generator.device) - 20
+        )
     if values == "special":
-        made.as_strided((made.numel(),), (1,))[:: made.numel() // 7] = (float("nan"), float("inf"), -float("inf"))[position % 3]
+        made.as_strided((made.numel(),), (1,))[:: made.numel() // 7] = (
+            float("nan"),
+            float("inf"),
+            -float("inf"),
+        )[position % 3]
     return made.to(spec.torch_dtype)
 
 
 _SQUARES = tuple(Case(f"square {size}", size, size, size) for size in (1024, 2048, 4096, 8192))
-_LAYOUTS = tuple(Case(f"square 4096 {layout}", 4096, 4096, 4096, layout=layout) for layout in ("nt", "tn", "tt"))
+_LAYOUTS = tuple(
+    Case(f"square 4096 {layout}", 4096, 4096, 4096, layout=layout) for layout in ("nt", "tn", "tt")
+)
 CASES: tuple[Case, ...] = (
     Case("small 256", 256, 256, 256),
     Case("ragged 333x517x259", 333, 517, 259),
@@ -106,5 +141,7 @@ CASES: tuple[Case, ...] = (
     Case("batched 128x512x2048x1024", 512, 2048, 1024, batch=128),
     Case("heads 256x512x512x64", 512, 512, 64, batch=256, layout="nt"),
     Case("half 4096", 4096, 4096, 4096, dtype="float16"),
-    Case("bfloat16 4096 bias gelu", 4096, 4096, 4096, layout="nt", dtype="bfloat16", tail="bias+gelu"),
+    Case(
+        "bfloat16 4096 bias gelu", 4096, 4096, 4096, layout="nt", dtype="bfloat16", tail="bias+gelu"
+    ),
 )

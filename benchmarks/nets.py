@@ -1,7 +1,8 @@
 """The networks of the suite, written as users write them, in plain torch.
 
-No dropout (p = 0), so that a training step can be compared with its float64 copy; no cast to a fixed dtype, so that a float64 copy
-computes in float64. Sizes, inputs and losses are in `models.py`.
+No dropout (p = 0), so that a training step can be compared with its float64 copy; no cast to a
+fixed dtype, so that a float64 copy computes in float64. Sizes, inputs and losses are in
+`models.py`.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -35,7 +36,9 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
         if stride != 1 or channels != 4 * width:
-            self.downsample = nn.Sequential(nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, H, W) -> (N, 4 * width, H / stride, W / stride)."""
@@ -108,7 +111,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, hidden) -> the same shape."""
         n, t, hidden = x.shape
-        q, k, v = (p(x).view(n, t, self.heads, -1).transpose(1, 2) for p in (self.query, self.key, self.value))
+        q, k, v = (
+            p(x).view(n, t, self.heads, -1).transpose(1, 2)
+            for p in (self.query, self.key, self.value)
+        )
         out = F.scaled_dot_product_attention(q, k, v)
         return self.out(out.transpose(1, 2).reshape(n, t, hidden))
 
@@ -121,7 +127,9 @@ class Encoder(nn.Module):
         self.pre_norm = pre_norm
         self.attention = Attention(hidden, heads)
         self.norm1 = nn.LayerNorm(hidden, eps)
-        self.mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden)
+        )
         self.norm2 = nn.LayerNorm(hidden, eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +144,9 @@ class Encoder(nn.Module):
 class ViT(nn.Module):
     """Vision transformer: patches of `patch` pixels, a class token, learned positions."""
 
-    def __init__(self, image: int, patch: int, hidden: int, layers: int, heads: int, classes: int) -> None:
+    def __init__(
+        self, image: int, patch: int, hidden: int, layers: int, heads: int, classes: int
+    ) -> None:
         super().__init__()
         self.patch_embed = nn.Conv2d(3, hidden, patch, patch)
         self.class_token = nn.Parameter(torch.randn(1, 1, hidden) * 0.02)
@@ -155,9 +165,13 @@ class ViT(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT encoder with a token-classification head (the fine-tuning set-up of named-entity recognition)."""
+    """BERT encoder with a token-classification head (the fine-tuning set-up of named-entity
+    recognition).
+    """
 
-    def __init__(self, vocabulary: int, positions: int, hidden: int, layers: int, heads: int, classes: int) -> None:
+    def __init__(
+        self, vocabulary: int, positions: int, hidden: int, layers: int, heads: int, classes: int
+    ) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(vocabulary, hidden, padding_idx=0)
         self.position_embeddings = nn.Embedding(positions, hidden)
@@ -196,7 +210,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LlamaBlock(nn.Module):
-    """Causal grouped-query attention and a SwiGLU feed-forward, each behind an RMSNorm and a residual."""
+    """Causal grouped-query attention and a SwiGLU feed-forward, each behind an RMSNorm and a
+    residual.
+    """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, inner: int) -> None:
         super().__init__()
@@ -229,14 +245,20 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """A stack of Llama blocks between embedding and head: hidden states in, normalised hidden states out."""
+    """A stack of Llama blocks between embedding and head: hidden states in, normalised hidden
+    states out.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, length: int) -> None:
+    def __init__(
+        self, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, length: int
+    ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(LlamaBlock(hidden, heads, kv_heads, inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            LlamaBlock(hidden, heads, kv_heads, inner) for _ in range(layers)
+        )
         self.norm = RMSNorm(hidden)
         width = hidden // heads
         frequency = 500_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -272,11 +294,15 @@ class Lstm(nn.Module):
 def double_conv(channels: int, width: int) -> nn.Sequential:
     """Twice: 3x3 convolution, GroupNorm, SiLU."""
     first = [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
-    return nn.Sequential(*first, nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU())
+    return nn.Sequential(
+        *first, nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()
+    )
 
 
 class UNet(nn.Module):
-    """Encoder and decoder with skip connections, GroupNorm and SiLU as in diffusion models; one output channel a class."""
+    """Encoder and decoder with skip connections, GroupNorm and SiLU as in diffusion models; one
+    output channel a class.
+    """
 
     def __init__(self, width: int, levels: int, classes: int) -> None:
         super().__init__()
@@ -293,5 +319,7 @@ class UNet(nn.Module):
             skips.append(block(F.max_pool2d(skips[-1], 2)))
         x = skips.pop()
         for block in self.up:
-            x = block(torch.cat([skips.pop(), F.interpolate(x, scale_factor=2, mode="nearest")], dim=1))
+            x = block(
+                torch.cat([skips.pop(), F.interpolate(x, scale_factor=2, mode="nearest")], dim=1)
+            )
         return self.head(x)

@@ -1,9 +1,11 @@
 """Is the clock to be trusted: a kernel against itself many times, and the same kernel timed twice.
 
-Two numbers come out. How often one of two equal sides is called faster (its lower bound reaches the margin of a swap), which must
-be under 1 % of all trials; and how far two measurements of one kernel above 50 us are apart, which must be under 2 %. A chain of
-small launches is timed too, and told apart: its microseconds are the host's, which may have other work. On a CPU that others use,
-only that it runs means anything. It times plain torch calls with the protocol of the judge; it judges no kernels.
+Two numbers come out. How often one of two equal sides is called faster (its lower bound reaches the
+margin of a swap), which must be under 1 % of all trials; and how far two measurements of one kernel
+above 50 us are apart, which must be under 2 %. A chain of small launches is timed too, and told
+apart: its microseconds are the host's, which may have other work. On a CPU that others use, only
+that it runs means anything. It times plain torch calls with the protocol of the judge; it judges no
+kernels.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ _FALSE_SHARE, _APART, _LONG_US = 0.01, 0.02, 50.0
 _OF_THE_HOST = "eight small steps"  # no kernel, but what the host takes to launch eight
 _MARGIN = Settings().margin
 _RING = 4
-_SHORTER = 8  # the trials' samples: noisier than the judge's, so the share of false calls is not flattered
+_SHORTER = (
+    8  # the trials' samples: noisier than the judge's, so the share of false calls is not flattered
+)
 
 Make = Callable[[torch.device], Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A name and how to make a call of it: each side of a trial gets inputs and addresses of its own."""
+    """A name and how to make a call of it: each side of a trial gets inputs and addresses of its
+    own.
+    """
 
     name: str
     make: Make
@@ -59,7 +65,9 @@ class Row:
     unsteady: int = 0
     us: dict[str, list[float]] = field(default_factory=dict)
     speedups: list[float] = field(default_factory=list)
-    twice: dict[str, float] = field(default_factory=dict)  # |difference| of two measurements of the whole plan, by state
+    twice: dict[str, float] = field(
+        default_factory=dict
+    )  # |difference| of two measurements of the whole plan, by state
 
     def add(self, found: Measurement) -> None:
         """Count a trial."""
@@ -78,7 +86,14 @@ class Row:
         middle = {l2: sorted(values)[len(values) // 2] for l2, values in self.us.items()}
         counts = {"faster": self.faster, "above_one": self.above_one, "unsteady": self.unsteady}
         most = {"most_log_speedup": max(logs, default=None), "most_apart": spread}
-        return {"kernel": self.kernel, "trials": self.trials, **counts, "us": middle, **most, "twice": self.twice}
+        return {
+            "kernel": self.kernel,
+            "trials": self.trials,
+            **counts,
+            "us": middle,
+            **most,
+            "twice": self.twice,
+        }
 
 
 @dataclass(frozen=True)
@@ -100,19 +115,28 @@ class _Warmed:
 
 
 def kernels(device: torch.device) -> list[Kernel]:
-    """From a few microseconds to milliseconds on a large GPU: element by element, reductions, products, a chain of small ones."""
+    """From a few microseconds to milliseconds on a large GPU: element by element, reductions,
+    products, a chain of small ones.
+    """
     scale = 1 if device.type == "cuda" else 8
     sizes = [512, 1024, 2048, 4096, 8192]
     found = [Kernel(f"gelu {n}x{n}", _unary(torch.nn.functional.gelu, n // scale)) for n in sizes]
-    found += [Kernel(f"softmax {n}x{n}", _unary(lambda x: x.softmax(-1), n // scale)) for n in sizes[1:4]]
+    found += [
+        Kernel(f"softmax {n}x{n}", _unary(lambda x: x.softmax(-1), n // scale)) for n in sizes[1:4]
+    ]
     found += [Kernel(f"matmul {n}", _unary(lambda x: x @ x, n // scale)) for n in sizes[:4]]
     return [*found, Kernel(_OF_THE_HOST, _unary(_chain, 256))]
 
 
 def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Kernel]) -> list[Row]:
-    """`trials` measurements spread over the kernels in turn, then each kernel above 50 us twice under the whole plan."""
+    """`trials` measurements spread over the kernels in turn, then each kernel above 50 us twice
+    under the whole plan.
+    """
     rows = [Row(kernel.name) for kernel in chosen]
-    pairs = [Local(kernel.make(device), kernel.make(device), device, temperatures(device, plan)) for kernel in chosen]
+    pairs = [
+        Local(kernel.make(device), kernel.make(device), device, temperatures(device, plan))
+        for kernel in chosen
+    ]
     sides = [_Warmed(local, local.warm()) for local in pairs]
     short = replace(plan, side_us=plan.side_us / _SHORTER, margin=_MARGIN)  # as the judge decides
     for row, side in itertools.islice(itertools.cycle(zip(rows, sides, strict=True)), trials):
@@ -125,14 +149,30 @@ def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Ke
 
 
 def summary(rows: Sequence[Row], *, judged: bool) -> dict[str, Any]:
-    """Both numbers and whether they are reached; `passed` is None where the machine is not one to judge by."""
+    """Both numbers and whether they are reached; `passed` is None where the machine is not one to
+    judge by.
+    """
     trials, faster = sum(row.trials for row in rows), sum(row.faster for row in rows)
     apart = [value for row in rows for value in row.twice.values() if row.kernel != _OF_THE_HOST]
-    of_host = max((value for row in rows for value in row.twice.values() if row.kernel == _OF_THE_HOST), default=None)
+    of_host = max(
+        (value for row in rows for value in row.twice.values() if row.kernel == _OF_THE_HOST),
+        default=None,
+    )
     share, worst = faster / max(1, trials), max(apart, default=None)
     passed = share < _FALSE_SHARE and (worst is None or worst < _APART) and trials > 0
-    told = {"trials": trials, "called_faster": faster, "called_faster_share": share, "margin": _MARGIN}
-    return {**told, "timed_twice": len(apart), "worst_apart": worst, "host_apart": of_host, "passed": passed if judged else None}
+    told = {
+        "trials": trials,
+        "called_faster": faster,
+        "called_faster_share": share,
+        "margin": _MARGIN,
+    }
+    return {
+        **told,
+        "timed_twice": len(apart),
+        "worst_apart": worst,
+        "host_apart": of_host,
+        "passed": passed if judged else None,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with torch.no_grad():
         rows = run(device, args.trials, TIMING_PLANS["fast"], kernels(device))
     told = summary(rows, judged=device.type == "cuda")
-    states = {"before": before, "after": gpu_state(device), "seconds": round(time.monotonic() - begin, 1)}
+    states = {
+        "before": before,
+        "after": gpu_state(device),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
     value = report.document(
         "repeatability",
         {"device": args.device, "trials": args.trials},
@@ -157,7 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in value["rows"]:
         us = ", ".join(f"{l2} {cost:.1f} us" for l2, cost in row["us"].items())
         twice = ", ".join(f"{l2} {100 * apart:.2f} %" for l2, apart in row["twice"].items()) or "-"
-        print(f"{row['kernel']:20} {row['trials']:3} trials, {row['faster']} called faster, {us}; timed twice: {twice}")
+        print(
+            f"{row['kernel']:20} {row['trials']:3} trials, {row['faster']} called faster, {us}; timed twice: {twice}"
+        )
     print(json.dumps(told))
     return 1 if told["passed"] is False else 0
 
@@ -177,10 +223,19 @@ def _chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.repeatability", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.repeatability", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--trials", type=int, default=200, help="of a kernel against itself, spread over all kernels")
-    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "repeatability.json")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=200,
+        help="of a kernel against itself, spread over all kernels",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=_ROOT / "benchmarks" / "results" / "repeatability.json"
+    )
     return parser
 
 

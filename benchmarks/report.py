@@ -1,6 +1,8 @@
-"""What a results file holds besides its rows: the environment and the summary; how it is written and printed.
+"""What a results file holds besides its rows: the environment and the summary; how it is written
+and printed.
 
-A file is replaced in one step, so a killed run leaves a whole one. It measures nothing. It records no host name, user or path.
+A file is replaced in one step, so a killed run leaves a whole one. It measures nothing. It records
+no host name, user or path.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ import torch
 from benchmarks.runner import Row
 from torch_cudal1.core.version import __version__
 
-__all__ = ["SCHEMA", "SLOWER", "document", "environment", "load", "rows_as_json", "save", "summarise", "table"]
+__all__ = [
+    "SCHEMA",
+    "SLOWER",
+    "document",
+    "environment",
+    "load",
+    "rows_as_json",
+    "save",
+    "summarise",
+    "table",
+]
 
 SCHEMA = 1
 SLOWER = 0.98  # a row below this against the better baseline counts as a regression
@@ -55,17 +67,23 @@ def environment() -> dict[str, Any]:
     }
 
 
-def document(kind: str, options: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+def document(
+    kind: str, options: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any
+) -> dict[str, Any]:
     """A results file as a value: environment first."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no path of a machine
+    words = [
+        Path(word).name if "/" in word else word for word in sys.argv[1:]
+    ]  # no path of a machine
     command = " ".join(["python", "-m", f"benchmarks.bench_{kind}", *words])
     head = {"schema": SCHEMA, "kind": kind, "created": created, "command": command}
     return {**head, **more, "options": dict(options), "rows": list(rows)}
 
 
 def save(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON beside `path` and rename it over: readers see the old file or the new one. Raises ValueError on NaN or Inf."""
+    """Write JSON beside `path` and rename it over: readers see the old file or the new one. Raises
+    ValueError on NaN or Inf.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
@@ -76,14 +94,22 @@ def load(path: Path) -> dict[str, Any]:
     """Read a results file. Raises ValueError for another schema."""
     value: dict[str, Any] = json.loads(path.read_text())
     if value.get("schema") != SCHEMA:
-        raise ValueError(f"{path.name} has schema {value.get('schema')!r}; expected {SCHEMA}: measure again")
+        raise ValueError(
+            f"{path.name} has schema {value.get('schema')!r}; expected {SCHEMA}: measure again"
+        )
     return value
 
 
 def summarise(rows: Sequence[Row], contender: str) -> dict[str, Any]:
-    """How one contender did against the better of eager and torch.compile over all cases: counts, geometric means, regressions."""
+    """How one contender did against the better of eager and torch.compile over all cases: counts,
+    geometric means, regressions.
+    """
     mine = [row for row in rows if row.contender == contender]
-    against = {f"{row.model}/{row.phase}": ratio for row in mine if row.status == "ok" and (ratio := _against_better(row))}
+    against = {
+        f"{row.model}/{row.phase}": ratio
+        for row in mine
+        if row.status == "ok" and (ratio := _against_better(row))
+    }
     ratios = [ratio["speedup"] for ratio in against.values()]
     return {
         "contender": contender,
@@ -94,7 +120,9 @@ def summarise(rows: Sequence[Row], contender: str) -> dict[str, Any]:
         "geomean": _geomean(ratios),
         "geomean_clamped": _geomean([max(1.0, ratio) for ratio in ratios]),
         "slower": sorted(case for case, ratio in against.items() if ratio["speedup"] < SLOWER),
-        "slower_beyond_noise": sorted(case for case, ratio in against.items() if ratio["high"] < SLOWER),
+        "slower_beyond_noise": sorted(
+            case for case, ratio in against.items() if ratio["high"] < SLOWER
+        ),
         "unsteady": sorted(case for case, ratio in against.items() if not ratio["steady"]),
         "fell_back": sorted(f"{row.model}/{row.phase}" for row in mine if row.fallbacks),
         "won": sorted(case for case, ratio in against.items() if ratio["low"] >= 1.05),
@@ -103,7 +131,9 @@ def summarise(rows: Sequence[Row], contender: str) -> dict[str, Any]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows for a terminal: times in microseconds, speed-ups with their intervals."""
-    lines = [f"{'case':24} {'contender':22} {'us':>10}  {'vs eager':22} {'vs compile':22} {'error':>7}  note"]
+    lines = [
+        f"{'case':24} {'contender':22} {'us':>10}  {'vs eager':22} {'vs compile':22} {'error':>7}  note"
+    ]
     for row in rows:
         us = "-" if row.median_us is None else f"{row.median_us:.1f}"
         error = "-" if row.error_ratio is None else f"{row.error_ratio:.2f}x"
@@ -128,7 +158,11 @@ def _against_better(row: Row) -> Mapping[str, float] | None:
 
 
 def _cell(ratio: Mapping[str, float] | None) -> str:
-    return "-" if ratio is None else f"{ratio['speedup']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return (
+        "-"
+        if ratio is None
+        else f"{ratio['speedup']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    )
 
 
 def _geomean(ratios: Sequence[float]) -> float | None:
@@ -144,7 +178,9 @@ def _triton() -> str:
 
 
 def _gpu_state() -> dict[str, str]:
-    answer = _output(["nvidia-smi", f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]).split("\n")[0]
+    answer = _output(
+        ["nvidia-smi", f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
+    ).split("\n")[0]
     return dict(zip(_GPU_FACTS, (part.strip() for part in answer.split(",")), strict=False))
 
 
@@ -154,7 +190,12 @@ def _cpu() -> str:
     except OSError:
         return platform.processor()
     return next(
-        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), platform.processor()
+        (
+            line.split(":", 1)[1].strip()
+            for line in text.splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
     )
 
 

@@ -1,9 +1,11 @@
-"""The one shared runner: the same contenders are verified and then timed, on the same module and inputs.
+"""The one shared runner: the same contenders are verified and then timed, on the same module and
+inputs.
 
-`references` computes what is right (float64) and how wrong eager is; `start` builds a contender on its own copy of the module and
-verifies it; `measure` times the contenders in interleaved rounds, verifies them once more and returns one row each. A contender
-that crashes or answers wrongly is a row with its reason, never left out. It does not choose models or contenders (`bench_*.py`),
-does not start processes, and does not decide what is fast enough.
+`references` computes what is right (float64) and how wrong eager is; `start` builds a contender on
+its own copy of the module and verifies it; `measure` times the contenders in interleaved rounds,
+verifies them once more and returns one row each. A contender that crashes or answers wrongly is a
+row with its reason, never left out. It does not choose models or contenders (`bench_*.py`), does
+not start processes, and does not decide what is fast enough.
 """
 
 from __future__ import annotations
@@ -23,18 +25,31 @@ from benchmarks.compare import Comparison, Reference, compare, reference
 from benchmarks.models import Inputs, Workload, fresh
 from benchmarks.timing import Samples, sample
 
-__all__ = ["Case", "Contender", "Live", "Phase", "Row", "failed_row", "measure", "references", "start"]
+__all__ = [
+    "Case",
+    "Contender",
+    "Live",
+    "Phase",
+    "Row",
+    "failed_row",
+    "measure",
+    "references",
+    "start",
+]
 
 Phase: TypeAlias = Literal["inference", "train"]
 Call: TypeAlias = Callable[..., Any]
 
 _EAGER_RUNS = 3
-_RING = 4  # input sets the timed calls rotate through, so that an answer kept from the last call is of no use
+# input sets the timed calls rotate through, so that an answer kept from the last call is of no use
+_RING = 4
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a module: `start(module, inputs)` returns what to call. A `baseline` is timed even when it is not verified."""
+    """A way to run a module: `start(module, inputs)` returns what to call. A `baseline` is timed
+    even when it is not verified.
+    """
 
     name: str
     start: Callable[[nn.Module, Inputs], Call]
@@ -43,7 +58,9 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """A workload in one phase: "inference" (eval mode, no_grad) or "train" (forward, loss, backward; no optimizer)."""
+    """A workload in one phase: "inference" (eval mode, no_grad) or "train" (forward, loss,
+    backward; no optimizer).
+    """
 
     workload: Workload
     phase: Phase
@@ -58,7 +75,8 @@ class Case:
         module = copy.deepcopy(self.workload.module).train(self.phase == "train")
         for layer in module.modules():
             if isinstance(layer, nn.RNNBase):
-                layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout, and eager would then copy on every call
+                # deepcopy loses cuDNN's one-chunk layout, and eager would then copy on every call
+                layer.flatten_parameters()
         return module
 
     def mode(self) -> AbstractContextManager[Any]:
@@ -75,7 +93,8 @@ class Case:
         return loss
 
     def outputs(self, call: Call, module: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-        """Everything that must be right, as copies: the output; in training the loss and every gradient.
+        """Everything that must be right, as copies: the output; in training the loss and every
+        gradient.
 
         Raises ValueError when a parameter has no gradient.
         """
@@ -84,14 +103,22 @@ class Case:
             return {"output": result.detach().clone()}
         absent = [name for name, p in module.named_parameters() if p.grad is None]
         if absent:
-            raise ValueError(f"no gradient for {', '.join(absent)}; expected one for every parameter")
-        gradients = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+            raise ValueError(
+                f"no gradient for {', '.join(absent)}; expected one for every parameter"
+            )
+        gradients = {
+            name: p.grad.detach().clone()
+            for name, p in module.named_parameters()
+            if p.grad is not None
+        }
         return {"loss": result.detach().clone(), **gradients}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the results: a contender on a case. `status`: "ok", "wrong" (not verified), "failed" (no answer); see README."""
+    """One line of the results: a contender on a case. `status`: "ok", "wrong" (not verified),
+    "failed" (no answer); see README.
+    """
 
     model: str
     phase: str
@@ -107,8 +134,12 @@ class Row:
     vs_eager: Mapping[str, float] | None = None
     vs_compile: Mapping[str, float] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
-    fallbacks: Sequence[str] = ()  # why the package ran no choice of its own: it failed, or left a graph out
-    decisions: Sequence[Mapping[str, Any]] = ()  # what the package recorded of its races: every contender and why it does not run
+    fallbacks: Sequence[
+        str
+    ] = ()  # why the package ran no choice of its own: it failed, or left a graph out
+    decisions: Sequence[
+        Mapping[str, Any]
+    ] = ()  # what the package recorded of its races: every contender and why it does not run
 
 
 @dataclass
@@ -172,7 +203,8 @@ def measure(
 
     `rounds` and `more_s` are `timing.sample`'s.
 
-    `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among `lives` leaves its column None.
+    `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among
+    `lives` leaves its column None.
     """
     crashed: dict[str, str] = {}
     ring = [fresh(case.workload.inputs, 100 + seed) for seed in range(_RING)]
@@ -188,7 +220,10 @@ def measure(
         for live in lives:
             if live.contender.name in runs:
                 live.verdict += _verify(case, live.call, live.module, refs[:1])
-    return [_row(case, live, samples, crashed.get(live.contender.name, ""), (eager, compiled)) for live in lives]
+    return [
+        _row(case, live, samples, crashed.get(live.contender.name, ""), (eager, compiled))
+        for live in lives
+    ]
 
 
 def failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
@@ -196,7 +231,9 @@ def failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
     return Row(model, phase, contender, "failed", reason=reason)
 
 
-def _verify(case: Case, call: Call, module: nn.Module, refs: Sequence[tuple[Inputs, Reference]]) -> Comparison:
+def _verify(
+    case: Case, call: Call, module: nn.Module, refs: Sequence[tuple[Inputs, Reference]]
+) -> Comparison:
     verdict = Comparison(True, None)
     for inputs, ref in refs:
         verdict += compare(case.outputs(call, module, inputs), ref)
@@ -208,10 +245,15 @@ def _run(case: Case, live: Live, ring: Sequence[Inputs]) -> Callable[[], object]
     return lambda: case.step(live.call, live.module, next(turn))
 
 
-def _row(case: Case, live: Live, samples: Samples, crash: str, references_to: tuple[str, str]) -> Row:
+def _row(
+    case: Case, live: Live, samples: Samples, crash: str, references_to: tuple[str, str]
+) -> Row:
     name, verdict = live.contender.name, live.verdict
     timed = name in samples.us and live.timed
-    ratios = [samples.speedup(base, name) if timed and base in samples.us and base != name else None for base in references_to]
+    ratios = [
+        samples.speedup(base, name) if timed and base in samples.us and base != name else None
+        for base in references_to
+    ]
     return Row(
         case.workload.name,
         case.phase,

@@ -1,10 +1,12 @@
-"""Put entries that a benchmark's searches have made into `kernels_cache/`, which comes with the package.
+"""Put entries that a benchmark's searches have made into `kernels_cache/`, which comes with the
+package.
 
     python -m benchmarks.ship FOLDER... [--into kernels_cache]
 
-FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`. Taken is what holds machine code:
-choices of whole regions, and kernels of islands, which other models have too. What says that nothing beat the baselines is left:
-it would keep a newer version from searching. Of two entries of one region for one device model the newer one stays. Over 40 MiB
+FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`.
+Taken is what holds machine code: choices of whole regions, and kernels of islands, which other
+models have too. What says that nothing beat the baselines is left: it would keep a newer version
+from searching. Of two entries of one region for one device model the newer one stays. Over 40 MiB
 nothing is written. A broken file ends it.
 """
 
@@ -33,21 +35,30 @@ class ShippingError(RuntimeError):
 
 
 def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
-    """How many entries are new or newer in `into`, how many there are, and their bytes. Raises ShippingError."""
+    """How many entries are new or newer in `into`, how many there are, and their bytes. Raises
+    ShippingError.
+    """
     found: _Found = {}
     before = _held(into)
-    for held in [*before.values(), *(held for folder in folders for held in _held(folder).values())]:
+    for held in [
+        *before.values(),
+        *(held for folder in folders for held in _held(folder).values()),
+    ]:
         known = found.get(held.place)
         if known is None or _created(known) < _created(held):
             found[held.place] = held
     size = sum(held.size_bytes for held in found.values())
     if size > LIMIT_BYTES:
-        raise ShippingError(f"{size / (1 << 20):.1f} MiB; at most {LIMIT_BYTES >> 20} may come with the package")
+        raise ShippingError(
+            f"{size / (1 << 20):.1f} MiB; at most {LIMIT_BYTES >> 20} may come with the package"
+        )
     new = [held for held in found.values() if held is not before.get(held.place)]
     for held in new:
         if isinstance(told := write_file(into / held.place, held.path.read_bytes()), NotStored):
             raise ShippingError(f"{into / held.place}: {told.reason}")
-    for lock in into.rglob("*.lock"):  # of the writing just done; what is shipped is never written to
+    for lock in into.rglob(
+        "*.lock"
+    ):  # of the writing just done; what is shipped is never written to
         lock.unlink()
     return len(new), len(found), size
 
@@ -57,7 +68,9 @@ def _held(folder: Path) -> _Found:
     if inventory.broken:
         raise ShippingError(f"{inventory.broken[0].path}: {inventory.broken[0].reason}")
     return {
-        held.place: held for held in inventory.entries if isinstance(held.content, Entry) and held.content.choice.program.launches
+        held.place: held
+        for held in inventory.entries
+        if isinstance(held.content, Entry) and held.content.choice.program.launches
     }
 
 
@@ -68,7 +81,9 @@ def _created(held: Held) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where something may not come with the package."""
-    parser = argparse.ArgumentParser(prog="benchmarks.ship", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.ship", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--into", type=Path, default=_ROOT / "kernels_cache")
     args = parser.parse_args(argv)
@@ -80,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ShippingError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{new} entries are new or newer; {entries} come with the package, {size / (1 << 20):.1f} MiB")
+    print(
+        f"{new} entries are new or newer; {entries} come with the package, {size / (1 << 20):.1f} MiB"
+    )
     return 0
 
 

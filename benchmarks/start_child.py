@@ -1,8 +1,9 @@
-"""One contender's first answer in this process, for `bench_warm_start`: what a user's process imports, builds and calls, timed.
+"""One contender's first answer in this process, for `bench_warm_start`: what a user's process
+imports, builds and calls, timed.
 
-Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output is JSON. Until the clock has
-stopped it loads torch, the model and the contender, and nothing of the benchmarks that brings compilers or the judge with it.
-Verifying comes afterwards.
+Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output
+is JSON. Until the clock has stopped it loads torch, the model and the contender, and nothing of the
+benchmarks that brings compilers or the judge with it. Verifying comes afterwards.
 """
 
 from __future__ import annotations
@@ -39,9 +40,13 @@ def _accelerate() -> Start:
 
 
 def _backend() -> Start:
-    from torch_cudal1.api.backend import cudal1  # what the registered name loads; a checkout need not be installed
+    from torch_cudal1.api.backend import (
+        cudal1,
+    )  # what the registered name loads; a checkout need not be installed
 
-    return lambda module, inputs, options: torch.compile(module, backend=cudal1, options=dict(options))
+    return lambda module, inputs, options: torch.compile(
+        module, backend=cudal1, options=dict(options)
+    )
 
 
 STARTS: Mapping[str, Callable[[], Start]] = {
@@ -53,12 +58,17 @@ STARTS: Mapping[str, Callable[[], Start]] = {
 
 
 def shut_off(started: list[str], *, offline: bool) -> None:
-    """From now on `started` gets the name of every program that this process starts; offline, what uses the network raises."""
+    """From now on `started` gets the name of every program that this process starts; offline, what
+    uses the network raises.
+    """
 
     def listen(event: str, args: tuple[Any, ...]) -> None:
         if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
             started.append(os.path.basename(os.fsdecode(args[0])))
-        elif offline and (event == "socket.getaddrinfo" or (event in _NETWORK and args[0].family != socket.AF_UNIX)):
+        elif offline and (
+            event == "socket.getaddrinfo"
+            or (event in _NETWORK and args[0].family != socket.AF_UNIX)
+        ):
             raise ConnectionError(f"{event}{args[1:]}: this process has no network")
 
     sys.addaudithook(listen)
@@ -86,19 +96,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             torch.cuda.synchronize()
     answered = time.monotonic()
     began_programs, inductor = list(started), _inductor_counters()
-    counters, decisions = _told() if args.contender.startswith("cudal1") else ({}, [])  # before anything else runs
+    counters, decisions = (
+        _told() if args.contender.startswith("cudal1") else ({}, [])
+    )  # before anything else runs
     stages = {"import": imported - args.spawned, "build": built - imported, "load": loaded - built}
     stages |= {"prepare": prepared - loaded, "first_call": answered - prepared}
-    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
+    answer = {
+        "first_answer_s": answered - args.spawned,
+        "stages_s": stages,
+        "counters": counters,
+        "decisions": decisions,
+    }
     told = {**answer, "started": began_programs, "inductor": inductor}
     print(json.dumps({**told, **_verified(workload, call)}))
     return 0
 
 
 def _inductor_counters() -> dict[str, int]:
-    """What Inductor found in its caches and what it did not; {} in a process that has not loaded it."""
+    """What Inductor found in its caches and what it did not; {} in a process that has not loaded
+    it.
+    """
     loaded = sys.modules.get("torch._dynamo.utils")
-    return {} if loaded is None else {name: int(count) for name, count in loaded.counters["inductor"].items() if "cache" in name}
+    return (
+        {}
+        if loaded is None
+        else {
+            name: int(count)
+            for name, count in loaded.counters["inductor"].items()
+            if "cache" in name
+        }
+    )
 
 
 def _told() -> tuple[dict[str, int], list[str]]:
@@ -106,8 +133,14 @@ def _told() -> tuple[dict[str, int], list[str]]:
     import cudal1
 
     report = cudal1.report()
-    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture") or event.what == "fallback"]
-    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:_TOLD] for event in decided]
+    decided = [
+        event
+        for event in report.events
+        if event.stage in ("judge", "swap", "capture") or event.what == "fallback"
+    ]
+    return dict(report.counters), [
+        f"{event.stage} {event.what} {dict(event.facts)}"[:_TOLD] for event in decided
+    ]
 
 
 def _verified(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
@@ -119,19 +152,32 @@ def _verified(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
     with case.mode():
         (fresh, ref), *_ = references(case, draws=1)
         verdict = compare({"output": call(*fresh).detach().clone()}, ref)
-    return {"verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}
+    return {
+        "verified": verdict.passed,
+        "error_ratio": verdict.error_ratio,
+        "reason": verdict.reason,
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.start_child", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.start_child", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("model")
     parser.add_argument("contender", choices=list(STARTS))
     parser.add_argument("state", choices=("cold", "warm"))
     parser.add_argument("--sizes", choices=("full", "small"), required=True)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--budget-s", type=float, required=True, help="the package's search budget, cold only")
+    parser.add_argument(
+        "--budget-s", type=float, required=True, help="the package's search budget, cold only"
+    )
     parser.add_argument("--cache-dir", type=Path, required=True)
-    parser.add_argument("--spawned", type=float, required=True, help="time.monotonic() when the process was asked for")
+    parser.add_argument(
+        "--spawned",
+        type=float,
+        required=True,
+        help="time.monotonic() when the process was asked for",
+    )
     parser.add_argument("--offline", action="store_true", help="whatever uses the network raises")
     return parser
 

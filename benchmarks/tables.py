@@ -1,7 +1,9 @@
-"""Writes docs/measurements.md and the table of README.md from the committed results: `python -m benchmarks.tables`.
+"""Writes docs/measurements.md and the table of README.md from the committed results:
+`python -m benchmarks.tables`.
 
-`--check` only compares. The page has every row of every results file, failed ones with their reason; the README has one line a
-case, from the newest file that measured it. Nothing is typed by hand.
+`--check` only compares. The page has every row of every results file, failed ones with their
+reason; the README has one line a case, from the newest file that measured it. Nothing is typed by
+hand.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ __all__ = ["main", "render", "summary"]
 _ROOT = Path(__file__).resolve().parent.parent
 _PLANS = _ROOT / "benchmarks" / "training"
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
-_MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
+_MODELS = (
+    "h200-inference-and-train.json",
+    "h200-train.json",
+    "h200-bert-kernels.json",
+    "h200-inference-2.json",
+)
 _NEWER = "-models-*.json"  # a file for each lane of a run
 _WARM = (
     "h200-warm-start.json",
@@ -102,7 +109,10 @@ def render(results: Path) -> str:
 
 def _model_files(results: Path, gpu: str) -> list[str]:
     """Of whole models, oldest first."""
-    newer = sorted((path.name for path in results.glob(gpu + _NEWER)), key=lambda name: load(results / name)["created"])
+    newer = sorted(
+        (path.name for path in results.glob(gpu + _NEWER)),
+        key=lambda name: load(results / name)["created"],
+    )
     return [*_MODELS, *newer]
 
 
@@ -113,7 +123,9 @@ def _training(results: Path) -> list[str]:
         found = load(path)
         lines += ["", *_heading(path.name, found), *evaluated(found)]
     own = _ROOT / "torch_cudal1" / "training" / "data"
-    lines += landscapes([*sorted(own.glob("*-landscape.json.gz")), *sorted(_PLANS.glob("*-landscape.json.gz"))])
+    lines += landscapes(
+        [*sorted(own.glob("*-landscape.json.gz")), *sorted(_PLANS.glob("*-landscape.json.gz"))]
+    )
     for path in sorted(results.glob("*-training-*.json")):
         found = load(path)
         lines += ["", *_heading(path.name, found), *experiment(found)]
@@ -132,7 +144,11 @@ def _heading(name: str, found: Mapping[str, Any]) -> list[str]:
         else f"{where['cores']} cores of {where['cpu']}"
     )
     machine = f"{device}, torch {where['torch']}, Triton {where['triton']}"
-    return [f"`benchmarks/results/{name}`: {machine}, Python {where['python']}.", f"Made by `{found['command']}`.", ""]
+    return [
+        f"`benchmarks/results/{name}`: {machine}, Python {where['python']}.",
+        f"Made by `{found['command']}`.",
+        "",
+    ]
 
 
 def _models(name: str, found: Mapping[str, Any]) -> list[str]:
@@ -156,32 +172,56 @@ def _models(name: str, found: Mapping[str, Any]) -> list[str]:
 
 def _warm(name: str, found: Mapping[str, Any]) -> list[str]:
     lines = _heading(name, found)
-    lines += ["| model | contender | cold start, s | warm start, s | searched when warm |", "|---|---|---|---|---|"]
+    lines += [
+        "| model | contender | cold start, s | warm start, s | searched when warm |",
+        "|---|---|---|---|---|",
+    ]
     for row in found["rows"]:
-        searched = "" if "cudal1" not in row["contender"] else "nothing" if row["status"] == "ok" else row["reason"]
-        lines.append(f"| {row['model']} | {row['contender']} | {row['cold_s']:.1f} | {row['warm_s']:.1f} | {searched} |")
+        searched = (
+            ""
+            if "cudal1" not in row["contender"]
+            else "nothing"
+            if row["status"] == "ok"
+            else row["reason"]
+        )
+        lines.append(
+            f"| {row['model']} | {row['contender']} | {row['cold_s']:.1f} | {row['warm_s']:.1f} | {searched} |"
+        )
     return [*lines, ""]
 
 
 def _overhead(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| host time of a call | median, µs | 10 % to 90 %, µs |", "|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| host time of a call | median, µs | 10 % to 90 %, µs |",
+        "|---|---|---|",
+    ]
     for row in found["rows"]:
         if row["reason"]:
             lines.append(f"| {row['name']} | | {row['reason']} |")
             continue
-        lines.append(f"| {row['name']} | {row['median_us']:.2f} | {row['p10_us']:.2f} to {row['p90_us']:.2f} |")
+        lines.append(
+            f"| {row['name']} | {row['median_us']:.2f} | {row['p10_us']:.2f} to {row['p90_us']:.2f} |"
+        )
     return [*lines, ""]
 
 
 def _fleet(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| warm-up workers | tasks | judged | tasks a second | over one worker |"]
+    lines = [
+        *_heading(name, found),
+        "| warm-up workers | tasks | judged | tasks a second | over one worker |",
+    ]
     lines.append("|---|---|---|---|---|")
     for row in found["rows"]:
         if row["status"] != "ok":
-            lines.append(f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['status']}: {row['reason']} | |")
+            lines.append(
+                f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['status']}: {row['reason']} | |"
+            )
             continue
         over = found["throughput_over_one"][str(row["workers"])]
-        lines.append(f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['tasks_per_s']:.3f} | {over:.2f} |")
+        lines.append(
+            f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['tasks_per_s']:.3f} | {over:.2f} |"
+        )
     return lines
 
 
@@ -193,15 +233,22 @@ def _ranks(name: str, found: Mapping[str, Any]) -> list[str]:
     ]
     for row in found["rows"]:
         searched = ", ".join(map(str, row["searched"]))
-        runs = row["reason"] or ", ".join([*row["runs"], *(digest[:12] for digest in row["digests"])])
+        runs = row["reason"] or ", ".join(
+            [*row["runs"], *(digest[:12] for digest in row["digests"])]
+        )
         seconds = f"{max(row['seconds']):.1f}" if row["seconds"] else ""
-        lines.append(f"| {row['devices']}, {row['backend']} | {row['scene']} | {runs} | {searched} | {seconds} |")
+        lines.append(
+            f"| {row['devices']}, {row['backend']} | {row['scene']} | {runs} | {searched} | {seconds} |"
+        )
     return lines
 
 
 def _repeated(name: str, found: Mapping[str, Any]) -> list[str]:
     lines = _heading(name, found)
-    lines += ["| kernel | trials, called faster | cold, hot, µs | timed twice: cold, hot apart |", "|---|---|---|---|"]
+    lines += [
+        "| kernel | trials, called faster | cold, hot, µs | timed twice: cold, hot apart |",
+        "|---|---|---|---|",
+    ]
     for row in found["rows"]:
         times = ", ".join(f"{row['us'][kind]:.1f}" for kind in ("cold", "hot"))
         apart = ", ".join(f"{value:.2%}" for value in row["twice"].values())
@@ -210,15 +257,25 @@ def _repeated(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _cache(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| cache | median, µs | 10 % to 90 %, µs | limit, µs |", "|---|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| cache | median, µs | 10 % to 90 %, µs | limit, µs |",
+        "|---|---|---|---|",
+    ]
     for row in found["rows"]:
         limit = "" if row["limit_us"] is None else f"{row['limit_us']:.0f}"
-        lines.append(f"| {row['name']} | {row['median_us']:.0f} | {row['p10_us']:.0f} to {row['p90_us']:.0f} | {limit} |")
+        lines.append(
+            f"| {row['name']} | {row['median_us']:.0f} | {row['p10_us']:.0f} to {row['p90_us']:.0f} | {limit} |"
+        )
     return lines
 
 
 def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| candidate | form | first, s | next, s | shared, s |", "|---|---|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| candidate | form | first, s | next, s | shared, s |",
+        "|---|---|---|---|---|",
+    ]
     for row in found["rows"]:
         if row["status"] != "ok":
             lines.append(f"| {row['candidate']} | {row['form']} | {row['reason']} | | |")
@@ -230,7 +287,10 @@ def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
 
 def _same_sources(name: str, found: Mapping[str, Any]) -> list[str]:
     lines = _heading(name, found)
-    lines += ["| source | judged, accepted | over eager: median | least, most | seconds on the clock |", "|---|---|---|---|---|"]
+    lines += [
+        "| source | judged, accepted | over eager: median | least, most | seconds on the clock |",
+        "|---|---|---|---|---|",
+    ]
     for row in found["rows"]:
         if row["status"] != "ok":
             lines.append(f"| {row['source']} | {row['reason']} | | | |")
@@ -261,10 +321,16 @@ def _hacking_cases(paths: Sequence[Path]) -> list[str]:
         elsewhere |= {row["case"] for row in rows} if path.name.startswith("cpu") else set()
         cheats = [row for row in rows if row["side"] == "cheat"]
         missed = [row["case"] for row in cheats if not row["failed"]]
-        other = [row["case"] for row in cheats if row["failed"] and row["failed"][0] != row["expected"]]
+        other = [
+            row["case"] for row in cheats if row["failed"] and row["failed"][0] != row["expected"]
+        ]
         refused = [row["case"] for row in rows if row["side"] == "honest" and row["failed"]]
-        told = " | ".join(", ".join((str(len(found)), *sorted(set(found)))) for found in (missed, other, refused))
-        lines.append(f"| {path.name} | {len({row['case'] for row in rows})} | {len(rows)} | {told} |")
+        told = " | ".join(
+            ", ".join((str(len(found)), *sorted(set(found)))) for found in (missed, other, refused)
+        )
+        lines.append(
+            f"| {path.name} | {len({row['case'] for row in rows})} | {len(rows)} | {told} |"
+        )
     return [*lines, "", _on_gpus_only([row for row in of_gpus if row["case"] not in elsewhere])]
 
 
@@ -273,24 +339,38 @@ def _on_gpus_only(rows: Sequence[Mapping[str, Any]]) -> str:
     counts: dict[bool, Counter[tuple[str, str]]] = {True: Counter(), False: Counter()}
     for row in rows:
         counts[bool(row["failed"]) == (row["side"] == "cheat")][row["case"], row["side"]] += 1
-    wrong = ", ".join(f"{count} of {case} ({side})" for (case, side), count in sorted(counts[False].items()))
+    wrong = ", ".join(
+        f"{count} of {case} ({side})" for (case, side), count in sorted(counts[False].items())
+    )
     cases, least = len({row["case"] for row in rows}), min(counts[True].values(), default=0)
     told = f"{cases}, each side judged rightly {least} times or more; wrongly: {wrong or 'none'}"
     return f"Cases that need a GPU, over all files: {told}."
 
 
 def _products(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| matrix product | device, µs | TFLOP/s | rms error | worst error |", "|---|---|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| matrix product | device, µs | TFLOP/s | rms error | worst error |",
+        "|---|---|---|---|---|",
+    ]
     finals = [row for row in found["rows"] if row.get("final")]
     for row in (row for row in found["rows"] if not row.get("final")):
         if "failed" in row:
             lines.append(f"| {row['name']} | {row['failed'][:120].replace('|', '/')} | | | |")
             continue
         wrong = "" if row["special"] and not row["wrong"] else f", {row['wrong']} wrong"
-        lines.append(f"| {row['name']} | {row['device_us']:.1f} | {row['tflops']} | {row['rms']:.2e}{wrong} | {row['worst']:.2e} |")
-    lines += ["", "| matrix product | call, µs | vs cuBLAS fp32 | vs cuBLAS TF32 |", "|---|---|---|---|"]
+        lines.append(
+            f"| {row['name']} | {row['device_us']:.1f} | {row['tflops']} | {row['rms']:.2e}{wrong} | {row['worst']:.2e} |"
+        )
+    lines += [
+        "",
+        "| matrix product | call, µs | vs cuBLAS fp32 | vs cuBLAS TF32 |",
+        "|---|---|---|---|",
+    ]
     for row in finals:
-        ratios = " | ".join(_interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32"))
+        ratios = " | ".join(
+            _interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32")
+        )
         lines.append(f"| {row['name']} | {row['us']:.1f} | {ratios} |")
     return lines
 
@@ -298,33 +378,61 @@ def _products(name: str, found: Mapping[str, Any]) -> list[str]:
 def _orders(name: str, found: Mapping[str, Any]) -> list[str]:
     counts = list(found["means"][0]["mean_share_after"])
     titles = "".join(f" {count} |" for count in counts)
-    lines = [*_heading(name, found), f"| best known time over best measured, after | |{titles}", "|---|---|" + "---|" * len(counts)]
-    shown = [(f"{row['kind']}, mean of {row['cases']}", row["strategy"], row["mean_share_after"]) for row in found["means"]]
-    shown += [(f"{row['kind']}: {row['case']}", row["strategy"], row["share_after"]) for row in found["rows"]]
+    lines = [
+        *_heading(name, found),
+        f"| best known time over best measured, after | |{titles}",
+        "|---|---|" + "---|" * len(counts),
+    ]
+    shown = [
+        (f"{row['kind']}, mean of {row['cases']}", row["strategy"], row["mean_share_after"])
+        for row in found["means"]
+    ]
+    shown += [
+        (f"{row['kind']}: {row['case']}", row["strategy"], row["share_after"])
+        for row in found["rows"]
+    ]
     for case, strategy, after in shown:
-        lines.append(f"| {case} | {strategy} | {' | '.join(f'{after[count]:.3f}' for count in counts)} |")
+        lines.append(
+            f"| {case} | {strategy} | {' | '.join(f'{after[count]:.3f}' for count in counts)} |"
+        )
     return lines
 
 
 def _float64(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| transposed convolution | judge ms | PyTorch ms | largest difference |", "|---|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| transposed convolution | judge ms | PyTorch ms | largest difference |",
+        "|---|---|---|---|",
+    ]
     for row in found["rows"]:
-        sizes = "{batch} x {inner} x {size} to {outer}, kernel {kernel}, stride {stride}, padding {padding}".format(**row["case"])
+        sizes = "{batch} x {inner} x {size} to {outer}, kernel {kernel}, stride {stride}, padding {padding}".format(
+            **row["case"]
+        )
         if row["reason"]:
             lines.append(f"| {sizes} | {row['reason']} | | |")
         else:
-            lines.append(f"| {sizes} | {1e3 * row['judge_s']:.2f} | {1e3 * row['library_s']:.2f} | {row['difference']:.1e} |")
+            lines.append(
+                f"| {sizes} | {1e3 * row['judge_s']:.2f} | {1e3 * row['library_s']:.2f} | {row['difference']:.1e} |"
+            )
     return lines
 
 
 def _convolutions(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| convolution | kernel | device, µs | of eager | rms error |", "|---|---|---|---|---|"]
+    lines = [
+        *_heading(name, found),
+        "| convolution | kernel | device, µs | of eager | rms error |",
+        "|---|---|---|---|---|",
+    ]
     for row in found["rows"]:
         if "failed" in row:
-            lines.append(f"| {row['case']} | {row['name']} | {row['failed'][:120].replace('|', '/')} | | |")
+            lines.append(
+                f"| {row['case']} | {row['name']} | {row['failed'][:120].replace('|', '/')} | | |"
+            )
             continue
         note = f"floor {row['floor_us']:.0f} µs" if "floor_us" in row else f"{row['speedup']:.2f}x"
-        lines.append(f"| {row['case']} | {row['name']} | {row['device_us']:.1f} | {note} | {row['rms']:.1e} |")
+        lines.append(
+            f"| {row['case']} | {row['name']} | {row['device_us']:.1f} | {note} | {row['rms']:.1e} |"
+        )
     return lines
 
 
@@ -333,7 +441,9 @@ def _families(name: str, found: Mapping[str, Any]) -> list[str]:
     lines = [*_heading(name, found), titles, "|---|---|---|---|---|---|---|"]
     for row in found["rows"]:
         us = row.get("us", {})
-        times = " | ".join(f"{us[who]:.0f}" if who in us else "" for who in ("eager", "torch.compile", "kernel"))
+        times = " | ".join(
+            f"{us[who]:.0f}" if who in us else "" for who in ("eager", "torch.compile", "kernel")
+        )
         figures = f"{row['status']}: {row['reason'][:120].replace('|', '/')} | |"
         if row["status"] == "ok":
             error = "" if row["error_ratio"] is None else f"{row['error_ratio']:.2f}"
@@ -347,19 +457,28 @@ def _interval(found: Mapping[str, Any] | None) -> str:
 
 
 def summary(results: Path) -> str:
-    """One line for each model and phase: `accelerate` against the better of eager and torch.compile."""
+    """One line for each model and phase: `accelerate` against the better of eager and
+    torch.compile.
+    """
     newest: dict[str, Mapping[str, Mapping[str, Any]]] = {}
     for name in _model_files(results, "h200"):
         rows = load(results / name)["rows"]
         for case in dict.fromkeys(f"{row['model']}, {row['phase']}" for row in rows):
-            of_case = {row["contender"]: row for row in rows if f"{row['model']}, {row['phase']}" == case}
+            of_case = {
+                row["contender"]: row for row in rows if f"{row['model']}, {row['phase']}" == case
+            }
             if case not in newest or of_case[_OURS]["status"] == "ok":
                 newest[case] = of_case
-    lines = ["| model, phase | eager, µs | torch.compile, µs | accelerate, µs | vs the better |", "|---|---|---|---|---|"]
+    lines = [
+        "| model, phase | eager, µs | torch.compile, µs | accelerate, µs | vs the better |",
+        "|---|---|---|---|---|",
+    ]
     for case, rows in newest.items():
         times = [rows[name]["median_us"] for name in ("eager", "torch.compile", _OURS)]
         if rows[_OURS]["status"] != "ok":
-            lines.append(f"| {case} | {times[0]:.0f} | {times[1]:.0f} | {rows[_OURS]['status']} | {rows[_OURS]['reason']} |")
+            lines.append(
+                f"| {case} | {times[0]:.0f} | {times[1]:.0f} | {rows[_OURS]['status']} | {rows[_OURS]['reason']} |"
+            )
             continue
         against = "vs_compile" if times[1] <= times[0] else "vs_eager"
         cells = " | ".join(f"{time:.0f}" for time in times)
@@ -368,7 +487,9 @@ def summary(results: Path) -> str:
 
 
 def _headlines(results: Path) -> list[str]:
-    """One line for each complete run of KernelBench; one that is not complete, or whose sizes were cut down, has none."""
+    """One line for each complete run of KernelBench; one that is not complete, or whose sizes were
+    cut down, has none.
+    """
     lines = []
     for group in groups(read(*_kernelbench(results))):
         try:
@@ -395,10 +516,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.tables", description=__doc__)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    results, readme, page = _ROOT / "benchmarks" / "results", _ROOT / "README.md", _ROOT / "docs" / "measurements.md"
-    wanted = {readme: _replaced(readme.read_text(), summary(results)), page: f"{_TITLE}\n\n{render(results)}\n"}
+    results, readme, page = (
+        _ROOT / "benchmarks" / "results",
+        _ROOT / "README.md",
+        _ROOT / "docs" / "measurements.md",
+    )
+    wanted = {
+        readme: _replaced(readme.read_text(), summary(results)),
+        page: f"{_TITLE}\n\n{render(results)}\n",
+    }
     if args.check:
-        return int(any(not path.exists() or path.read_text() != text for path, text in wanted.items()))
+        return int(
+            any(not path.exists() or path.read_text() != text for path, text in wanted.items())
+        )
     for path, text in wanted.items():
         path.write_text(text)
     return 0

@@ -1,7 +1,9 @@
-"""How the suite times: the package's one timing implementation, and nothing beside it (`torch_cudal1.judge.benchmark.timing`).
+"""How the suite times: the package's one timing implementation, and nothing beside it
+(`torch_cudal1.judge.benchmark.timing`).
 
-A sample is wall time of whole calls, host work included, each call synchronised, the L2 cache flushed before it. This file only
-collects samples of several contenders in interleaved rounds and pairs them up; it knows nothing of models or of correctness.
+A sample is wall time of whole calls, host work included, each call synchronised, the L2 cache
+flushed before it. This file only collects samples of several contenders in interleaved rounds and
+pairs them up; it knows nothing of models or of correctness.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ FEWEST = 14  # two pairs in each of the seven buckets; `summarise` refuses fewer
 
 @dataclass(frozen=True)
 class Samples:
-    """Microseconds per call, one number a round for each run; the numbers of one round are a pair for any two runs."""
+    """Microseconds per call, one number a round for each run; the numbers of one round are a pair
+    for any two runs.
+    """
 
     us: Mapping[str, tuple[float, ...]]
 
@@ -36,16 +40,24 @@ class Samples:
         return statistics.median(self.us[name])
 
     def speedup(self, baseline: str, name: str) -> dict[str, float]:
-        """Baseline time over contender time, "speedup" with its 95 % interval "low" to "high"; "steady" is 1 or 0."""
+        """Baseline time over contender time, "speedup" with its 95 % interval "low" to "high";
+        "steady" is 1 or 0.
+        """
         found = summarise(list(zip(self.us[baseline], self.us[name], strict=True)))
-        return {"speedup": found.speedup, "low": found.low, "high": found.high, "steady": int(found.steady)}
+        return {
+            "speedup": found.speedup,
+            "low": found.low,
+            "high": found.high,
+            "steady": int(found.steady),
+        }
 
 
 def sample(runs: Mapping[str, Run], *, device: str, rounds: int, more_s: float = 0.0) -> Samples:
-    """Time every run at least max(`rounds`, 14) times, in rounds of random order; at most about 10 s for each 30 rounds.
+    """Time every run at least max(`rounds`, 14) times, in rounds of random order; at most about 10
+    s for each 30 rounds.
 
-    Then goes on, for at most `more_s` seconds, until the 95 % interval of each run against the first is narrower than 2 % of it:
-    on a busy host, 40 training steps leave ten percent open.
+    Then goes on, for at most `more_s` seconds, until the 95 % interval of each run against the
+    first is narrower than 2 % of it: on a busy host, 40 training steps leave ten percent open.
     """
     us: dict[str, list[float]] = {name: [] for name in runs}
 

@@ -1,4 +1,6 @@
-"""Results of training as Markdown: the evaluator's rate, landscapes, experiments. `tables` puts them where they belong."""
+"""Results of training as Markdown: the evaluator's rate, landscapes, experiments. `tables` puts
+them where they belong.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "compile", "run", "hack", "unst
 
 
 def evaluated(found: Mapping[str, Any]) -> list[str]:
-    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart. Spare processes are still
-    started during the batches after the first; the last one has none of that.
+    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart. Spare
+    processes are still started during the batches after the first; the last one has none of that.
     """
     lines = [
         "| lanes | programs are | judged | new programs a second | in the last batch | outcomes | seconds a program, by step |",
@@ -29,10 +31,14 @@ def evaluated(found: Mapping[str, Any]) -> list[str]:
     ]
     for row in found["rows"]:
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(row["outcomes"].items()))
-        steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in list(row["seconds"].items())[:8])
+        steps = ", ".join(
+            f"{name} {seconds:.3f}" for name, seconds in list(row["seconds"].items())[:8]
+        )
         last = _last_rate(row.get("batches", []))
         lanes = f"{row['served']} behind one server" if row.get("served") else row["lanes"]
-        lines.append(f"| {lanes} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {last} | {outcomes} | {steps} |")
+        lines.append(
+            f"| {lanes} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {last} | {outcomes} | {steps} |"
+        )
     return [*lines, "", f"The goal on one H200 is {found['goal']:g} a second."]
 
 
@@ -44,7 +50,9 @@ def _last_rate(batches: Sequence[Sequence[float]]) -> str:
 
 
 def experiment(found: Mapping[str, Any]) -> list[str]:
-    """Every row of an experiment. Differences are of logarithms, or of shares where they say success."""
+    """Every row of an experiment. Differences are of logarithms, or of shares where they say
+    success.
+    """
     plan, runs = found["plan"], found["runs"]
     lines = [
         f"{plan['name']}, plan {plan['digest']}, {runs[0]} of {runs[1]} runs; numbers: {found['label']}. {plan['endpoint']}",
@@ -55,13 +63,22 @@ def experiment(found: Mapping[str, Any]) -> list[str]:
         for what in ("comparison", "difference", "arm", "stage", "evaluator")
     }
     if of["comparison"] or of["difference"]:
-        lines += ["| difference | mean | 95 % interval | seeds x tasks | says |", "|---|---|---|---|---|"]
+        lines += [
+            "| difference | mean | 95 % interval | seeds x tasks | says |",
+            "|---|---|---|---|---|",
+        ]
         for row in (*of["comparison"], *of["difference"]):
             name = row["name"] + (" (primary)" if row.get("primary") else "")
             says = row.get("says", "excludes 0" if row["excludes_zero"] else "does not exclude 0")
-            says += f"; p {row['adjusted_p']:.3f} by Holm" if "adjusted_p" in row and not row["primary"] else ""
+            says += (
+                f"; p {row['adjusted_p']:.3f} by Holm"
+                if "adjusted_p" in row and not row["primary"]
+                else ""
+            )
             interval = f"[{row['low']:+.3f}, {row['high']:+.3f}]"
-            lines.append(f"| {name} | {row['value']:+.3f} | {interval} | {row['seeds']} x {row['tasks']} | {says} |")
+            lines.append(
+                f"| {name} | {row['value']:+.3f} | {interval} | {row['seeds']} x {row['tasks']} | {says} |"
+            )
         lines.append("")
     if of["arm"]:
         lines += [*_arms(of["arm"], found["ceilings"]), ""]
@@ -71,8 +88,12 @@ def experiment(found: Mapping[str, Any]) -> list[str]:
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in of["stage"]:
-            cells = " | ".join(f"{row[name]:.2f}" for name in ("mean", "largest", "p75", "p50", "p25"))
-            lines.append(f"| {row['name']} | {cells} | {row['success']}/{row['tasks']} | {row['counted']} |")
+            cells = " | ".join(
+                f"{row[name]:.2f}" for name in ("mean", "largest", "p75", "p50", "p25")
+            )
+            lines.append(
+                f"| {row['name']} | {cells} | {row['success']}/{row['tasks']} | {row['counted']} |"
+            )
         lines.append("")
     if of["evaluator"]:
         lines += [
@@ -90,13 +111,23 @@ def experiment(found: Mapping[str, Any]) -> list[str]:
 def _arms(rows: Sequence[Mapping[str, Any]], ceilings: Mapping[str, float]) -> list[str]:
     names = list(rows[0]["best"])
     head = " | ".join(f"held-out {name}" for name in names)
-    lines = [f"| arm | seeds | success | mean of samples | {head} | different programs a task |", "|---" * (5 + len(names)) + "|"]
+    lines = [
+        f"| arm | seeds | success | mean of samples | {head} | different programs a task |",
+        "|---" * (5 + len(names)) + "|",
+    ]
     for row in rows:
         best = " | ".join(f"{row['best'][name]:.3f}" for name in names)
-        written = "-" if row.get("programs") is None else f"{row['programs']:.1f}"  # older files do not say
-        lines.append(f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} | {written} |")
+        written = (
+            "-" if row.get("programs") is None else f"{row['programs']:.1f}"
+        )  # older files do not say
+        lines.append(
+            f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} | {written} |"
+        )
     if ceilings:
-        cells = " | ".join(f"{ceilings[name.split()[0]]:.3f}" if name.split()[0] in ceilings else "" for name in names)
+        cells = " | ".join(
+            f"{ceilings[name.split()[0]]:.3f}" if name.split()[0] in ceilings else ""
+            for name in names
+        )
         lines.append(f"| the best there is | | | | {cells} | |")
     return lines
 
@@ -121,18 +152,23 @@ def landscapes(paths: Sequence[Path]) -> list[str]:
             f"| operation | tasks, held out | programs | {' | '.join(_OUTCOMES)} | best | cheats that a trusting evaluator takes |",
             "|---" * (5 + len(_OUTCOMES)) + "|",
         ]
-        lines += [_family(name, tasks, found.rows, held_out) for name, tasks in sorted(by_family.items())]
+        lines += [
+            _family(name, tasks, found.rows, held_out) for name, tasks in sorted(by_family.items())
+        ]
     return lines
 
 
-def _family(name: str, tasks: Sequence[str], rows: Mapping[str, Sequence[Row]], held_out: set[str]) -> str:
+def _family(
+    name: str, tasks: Sequence[str], rows: Mapping[str, Sequence[Row]], held_out: set[str]
+) -> str:
     own = [row for task in tasks for row in rows[task]]
     counts = Counter(row.outcome for row in own)
-    best = [max([row.score for row in rows[task] if row.score is not None], default=1.0) for task in tasks]
+    best = [
+        max([row.score for row in rows[task] if row.score is not None], default=1.0)
+        for task in tasks
+    ]
     cheats = [row for row in own if row.outcome == "hack"]
     taken = f"{sum(row.naive is not None for row in cheats)} of {len(cheats)}"
     geomean = math.exp(statistics.fmean(math.log(one) for one in best))
     outcomes = " | ".join(str(counts[outcome]) for outcome in _OUTCOMES)
-    return (
-        f"| {name} | {len(tasks)}, {sum(task in held_out for task in tasks)} | {len(own)} | {outcomes} | {geomean:.2f}x | {taken} |"
-    )
+    return f"| {name} | {len(tasks)}, {sum(task in held_out for task in tasks)} | {len(own)} | {outcomes} | {geomean:.2f}x | {taken} |"

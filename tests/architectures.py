@@ -1,6 +1,8 @@
-"""Tiny transformers models of many architectures, made on the spot: two layers, a width of 32, weights from a fixed seed.
+"""Tiny transformers models of many architectures, made on the spot: two layers, a width of 32,
+weights from a fixed seed.
 
-Each is what `from_pretrained` would give, but small. `ARCHITECTURES` is the list of names; `build` makes one with its inputs.
+Each is what `from_pretrained` would give, but small. `ARCHITECTURES` is the list of names; `build`
+makes one with its inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import torch
 import transformers
 
 BATCH, LENGTH, VOCABULARY, WIDTH = 2, 12, 96, 32
-_TEXT = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 _DECODER = {
     **_TEXT,
     "num_key_value_heads": 2,
@@ -31,9 +39,21 @@ _VISION = {
     "image_size": 32,
     "patch_size": 8,
 }
-_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 _MAMBA = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 8}
-_T5 = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 _BART = {
     "vocab_size": VOCABULARY,
     "d_model": WIDTH,
@@ -61,7 +81,9 @@ _WHISPER = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model in eval mode, and the inputs of one call, with and without a mask (the same where it takes none)."""
+    """A model in eval mode, and the inputs of one call, with and without a mask (the same where it
+    takes none).
+    """
 
     model: torch.nn.Module
     inputs: dict[str, Any]
@@ -94,7 +116,9 @@ def _pair() -> dict[str, Any]:
 
 
 def _image() -> dict[str, Any]:
-    return {"pixel_values": torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
+    return {
+        "pixel_values": torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    }
 
 
 def _large_image() -> dict[str, Any]:
@@ -130,7 +154,14 @@ _SAM = {
     "window_size": 2,
     "global_attn_indexes": [1],
 }
-_SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+_SWIN = {
+    "image_size": 32,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depths": [1, 1],
+    "num_heads": [2, 4],
+    "window_size": 4,
+}
 _SEGFORMER = {
     "num_encoder_blocks": 2,
     "depths": [1, 1],
@@ -141,10 +172,17 @@ _SEGFORMER = {
     "num_attention_heads": [1, 2],
     "mlp_ratios": [2, 2],
 }
-_DETR_BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+_DETR_BACKBONE = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 16, 32],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
 
 _RECIPES = {
-    "albert": _Recipe("AlbertModel", "AlbertConfig", {**_TEXT, "embedding_size": 16}, _text, "attention_mask"),
+    "albert": _Recipe(
+        "AlbertModel", "AlbertConfig", {**_TEXT, "embedding_size": 16}, _text, "attention_mask"
+    ),
     "bart": _Recipe("BartModel", "BartConfig", _BART, _pair, "attention_mask"),
     "bert": _Recipe("BertModel", "BertConfig", _TEXT, _text, "attention_mask"),
     "bloom": _Recipe(
@@ -154,13 +192,30 @@ _RECIPES = {
         _cacheless,
         "attention_mask",
     ),
-    "clip_text": _Recipe("CLIPTextModel", "CLIPTextConfig", {**_TEXT, "max_position_embeddings": 32}, _text, "attention_mask"),
+    "clip_text": _Recipe(
+        "CLIPTextModel",
+        "CLIPTextConfig",
+        {**_TEXT, "max_position_embeddings": 32},
+        _text,
+        "attention_mask",
+    ),
     "clip_vision": _Recipe("CLIPVisionModel", "CLIPVisionConfig", _VISION, _image),
-    "convnext": _Recipe("ConvNextModel", "ConvNextConfig", {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}, _image),
+    "convnext": _Recipe(
+        "ConvNextModel",
+        "ConvNextConfig",
+        {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]},
+        _image,
+    ),
     "deberta_v2": _Recipe(
         "DebertaV2Model",
         "DebertaV2Config",
-        {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "max_relative_positions": 16},
+        {
+            **_TEXT,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8,
+            "max_relative_positions": 16,
+        },
         _text,
         "attention_mask",
     ),
@@ -188,25 +243,46 @@ _RECIPES = {
         _text,
         "attention_mask",
     ),
-    "electra": _Recipe("ElectraModel", "ElectraConfig", {**_TEXT, "embedding_size": 16}, _text, "attention_mask"),
+    "electra": _Recipe(
+        "ElectraModel", "ElectraConfig", {**_TEXT, "embedding_size": 16}, _text, "attention_mask"
+    ),
     "falcon": _Recipe(
         "FalconForCausalLM",
         "FalconConfig",
-        {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4},
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
         _cacheless,
         "attention_mask",
     ),
     "gemma2": _Recipe(
-        "Gemma2ForCausalLM", "Gemma2Config", {**_DECODER, "head_dim": 8, "sliding_window": 8}, _cacheless, "attention_mask"
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_DECODER, "head_dim": 8, "sliding_window": 8},
+        _cacheless,
+        "attention_mask",
     ),
     "gemma3": _Recipe(
-        "Gemma3ForCausalLM", "Gemma3TextConfig", {**_DECODER, "head_dim": 8, "sliding_window": 8}, _cacheless, "attention_mask"
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {**_DECODER, "head_dim": 8, "sliding_window": 8},
+        _cacheless,
+        "attention_mask",
     ),
     "gpt2": _Recipe("GPT2LMHeadModel", "GPT2Config", _GPT, _cacheless, "attention_mask"),
     "gpt_neox": _Recipe(
-        "GPTNeoXForCausalLM", "GPTNeoXConfig", {**_TEXT, "max_position_embeddings": 64}, _cacheless, "attention_mask"
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**_TEXT, "max_position_embeddings": 64},
+        _cacheless,
+        "attention_mask",
     ),
-    "granite": _Recipe("GraniteForCausalLM", "GraniteConfig", _DECODER, _cacheless, "attention_mask"),
+    "granite": _Recipe(
+        "GraniteForCausalLM", "GraniteConfig", _DECODER, _cacheless, "attention_mask"
+    ),
     "llama": _Recipe("LlamaForCausalLM", "LlamaConfig", _DECODER, _cacheless, "attention_mask"),
     "mamba": _Recipe("MambaForCausalLM", "MambaConfig", _MAMBA, _cacheless),
     "mamba2": _Recipe(
@@ -215,8 +291,20 @@ _RECIPES = {
         {**_MAMBA, "num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "chunk_size": 8},
         _cacheless,
     ),
-    "mistral": _Recipe("MistralForCausalLM", "MistralConfig", {**_DECODER, "sliding_window": 8}, _cacheless, "attention_mask"),
-    "mixtral": _Recipe("MixtralForCausalLM", "MixtralConfig", {**_DECODER, "num_local_experts": 4}, _cacheless, "attention_mask"),
+    "mistral": _Recipe(
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**_DECODER, "sliding_window": 8},
+        _cacheless,
+        "attention_mask",
+    ),
+    "mixtral": _Recipe(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**_DECODER, "num_local_experts": 4},
+        _cacheless,
+        "attention_mask",
+    ),
     "modernbert": _Recipe(
         "ModernBertModel",
         "ModernBertConfig",
@@ -250,16 +338,34 @@ _RECIPES = {
         _cacheless,
         "attention_mask",
     ),
-    "phi": _Recipe("PhiForCausalLM", "PhiConfig", {**_TEXT, "max_position_embeddings": 64}, _cacheless, "attention_mask"),
+    "phi": _Recipe(
+        "PhiForCausalLM",
+        "PhiConfig",
+        {**_TEXT, "max_position_embeddings": 64},
+        _cacheless,
+        "attention_mask",
+    ),
     "phi3": _Recipe("Phi3ForCausalLM", "Phi3Config", _DECODER, _cacheless, "attention_mask"),
     "qwen2": _Recipe("Qwen2ForCausalLM", "Qwen2Config", _DECODER, _cacheless, "attention_mask"),
-    "qwen2_moe": _Recipe("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_DECODER, **_MOE}, _cacheless, "attention_mask"),
-    "qwen3": _Recipe("Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, "head_dim": 8}, _cacheless, "attention_mask"),
-    "roberta": _Recipe("RobertaModel", "RobertaConfig", {**_TEXT, "max_position_embeddings": 64}, _text, "attention_mask"),
+    "qwen2_moe": _Recipe(
+        "Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_DECODER, **_MOE}, _cacheless, "attention_mask"
+    ),
+    "qwen3": _Recipe(
+        "Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, "head_dim": 8}, _cacheless, "attention_mask"
+    ),
+    "roberta": _Recipe(
+        "RobertaModel",
+        "RobertaConfig",
+        {**_TEXT, "max_position_embeddings": 64},
+        _text,
+        "attention_mask",
+    ),
     "sam_vision": _Recipe("SamVisionModel", "SamVisionConfig", _SAM, _large_image),
     "segformer": _Recipe("SegformerModel", "SegformerConfig", _SEGFORMER, _image),
     "siglip": _Recipe("SiglipVisionModel", "SiglipVisionConfig", _VISION, _image),
-    "starcoder2": _Recipe("Starcoder2ForCausalLM", "Starcoder2Config", _DECODER, _cacheless, "attention_mask"),
+    "starcoder2": _Recipe(
+        "Starcoder2ForCausalLM", "Starcoder2Config", _DECODER, _cacheless, "attention_mask"
+    ),
     "swin": _Recipe("SwinModel", "SwinConfig", _SWIN, _image),
     "t5": _Recipe("T5Model", "T5Config", _T5, _pair, "attention_mask"),
     "t5_encoder": _Recipe("T5EncoderModel", "T5Config", _T5, _text, "attention_mask"),
@@ -283,7 +389,9 @@ def build(name: str) -> Architecture:
         }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, recipe.model)(getattr(transformers, recipe.config)(**options)).eval()
+        model = getattr(transformers, recipe.model)(
+            getattr(transformers, recipe.config)(**options)
+        ).eval()
     inputs = recipe.inputs()
     masked = dict(inputs)
     if recipe.mask:
@@ -293,7 +401,8 @@ def build(name: str) -> Architecture:
     return Architecture(model, inputs, masked)
 
 
-# Models of timm, by their names there; small images. timm needs torchvision, which has no build beside the CPU torch of the tests.
+# Models of timm, by their names there; small images. timm needs torchvision, which has no build
+# beside the CPU torch of the tests.
 TIMM = (
     "resnet18", "resnetv2_50", "regnety_002", "efficientnet_b0", "mobilenetv3_small_100", "convnext_atto", "densenet121",
     "vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s32_224", "coat_tiny", "poolformer_s12",

@@ -1,12 +1,14 @@
-"""A pytest plugin: every Program that any test makes runs on both executors too, and they must agree bit for bit.
+"""A pytest plugin: every Program that any test makes runs on both executors too, and they must
+agree bit for bit.
 
     python -m pytest -p tests.both_executors [TEST...]
 
-A Program is noted when it is made, nested ones and those of fixtures and of the package too, and runs after its test, once for
-each digest, with drawn inputs; on a machine without a GPU on the CPU, wherever it was made for. The summary says how many ran, and
-counts what could not by its reason: what the static check refuses, which neither executor runs; launches where there is no GPU;
-values of more than 256 MiB. A Program whose results the Python executor does not repeat is compared in form only. A difference is
-an error of the test that made the Program.
+A Program is noted when it is made, nested ones and those of fixtures and of the package too, and
+runs after its test, once for each digest, with drawn inputs; on a machine without a GPU on the CPU,
+wherever it was made for. The summary says how many ran, and counts what could not by its reason:
+what the static check refuses, which neither executor runs; launches where there is no GPU; values
+of more than 256 MiB. A Program whose results the Python executor does not repeat is compared in
+form only. A difference is an error of the test that made the Program.
 """
 
 from __future__ import annotations
@@ -125,7 +127,11 @@ def _compared(program: Program) -> tuple[str, str]:
     kinds = []
     for whole in (2, 1):
         inputs = drawn(program, device, whole)
-        expected, again, ours = outcome(plain, inputs), outcome(plain, inputs), outcome(plan, inputs)
+        expected, again, ours = (
+            outcome(plain, inputs),
+            outcome(plain, inputs),
+            outcome(plan, inputs),
+        )
         try:
             kinds.append(_agreement(expected, again, ours, inputs))
         except AssertionError as error:

@@ -1,4 +1,6 @@
-"""Fixtures that several files share, and one question to the compiler that is asked once for all workers."""
+"""Fixtures that several files share, and one question to the compiler that is asked once for all
+workers.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,17 @@ from torch_cudal1.core import telemetry
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of a run with several workers: what Inductor finds out about vector instructions holds for every process of the run.
+    """Of a run with several workers: what Inductor finds out about vector instructions holds for
+    every process of the run.
 
-    It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8 s of a CPU.
+    It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8
+    s of a CPU.
     """
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput") and every_vector_kind_compiles():
+    if (
+        getattr(config.option, "numprocesses", None)
+        and not hasattr(config, "workerinput")
+        and every_vector_kind_compiles()
+    ):
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
@@ -40,7 +48,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same numbers in every run, in whatever order and beside whatever else tests run. What the judge draws stays secret."""
+    """The same numbers in every run, in whatever order and beside whatever else tests run. What the
+    judge draws stays secret.
+    """
     torch.manual_seed(0)
     random.seed(0)
 

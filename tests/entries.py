@@ -1,7 +1,8 @@
-"""Hand-made cache entries: a decision is planted where a search would have left it, so that a swapped path costs milliseconds.
+"""Hand-made cache entries: a decision is planted where a search would have left it, so that a
+swapped path costs milliseconds.
 
-The planted Program is the region's own, run step by step, so results are exact; `shifted` makes one that is visibly different, for
-tests that must see which graph ran.
+The planted Program is the region's own, run step by step, so results are exact; `shifted` makes one
+that is visibly different, for tests that must see which graph ran.
 """
 
 from __future__ import annotations
@@ -80,7 +81,14 @@ def shifted(program: Program) -> Program:
 def entry_for(region: Region, candidate: Candidate, settings: Settings) -> Entry:
     """The entry that a search would have stored had `candidate` won by 10x."""
     place = place_for(torch.device("cpu"), settings)
-    timing = {"speedup": 10.0, "low": 9.0, "high": 11.0, "candidate_us": 10.0, "baseline_us": 100.0, "baseline": "eager"}
+    timing = {
+        "speedup": 10.0,
+        "low": 9.0,
+        "high": 11.0,
+        "candidate_us": 10.0,
+        "baseline_us": 100.0,
+        "baseline": "eager",
+    }
     evidence = {"timing": timing, "checks": [], "baselines_us": {"eager": 100.0, "inductor": 100.0}}
     return Entry(
         region_key=region.key,
@@ -96,9 +104,15 @@ def entry_for(region: Region, candidate: Candidate, settings: Settings) -> Entry
 
 
 def plant_regions(
-    regions: Sequence[Region], cache_dir: Path, change: Change = same, schedule: Any = "eager", device: str = "cpu"
+    regions: Sequence[Region],
+    cache_dir: Path,
+    change: Change = same,
+    schedule: Any = "eager",
+    device: str = "cpu",
 ) -> None:
-    """Store a winning entry for each region, and that the whole call was measured to be faster with them."""
+    """Store a winning entry for each region, and that the whole call was measured to be faster with
+    them.
+    """
     settings = Settings(cache_dir=cache_dir)
     place = place_for(torch.device(device), settings)
     choices = []
@@ -108,7 +122,11 @@ def plant_regions(
         entry = replace(entry_for(region, candidate, settings), target=place.target)
         place.cache.put(entry)
         choices.append(Choice(region, candidate, entry, "planted"))
-    note = {"winner": "cudal1", "note": "planted", "candidates": [choice.candidate.digest for choice in choices]}
+    note = {
+        "winner": "cudal1",
+        "note": "planted",
+        "candidates": [choice.candidate.digest for choice in choices],
+    }
     place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
 
 
@@ -121,11 +139,25 @@ def plant(
     change: Change = same,
     schedule: Any = "eager",
 ) -> None:
-    """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast mode."""
+    """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast
+    mode.
+    """
     given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    device = next((str(tensor.device) for tensor in (*module.parameters(), *given) if isinstance(tensor, torch.Tensor)), "cpu")
+    device = next(
+        (
+            str(tensor.device)
+            for tensor in (*module.parameters(), *given)
+            if isinstance(tensor, torch.Tensor)
+        ),
+        "cpu",
+    )
     plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule, device)
-    make_known(module, given, dict(kwargs or {}), place_for(torch.device(device), Settings(cache_dir=cache_dir)))
+    make_known(
+        module,
+        given,
+        dict(kwargs or {}),
+        place_for(torch.device(device), Settings(cache_dir=cache_dir)),
+    )
 
 
 class Calls(nn.Module):
@@ -145,7 +177,9 @@ def accelerated(make: Any, args: Any, tmp_path: Path, **kwargs: Any) -> Calls:
     """A module around `make`, bound to a planted swap for these arguments."""
     module = make if isinstance(make, nn.Module) else Calls(make)
     plant(module, args, tmp_path, kwargs=kwargs)
-    dispatcher = torch_cudal1.accelerate(module, cache_dir=tmp_path, strictness="error")._compiled_call_impl
+    dispatcher = torch_cudal1.accelerate(
+        module, cache_dir=tmp_path, strictness="error"
+    )._compiled_call_impl
     dispatcher.prepare(tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs, None)
     return module
 
@@ -169,15 +203,23 @@ class Recorder:
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs = trace(gm, inputs).graphs
-        regions = [lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs]
-        device = next((tensor.device for tensor in inputs if isinstance(tensor, torch.Tensor)), torch.device("cpu"))
+        regions = [
+            lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs
+        ]
+        device = next(
+            (tensor.device for tensor in inputs if isinstance(tensor, torch.Tensor)),
+            torch.device("cpu"),
+        )
         plant_regions(regions, self.cache_dir, self.change, self.schedule, str(device))
         self.graphs += 1
         return gm.forward
 
 
-def plant_compiled(call: Callable[[Any], object], target: Any, cache_dir: Path, change: Change = same) -> int:
-    """Plant entries for each graph that Dynamo finds in `target` (a module or function) during `call`; the number of graphs.
+def plant_compiled(
+    call: Callable[[Any], object], target: Any, cache_dir: Path, change: Change = same
+) -> int:
+    """Plant entries for each graph that Dynamo finds in `target` (a module or function) during
+    `call`; the number of graphs.
 
     `call` gets the compiled target.
     """

@@ -16,10 +16,17 @@ from torch_cudal1.ir.program import Aten, Program
 __all__ = ["graph_on_a_gpu", "on_the_cpu"]
 
 
-def graph_on_a_gpu(function: Callable[..., Any], *shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> fx.GraphModule:
-    """The graph of `function`, which calls ATen by name, on CUDA tensors of these shapes; nothing is computed."""
+def graph_on_a_gpu(
+    function: Callable[..., Any], *shapes: Sequence[int], dtype: torch.dtype = torch.float32
+) -> fx.GraphModule:
+    """The graph of `function`, which calls ATen by name, on CUDA tensors of these shapes; nothing
+    is computed.
+    """
     with FakeTensorMode() as mode:
-        inputs = [mode.from_tensor(torch.empty(tuple(shape), dtype=dtype, device="meta")) for shape in shapes]
+        inputs = [
+            mode.from_tensor(torch.empty(tuple(shape), dtype=dtype, device="meta"))
+            for shape in shapes
+        ]
         for fake in inputs:
             fake.fake_device = torch.device("cuda", 0)
         graph = make_fx(function, tracing_mode="real")(*inputs)
@@ -34,4 +41,8 @@ def on_the_cpu(program: Program) -> Program:
         for step in program.steps
         if isinstance(step, Aten)
     ]
-    return replace(program, inputs=tuple(replace(spec, device="cpu") for spec in program.inputs), steps=tuple(steps))
+    return replace(
+        program,
+        inputs=tuple(replace(spec, device="cpu") for spec in program.inputs),
+        steps=tuple(steps),
+    )

@@ -1,4 +1,6 @@
-"""Test helper: what takes a process of its own to find out, found out once for all of a run's workers."""
+"""Test helper: what takes a process of its own to find out, found out once for all of a run's
+workers.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,27 @@ ROOT = Path(__file__).parents[1]
 
 
 def interpreted(module: str, paths: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON object that `python -m module` prints under Triton's interpreter. Workers that ask at the same time wait for one."""
+    """The JSON object that `python -m module` prints under Triton's interpreter. Workers that ask
+    at the same time wait for one.
+    """
     folder = paths.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # a worker's own is inside the run's
+    folder = (
+        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    )  # a worker's own is inside the run's
     found = folder / f"{module}.json"
     with FileLock(f"{found}.lock"):
         if not found.exists():
             environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", module]
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr[-3000:]
             found.write_text(done.stdout)
     return dict(json.loads(found.read_text()))

@@ -1,7 +1,9 @@
-"""A pytest plugin: each failure is printed when it happens, with the slowest tests so far. `python -m pytest -p tests.report_now`.
+"""A pytest plugin: each failure is printed when it happens, with the slowest tests so far.
+`python -m pytest -p tests.report_now`.
 
-For runs under a time limit: pytest tells of failures at its end, so a run that is cut says nothing. Under xdist the controller
-prints, as results come in. What a test that hangs is doing it does not know.
+For runs under a time limit: pytest tells of failures at its end, so a run that is cut says nothing.
+Under xdist the controller prints, as results come in. What a test that hangs is doing it does not
+know.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class _ReportNow:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
-            self._tell(f"{'FAILED' if report.when == 'call' else f'ERROR at {report.when} of'} {report.nodeid}", report)
+            self._tell(
+                f"{'FAILED' if report.when == 'call' else f'ERROR at {report.when} of'} {report.nodeid}",
+                report,
+            )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

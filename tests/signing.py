@@ -1,4 +1,6 @@
-"""Keys and lists for tests, and files altered as an attacker would: metadata changed, with or without a digest that fits again."""
+"""Keys and lists for tests, and files altered as an attacker would: metadata changed, with or
+without a digest that fits again.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,34 @@ def make_signer(folder: Path, name: str = "team") -> Signer:
 
 def allow(path: Path, **publishers: str) -> Path:
     """A list of publishers at `path`: public keys by name."""
-    path.write_text("".join(f'[[publisher]]\nname = "{name}"\nkey = "{key}"\n' for name, key in publishers.items()))
+    path.write_text(
+        "".join(
+            f'[[publisher]]\nname = "{name}"\nkey = "{key}"\n' for name, key in publishers.items()
+        )
+    )
     return path
 
 
 def revoking(path: Path, **what: str) -> Path:
     """A revocation list at `path`: one record a kind."""
-    path.write_text("".join(f'[[revoked]]\n{kind} = "{value}"\nreason = "found wrong"\n' for kind, value in what.items()))
+    path.write_text(
+        "".join(
+            f'[[revoked]]\n{kind} = "{value}"\nreason = "found wrong"\n'
+            for kind, value in what.items()
+        )
+    )
     return path
 
 
-def altered(data: bytes, change: Callable[[dict[str, Any]], object], *, digest_fits: bool = False) -> bytes:
+def altered(
+    data: bytes, change: Callable[[dict[str, Any]], object], *, digest_fits: bool = False
+) -> bytes:
     """An entry file with its metadata changed."""
     size = int.from_bytes(data[:8], "little")
     meta = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][METADATA_KEY])
     change(meta)
     if digest_fits:
-        meta["digest"] = digest_of({name: value for name, value in meta.items() if name not in ("digest", "signatures")})
+        meta["digest"] = digest_of(
+            {name: value for name, value in meta.items() if name not in ("digest", "signatures")}
+        )
     return bytes(save(load(data), metadata={METADATA_KEY: canonical_json(meta)}))

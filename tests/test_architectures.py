@@ -1,7 +1,9 @@
-"""Models of the transformers library, unmodified: both doors capture them whole, under one key, and answer as eager does.
+"""Models of the transformers library, unmodified: both doors capture them whole, under one key, and
+answer as eager does.
 
-Decisions are planted, so that what runs is a swapped graph. Before and after, every tensor, attribute and random generator of the
-model is compared bit for bit. Models of timm are tried where timm is installed, on a GPU.
+Decisions are planted, so that what runs is a swapped graph. Before and after, every tensor,
+attribute and random generator of the model is compared bit for bit. Models of timm are tried where
+timm is installed, on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +32,19 @@ from torch_cudal1.judge.reference.region_reference import RegionSubject
 
 CPU = torch.device("cpu")
 TRAINED = (
-    *("albert", "bert", "bloom", "clip_text", "deberta_v2", "distilbert", "electra", "falcon", "gemma2", "gpt2", "gpt_neox"),
+    *(
+        "albert",
+        "bert",
+        "bloom",
+        "clip_text",
+        "deberta_v2",
+        "distilbert",
+        "electra",
+        "falcon",
+        "gemma2",
+        "gpt2",
+        "gpt_neox",
+    ),
     *(
         "granite",
         "llama",
@@ -52,15 +66,35 @@ TRAINED = (
 
 
 def state_of(model: nn.Module) -> list[Any]:
-    """Everything that a capture could have changed: tensors by value, version and identity, attributes, generators."""
+    """Everything that a capture could have changed: tensors by value, version and identity,
+    attributes, generators.
+    """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    found: list[Any] = [(name, id(tensor), tensor._version, tensor.detach().clone()) for name, tensor in tensors]
+    found: list[Any] = [
+        (name, id(tensor), tensor._version, tensor.detach().clone()) for name, tensor in tensors
+    ]
     for part in model.modules():
-        own = {name: value for name, value in vars(part).items() if name != "_compiled_call_impl"}  # where accelerate sits
-        plain = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str, type(None)))}
+        own = {
+            name: value for name, value in vars(part).items() if name != "_compiled_call_impl"
+        }  # where accelerate sits
+        plain = {
+            name: value
+            for name, value in own.items()
+            if isinstance(value, (bool, int, float, str, type(None)))
+        }
         found.append((type(part), sorted(plain.items(), key=repr), sorted(own), part.training))
-        found += [value.detach().clone() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    return [*found, torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.is_grad_enabled()]
+        found += [
+            value.detach().clone()
+            for value in vars(part).values()
+            if isinstance(value, torch.Tensor)
+        ]
+    return [
+        *found,
+        torch.get_rng_state(),
+        random.getstate(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    ]
 
 
 def assert_equal(got: Any, expected: Any) -> None:
@@ -90,7 +124,9 @@ def keys_of_backend(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs = trace(gm, inputs).graphs
-        keys.extend(lower(graph.module, static=graph.static, kind=graph.kind).region.key for graph in graphs)
+        keys.extend(
+            lower(graph.module, static=graph.static, kind=graph.kind).region.key for graph in graphs
+        )
         return gm.forward
 
     torch._dynamo.reset()
@@ -107,8 +143,12 @@ def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
         assert not isinstance(found, Infeasible), f"{region.name}: {found.reason}"
 
 
-def check_inference(found: Architecture, inputs: dict[str, Any], runs: Runs, cache_dir: Path, *, doors: bool = True) -> None:
-    """One form of call: its regions are the backend's, nothing is changed before it, and it answers as eager does."""
+def check_inference(
+    found: Architecture, inputs: dict[str, Any], runs: Runs, cache_dir: Path, *, doors: bool = True
+) -> None:
+    """One form of call: its regions are the backend's, nothing is changed before it, and it answers
+    as eager does.
+    """
     model = found.model
     with torch.no_grad():
         expected = model(**inputs)
@@ -130,7 +170,9 @@ def check_inference(found: Architecture, inputs: dict[str, Any], runs: Runs, cac
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_both_doors_capture_it_whole_and_answer_as_eager_does(name: str, runs: Runs, tmp_path: Path) -> None:
+def test_both_doors_capture_it_whole_and_answer_as_eager_does(
+    name: str, runs: Runs, tmp_path: Path
+) -> None:
     found = build(name)
     check_inference(found, found.masked, runs, tmp_path)
     if found.masked.keys() != found.inputs.keys():
@@ -147,14 +189,29 @@ def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> No
     assert_exact(regions)
     torch_cudal1.accelerate(found.model, inputs, cache_dir=tmp_path, strictness="error")
     assert_equal(state_of(found.model), before)
-    for model in (found.model, own):  # of a result that nobody uses, eager has no gradient where a compiled step has zeros
-        outputs = [leaf for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    for model in (
+        found.model,
+        own,
+    ):  # of a result that nobody uses, eager has no gradient where a compiled step has zeros
+        outputs = [
+            leaf
+            for leaf in pytree.tree_leaves(model(**inputs))
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         torch.stack([output.square().mean() for output in outputs]).sum().backward()
     assert (runs.forward, runs.backward) == (1, 1)
-    for (one, parameter), other in zip(found.model.named_parameters(), own.parameters(), strict=True):
+    for (one, parameter), other in zip(
+        found.model.named_parameters(), own.parameters(), strict=True
+    ):
         assert (parameter.grad is None) == (other.grad is None), one
         if parameter.grad is not None:
-            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-6, msg=lambda text, one=one: f"{one}: {text}")
+            torch.testing.assert_close(
+                parameter.grad,
+                other.grad,
+                rtol=1e-3,
+                atol=1e-6,
+                msg=lambda text, one=one: f"{one}: {text}",
+            )
 
 
 @pytest.mark.gpu
@@ -175,7 +232,10 @@ def test_models_of_timm_are_captured_by_both_doors(name: str, runs: Runs, tmp_pa
         keys: list[str] = []
 
         def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            keys.extend(lower(g.module, static=g.static, kind=g.kind).region.key for g in trace(gm, inputs).graphs)
+            keys.extend(
+                lower(g.module, static=g.static, kind=g.kind).region.key
+                for g in trace(gm, inputs).graphs
+            )
             return gm.forward
 
         torch_cudal1.restore(model)
@@ -200,10 +260,16 @@ def test_models_of_timm_in_half_precision_have_a_float64_run(name: str) -> None:
 @torch.no_grad()
 def test_models_of_transformers_in_half_precision_have_a_float64_run_on_a_gpu(name: str) -> None:
     def on_gpu(leaf: Any) -> Any:
-        return leaf.to("cuda", torch.bfloat16 if leaf.is_floating_point() else None) if isinstance(leaf, torch.Tensor) else leaf
+        return (
+            leaf.to("cuda", torch.bfloat16 if leaf.is_floating_point() else None)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+        )
 
     found = build(name)
-    regions = captured_regions(found.model.to("cuda", torch.bfloat16), (), pytree.tree_map(on_gpu, found.masked))
+    regions = captured_regions(
+        found.model.to("cuda", torch.bfloat16), (), pytree.tree_map(on_gpu, found.masked)
+    )
     assert_exact(regions, torch.device("cuda"))
 
 

@@ -1,6 +1,8 @@
-"""What the machine and the user may do to us: damaged or foreign entries, caches that cannot be written, Ctrl-C in a search.
+"""What the machine and the user may do to us: damaged or foreign entries, caches that cannot be
+written, Ctrl-C in a search.
 
-The answer is always the module's own, with the reason told; the disk holds whole files or none; no process is left behind.
+The answer is always the module's own, with the reason told; the disk holds whole files or none; no
+process is left behind.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
     (region,) = captured_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path)
     place = place_for(torch.device("cpu"), settings)
-    entry = entry_for(region, Candidate(shifted(region.program), "eager", "rewrites", ("planted",)), settings)
+    entry = entry_for(
+        region, Candidate(shifted(region.program), "eager", "rewrites", ("planted",)), settings
+    )
     place.cache.put(replace(entry, target=replace(entry.target, torch="2.0.0", sku="another CPU")))
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
@@ -107,16 +111,26 @@ def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
 
 WRONG_PROGRAMS = {
     "an operator that does not exist": lambda program: replace(
-        program, steps=(*program.steps, Aten("aten.no_such_op.default", (Value(0),), (), (program.value_count,)))
+        program,
+        steps=(
+            *program.steps,
+            Aten("aten.no_such_op.default", (Value(0),), (), (program.value_count,)),
+        ),
     ),
     "an operator that writes": lambda program: replace(
-        program, steps=(*program.steps, Aten("aten.add_.Scalar", (Value(0), 1), (), (program.value_count,)))
+        program,
+        steps=(*program.steps, Aten("aten.add_.Scalar", (Value(0), 1), (), (program.value_count,))),
     ),
     "too few arguments": lambda program: replace(
-        program, steps=(*program.steps, Aten("aten.mm.default", (Value(0),), (), (program.value_count,)))
+        program,
+        steps=(*program.steps, Aten("aten.mm.default", (Value(0),), (), (program.value_count,))),
     ),
     "shapes that do not fit": lambda program: replace(
-        program, steps=(*program.steps, Aten("aten.mm.default", (Value(0), Value(0)), (), (program.value_count,)))
+        program,
+        steps=(
+            *program.steps,
+            Aten("aten.mm.default", (Value(0), Value(0)), (), (program.value_count,)),
+        ),
     ),
     "a kernel of random bytes": lambda program: launching(program),
     "a kernel cut short": lambda program: launching(program, payload=b"\x7fELF\x02\x01\x01"),
@@ -134,11 +148,18 @@ def launching(
     """`program` with a launch behind it that cannot be."""
     first = program.value_count
     spec = TensorSpec("float32", (8, 8), (8, 1), program.device)
-    steps: list[Step] = [Alloc(first, spec), Aten("aten.t.default", (Value(first),), (), (first + 1,))]
-    pointers = tuple(LaunchArg("ptr", Value(value)) for value in ((first, first + 1) if twice else (first,)))
+    steps: list[Step] = [
+        Alloc(first, spec),
+        Aten("aten.t.default", (Value(first),), (), (first + 1,)),
+    ]
+    pointers = tuple(
+        LaunchArg("ptr", Value(value)) for value in ((first, first + 1) if twice else (first,))
+    )
     steps.append(Launch("k", "no_such_kernel", grid, 128, shared_bytes, pointers))
     kernel = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    return replace(program, steps=(*program.steps, *steps), payloads={**program.payloads, "k": kernel})
+    return replace(
+        program, steps=(*program.steps, *steps), payloads={**program.payloads, "k": kernel}
+    )
 
 
 @pytest.mark.parametrize("wrong", WRONG_PROGRAMS)
@@ -160,11 +181,17 @@ BROKEN_LAUNCHES = {
 
 
 @pytest.mark.parametrize("name", BROKEN_LAUNCHES)
-def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_named(name, net, x, runs, tmp_path):
+def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_named(
+    name, net, x, runs, tmp_path
+):
     changes, words = BROKEN_LAUNCHES[name]
     (region,) = captured_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path)
-    entry = entry_for(region, Candidate(launching(region.program, **changes), "eager", "rewrites", ("planted",)), settings)
+    entry = entry_for(
+        region,
+        Candidate(launching(region.program, **changes), "eager", "rewrites", ("planted",)),
+        settings,
+    )
     assert words in place_for(torch.device("cpu"), settings).cache.put(entry).reason
     path = entry_path(tmp_path, entry.region_key, entry.target, entry.contract)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +199,9 @@ def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 0
-    (told,) = [event.facts["reason"] for event in telemetry.report().events if event.what == "refused"]
+    (told,) = [
+        event.facts["reason"] for event in telemetry.report().events if event.what == "refused"
+    ]
     assert words in told
     assert "no_such_kernel" in told
 
@@ -187,7 +216,9 @@ def test_a_read_only_cache_serves_and_is_not_written(net, x, runs, tmp_path):
     LocalCache(shared).sign(signer)
     publishers = allow(tmp_path / "publishers.toml", team=signer.public)
     before = sorted(path for path in shared.rglob("*"))
-    torch_cudal1.accelerate(net, x, cache_dir=own, read_only_caches=(shared,), publishers=publishers, strictness="error")
+    torch_cudal1.accelerate(
+        net, x, cache_dir=own, read_only_caches=(shared,), publishers=publishers, strictness="error"
+    )
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 1
     assert sorted(path for path in shared.rglob("*")) == before
@@ -195,13 +226,17 @@ def test_a_read_only_cache_serves_and_is_not_written(net, x, runs, tmp_path):
 
 @pytest.mark.parametrize("on_miss", ["baseline", "tune"])
 @pytest.mark.parametrize("kind", ["a file", "below a file", "a dangling link"])
-def test_a_cache_folder_that_cannot_exist_costs_the_memory_of_the_search_only(kind, on_miss, x, tmp_path, monkeypatch):
+def test_a_cache_folder_that_cannot_exist_costs_the_memory_of_the_search_only(
+    kind, on_miss, x, tmp_path, monkeypatch
+):
     net = nn.ReLU()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
     folder = {"a file": "file", "below a file": "file/cache", "a dangling link": "link"}[kind]
     monkeypatch.setattr("torch_cudal1.search.tune.tune", instant_search)
-    torch_cudal1.accelerate(net, x, cache_dir=tmp_path / folder, on_miss=on_miss, strictness="error")
+    torch_cudal1.accelerate(
+        net, x, cache_dir=tmp_path / folder, on_miss=on_miss, strictness="error"
+    )
     assert torch.equal(net(x), net._call_impl(x))
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -215,7 +250,9 @@ def instant_search(region, place, **_):
 def test_a_search_result_that_cannot_be_stored_is_told(x, tmp_path, monkeypatch):
     monkeypatch.setattr("torch_cudal1.search.tune.tune", instant_search)
     (tmp_path / "file").write_text("mine")
-    torch_cudal1.accelerate(nn.ReLU(), x, cache_dir=tmp_path / "file", on_miss="tune", strictness="error")
+    torch_cudal1.accelerate(
+        nn.ReLU(), x, cache_dir=tmp_path / "file", on_miss="tune", strictness="error"
+    )
     assert telemetry.report().counters["resolve.not_stored"] == 1
 
 
@@ -234,9 +271,15 @@ print("done", flush=True)
 
 
 def sessions_below(pid: int) -> dict[int, Path]:
-    """Children of a process that lead a session of their own, and their working folders, whichever thread started them."""
+    """Children of a process that lead a session of their own, and their working folders, whichever
+    thread started them.
+    """
     found = {}
-    started = [child for thread in Path(f"/proc/{pid}/task").iterdir() for child in _text(thread / "children").split()]
+    started = [
+        child
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in _text(thread / "children").split()
+    ]
     for child in started:
         try:
             if os.getsid(int(child)) == int(child):
@@ -273,9 +316,14 @@ def alive_in(session: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("after_s", [0.0, 2.0], ids=["as the judge starts", "in the middle"])
 def test_ctrl_c_ends_a_search_at_once_and_leaves_nothing_behind(after_s, tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+    }
     command = [sys.executable, "-c", SEARCH, str(tmp_path / "cache")]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         deadline, children = time.monotonic() + 600, {}
         while not children and time.monotonic() < deadline and process.poll() is None:
@@ -295,7 +343,15 @@ def test_ctrl_c_ends_a_search_at_once_and_leaves_nothing_behind(after_s, tmp_pat
     assert "done" not in out
     assert took_s < 100  # of the 300 s that it was given, on a machine that may be busy
     assert [pid for session in children for pid in alive_in(session)] == []
-    assert [folder for folder in children.values() if folder.name.startswith("cudal1-judge") and folder.exists()] == []
-    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith(".lock")]
+    assert [
+        folder
+        for folder in children.values()
+        if folder.name.startswith("cudal1-judge") and folder.exists()
+    ] == []
+    left = [
+        path.name
+        for path in (tmp_path / "cache").rglob("*")
+        if path.is_file() and not path.name.endswith(".lock")
+    ]
     assert left == []
     assert LocalCache(tmp_path / "cache").verify() == ()

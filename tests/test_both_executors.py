@@ -1,4 +1,6 @@
-"""The plugin that runs every Program of a test run on both executors sees one that differs, and says what it could not compare."""
+"""The plugin that runs every Program of a test run on both executors sees one that differs, and
+says what it could not compare.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,30 @@ def test_that_raises_elsewhere():
 def test_a_program_on_which_they_differ_is_an_error_of_its_test(tmp_path: Path) -> None:
     scene = tmp_path / "test_scene.py"
     scene.write_text(SCENE)
-    options = ["-p", "tests.both_executors", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-q", str(scene)]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    options = [
+        "-p",
+        "tests.both_executors",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "-q",
+        str(scene),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "4 passed, 2 errors" in done.stdout
     assert "ERROR at teardown of test_that_differs" in done.stdout
     assert "ERROR at teardown of test_that_raises_elsewhere" in done.stdout
-    for line in ("4 agree", "2 DIFFERENT", "1 not run: too large", "1 not run: refused by the check (ProgramError)"):
+    for line in (
+        "4 agree",
+        "2 DIFFERENT",
+        "1 not run: too large",
+        "1 not run: refused by the check (ProgramError)",
+    ):
         assert line in done.stdout, done.stdout

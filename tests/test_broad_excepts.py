@@ -1,4 +1,6 @@
-"""A broad `except` that does not raise again stands at a door, where what comes must not go further. These are all the doors."""
+"""A broad `except` that does not raise again stands at a door, where what comes must not go
+further. These are all the doors.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ DOORS = {
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
-    caught = [] if handler.type is None else [n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)]
+    caught = (
+        []
+        if handler.type is None
+        else [n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)]
+    )
     return handler.type is None or bool(BROAD & set(caught))
 
 
 def swallowing(tree: ast.AST) -> Iterator[int]:
     """Lines of broad handlers that do not end by raising."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler) and is_broad(node) and not isinstance(node.body[-1], ast.Raise):
+        if (
+            isinstance(node, ast.ExceptHandler)
+            and is_broad(node)
+            and not isinstance(node.body[-1], ast.Raise)
+        ):
             yield node.lineno
 
 
@@ -39,6 +49,15 @@ def test_every_broad_except_is_a_door_that_is_named_here_and_there_is_one_each()
 
 
 def test_the_search_finds_one() -> None:
-    assert list(swallowing(ast.parse("try:\n    pass\nexcept (ValueError, Exception):\n    pass"))) == [3]
+    assert list(
+        swallowing(ast.parse("try:\n    pass\nexcept (ValueError, Exception):\n    pass"))
+    ) == [3]
     assert list(swallowing(ast.parse("try:\n    pass\nexcept:\n    x = 1"))) == [3]
-    assert list(swallowing(ast.parse("try:\n    pass\nexcept Exception as e:\n    raise OSError from e"))) == []
+    assert (
+        list(
+            swallowing(
+                ast.parse("try:\n    pass\nexcept Exception as e:\n    raise OSError from e")
+            )
+        )
+        == []
+    )

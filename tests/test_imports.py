@@ -11,7 +11,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
 
-# Each room may import itself and the rooms named here, without exceptions; the `__init__` and `__main__` of the package, all.
+# Each room may import itself and the rooms named here, without exceptions; the `__init__` and
+# `__main__` of the package, all.
 MAY_IMPORT = {
     "core": (),
     "ir": ("core",),
@@ -24,20 +25,42 @@ MAY_IMPORT = {
     "search": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge"),
     "ingest": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search"),
     "api": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search"),
-    "cli": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search", "ingest", "api"),
+    "cli": (
+        "core",
+        "ir",
+        "device",
+        "runtime",
+        "kernels",
+        "graph",
+        "store",
+        "judge",
+        "search",
+        "ingest",
+        "api",
+    ),
 }
 MAY_IMPORT["training"] = tuple(MAY_IMPORT)
-CONFINE = "torch_cudal1.judge.sandbox.confine"  # run by a launcher that must start fast and without torch
+CONFINE = (
+    "torch_cudal1.judge.sandbox.confine"  # run by a launcher that must start fast and without torch
+)
 
 
 def find_imported_modules(path: Path) -> set[str]:
-    """Dotted names of what a file imports from this package, anywhere in it, deferred imports included."""
+    """Dotted names of what a file imports from this package, anywhere in it, deferred imports
+    included.
+    """
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch_cudal1":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "torch_cudal1"
+        ):
             imported |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names if alias.name.startswith("torch_cudal1.")}
+            imported |= {
+                alias.name for alias in node.names if alias.name.startswith("torch_cudal1.")
+            }
     return imported
 
 
@@ -52,11 +75,17 @@ def test_every_folder_of_the_package_is_a_room():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_file_imports_only_from_the_rooms_below_it(path):
     room = path.relative_to(PACKAGE).parts[0]
-    wrong = {name for name in find_imported_modules(path) if name.split(".")[1] not in (room, *MAY_IMPORT[room])}
+    wrong = {
+        name
+        for name in find_imported_modules(path)
+        if name.split(".")[1] not in (room, *MAY_IMPORT[room])
+    }
     assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("path", [*PACKAGE.glob("judge/sandbox/confine/*.py")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PACKAGE.glob("judge/sandbox/confine/*.py")], ids=lambda path: path.name
+)
 def test_the_launcher_imports_nothing_but_itself(path):
     assert all(name.startswith(CONFINE) for name in find_imported_modules(path))
 
@@ -70,8 +99,14 @@ def test_every_room_says_what_it_owns_and_what_it_may_import(room):
 
 def test_only_settings_reads_the_environment():
     for path in PACKAGE.rglob("*.py"):
-        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        assert path.name == "settings.py" or not names & {"environ", "getenv"}, f"{path} reads the environment"
+        names = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
+        assert path.name == "settings.py" or not names & {"environ", "getenv"}, (
+            f"{path} reads the environment"
+        )
 
 
 def test_importing_the_package_changes_nothing_and_loads_nothing_heavy():

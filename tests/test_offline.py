@@ -1,6 +1,8 @@
-"""Nothing of ours opens a connection when it is told not to: in processes where every attempt is an error, and is counted.
+"""Nothing of ours opens a connection when it is told not to: in processes where every attempt is an
+error, and is counted.
 
-The same process without the word `offline` does try to reach the Hub it is given, so the count can be something else than nothing.
+The same process without the word `offline` does try to reach the Hub it is given, so the count can
+be something else than nothing.
 """
 
 from __future__ import annotations
@@ -102,29 +104,47 @@ def begun(shipped: Path, folder: Path, said: str, **environment: str) -> subproc
     """A fresh process that has a Hub to ask, is told `said`, and leaves its answer in `folder`."""
     for name in ("model.py", "publishers.toml", "kernels.bundle", "cudal1.lock", "cache"):
         (folder / name).symlink_to(shipped / name)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))}
-    kept |= {"PYTHONPATH": str(ROOT), PREFIX + "HUB": "team/kernels", "HF_ENDPOINT": "http://127.0.0.1:9", **environment}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))
+    }
+    kept |= {
+        "PYTHONPATH": str(ROOT),
+        PREFIX + "HUB": "team/kernels",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        **environment,
+    }
     command = [sys.executable, "-c", PROCESS, said]
-    return subprocess.Popen(command, cwd=folder, env=kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture(scope="module")
 def answers(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What three processes found: the one with our setting, the one with the Hub's variable, and the one with neither."""
+    """What three processes found: the one with our setting, the one with the Hub's variable, and
+    the one with neither.
+    """
     said: dict[str, tuple[str, dict[str, str]]] = {
         "setting": ("offline", {}),
         "variable": ("nothing", {"HF_HUB_OFFLINE": "1"}),
         "neither": ("nothing", {}),
     }
     folders = {name: tmp_path_factory.mktemp(name) for name in said}
-    running = {name: begun(shipped, folders[name], word, **environment) for name, (word, environment) in said.items()}
+    running = {
+        name: begun(shipped, folders[name], word, **environment)
+        for name, (word, environment) in said.items()
+    }
     problems = {name: process.communicate(timeout=300)[1] for name, process in running.items()}
     assert [process.returncode for process in running.values()] == [0, 0, 0], problems
-    return {name: json.loads((folder / "answer.json").read_text()) for name, folder in folders.items()}
+    return {
+        name: json.loads((folder / "answer.json").read_text()) for name, folder in folders.items()
+    }
 
 
 @pytest.mark.parametrize("said", ["setting", "variable"])
-def test_a_warm_start_an_import_and_a_check_open_no_connection(answers: dict[str, Any], said: str) -> None:
+def test_a_warm_start_an_import_and_a_check_open_no_connection(
+    answers: dict[str, Any], said: str
+) -> None:
     found = answers[said]
     assert found["tried"] == []
     assert found["children"] == []

@@ -1,4 +1,6 @@
-"""PyTorch's own operator database as input: a Program computes what eager computes, or the operator is refused with a reason."""
+"""PyTorch's own operator database as input: a Program computes what eager computes, or the operator
+is refused with a reason.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("expecttest", reason="PyTorch's operator database needs expecttest, of the extra `test`")
+pytest.importorskip(
+    "expecttest", reason="PyTorch's operator database needs expecttest, of the extra `test`"
+)
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -29,14 +33,24 @@ from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import Candidate
 
 CPU = torch.device("cpu")
-UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
 OPS = [
     op
     for op in op_db
-    if torch.float32 in op.supported_dtypes("cpu") and op.name not in UNINITIALISED and not op.name.startswith("jiterator")
+    if torch.float32 in op.supported_dtypes("cpu")
+    and op.name not in UNINITIALISED
+    and not op.name.startswith("jiterator")
 ]
 PARTS = 8  # one test each: a failure names the operator, and the parts can run side by side
-# Traced as a formula of simpler operators, which rounds in another order; SVD and its kin compute vectors with the values.
+# Traced as a formula of simpler operators, which rounds in another order; SVD and its kin compute
+# vectors with the values.
 ROUNDS_DIFFERENTLY = ("interpolate", "upsample", "linalg", "svd", "lowrank")
 # torch.compile of these gives a copy where eager gives the input itself.
 KNOWN_ALIASING = {"nn.functional.dropout"}
@@ -64,36 +78,56 @@ class Called(torch.nn.Module):
         return self.op(*args, **kwargs)
 
 
-def samples(part: int, *, gradients: bool = False) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
+def samples(
+    part: int, *, gradients: bool = False
+) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
     """Name, function and first sample of every operator of one part."""
     for op in OPS[part::PARTS]:
         if gradients and not op.supports_autograd:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            sample = next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=gradients)), None)
+            sample = next(
+                iter(op.sample_inputs("cpu", torch.float32, requires_grad=gradients)), None
+            )
         if sample is not None:
             name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
             # A function of its own each: torch.compile remembers what it compiled by the code.
-            yield name, (lambda *args, _op=op, **kwargs: _op.op(*args, **kwargs)), (sample.input, *sample.args), sample.kwargs
+            yield (
+                name,
+                (lambda *args, _op=op, **kwargs: _op.op(*args, **kwargs)),
+                (sample.input, *sample.args),
+                sample.kwargs,
+            )
 
 
 def filled(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[Lowered]]:
-    """The operator as `accelerate` captures it, its graphs run as Programs, and what these were lowered from."""
+    """The operator as `accelerate` captures it, its graphs run as Programs, and what these were
+    lowered from.
+    """
     call, traced = captured_call(Called(function), args, kwargs)
     lowered = [lower(graph.module, static=graph.static, kind=graph.kind) for graph in traced.graphs]
     for item in lowered:
         program = item.region.program
-        read = Program.from_json(json.loads(canonical_json(program.to_json())), program.all_payloads())
+        read = Program.from_json(
+            json.loads(canonical_json(program.to_json())), program.all_payloads()
+        )
         assert read.digest == program.digest
         swapped = swap(item.region, Candidate(read, "eager", "rewrites"), CPU, strictness="error")
         traced.fill(item.region.kind, in_graph_order(swapped, item.order))
-    written = frozenset(origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int))
+    written = frozenset(
+        origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int)
+    )
     return call.around(traced.call, written), lowered
 
 
 def copies(tree: Any) -> Any:
-    return pytree.tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree)
+    return pytree.tree_map(
+        lambda t: (
+            t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+        ),
+        tree,
+    )
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -108,7 +142,9 @@ def difference(name: str, ours: Any, own: Any, *, gradient: bool = False) -> str
         return f"{name}: {len(tensors(ours))} tensors, eager gives {len(tensors(own))}"
     try:
         for mine, expected in zip(tensors(ours), tensors(own), strict=True):
-            torch.testing.assert_close(mine, expected, equal_nan=True, check_stride=not gradient, **tolerance)
+            torch.testing.assert_close(
+                mine, expected, equal_nan=True, check_stride=not gradient, **tolerance
+            )
     except AssertionError as error:
         return f"{name}: {error}"
     return ""
@@ -120,26 +156,38 @@ def eager(function: Any, args: Any, kwargs: Any, seed: int = 0) -> Any:
 
 
 def seeds_itself(function: Any, args: Any, kwargs: Any, own: list[torch.Tensor]) -> bool:
-    """The database wraps some random operators so that they seed the generator and put it back, which no graph repeats."""
-    return all(torch.equal(a, b) for a, b in zip(own, tensors(eager(function, args, kwargs, seed=1)), strict=True))
+    """The database wraps some random operators so that they seed the generator and put it back,
+    which no graph repeats.
+    """
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(own, tensors(eager(function, args, kwargs, seed=1)), strict=True)
+    )
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_both_doors_run_programs_that_compute_what_eager_computes_under_one_key(part, monkeypatch, tmp_path):
+def test_both_doors_run_programs_that_compute_what_eager_computes_under_one_key(
+    part, monkeypatch, tmp_path
+):
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     keys: list[str] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         try:
-            regions = [lower(graph.module, static=graph.static, kind=graph.kind).region for graph in trace(gm, inputs).graphs]
+            regions = [
+                lower(graph.module, static=graph.static, kind=graph.kind).region
+                for graph in trace(gm, inputs).graphs
+            ]
         except NotLowerableError:
             return gm.forward
         keys.extend(region.key for region in regions)
         plant_regions(regions, tmp_path)
         return cudal1(gm, inputs, options={"cache_dir": tmp_path, "strictness": "error"})
 
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
+    )
     for name, function, args, kwargs in samples(part):
         torch._dynamo.reset()
         keys.clear()
@@ -161,7 +209,11 @@ def test_both_doors_run_programs_that_compute_what_eager_computes_under_one_key(
         outcomes["served"] += bool(lowered)
         if lowered and keys and [item.region.key for item in lowered] != keys:
             wrong.append(f"{name}: another key in each door")
-        wrong += [found for ours in (through_accelerate, through_backend) if (found := difference(name, ours, own))]
+        wrong += [
+            found
+            for ours in (through_accelerate, through_backend)
+            if (found := difference(name, ours, own))
+        ]
     torch._dynamo.reset()
     assert wrong == []
     assert outcomes["served"] > 60  # of about 83 in each part
@@ -204,17 +256,26 @@ def gradients_of(out: Any, inputs: Any) -> list[torch.Tensor]:
     if not losses or not wanted:
         return []
     slopes = torch.autograd.grad(losses, wanted, allow_unused=True)
-    return [torch.zeros_like(t) if slope is None else slope for t, slope in zip(wanted, slopes, strict=True)]
+    return [
+        torch.zeros_like(t) if slope is None else slope
+        for t, slope in zip(wanted, slopes, strict=True)
+    ]
 
 
 BREADTH = OPS[5::12]  # about 55 operators across the alphabet
 
 
 def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatch, tmp_path):
-    """The baseline path: nothing is cached, so Inductor's double runs the graph as it is, and nothing of ours may fail."""
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+    """The baseline path: nothing is cached, so Inductor's double runs the graph as it is, and
+    nothing of ours may fail.
+    """
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
+    )
     runs: Runs = count_runs(monkeypatch)
-    names = {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name for op in BREADTH}
+    names = {
+        f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name for op in BREADTH
+    }
     wrong: list[str] = []
     done = 0
     telemetry.reset()
@@ -223,11 +284,15 @@ def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatc
             if name not in names:
                 continue
             torch._dynamo.reset()
-            compiled = torch.compile(function, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+            compiled = torch.compile(
+                function, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+            )
             with torch.no_grad():
                 torch.manual_seed(0)
                 ours = compiled(*copies(args), **copies(kwargs))
-                wrong += [text for text in [difference(name, ours, eager(function, args, kwargs))] if text]
+                wrong += [
+                    text for text in [difference(name, ours, eager(function, args, kwargs))] if text
+                ]
             done += 1
     torch._dynamo.reset()
     assert wrong == []

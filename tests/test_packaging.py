@@ -1,4 +1,6 @@
-"""What a wheel holds, and a process whose Triton is missing: slower, never broken, and the doctor says so."""
+"""What a wheel holds, and a process whose Triton is missing: slower, never broken, and the doctor
+says so.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ def project() -> dict[str, Any]:
 
 def test_every_file_of_the_package_goes_into_a_wheel() -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]["torch_cudal1"]
-    found = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    data = [path.relative_to(PACKAGE).as_posix() for path in found if path.suffix not in (".py", ".so")]
+    found = [
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
+    data = [
+        path.relative_to(PACKAGE).as_posix() for path in found if path.suffix not in (".py", ".so")
+    ]
     assert data, "no data files were found, so nothing was looked at"
     assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
     folders = {path.parent for path in found if path.suffix == ".py"}
@@ -60,12 +66,29 @@ def test_every_file_of_the_package_goes_into_a_wheel() -> None:
 
 def test_a_wheel_holds_the_entries_and_looks_for_them_there(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
-    subprocess.run(command, env={**os.environ, "CUDAL1_NO_EXTENSION": "1"}, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    built = {path.relative_to(tmp_path / "torch_cudal1") for path in (tmp_path / "torch_cudal1" / "kernels_cache").rglob("*")}
+    subprocess.run(
+        command,
+        env={**os.environ, "CUDAL1_NO_EXTENSION": "1"},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    built = {
+        path.relative_to(tmp_path / "torch_cudal1")
+        for path in (tmp_path / "torch_cudal1" / "kernels_cache").rglob("*")
+    }
     assert built == {path.relative_to(ROOT) for path in (ROOT / "kernels_cache").rglob("*")}
     where = "import torch_cudal1.store.trust.trust_policy as t; print(t.SHIPPED)"
-    told = subprocess.run([sys.executable, "-P", "-c", where], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
-                          check=True, capture_output=True, text=True, timeout=120).stdout.strip()  # fmt: skip
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", where],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout.strip()
     assert told == str(tmp_path / "torch_cudal1" / "kernels_cache")
 
 
@@ -73,14 +96,19 @@ def test_the_console_script_and_the_backend_lead_somewhere() -> None:
     from importlib import import_module
 
     told = project()["project"]
-    for place in (told["scripts"]["cudal1"], told["entry-points"]["torch_dynamo_backends"]["cudal1"]):
+    for place in (
+        told["scripts"]["cudal1"],
+        told["entry-points"]["torch_dynamo_backends"]["cudal1"],
+    ):
         module, _, name = place.partition(":")
         assert callable(getattr(import_module(module), name))
 
 
 def test_without_triton_the_answer_is_right_and_the_doctor_tells() -> None:
     command = [sys.executable, "-c", WITHOUT_TRITON]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+    )
     assert done.stdout.startswith("{"), done.stderr[-2000:]
     told = json.loads(done.stdout)
     (finding,) = [one for one in told["findings"] if one["name"] == "Triton"]

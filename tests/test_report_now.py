@@ -1,4 +1,6 @@
-"""The plugin `tests.report_now`: what failed is told at once, so that a run which is killed has told it too."""
+"""The plugin `tests.report_now`: what failed is told at once, so that a run which is killed has
+told it too.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +44,39 @@ TOLD = (
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     (folder / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.report_now", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.report_now",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+    ]
     with open(folder / "out", "w") as out:
         return subprocess.Popen(
-            [*command, *options, str(folder)], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, *options, str(folder)],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_run_that_is_killed_has_told_its_failures(workers: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_that_is_killed_has_told_its_failures(
+    workers: tuple[str, ...], tmp_path: Path
+) -> None:
     running = start(tmp_path, *workers)
     try:
         until = time.monotonic() + 120
-        while (told := (tmp_path / "out").read_text()).count("slowest of") < len(TOLD) and time.monotonic() < until:
+        while (told := (tmp_path / "out").read_text()).count("slowest of") < len(
+            TOLD
+        ) and time.monotonic() < until:
             assert running.poll() is None, told
             time.sleep(0.1)
     finally:
@@ -63,7 +85,9 @@ def test_a_run_that_is_killed_has_told_its_failures(workers: tuple[str, ...], tm
     for kind, name, why in TOLD:
         assert f"\n{kind} test_it.py::{name}\n" in told
         assert told.count(why) == 1
-    assert "0.3" in next(line for line in told.splitlines() if line.endswith("s test_it.py::test_right"))
+    assert "0.3" in next(
+        line for line in told.splitlines() if line.endswith("s test_it.py::test_right")
+    )
     assert "test_that_hangs" not in told
 
 

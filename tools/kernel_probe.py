@@ -1,8 +1,10 @@
-"""Which kernels of a test case are wrong on this machine's GPU, and how: `python tools/kernel_probe.py "decays, ragged"`.
+"""Which kernels of a test case are wrong on this machine's GPU, and how:
+`python tools/kernel_probe.py "decays, ragged"`.
 
-Every proposal for the case runs in a process of its own, again and again on the same inputs: it tells how many elements are off by
-more than 1e-4 of the largest (3e-2 in half types), where the first are, and whether the results differ from run to run. Those that
-fail, or all with --sanitize, run once more under compute-sanitizer's memcheck and racecheck. Needs a GPU.
+Every proposal for the case runs in a process of its own, again and again on the same inputs: it
+tells how many elements are off by more than 1e-4 of the largest (3e-2 in half types), where the
+first are, and whether the results differ from run to run. Those that fail, or all with --sanitize,
+run once more under compute-sanitizer's memcheck and racecheck. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -43,10 +45,17 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", help="of tests/kernels: attention's, products', or gradient/NAME for one of attention's backward")
+    parser.add_argument(
+        "case",
+        help="of tests/kernels: attention's, products', or gradient/NAME for one of attention's backward",
+    )
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--sanitize", action="store_true", help="the tools on all proposals, not on those that fail")
-    parser.add_argument("--config", type=json.loads, help="JSON of one proposal that is not made by itself")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="the tools on all proposals, not on those that fail"
+    )
+    parser.add_argument(
+        "--config", type=json.loads, help="JSON of one proposal that is not made by itself"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -55,9 +64,21 @@ def _asked(options: argparse.Namespace, index: int, under: tuple[str, ...]) -> t
     """Exit code and output of a process with one proposal."""
     repeats = 1 if under else options.repeats
     config = ["--config", json.dumps(options.config)] if options.config else []
-    command = [*under, sys.executable, __file__, options.case, *config, "--one", str(index), "--repeats", str(repeats)]
+    command = [
+        *under,
+        sys.executable,
+        __file__,
+        options.case,
+        *config,
+        "--one",
+        str(index),
+        "--repeats",
+        str(repeats),
+    ]
     try:
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired as late:
         return 1, f"not done after {_LIMIT_S} s: {late.stdout or ''}"
     return done.returncode, (done.stdout + done.stderr)[-4000:]
@@ -95,7 +116,11 @@ def _case(name: str) -> tuple[Any, list[Any], list[Any]]:
         raise SystemExit(f"no case {name!r}; expected one of {'; '.join(known)}")
     function, given = cases[name]
     make = compare_attention.program_of if cases is compare_attention.CASES else island
-    return make(function, given), list(given), outputs_of(function, [tensor.double() for tensor in given])
+    return (
+        make(function, given),
+        list(given),
+        outputs_of(function, [tensor.double() for tensor in given]),
+    )
 
 
 def _run_one(options: argparse.Namespace) -> int:
@@ -110,21 +135,33 @@ def _run_one(options: argparse.Namespace) -> int:
     proposal = propose(program, _sm())[options.one]
     proposal = Proposal(proposal.family, options.config) if options.config else proposal
     print(dict(proposal.config), flush=True)
-    run, inputs = prepare(build(program, proposal, _sm()), torch.device("cuda")), [placed(tensor) for tensor in given]
+    run, inputs = (
+        prepare(build(program, proposal, _sm()), torch.device("cuda")),
+        [placed(tensor) for tensor in given],
+    )
     runs = [[out.cpu() for out in run(inputs) if out is not None] for _ in range(options.repeats)]
     wrong = 0
     for position, wide in enumerate(exact):
         outs = [outs[position] for outs in runs]
         kinds = len({bytes(out.contiguous().view(torch.uint8).flatten().tolist()) for out in outs})
-        limit = (1e-4 if outs[0].dtype is torch.float32 else 3e-2) * wide.abs().nan_to_num(0.0, 0.0, 0.0).max()
+        limit = (1e-4 if outs[0].dtype is torch.float32 else 3e-2) * wide.abs().nan_to_num(
+            0.0, 0.0, 0.0
+        ).max()
         off = [~((out.double() - wide).abs() <= limit) & wide.isfinite() for out in outs]
         counts = [int(one.sum()) for one in off]
         worst = counts.index(max(counts))
-        print(f"output {position} {tuple(wide.shape)}: {kinds} different results in {len(outs)} runs, elements off {counts}")
+        print(
+            f"output {position} {tuple(wide.shape)}: {kinds} different results in {len(outs)} runs, elements off {counts}"
+        )
         if counts[worst]:
             places = off[worst].nonzero()
             print("first", places[:6].tolist(), "last", places[-3:].tolist())
-            print("got", outs[worst][off[worst]][:6].tolist(), "expected", wide[off[worst]][:6].tolist())
+            print(
+                "got",
+                outs[worst][off[worst]][:6].tolist(),
+                "expected",
+                wide[off[worst]][:6].tolist(),
+            )
         wrong += bool(counts[worst]) or kinds > 1
     return int(wrong > 0)
 

@@ -1,7 +1,8 @@
-"""torch-cudal1: a PyTorch model made faster with one line; never slower, never wrong, always explainable.
+"""torch-cudal1: a PyTorch model made faster with one line; never slower, never wrong, always
+explainable.
 
-The public names are below; they are imported at first use, so that importing the package costs nothing and needs no GPU, compiler
-or optional package. Importing has no side effect.
+The public names are below; they are imported at first use, so that importing the package costs
+nothing and needs no GPU, compiler or optional package. Importing has no side effect.
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return __version__
     if name not in _HOME:
-        raise AttributeError(f"module 'torch_cudal1' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    # No submodule has a public name of its own: importing it would replace the function of that name here.
+        raise AttributeError(
+            f"module 'torch_cudal1' has no attribute {name!r}; it offers {', '.join(__all__)}"
+        )
+    # No submodule has a public name of its own: importing it would replace the function of that
+    # name here.
     with collector_paused(keeps=True):
         value = getattr(import_module(f"torch_cudal1.{_HOME[name]}"), name)
     globals()[name] = value

@@ -1,7 +1,9 @@
-"""Arms: the same search with some of its techniques left out, and whether what they gain multiplies.
+"""Arms: the same search with some of its techniques left out, and whether what they gain
+multiplies.
 
-Families: "rewrites" of the graph, "kernels" of templates, "compile" (Inductor under a schedule), "graphs" (CUDA graphs). The arm
-"only kernels" has the kernels alone, on eager. An arm is a column like the package's own, paired with it in the same measurement.
+Families: "rewrites" of the graph, "kernels" of templates, "compile" (Inductor under a schedule),
+"graphs" (CUDA graphs). The arm "only kernels" has the kernels alone, on eager. An arm is a column
+like the package's own, paired with it in the same measurement.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Product:
-    """One task: what each family gains alone over eager, their product, and what all of them gain together."""
+    """One task: what each family gains alone over eager, their product, and what all of them gain
+    together.
+    """
 
     key: str
     alone: Mapping[str, float]
@@ -39,12 +43,16 @@ class Product:
 
     @property
     def share(self) -> float:
-        """Together over product: 1.0 where gains multiply, less where they overlap, more where one needs another."""
+        """Together over product: 1.0 where gains multiply, less where they overlap, more where one
+        needs another.
+        """
         return self.together / self.product
 
 
 def settings_of(name: str, settings: Settings) -> Settings:
-    """The settings of a column: those of an arm leave its families out. Raises KeyError for an arm that is none."""
+    """The settings of a column: those of an arm leave its families out. Raises KeyError for an arm
+    that is none.
+    """
     return settings if name == OURS else settings.but(without=ARMS[name])
 
 
@@ -53,16 +61,30 @@ def products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:
     rows = list(rows)
     only = {name: _by_key(ratios(rows, name, EAGER)) for name in ARMS if name.startswith("only ")}
     together = _by_key(ratios(rows, OURS, EAGER))
-    keys = [key for key, ratio in together.items() if ratio.measured and all(key in f and f[key].measured for f in only.values())]
-    return [Product(key, {name: found[key].speedup for name, found in only.items()}, together[key].speedup) for key in keys]
+    keys = [
+        key
+        for key, ratio in together.items()
+        if ratio.measured and all(key in f and f[key].measured for f in only.values())
+    ]
+    return [
+        Product(
+            key, {name: found[key].speedup for name, found in only.items()}, together[key].speedup
+        )
+        for key in keys
+    ]
 
 
 def told(found: Iterable[Product]) -> dict[str, float | None]:
-    """Geometric means over tasks: each family alone, the product, all together, and together over product."""
+    """Geometric means over tasks: each family alone, the product, all together, and together over
+    product.
+    """
     found = list(found)
     names = found[0].alone if found else ()
     alone = {name: geomean([max(1.0, one.alone[name]) for one in found]) for name in names}
-    whole = {"product": geomean([one.product for one in found]), "together": geomean([one.together for one in found])}
+    whole = {
+        "product": geomean([one.product for one in found]),
+        "together": geomean([one.together for one in found]),
+    }
     return alone | whole | {"together over product": geomean([one.share for one in found])}
 
 

@@ -1,7 +1,9 @@
-"""Compiles ahead, on all cores and without a GPU, the kernels that searches of the tasks will ask for.
+"""Compiles ahead, on all cores and without a GPU, the kernels that searches of the tasks will ask
+for.
 
-Tasks are captured on fake tensors. What a search on the GPU captures is the same but for a few operators that PyTorch chooses by
-device (attention); what was not met here it compiles itself. Nothing is run or measured.
+Tasks are captured on fake tensors. What a search on the GPU captures is the same but for a few
+operators that PyTorch chooses by device (attention); what was not met here it compiles itself.
+Nothing is run or measured.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _RIGHTS = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()}
 
 @dataclass(frozen=True)
 class Compiled:
-    """How many kernels there are, how many were compiled now and could not be, why tasks were left out, and the seconds it took."""
+    """How many kernels there are, how many were compiled now and could not be, why tasks were left
+    out, and the seconds it took.
+    """
 
     kernels: int
     compiled: int
@@ -48,14 +52,24 @@ class Compiled:
 
 
 def compile_ahead(
-    tasks: Sequence[Task], cache: Path, *, sm: int, rights: str = "default", processes: int = 1, until: float | None = None
+    tasks: Sequence[Task],
+    cache: Path,
+    *,
+    sm: int,
+    rights: str = "default",
+    processes: int = 1,
+    until: float | None = None,
 ) -> Compiled:
-    """Fill `cache` in the order of the tasks, until `until` on the monotonic clock. `rights`: as of the run that comes after."""
+    """Fill `cache` in the order of the tasks, until `until` on the monotonic clock. `rights`: as of
+    the run that comes after.
+    """
     begin = time.monotonic()
     told: Counter[str] = Counter()
     left_out: dict[str, str] = {}
     seen: set[str] = set()
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_prepared, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=_prepared, initargs=(os.getpid(),)
+    )
     try:
         asked = {task.key: pool.submit(_asked, task, sm, _RIGHTS[rights]) for task in tasks}
         building: list[Future[str]] = []
@@ -70,8 +84,16 @@ def compile_ahead(
         for done in as_completed(building):
             told[done.result()] += 1
     finally:
-        pool.shutdown(cancel_futures=True)  # who is interrupted waits for what is being compiled, and for no more
-    return Compiled(sum(told.values()), told["compiled"], told["refused"], left_out, round(time.monotonic() - begin, 1))
+        pool.shutdown(
+            cancel_futures=True
+        )  # who is interrupted waits for what is being compiled, and for no more
+    return Compiled(
+        sum(told.values()),
+        told["compiled"],
+        told["refused"],
+        left_out,
+        round(time.monotonic() - begin, 1),
+    )
 
 
 def _prepared(parent: int) -> None:
@@ -102,7 +124,9 @@ def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
         return "late"
     answer: Candidate | Rejected
     try:
-        answer = Candidate(kernels.build(program, proposal, sm), "eager", "kernels", (proposal.family,))
+        answer = Candidate(
+            kernels.build(program, proposal, sm), "eager", "kernels", (proposal.family,)
+        )
     except (NotLowerableError, ProgramError) as error:
         answer = Rejected(f"{type(error).__name__}: {error}", "build")
     build_cache.keep(cache, program, proposal, sm, answer)

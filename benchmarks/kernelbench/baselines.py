@@ -1,8 +1,9 @@
 """What PyTorch itself offers, each in its best form: these are the denominators.
 
-`torch.compile` is called once more than needed before it is timed; a CUDA graph copies its inputs in and hands its own output out,
-as CUDA-L1's graph baseline and reduce-overhead do, so it pays for no copy of the result. None of them is told anything about the
-task. What a baseline answers is compared with eager's, roughly: one that computes something else is no denominator.
+`torch.compile` is called once more than needed before it is timed; a CUDA graph copies its inputs
+in and hands its own output out, as CUDA-L1's graph baseline and reduce-overhead do, so it pays for
+no copy of the result. None of them is told anything about the task. What a baseline answers is
+compared with eager's, roughly: one that computes something else is no denominator.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Call: TypeAlias = Callable[..., Any]
 Start: TypeAlias = Callable[[nn.Module, tuple[Any, ...]], Call]
 
 _WARM_CALLS = 3  # of a graph before it is captured
-GROSS = 1e-2  # rms difference from eager over eager's rms, above which a baseline computes something else
+# rms difference from eager over eager's rms, above which a baseline computes something else
+GROSS = 1e-2
 
 
 def _eager(module: nn.Module, _: tuple[Any, ...]) -> Call:
@@ -46,7 +48,8 @@ def _autotuned(module: nn.Module, _: tuple[Any, ...]) -> Call:
 def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
     """Eager's kernels captured once and replayed. Raises RuntimeError for what cannot be captured.
 
-    A module that puts new tensors into itself cannot: its graph would go on to read memory that is freed.
+    A module that puts new tensors into itself cannot: its graph would go on to read memory that is
+    freed.
     """
     static, tree = pytree.tree_flatten(inputs)
     static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in static]
@@ -57,15 +60,23 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
         for _ in range(_WARM_CALLS):
             module(*pytree.tree_unflatten(static, tree))
     torch.cuda.current_stream().wait_stream(stream)
-    if changed := sorted(name for name, tensor in own_tensors(module).items() if before.get(name) is not tensor):
-        raise RuntimeError(f"the module assigns {', '.join(changed)} in its forward: a captured graph would read what is freed")
+    if changed := sorted(
+        name for name, tensor in own_tensors(module).items() if before.get(name) is not tensor
+    ):
+        raise RuntimeError(
+            f"the module assigns {', '.join(changed)} in its forward: a captured graph would read what is freed"
+        )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = module(*pytree.tree_unflatten(static, tree))
     held = [leaf for leaf in static if isinstance(leaf, Tensor)]
 
     def call(*given: Any) -> Any:
-        for mine, yours in zip(held, (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), strict=True):
+        for mine, yours in zip(
+            held,
+            (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)),
+            strict=True,
+        ):
             mine.copy_(yours)
         graph.replay()
         return result
@@ -74,14 +85,26 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
 
 
 STARTS: Mapping[str, Start] = MappingProxyType(
-    {EAGER: _eager, COMPILE: _compiled, REDUCE: _reduce_overhead, GRAPH: _graph, AUTOTUNE: _autotuned}
+    {
+        EAGER: _eager,
+        COMPILE: _compiled,
+        REDUCE: _reduce_overhead,
+        GRAPH: _graph,
+        AUTOTUNE: _autotuned,
+    }
 )
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Buffers, and tensors that are plain attributes, by name."""
-    held = {f"{where}.{name}".lstrip("."): item for where, part in module.named_modules() for name, item in vars(part).items()}
-    return dict(module.named_buffers()) | {name: item for name, item in held.items() if isinstance(item, Tensor)}
+    held = {
+        f"{where}.{name}".lstrip("."): item
+        for where, part in module.named_modules()
+        for name, item in vars(part).items()
+    }
+    return dict(module.named_buffers()) | {
+        name: item for name, item in held.items() if isinstance(item, Tensor)
+    }
 
 
 def tensors_of(result: Any) -> dict[str, Tensor]:

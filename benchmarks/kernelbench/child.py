@@ -1,7 +1,9 @@
-"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers again, and tell the row.
+"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers
+again, and tell the row.
 
-Whatever a column does is that column's result. What this process itself cannot survive (a crash, a hang, no memory) is seen from
-outside, by `crew`. Memory that is only needed for compiling is given back before the task queues for what measuring takes.
+Whatever a column does is that column's result. What this process itself cannot survive (a crash, a
+hang, no memory) is seen from outside, by `crew`. Memory that is only needed for compiling is given
+back before the task queues for what measuring takes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from benchmarks.kernelbench import contenders, verify
 from benchmarks.kernelbench.baselines import STARTS, Call, gross_error, tensors_of
 from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, grant
 from benchmarks.kernelbench.line import Line
-from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module, tensor_bytes
+from benchmarks.kernelbench.loading import (
+    Demand,
+    Made,
+    demand,
+    import_source,
+    make_inputs,
+    make_module,
+    tensor_bytes,
+)
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import WHERE, die_with_parent
 from torch_cudal1.device.gpu_lock import held_for, lock_seconds
@@ -36,21 +46,31 @@ from torch_cudal1.judge import kept_warm
 
 __all__ = ["Bench", "main"]
 
-# Times what a call takes: for compiling beside a process of the judge's that starts; for a search with its judge and all columns
-# side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a call is). Of a large one both processes have three sets of
-# what it is given and two of its results, one has both in float64 too, and what lies between.
+# Times what a call takes: for compiling beside a process of the judge's that starts; for a search
+# with its judge and all columns side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a
+# call is). Of a large one both processes have three sets of what it is given and two of its
+# results, one has both in float64 too, and what lies between.
 _COMPILING, _MEASURING = 3.0, 30.0
 _GIVEN, _MADE, _BETWEEN = 10, 6, 3
-_CONTEXTS_BYTES, _STORED_BYTES = 3 << 30, 8 << 30  # of the processes of a task; what the judge keeps of earlier results at most
-_WAITING_BYTES = 3 << 29  # of the task's process and one of the judge's, which has been given nothing yet
-_LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
+_CONTEXTS_BYTES, _STORED_BYTES = (
+    3 << 30,
+    8 << 30,
+)  # of the processes of a task; what the judge keeps of earlier results at most
+_WAITING_BYTES = (
+    3 << 29
+)  # of the task's process and one of the judge's, which has been given nothing yet
+_LARGE_BYTES = (
+    4 << 30
+)  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
 _RING, _RING_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
 
 
 @dataclass
 class Bench:
-    """A task's state: its module, the columns that run so far, and everything that goes into the row."""
+    """A task's state: its module, the columns that run so far, and everything that goes into the
+    row.
+    """
 
     made: Made
     job: Job
@@ -62,7 +82,9 @@ class Bench:
     ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
     shared_bytes: int = 0  # of the GPU, with a process of the judge's
-    helpers: ExitStack = field(default_factory=ExitStack)  # processes of the judge, while there is something to search
+    helpers: ExitStack = field(
+        default_factory=ExitStack
+    )  # processes of the judge, while there is something to search
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +107,9 @@ class Bench:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + time.monotonic() - begin, 3)
 
     def attempt(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run one column's action; what it raises is the column's failure, and the column runs no more."""
+        """Run one column's action; what it raises is the column's failure, and the column runs no
+        more.
+        """
         try:
             return action()
         except Exception as error:  # noqa: BLE001  whatever a column raises is its result
@@ -118,12 +142,21 @@ def main(argv: list[str] | None = None) -> int:
     with torch.no_grad(), bench.helpers:
         _prepare(bench, None if needs is None else needs.memory_bytes)
         row = _measured(bench, needs)
-    line.row(row | {"demand": None if needs is None else {**vars(needs), "floor_us": floor_us(needs, bench.device)}})
+    line.row(
+        row
+        | {
+            "demand": None
+            if needs is None
+            else {**vars(needs), "floor_us": floor_us(needs, bench.device)}
+        }
+    )
     return 0
 
 
 def _prepare(bench: Bench, size: int | None) -> None:
-    """Compile the baselines, beside other tasks; the memory of it is given back. Meanwhile a process of the judge starts."""
+    """Compile the baselines, beside other tasks; the memory of it is given back. Meanwhile a
+    process of the judge starts.
+    """
     bench.line.memory(None if size is None else int(_COMPILING * size))
     if bench.own:
         bench.helpers.enter_context(kept_warm())
@@ -171,7 +204,9 @@ def _for_search(needs: Demand) -> int:
 
 
 def _kept(bench: Bench) -> int:
-    """Bytes of the GPU that a task has while it waits: contexts, parameters, and what is shared with the judge's process."""
+    """Bytes of the GPU that a task has while it waits: contexts, parameters, and what is shared
+    with the judge's process.
+    """
     if bench.device.type != "cuda":
         return 0
     return _WAITING_BYTES + torch.cuda.memory_reserved(bench.device) + bench.shared_bytes
@@ -187,7 +222,10 @@ def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         cache = base if name == OURS else base / "arms" / name.replace(" ", "-")
         say = functools.partial(_say, bench, name)
         with bench.stage("tune" if name == OURS else name, name):
-            found = bench.attempt(name, functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, say))
+            found = bench.attempt(
+                name,
+                functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, say),
+            )
         if found is not None:
             bench.ours[name], bench.calls[name] = dict(found.facts), found.call
         _collect(bench.device)
@@ -202,7 +240,8 @@ def _say(bench: Bench, column: str, what: str, fraction: float | None) -> None:
 def _check(bench: Bench, module: nn.Module) -> None:
     """Are the package's columns right; a wrong one is not timed, or its times do not count.
 
-    The reference is made anew each time: nothing of it takes memory while a search or a measurement runs.
+    The reference is made anew each time: nothing of it takes memory while a search or a measurement
+    runs.
     """
     names = [name for name in bench.own if name in bench.calls]
     if not names:
@@ -212,7 +251,10 @@ def _check(bench: Bench, module: nn.Module) -> None:
             wanted = verify.expected(module, make_inputs(bench.made, bench.device, 1))
         except Exception as error:  # noqa: BLE001  eager cannot do it: no answer of a column can be called right
             for name in names:
-                bench.fail(name, f"no reference: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                bench.fail(
+                    name,
+                    f"no reference: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                )
             return
         for name in names:
             _check_one(bench, name, wanted)
@@ -240,13 +282,17 @@ def _judge(bench: Bench) -> dict[str, Any] | None:
         bench.fail(RELEASE, "withdrawn by its authors, or not in the file", "withdrawn")
         return None
     with bench.stage("judge", RELEASE):
-        found = contenders.judged(bench.spec["source"], candidate, bench.job, Path(bench.spec["cache"]))
+        found = contenders.judged(
+            bench.spec["source"], candidate, bench.job, Path(bench.spec["cache"])
+        )
     bench.columns[RELEASE] = {key: value for key, value in found.items() if key != "paired"}
     return found.get("paired")
 
 
 def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Record graphs, fill caches, and put baselines out of the race that do not compute what eager does."""
+    """Record graphs, fill caches, and put baselines out of the race that do not compute what eager
+    does.
+    """
     with bench.stage("warm"):
         if GRAPH in bench.job.baselines and EAGER in bench.calls:
             found = bench.attempt(GRAPH, lambda: STARTS[GRAPH](module, inputs))
@@ -254,7 +300,8 @@ def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
                 bench.calls[GRAPH] = found
         eager = _called(bench, EAGER, inputs) if EAGER in bench.calls else None
         if eager is not None and gross_error(_called(bench, EAGER, inputs, seed=1) or {}, eager):
-            eager = None  # the task draws numbers itself, and a compiler may draw others: nothing to compare
+            # the task draws numbers itself, and a compiler may draw others: nothing to compare
+            eager = None
         for name in [name for name in bench.calls if name != EAGER]:
             outputs = _called(bench, name, inputs)
             if (
@@ -266,7 +313,9 @@ def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
                 bench.fail(name, reason, "wrong")
 
 
-def _called(bench: Bench, name: str, inputs: tuple[Any, ...], *, seed: int = 0) -> dict[str, torch.Tensor] | None:
+def _called(
+    bench: Bench, name: str, inputs: tuple[Any, ...], *, seed: int = 0
+) -> dict[str, torch.Tensor] | None:
     def run() -> dict[str, torch.Tensor]:
         for _ in range(_WARM_CALLS - 1):
             bench.calls[name](*inputs)
@@ -279,11 +328,16 @@ def _called(bench: Bench, name: str, inputs: tuple[Any, ...], *, seed: int = 0) 
 def _ring(bench: Bench, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Input sets that timed calls take in turn, as many as fit."""
     sets = max(1, min(_RING, _RING_BYTES // max(1, tensor_bytes(inputs))))
-    return [inputs, *(make_inputs(bench.made, bench.device, 100 + number) for number in range(sets - 1))]
+    return [
+        inputs,
+        *(make_inputs(bench.made, bench.device, 100 + number) for number in range(sets - 1)),
+    ]
 
 
 def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[str, Any]:
-    columns = {name: {"status": "ok", "reason": "", **column} for name, column in bench.columns.items()}
+    columns = {
+        name: {"status": "ok", "reason": "", **column} for name, column in bench.columns.items()
+    }
     for name, times in found.times.items():
         columns[name] = {"status": "ok", "reason": "", **columns.get(name, {}), **times}
     best, ratios = against(found, bench.job, columns, paired)
@@ -298,7 +352,9 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "stages_s": bench.stages_s,
         "state": dict(found.state),
         "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": held_for()},
-        "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
+        "peak_bytes": torch.cuda.max_memory_allocated(bench.device)
+        if bench.device.type == "cuda"
+        else None,
     }
 
 

@@ -1,6 +1,8 @@
-"""Which of several runs side by side does a task: whoever makes its file first. A claim ends with the process that made it.
+"""Which of several runs side by side does a task: whoever makes its file first. A claim ends with
+the process that made it.
 
-All tasks are dealt in one order that each run goes through, so that every GPU has work until the last task is taken.
+All tasks are dealt in one order that each run goes through, so that every GPU has work until the
+last task is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Claims:
     folder: Path
 
     def take(self, task: Task) -> bool:
-        """Whether the task is this process's, now or since before. False: another one that lives has it."""
+        """Whether the task is this process's, now or since before. False: another one that lives
+        has it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(task)
         own = path.with_suffix(f".{os.getpid()}")
@@ -34,7 +38,9 @@ class Claims:
         except FileExistsError:
             if _lives(path, but=os.getpid()):
                 return False
-            os.replace(own, path)  # two that do this at once do the task twice, which costs time and nothing else
+            os.replace(
+                own, path
+            )  # two that do this at once do the task twice, which costs time and nothing else
         finally:
             own.unlink(missing_ok=True)
         return True
@@ -48,8 +54,13 @@ class Claims:
 
 
 def dealt(tasks: Sequence[Task]) -> list[Task]:
-    """The same order in every run: levels mixed, so that large and small tasks share a GPU, whole models in the first half."""
-    return sorted(tasks, key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _LONGEST_LEVEL else 1))
+    """The same order in every run: levels mixed, so that large and small tasks share a GPU, whole
+    models in the first half.
+    """
+    return sorted(
+        tasks,
+        key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _LONGEST_LEVEL else 1),
+    )
 
 
 def _lives(path: Path, *, but: int) -> bool:

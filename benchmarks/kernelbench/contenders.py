@@ -1,7 +1,9 @@
-"""The columns that are compared with the baselines: the package, arms of it with techniques left out, a release's candidates.
+"""The columns that are compared with the baselines: the package, arms of it with techniques left
+out, a release's candidates.
 
-The package is asked through its public door, `cudal1.accelerate`, with a budget; every swap in it was judged. A candidate of a
-release is never run here: the package's judge says of it what it says of everybody's, in processes of its own.
+The package is asked through its public door, `cudal1.accelerate`, with a budget; every swap in it
+was judged. A candidate of a release is never run here: the package's judge says of it what it says
+of everybody's, in processes of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +35,16 @@ __all__ = ["Tuned", "begin", "judged", "tuned"]
 
 _TRIED_KEPT, _REASON_KEPT = 12, 200
 _MOST_SHARED_BYTES = 1 << 30
-_OF_TRIED = ("label", "techniques", "schedule", "decision", "detector", "speedup", "low", "error_ratio")
+_OF_TRIED = (
+    "label",
+    "techniques",
+    "schedule",
+    "decision",
+    "detector",
+    "speedup",
+    "low",
+    "error_ratio",
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +56,11 @@ class Tuned:
 
 
 def begin(job: Job, cache: Path, shared_bytes: int) -> int:
-    """Start a process of the judge in the background: the search that follows, inside `kept_warm()`, need not wait for it.
+    """Start a process of the judge in the background: the search that follows, inside
+    `kept_warm()`, need not wait for it.
 
-    `shared_bytes`: of its device's memory, the tensors of one call. Returns how much of them is shared.
+    `shared_bytes`: of its device's memory, the tensors of one call. Returns how much of them is
+    shared.
     """
     shared_bytes = min(shared_bytes, _MOST_SHARED_BYTES)
     settings, device = _settings(OURS, job, cache), torch.device(job.device)
@@ -56,9 +69,16 @@ def begin(job: Job, cache: Path, shared_bytes: int) -> int:
 
 
 def tuned(
-    name: str, module: nn.Module, inputs: tuple[Any, ...], job: Job, cache: Path, say: Callable[[str, float | None], None]
+    name: str,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    job: Job,
+    cache: Path,
+    say: Callable[[str, float | None], None],
 ) -> Tuned:
-    """Search for this task now, within the profile's budget, in the present precision. Raises what `accelerate` raises."""
+    """Search for this task now, within the profile's budget, in the present precision. Raises what
+    `accelerate` raises.
+    """
     own = own_copy(module)
     for layer in own.modules():
         if isinstance(layer, nn.RNNBase):
@@ -72,11 +92,22 @@ def tuned(
 
 
 def _settings(name: str, job: Job, cache: Path) -> Settings:
-    return settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True, shipped=False))
+    return settings_of(
+        name,
+        Settings(
+            on_miss="tune",
+            budget_s=job.profile.tune_s,
+            cache_dir=cache,
+            offline=True,
+            shipped=False,
+        ),
+    )
 
 
 def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:
-    """What the judge says of a release's candidate: status "ok" (right) or "refused", with its paired speed-up and over what."""
+    """What the judge says of a release's candidate: status "ok" (right) or "refused", with its
+    paired speed-up and over what.
+    """
     settings = Settings(cache_dir=cache, offline=True)
     asked = PairJob(settings, contract_for(settings), torch.device(job.device), gradients=False)
     try:
@@ -86,28 +117,67 @@ def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, A
         return {"status": "failed", "reason": str(error)[:500]}
     timing = found.timing
     if not found.verdict.passed or timing is None:
-        reason = "" if isinstance(found.decision, Accepted) else f"{found.decision.detector}: {found.decision.reason}"
+        reason = (
+            ""
+            if isinstance(found.decision, Accepted)
+            else f"{found.decision.detector}: {found.decision.reason}"
+        )
         return {"status": "refused", "reason": reason[:500]}
-    over = {"eager": "eager", "inductor": "torch.compile", "inductor+graph": "reduce-overhead"}[timing.baseline]
+    over = {"eager": "eager", "inductor": "torch.compile", "inductor+graph": "reduce-overhead"}[
+        timing.baseline
+    ]
     paired = {"over": over, "speedup": timing.speedup, "low": timing.low, "high": timing.high}
-    return {"status": "ok", "reason": "", "paired": paired, "error_ratio": found.verdict.worst_error_ratio}
+    return {
+        "status": "ok",
+        "reason": "",
+        "paired": paired,
+        "error_ratio": found.verdict.worst_error_ratio,
+    }
 
 
 def _told(module: nn.Module) -> dict[str, Any]:
-    """What runs, what was tried and why not the rest; failures of ours that made the module's own forward run."""
+    """What runs, what was tried and why not the rest; failures of ours that made the module's own
+    forward run.
+    """
     seen = telemetry.report()
     facts: dict[str, Any] = {
         "counters": dict(seen.counters),
-        "seconds": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("search", "seconds")],
-        "races": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "baselines")],
-        "heats": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "heat")],
-        "validations": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "validated")],
-        "fallbacks": [str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback"],
+        "seconds": [
+            dict(event.facts)
+            for event in seen.events
+            if (event.stage, event.what) == ("search", "seconds")
+        ],
+        "races": [
+            dict(event.facts)
+            for event in seen.events
+            if (event.stage, event.what) == ("judge", "baselines")
+        ],
+        "heats": [
+            dict(event.facts)
+            for event in seen.events
+            if (event.stage, event.what) == ("judge", "heat")
+        ],
+        "validations": [
+            dict(event.facts)
+            for event in seen.events
+            if (event.stage, event.what) == ("judge", "validated")
+        ],
+        "fallbacks": [
+            str(event.facts.get("reason", ""))[:300]
+            for event in seen.events
+            if event.what == "fallback"
+        ],
     }
     try:
         story = cudal1.explain(module)
     except TypeError as error:
-        return facts | {"swapped": False, "runs": [], "techniques": [], "tried": [], "note": str(error)}
+        return facts | {
+            "swapped": False,
+            "runs": [],
+            "techniques": [],
+            "tried": [],
+            "note": str(error),
+        }
     swapped = [region for region in story.regions if region.swapped]
     tried = [_brief(one) for region in story.regions for one in region.tried][:_TRIED_KEPT]
     return facts | {
@@ -116,7 +186,9 @@ def _told(module: nn.Module) -> dict[str, Any]:
         "techniques": sorted({technique for region in swapped for technique in region.techniques}),
         "schedules": sorted({region.schedule for region in story.regions}),
         "tried": tried,
-        "note": "; ".join([*story.left_out, *([story.undone] if story.undone else []), *story.gate])[:600],
+        "note": "; ".join(
+            [*story.left_out, *([story.undone] if story.undone else []), *story.gate]
+        )[:600],
     }
 
 

@@ -1,11 +1,14 @@
-"""Runs the tasks: many processes prepare and compile at once, memory of the GPU is rationed, and one of them at a time measures.
+"""Runs the tasks: many processes prepare and compile at once, memory of the GPU is rationed, and
+one of them at a time measures.
 
-Every task has a process of its own, forked from a `template` or started from nothing, so a crash, a hang or a lack of memory costs
-that task. While one measures, the others are stopped (SIGSTOP) with all their children, so they neither load the machine nor the
-GPU; their clocks stand still with them. A task that ran out of memory is tried once more with the GPU to itself. A task whose
-process had to be ended, or died, while a column was at work is measured again without that column, so that the others are known,
-and the failure stays; what dies without any of them too is measured without torch.compile's CUDA graphs. What did not end within
-the budget of the run is no result: the next run does it.
+Every task has a process of its own, forked from a `template` or started from nothing, so a crash, a
+hang or a lack of memory costs that task. While one measures, the others are stopped (SIGSTOP) with
+all their children, so they neither load the machine nor the GPU; their clocks stand still with
+them. A task that ran out of memory is tried once more with the GPU to itself. A task whose process
+had to be ended, or died, while a column was at work is measured again without that column, so that
+the others are known, and the failure stays; what dies without any of them too is measured without
+torch.compile's CUDA graphs. What did not end within the budget of the run is no result: the next
+run does it.
 """
 
 from __future__ import annotations
@@ -36,12 +39,21 @@ CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
 _TELL_S = 30.0
 _OVERTAKEN_S = 40.0
-_LARGE_WAITING = 2  # large tasks that wait for memory at once; more of them would keep every seat from small ones
-_SMALL_SHARE, _FOR_SMALL = 0.05, 0.35  # of the memory: what a small task takes at most, and what is kept free for all of them
+# large tasks that wait for memory at once; more of them would keep every seat from small ones
+_LARGE_WAITING = 2
+_SMALL_SHARE, _FOR_SMALL = (
+    0.05,
+    0.35,
+)  # of the memory: what a small task takes at most, and what is kept free for all of them
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
-_OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "STATUS_ALLOC_FAILED",
+)
 _TAIL_BYTES = 4_096
 _DIED = "process ended with code"
 
@@ -52,11 +64,12 @@ class Broken(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host), what tasks may take together.
+    """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host),
+    what tasks may take together.
 
-    `budget_s`: of the whole call. `reserve_s`: no task is started with less left. `work`: a folder for caches, kept between calls.
-    `command`: what runs a task that is started from nothing. `fork`: tasks are forked where that works. `claims`: by which
-    runs side by side share the tasks.
+    `budget_s`: of the whole call. `reserve_s`: no task is started with less left. `work`: a folder
+    for caches, kept between calls. `command`: what runs a task that is started from nothing.
+    `fork`: tasks are forked where that works. `claims`: by which runs side by side share the tasks.
     """
 
     work: Path
@@ -73,7 +86,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """A task's row, as its process told it or, where that had to be ended or died, made here with the reason."""
+    """A task's row, as its process told it or, where that had to be ended or died, made here with
+    the reason.
+    """
 
     task: Task
     row: Mapping[str, Any]
@@ -81,9 +96,11 @@ class Result:
 
 @dataclass
 class _Running:
-    """A task's process. `alone`: it has the GPU to itself. `lost`: columns that it runs without, and why. `column`: at work alone.
+    """A task's process. `alone`: it has the GPU to itself. `lost`: columns that it runs without,
+    and why. `column`: at work alone.
 
-    `idle_s`: how long it was stopped or waited for a grant, which no limit counts. `waits`: for what it waits since `asked`.
+    `idle_s`: how long it was stopped or waited for a grant, which no limit counts. `waits`: for
+    what it waits since `asked`.
     """
 
     task: Task
@@ -130,13 +147,17 @@ class Crew:
     told: float = 0.0
 
     def run(self, tasks: Sequence[Task]) -> int:
-        """Do as many as the budget allows; how many are left for another call. Raises Broken when the first ones all fail whole."""
+        """Do as many as the budget allows; how many are left for another call. Raises Broken when
+        the first ones all fail whole.
+        """
         self.pending = [_Pending(task) for task in tasks]
         deadline = time.monotonic() + self.plan.budget_s
         self._make_template()
         try:
             while self.running or self.pending:
-                if time.monotonic() > deadline or (not self.running and not self._may_start(deadline)):
+                if time.monotonic() > deadline or (
+                    not self.running and not self._may_start(deadline)
+                ):
                     break
                 self._start_some(deadline)
                 self._listen()
@@ -162,11 +183,14 @@ class Crew:
             return
         self.told = now
         at = [
-            f"{one.task.key} {f'waits for {one.waits}' if one.waits else one.stage} {now - one.began:.0f} s" for one in self.running
+            f"{one.task.key} {f'waits for {one.waits}' if one.waits else one.stage} {now - one.began:.0f} s"
+            for one in self.running
         ]
         memory = f"{sum(one.granted for one in self.running) >> 30} of {self.plan.memory_bytes >> 30} GiB"
         load = f"load {os.getloadavg()[0]:.0f}"
-        print(f"         {len(self.pending)} to come; {memory}; {load}; {', '.join(at)}", flush=True)
+        print(
+            f"         {len(self.pending)} to come; {memory}; {load}; {', '.join(at)}", flush=True
+        )
 
     # --- starting ---------------------------------------------------------------------------------------------------------------
 
@@ -174,9 +198,18 @@ class Crew:
         return deadline - time.monotonic() > self.plan.reserve_s
 
     def _start_some(self, deadline: float) -> None:
-        while self.pending and self._seats() > 0 and self._may_start(deadline) and self.holder is None:
+        while (
+            self.pending and self._seats() > 0 and self._may_start(deadline) and self.holder is None
+        ):
             crowded = self._crowded()
-            ordinary = next((i for i, one in enumerate(self.pending) if not (one.alone or (one.large and crowded))), None)
+            ordinary = next(
+                (
+                    i
+                    for i, one in enumerate(self.pending)
+                    if not (one.alone or (one.large and crowded))
+                ),
+                None,
+            )
             if ordinary is None and self.running:
                 return  # what needs the GPU to itself waits until everybody else has ended
             if any(one.alone for one in self.running):
@@ -188,7 +221,10 @@ class Crew:
     def _crowded(self) -> bool:
         """Whether as many large tasks wait for memory as should."""
         waiting = (one.wanted for one in self.running if one.waits == "memory" and not one.alone)
-        return sum(wanted is not None and not self._is_small(wanted) for wanted in waiting) >= _LARGE_WAITING
+        return (
+            sum(wanted is not None and not self._is_small(wanted) for wanted in waiting)
+            >= _LARGE_WAITING
+        )
 
     def _is_small(self, wanted: int) -> bool:
         return wanted <= _SMALL_SHARE * self.plan.memory_bytes
@@ -201,9 +237,13 @@ class Crew:
         self.pending.append(_Pending(one.task, lost=one.lost, large=True))
 
     def _seats(self) -> int:
-        """How many more may start: tasks that wait for memory do no work, but must not pile up without end."""
+        """How many more may start: tasks that wait for memory do no work, but must not pile up
+        without end.
+        """
         working = sum(one.waits != "memory" for one in self.running)
-        return min(self.plan.workers - working, _MOST_WAITING * self.plan.workers - len(self.running))
+        return min(
+            self.plan.workers - working, _MOST_WAITING * self.plan.workers - len(self.running)
+        )
 
     def _start(self, one: _Pending) -> _Running:
         task, folder = one.task, self.plan.work / "tasks"
@@ -212,7 +252,11 @@ class Crew:
         spec, log = folder / f"{name}.json", folder / f"{name}.log"
         spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
         job = self.job.without(one.lost)
-        told: dict[str, Any] = {"job": job.to_json(), "source": task.source, "candidate": self.candidates.get(task.key)}
+        told: dict[str, Any] = {
+            "job": job.to_json(),
+            "source": task.source,
+            "candidate": self.candidates.get(task.key),
+        }
         told |= {"cache": str(self.plan.work / CACHE), "threads": self.plan.threads}
         spec.write_text(json.dumps(told), encoding="utf-8")
         mine, theirs = Pipe()
@@ -221,8 +265,12 @@ class Crew:
         theirs.close()
         return _Running(task, process, mine, log, one.alone, one.lost, time.monotonic())
 
-    def _process(self, spec: Path, line: int, output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-        """A task's process: forked, or started from nothing where there is no template, or none any more."""
+    def _process(
+        self, spec: Path, line: int, output: IO[bytes]
+    ) -> subprocess.Popen[bytes] | Forked:
+        """A task's process: forked, or started from nothing where there is no template, or none any
+        more.
+        """
         if self.template is not None:
             try:
                 return self.template.start(spec, line, output)
@@ -246,19 +294,26 @@ class Crew:
             return
         self.plan.work.mkdir(parents=True, exist_ok=True)
         try:
-            self.template = Template(self.job.device, self._environment(), _ROOT, self.plan.work / "template.log")
+            self.template = Template(
+                self.job.device, self._environment(), _ROOT, self.plan.work / "template.log"
+            )
         except NoTemplate as error:
             print(f"every task's process is started from nothing: {error}", flush=True)
 
     def _environment(self) -> dict[str, str]:
         found = dict(os.environ)
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), found.get("PYTHONPATH", "")]))
+        found["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(_ROOT), found.get("PYTHONPATH", "")])
+        )
         found["TORCHINDUCTOR_CACHE_DIR"] = str(self.plan.work / "inductor")
         found["TRITON_CACHE_DIR"] = str(self.plan.work / "triton")
-        # Whole tasks run side by side: a pool of compilers in each of them would only start more processes.
+        # Whole tasks run side by side: a pool of compilers in each of them would only start more
+        # processes.
         found["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.plan.threads)
         found["OMP_NUM_THREADS"] = str(self.plan.threads)
-        found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a question about GPUs must not start the driver in the template
+        found["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+            "1"  # a question about GPUs must not start the driver in the template
+        )
         return found
 
     # --- listening --------------------------------------------------------------------------------------------------------------
@@ -271,7 +326,9 @@ class Crew:
                 self._heard(one, receive(one.connection))
             except (EOFError, OSError):
                 one.process.poll()
-                time.sleep(_TICK_S / 10)  # it has closed its end, and is about to end or hangs without it
+                time.sleep(
+                    _TICK_S / 10
+                )  # it has closed its end, and is about to end or hangs without it
 
     def _heard(self, one: _Running, message: Mapping[str, Any]) -> None:
         kind = message.get("ask") or message.get("tell")
@@ -293,14 +350,18 @@ class Crew:
             self._loud()
 
     def _serve(self) -> None:
-        """Grant what can be granted, in the order of starts; who has waited long is overtaken only by small ones."""
+        """Grant what can be granted, in the order of starts; who has waited long is overtaken only
+        by small ones.
+        """
         kept_free = False
         for one in self.running:
             if one.waits == "quiet" and self.holder is None:
                 self._hold(one)
             elif one.waits == "memory" and self.holder is None:
                 self._give_memory(one, kept_free=kept_free)
-                kept_free = kept_free or (bool(one.waits) and time.monotonic() - one.asked > _OVERTAKEN_S)
+                kept_free = kept_free or (
+                    bool(one.waits) and time.monotonic() - one.asked > _OVERTAKEN_S
+                )
 
     def _give_memory(self, one: _Running, *, kept_free: bool) -> None:
         """Grant what it wants, if that is left beside what others have, those that wait included."""
@@ -310,7 +371,9 @@ class Crew:
             return
         others = [other for other in self.running if other is not one]
         kept = sum(other.granted for other in others if other.waits == "memory")
-        free = max(0, self.plan.memory_bytes - kept - (0 if one.alone or small else self._for_small()))
+        free = max(
+            0, self.plan.memory_bytes - kept - (0 if one.alone or small else self._for_small())
+        )
         wanted = min(one.wanted, free)  # however large it is, it runs with what there can be
         working = [other.granted for other in others if other.waits != "memory"]
         beside = sum(size for size in working if small or one.alone or not self._is_small(size))
@@ -319,8 +382,9 @@ class Crew:
             self._grant(one)
 
     def _for_small(self) -> int:
-        """What large tasks leave to small ones: as much as those have and want, so that however large a task is, it waits for other
-        large ones and hardly ever for the many small ones; and one's worth for the next that comes.
+        """What large tasks leave to small ones: as much as those have and want, so that however
+        large a task is, it waits for other large ones and hardly ever for the many small ones; and
+        one's worth for the next that comes.
         """
         most = self.plan.memory_bytes
         sizes = (one.wanted if one.waits == "memory" else one.granted for one in self.running)
@@ -369,11 +433,17 @@ class Crew:
                 self._finish(one, "" if one.row is not None else died)
             elif spent_s > self.job.limit_s and not one.waits and self.holder in (None, one):
                 place = where(one.process, one.log)
-                self._finish(one, f"time limit of {self.job.limit_s:g} s in {one.stage!r}{place and f', at {place}'}")
+                self._finish(
+                    one,
+                    f"time limit of {self.job.limit_s:g} s in {one.stage!r}{place and f', at {place}'}",
+                )
 
     def _finish(self, one: _Running, reason: str) -> None:
         self._end(one)
-        row = dict(one.row or {"columns": {}, "best": None, "against": {}, "ours": {}, "arms": {}, "stages_s": {}})
+        row = dict(
+            one.row
+            or {"columns": {}, "best": None, "against": {}, "ours": {}, "arms": {}, "stages_s": {}}
+        )
         told = reason and one.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         short = any(word in told + json.dumps(row) for word in _OUT_OF_MEMORY)
         if short and not one.alone:
@@ -391,10 +461,11 @@ class Crew:
         self._deliver(Result(one.task, row))
 
     def _blamed(self, one: _Running, reason: str) -> Mapping[str, str] | None:
-        """The columns to try without, and why: a contender whose own work it was, else all of them. None: nothing more to try.
+        """The columns to try without, and why: a contender whose own work it was, else all of them.
+        None: nothing more to try.
 
-        What dies again without any contender, dies of a baseline: of the one that runs most of other people's code. Contenders
-        that were only suspected come back.
+        What dies again without any contender, dies of a baseline: of the one that runs most of
+        other people's code. Contenders that were only suspected come back.
         """
         if not reason or one.stage.startswith(("start", "load", "compile")):
             return None
@@ -403,7 +474,9 @@ class Crew:
             at_fault = [one.column] if one.column in job.contenders else job.contenders
             return {**one.lost, **dict.fromkeys(at_fault, reason)}
         if REDUCE in job.baselines and reason.startswith(_DIED):
-            return {name: why for name, why in one.lost.items() if not why.startswith(_DIED)} | {REDUCE: reason}
+            return {name: why for name, why in one.lost.items() if not why.startswith(_DIED)} | {
+                REDUCE: reason
+            }
         return None
 
     def _deliver(self, result: Result) -> None:

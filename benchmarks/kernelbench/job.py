@@ -1,6 +1,8 @@
-"""What is asked of every task of a run: profile, rights, columns. Two rows with another job are never put into one table.
+"""What is asked of every task of a run: profile, rights, columns. Two rows with another job are
+never put into one table.
 
-A job says nothing about the machine or the version of the package: each row carries those, and the report tells them apart.
+A job says nothing about the machine or the version of the package: each row carries those, and the
+report tells them apart.
 """
 
 from __future__ import annotations
@@ -13,13 +15,30 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 __all__ = [
-    *("AUTOTUNE", "BASELINES", "COMPILE", "EAGER", "GRAPH", "LABELS", "OURS", "PROFILES", "REDUCE", "RELEASE"),
+    *(
+        "AUTOTUNE",
+        "BASELINES",
+        "COMPILE",
+        "EAGER",
+        "GRAPH",
+        "LABELS",
+        "OURS",
+        "PROFILES",
+        "REDUCE",
+        "RELEASE",
+    ),
     *("Job", "Profile", "Rights", "grant"),
 ]
 
 Rights: TypeAlias = Literal["default", "tf32", "ieee"]
 
-EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE = "eager", "torch.compile", "reduce-overhead", "CUDA graph", "max-autotune"
+EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE = (
+    "eager",
+    "torch.compile",
+    "reduce-overhead",
+    "CUDA graph",
+    "max-autotune",
+)
 BASELINES = (EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE)
 OURS, RELEASE = "cudal1", "CUDA-L1 release"
 LABELS: Mapping[Rights, str] = MappingProxyType(
@@ -35,8 +54,9 @@ LABELS: Mapping[Rights, str] = MappingProxyType(
 class Profile:
     """How long things may take, in seconds.
 
-    `tune_s`: the search's budget for a task. `measure_s`: the paired measurement's, all columns together; with `window` all of it
-    is used, as in the paper. `limit_s`: a task that takes longer is ended and counted as failed.
+    `tune_s`: the search's budget for a task. `measure_s`: the paired measurement's, all columns
+    together; with `window` all of it is used, as in the paper. `limit_s`: a task that takes longer
+    is ended and counted as failed.
     """
 
     name: str
@@ -59,8 +79,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 class Job:
     """`arms`: names of the search with parts of it left out (see `ablation`).
 
-    `judged`: the release file, name and start of its digest, whose candidates are a column too; "": none.
-    `left_out`: baselines that a task is measured without, since its process does not survive them; never the whole run's.
+    `judged`: the release file, name and start of its digest, whose candidates are a column too; "":
+    none. `left_out`: baselines that a task is measured without, since its process does not survive
+    them; never the whole run's.
     """
 
     device: str
@@ -78,7 +99,12 @@ class Job:
     def baselines(self) -> tuple[str, ...]:
         """What PyTorch offers here: no CUDA graphs on a CPU, max-autotune where asked for."""
         cuda = torch.device(self.device).type == "cuda"
-        names = (EAGER, COMPILE, *((REDUCE, GRAPH) if cuda else ()), *((AUTOTUNE,) if self.autotune else ()))
+        names = (
+            EAGER,
+            COMPILE,
+            *((REDUCE, GRAPH) if cuda else ()),
+            *((AUTOTUNE,) if self.autotune else ()),
+        )
         return tuple(name for name in names if name not in self.left_out)
 
     @property
@@ -88,14 +114,24 @@ class Job:
 
     @property
     def limit_s(self) -> float:
-        """When a task's process is ended: the profile's limit, and more for every further column that is searched or judged."""
-        return self.profile.limit_s * (2 if self.judged else 1) + 1.5 * self.profile.tune_s * len(self.arms)
+        """When a task's process is ended: the profile's limit, and more for every further column
+        that is searched or judged.
+        """
+        return self.profile.limit_s * (2 if self.judged else 1) + 1.5 * self.profile.tune_s * len(
+            self.arms
+        )
 
     def without(self, columns: Collection[str]) -> Job:
         """The same without some of the columns."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
         ours, judged = self.ours and OURS not in columns, "" if RELEASE in columns else self.judged
-        return replace(self, ours=ours, arms=arms, judged=judged, left_out=tuple(name for name in BASELINES if name in columns))
+        return replace(
+            self,
+            ours=ours,
+            arms=arms,
+            judged=judged,
+            left_out=tuple(name for name in BASELINES if name in columns),
+        )
 
     @property
     def label(self) -> str:

@@ -1,7 +1,9 @@
-"""The line between the run and a task's process: one JSON object a message, over a pipe that the task's own prints cannot reach.
+"""The line between the run and a task's process: one JSON object a message, over a pipe that the
+task's own prints cannot reach.
 
-A task tells its stage and its results, and asks for three things: memory ("may I have so many bytes of the GPU"), quiet ("let
-nobody else work while I measure") and its end. It knows nothing of the other tasks.
+A task tells its stage and its results, and asks for three things: memory ("may I have so many bytes
+of the GPU"), quiet ("let nobody else work while I measure") and its end. It knows nothing of the
+other tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Line:
         self._connection = connection
 
     def stage(self, name: str, column: str = "") -> None:
-        """What is done now, and for which column alone: it is what a failure says when this process is ended."""
+        """What is done now, and for which column alone: it is what a failure says when this process
+        is ended.
+        """
         send(self._connection, {"tell": "stage", "name": name, "column": column})
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -41,7 +45,8 @@ class Line:
         send(self._connection, {"tell": "row", "row": row})
 
     def memory(self, size_bytes: int | None, kept_bytes: int = 0) -> None:
-        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown.
+        """Wait until so much of the GPU is free; in place of what was granted before. None:
+        unknown.
 
         `kept_bytes`: what this process and its children hold of it while they wait.
         """

@@ -1,7 +1,9 @@
-"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a task's own process.
+"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a
+task's own process.
 
-It runs the task's source, which whoever started the benchmark chose; candidates of others are never loaded here (the judge's
-processes do that). Tensors are made on the device itself: inputs of several GB would take longer on the CPU than the task.
+It runs the task's source, which whoever started the benchmark chose; candidates of others are never
+loaded here (the judge's processes do that). Tensors are made on the device itself: inputs of
+several GB would take longer on the CPU than the task.
 """
 
 from __future__ import annotations
@@ -17,14 +19,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
-__all__ = ["Demand", "Made", "demand", "fake_module", "import_source", "make_inputs", "make_module", "tensor_bytes"]
+__all__ = [
+    "Demand",
+    "Made",
+    "demand",
+    "fake_module",
+    "import_source",
+    "make_inputs",
+    "make_module",
+    "tensor_bytes",
+]
 
 _SEED = 42
 _LARGEST_KEPT = 4  # intermediates of the largest size that are alive at once
@@ -43,7 +58,9 @@ class Made:
 
 
 def import_source(path: Path) -> Made:
-    """Run a task's file. Raises what it raises, and ValueError for one without Model, get_inputs, get_init_inputs."""
+    """Run a task's file. Raises what it raises, and ValueError for one without Model, get_inputs,
+    get_init_inputs.
+    """
     spec = importlib.util.spec_from_file_location(f"kernelbench_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path.name} is no Python file")
@@ -66,15 +83,18 @@ def make_inputs(made: Made, device: torch.device, seed: int) -> tuple[Any, ...]:
     """A set of inputs, drawn by the task's own get_inputs, on the device."""
     with _seeded(_SEED + seed), torch.device(device):
         inputs = made.source.get_inputs()
-    return tuple(pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs)))
+    return tuple(
+        pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs))
+    )
 
 
 @dataclass(frozen=True)
 class Demand:
     """What one eager call needs, estimated without making any tensor.
 
-    `memory_bytes`: at most at once. `least_bytes`: inputs, parameters and results once, what any kernel moves. `flops`: of its
-    products and convolutions as the task writes them; a rewrite may need fewer. `given_bytes`: of inputs and parameters.
+    `memory_bytes`: at most at once. `least_bytes`: inputs, parameters and results once, what any
+    kernel moves. `flops`: of its products and convolutions as the task writes them; a rewrite may
+    need fewer. `given_bytes`: of inputs and parameters.
     """
 
     memory_bytes: int
@@ -89,8 +109,8 @@ class Demand:
 
 
 def fake_module(made: Made) -> nn.Module:
-    """The task's module without memory for its weights, in FakeTensorMode; with it where its constructor asks tensors for values
-    (a Swin transformer its rates of stochastic depth).
+    """The task's module without memory for its weights, in FakeTensorMode; with it where its
+    constructor asks tensors for values (a Swin transformer its rates of stochastic depth).
     """
     try:
         return made.module()
@@ -102,7 +122,8 @@ def fake_module(made: Made) -> nn.Module:
 def demand(made: Made, mode: str) -> Demand | None:
     """The task's demand; None where fake tensors cannot run it.
 
-    On a pretended CPU wherever it runs later: sizes are the same, and nothing of cuDNN's asks for real memory.
+    On a pretended CPU wherever it runs later: sizes are the same, and nothing of cuDNN's asks for
+    real memory.
     """
     counter = FlopCounterMode(display=False)
     try:
@@ -120,7 +141,11 @@ def demand(made: Made, mode: str) -> Demand | None:
 
 def tensor_bytes(tree: Any) -> int:
     """Bytes of all tensors in a nest of values."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in pytree.tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 class _Outputs(TorchDispatchMode):
@@ -139,6 +164,8 @@ class _Outputs(TorchDispatchMode):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of the body come from `seed`; generators go on from there, nobody else uses them."""
+    """Random numbers of the body come from `seed`; generators go on from there, nobody else uses
+    them.
+    """
     torch.manual_seed(seed)
     yield

@@ -1,8 +1,11 @@
-"""All columns of a task against each other: interleaved rounds with the package's one timing implementation, then ratios.
+"""All columns of a task against each other: interleaved rounds with the package's one timing
+implementation, then ratios.
 
-A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers of one round are pairs. Medians
-and 95 % intervals are `judge.benchmark.statistics`'. Host time (until a call returns) and device time (between events) are looked
-at apart. The candidate of a release is not timed here: the ratio that the judge measured is carried over to the times of this row.
+A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers
+of one round are pairs. Medians and 95 % intervals are `judge.benchmark.statistics`'. Host time
+(until a call returns) and device time (between events) are looked at apart. The candidate of a
+release is not timed here: the ratio that the judge measured is carried over to the times of this
+row.
 """
 
 from __future__ import annotations
@@ -29,17 +32,23 @@ from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, in
 
 __all__ = ["Measured", "against", "floor_us", "is_drained", "measure"]
 
-_LOOKS, _SETTLE_S = 3, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
+_LOOKS, _SETTLE_S = (
+    3,
+    0.05,
+)  # the columns have been called before; the clocks of the GPU rise while they take turns
 _LOCK_WAIT_S = 600.0
 _DRAIN_S, _PROBED_S = 20.0, 0.05
-_LONG_S, _LONG_SHARE = 5e-4, 0.2  # an empty GPU answers far sooner; processes on one take turns of milliseconds
+_LONG_S, _LONG_SHARE = (
+    5e-4,
+    0.2,
+)  # an empty GPU answers far sooner; processes on one take turns of milliseconds
 _MOST_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of the GPU, before and after, and
-    whether anybody else had it.
+    """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of
+    the GPU, before and after, and whether anybody else had it.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -48,9 +57,15 @@ class Measured:
 
 
 def measure(
-    calls: Mapping[str, Call], ring: Sequence[tuple[Any, ...]], job: Job, line: Line, fail: Callable[[str, str], None]
+    calls: Mapping[str, Call],
+    ring: Sequence[tuple[Any, ...]],
+    job: Job,
+    line: Line,
+    fail: Callable[[str, str], None],
 ) -> Measured:
-    """Time every column while nobody else of this run works. A column that raises is failed and left out of all rounds."""
+    """Time every column while nobody else of this run works. A column that raises is failed and
+    left out of all rounds.
+    """
     device = torch.device(job.device)
     runs = {name: _turning(call, ring) for name, call in calls.items()}
     with exclusive(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
@@ -65,14 +80,18 @@ def measure(
         samples = _sampled(runs, device, job)
         apart = {name: _apart(run, device) for name, run in runs.items()}
         state["after"] = gpu_state(device)
-    times = {name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()}
+    times = {
+        name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()
+    }
     return Measured(samples, times, state)
 
 
 def is_drained(probe: Callable[[], object], limit_s: float = _DRAIN_S) -> bool:
-    """Wait until nobody else's kernels run on the GPU: who is stopped leaves it what was launched. False if that took too long.
+    """Wait until nobody else's kernels run on the GPU: who is stopped leaves it what was launched.
+    False if that took too long.
 
-    `probe`: a launch that does nothing, waited for; with kernels of another process there most of the time goes into few of them.
+    `probe`: a launch that does nothing, waited for; with kernels of another process there most of
+    the time goes into few of them.
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -99,28 +118,40 @@ def _probe(device: torch.device) -> Callable[[], object]:
 def against(
     found: Measured, job: Job, columns: dict[str, dict[str, Any]], paired: Mapping[str, Any] | None
 ) -> tuple[str | None, dict[str, dict[str, Any]]]:
-    """The best baseline's name, and for each column its speed-up over every baseline and over the best one."""
-    bases = [name for name in job.baselines if name in found.samples and columns[name]["status"] == "ok"]
+    """The best baseline's name, and for each column its speed-up over every baseline and over the
+    best one.
+    """
+    bases = [
+        name for name in job.baselines if name in found.samples and columns[name]["status"] == "ok"
+    ]
     if not bases:
         return None, {}
     best = min(bases, key=lambda name: float(columns[name]["us"]))
     ratios: dict[str, dict[str, Any]] = {}
     for name in (*bases, *job.contenders):
         if name in found.samples and columns[name]["status"] == "ok":
-            ratios[name] = {base: _paired(found.samples[base], found.samples[name]) for base in bases if base != name}
+            ratios[name] = {
+                base: _paired(found.samples[base], found.samples[name])
+                for base in bases
+                if base != name
+            }
             ratios[name][BEST] = ratios[name].get(best, _same())
     if paired is not None and paired["over"] in bases and columns[RELEASE]["status"] == "ok":
         over_us = float(columns[paired["over"]]["us"])
         columns[RELEASE]["us"] = over_us / paired["speedup"]
-        ratios[RELEASE] = {base: _carried(paired, float(columns[base]["us"]) / over_us) for base in bases}
+        ratios[RELEASE] = {
+            base: _carried(paired, float(columns[base]["us"]) / over_us) for base in bases
+        }
         ratios[RELEASE][BEST] = ratios[RELEASE][best]
     return best, ratios
 
 
 def floor_us(needs: Demand, device: torch.device) -> float | None:
-    """Microseconds below which the task as written cannot run on this GPU: its bytes, or its products at the peak of TF32.
+    """Microseconds below which the task as written cannot run on this GPU: its bytes, or its
+    products at the peak of TF32.
 
-    None on a CPU and on a GPU whose peaks are not known. IEEE float32 has a far lower peak: a task bound by products is above this.
+    None on a CPU and on a GPU whose peaks are not known. IEEE float32 has a far lower peak: a task
+    bound by products is above this.
     """
     limits = ceiling(device)
     if device.type != "cuda" or isinstance(limits, str):
@@ -133,12 +164,16 @@ def _turning(call: Call, ring: Sequence[tuple[Any, ...]]) -> Callable[[], object
     return lambda: call(*next(turn))
 
 
-def _sampled(runs: Mapping[str, Callable[[], object]], device: torch.device, job: Job) -> dict[str, list[float]]:
+def _sampled(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, job: Job
+) -> dict[str, list[float]]:
     """At least seven rounds; with a window, as many as fill it."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     until = time.monotonic() + (job.profile.measure_s if job.profile.window else 0.0)
     while runs:
-        for name, values in interleave(runs, device, budget_s=job.profile.measure_s, settle_s=_SETTLE_S).items():
+        for name, values in interleave(
+            runs, device, budget_s=job.profile.measure_s, settle_s=_SETTLE_S
+        ).items():
             samples[name] += values
         rounds = min(map(len, samples.values()))
         if rounds >= _MOST_ROUNDS or (rounds >= FEWEST_PAIRS and time.monotonic() >= until):
@@ -148,16 +183,26 @@ def _sampled(runs: Mapping[str, Callable[[], object]], device: torch.device, job
 
 def _apart(run: Callable[[], object], device: torch.device) -> dict[str, float | None]:
     host_us = host_time_us(run, device, calls=_LOOKS)
-    return {"host_us": host_us, "device_us": device_time_us(run, device, calls=_LOOKS) if device.type == "cuda" else None}
+    return {
+        "host_us": host_us,
+        "device_us": device_time_us(run, device, calls=_LOOKS) if device.type == "cuda" else None,
+    }
 
 
 def _paired(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
     found = summarise(list(zip(base, own, strict=True)))
-    return {"speedup": found.speedup, "low": found.low, "high": found.high, "steady": int(found.steady)}
+    return {
+        "speedup": found.speedup,
+        "low": found.low,
+        "high": found.high,
+        "steady": int(found.steady),
+    }
 
 
 def _carried(paired: Mapping[str, Any], factor: float) -> dict[str, float]:
-    return {name: float(paired[name]) * factor for name in ("speedup", "low", "high")} | {"steady": 1}
+    return {name: float(paired[name]) * factor for name in ("speedup", "low", "high")} | {
+        "steady": 1
+    }
 
 
 def _same() -> dict[str, float]:

@@ -1,6 +1,8 @@
-"""The report: Markdown tables, and a self-contained HTML page with the same tables and plots of every level.
+"""The report: Markdown tables, and a self-contained HTML page with the same tables and plots of
+every level.
 
-Inline style and SVG, no script, no network; whatever came from outside (names, reasons) is escaped. All numbers are `tables`'.
+Inline style and SVG, no script, no network; whatever came from outside (names, reasons) is escaped.
+All numbers are `tables`'.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def _figures(group: Group) -> list[str]:
     made = []
     for name in group.job.contenders:
         for level in sorted({int(row["task"]["level"]) for row in group.rows}):
-            label = f"{name} against the best baseline, level {level}; filled: something was swapped in"
+            label = (
+                f"{name} against the best baseline, level {level}; filled: something was swapped in"
+            )
             made.append(_figure(dots(_dots(group, name, level), label), label))
     if OURS in group.job.contenders:
         found = ratios(group.rows, OURS)
@@ -74,7 +78,9 @@ def _dots(group: Group, name: str, level: int) -> list[Dot]:
         best = row["against"].get(name, {}).get(BEST) or {"speedup": 1.0, "low": 1.0, "high": 1.0}
         facts = row["ours"] if name == OURS else row["arms"].get(name, {"swapped": True})
         label = f"{row['task']['key']} {row['task']['name']}"
-        found.append(Dot(label, best["speedup"], best["low"], best["high"], bool(facts.get("swapped"))))
+        found.append(
+            Dot(label, best["speedup"], best["low"], best["high"], bool(facts.get("swapped")))
+        )
     return found
 
 
@@ -85,14 +91,19 @@ def _figure(svg: str, caption: str) -> str:
 def _table_lines(table: Table) -> list[str]:
     lines = [f"### {table.title}", "", *([table.note, ""] if table.note else [])]
     lines += [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table.rows]
+    lines += [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table.rows
+    ]
     return [*lines, ""]
 
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{_e(name)}</th>' for name in table.columns)
     rows = "".join(
-        "<tr>" + f'<th scope="row">{_e(row[0])}</th>' + "".join(f"<td>{_e(cell)}</td>" for cell in row[1:]) + "</tr>"
+        "<tr>"
+        + f'<th scope="row">{_e(row[0])}</th>'
+        + "".join(f"<td>{_e(cell)}</td>" for cell in row[1:])
+        + "</tr>"
         for row in table.rows
     )
     whole = f"<table><caption>{_e(table.note)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

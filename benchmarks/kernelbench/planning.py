@@ -1,8 +1,10 @@
-"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs nothing.
+"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs
+nothing.
 
-`covered` tells the kinds of candidates, `plan` the kernels for products. A task is captured on fake tensors and looked at as if
-it were on a GPU. `us` are bounds by which candidates are ordered, not measurements; `plain` is what the products take at cuBLAS's
-measured fp32 rate. A product that no kernel serves says why.
+`covered` tells the kinds of candidates, `plan` the kernels for products. A task is captured on fake
+tensors and looked at as if it were on a GPU. `us` are bounds by which candidates are ordered, not
+measurements; `plain` is what the products take at cuBLAS's measured fp32 rate. A product that no
+kernel serves says why.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Planned:
-    """One kind of product in a task: how often it is there, its sizes, the steps after it, proposals (best first) or why none.
+    """One kind of product in a task: how often it is there, its sizes, the steps after it,
+    proposals (best first) or why none.
 
     `compile_s` is None where nothing was compiled.
     """
@@ -64,9 +67,13 @@ class Planned:
 
 
 def plan(task: Task, *, sm: int = 90, compiling: bool = False) -> list[Planned]:
-    """The products of a task; one line without sizes where it cannot be captured. `compiling`: build each best proposal."""
+    """The products of a task; one line without sizes where it cannot be captured. `compiling`:
+    build each best proposal.
+    """
     try:
-        return [_planned(task, islands, sm, compiling) for islands in _products(_tidied(captured(task)))]
+        return [
+            _planned(task, islands, sm, compiling) for islands in _products(_tidied(captured(task)))
+        ]
     except Exception as error:  # noqa: BLE001  whatever a task's own file raises is why there is no plan for it
         reason = f"not captured: {' '.join(str(error).split())[:160]}"
         return [Planned(task.key, task.name, 0, "", (), 0.0, (), reason)]
@@ -80,13 +87,16 @@ def table(planned: Sequence[Planned]) -> str:
         best = f"{one.plain_us / one.proposals[0][1]:4.1f}x" if one.proposals else "    -"
         built = "" if one.compile_s is None else f"; built in {one.compile_s:.1f} s"
         what = f"{one.count} x {one.sizes}" + (f" + {' '.join(one.tail)}" if one.tail else "")
-        lines.append(f"{one.task:6} {one.name[:34]:34} {best} plain {one.plain_us:6.0f} us; {what}; {tried}{built}")
+        lines.append(
+            f"{one.task:6} {one.name[:34]:34} {best} plain {one.plain_us:6.0f} us; {what}; {tried}{built}"
+        )
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Covered:
-    """What a search has for a task beyond baselines: techniques of a rewrite that pays, families of kernels by count of islands.
+    """What a search has for a task beyond baselines: techniques of a rewrite that pays, families of
+    kernels by count of islands.
 
     `left`: why nothing, where there is nothing.
     """
@@ -110,7 +120,11 @@ def covered(task: Task, *, sm: int = 90, rights: Sequence[str] = ("conv",)) -> C
     found = {island.region.key: proposals_of(island.region, sm, rights) for island in islands}
     families = Counter(proposals[0].family for proposals in found.values() if proposals)
     rewrites = variant.techniques if variant is not None and variant.pays else ()
-    left = "" if rewrites or families else "; ".join(partition(region, products=True).left) or "no kernel for its islands"
+    left = (
+        ""
+        if rewrites or families
+        else "; ".join(partition(region, products=True).left) or "no kernel for its islands"
+    )
     return replace(first, rewrites=rewrites, families=tuple(sorted(families.items())), left=left)
 
 
@@ -118,13 +132,23 @@ def coverage_table(found: Sequence[Covered]) -> str:
     """Lines for a terminal: each task, then how many have nothing."""
     lines = []
     for one in found:
-        what = ", ".join([*(f"{count} x {family}" for family, count in one.families), *one.rewrites]) or f"NOTHING: {one.left}"
+        what = (
+            ", ".join([*(f"{count} x {family}" for family, count in one.families), *one.rewrites])
+            or f"NOTHING: {one.left}"
+        )
         lines.append(f"{one.task:6} {one.name[:40]:40} {what}")
-    return "\n".join([*lines, f"{sum(bool(one.left) for one in found)} of {len(found)} have nothing beyond baselines"])
+    return "\n".join(
+        [
+            *lines,
+            f"{sum(bool(one.left) for one in found)} of {len(found)} have nothing beyond baselines",
+        ]
+    )
 
 
 def captured(task: Task) -> Region:
-    """The task's inference graph with CUDA tensors, as a search on a GPU meets it. Raises whatever the task's own file raises."""
+    """The task's inference graph with CUDA tensors, as a search on a GPU meets it. Raises whatever
+    the task's own file raises.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"task_{task.level}_{task.number}.py"
         path.write_text(task.source, encoding="utf-8")
@@ -143,12 +167,18 @@ def _tidied(region: Region) -> Region:
 
 def _on_cuda(program: Program) -> Program:
     steps = tuple(
-        replace(step, args=_moved(step.args), kwargs=tuple((name, _moved(value)) for name, value in step.kwargs))
+        replace(
+            step,
+            args=_moved(step.args),
+            kwargs=tuple((name, _moved(value)) for name, value in step.kwargs),
+        )
         if isinstance(step, Aten)
         else step
         for step in program.steps
     )
-    return replace(program, inputs=tuple(replace(spec, device="cuda") for spec in program.inputs), steps=steps)
+    return replace(
+        program, inputs=tuple(replace(spec, device="cuda") for spec in program.inputs), steps=steps
+    )
 
 
 def _moved(value: Any) -> Any:
@@ -162,14 +192,23 @@ def _products(region: Region) -> Iterator[list[Island]]:
     found: dict[str, list[Island]] = {}
     for island in partition(region, products=True).islands:
         steps = island.region.program.steps
-        if any(is_product(step) and isinstance(step, Aten) and step.target != "aten.convolution.default" for step in steps):
+        if any(
+            is_product(step)
+            and isinstance(step, Aten)
+            and step.target != "aten.convolution.default"
+            for step in steps
+        ):
             found.setdefault(island.region.key, []).append(island)
     yield from found.values()
 
 
 def _planned(task: Task, islands: Sequence[Island], sm: int, compiling: bool) -> Planned:
     program = islands[0].region.program
-    targets = [step.target.removeprefix("aten.").split(".")[0] for step in program.steps if isinstance(step, Aten)]
+    targets = [
+        step.target.removeprefix("aten.").split(".")[0]
+        for step in program.steps
+        if isinstance(step, Aten)
+    ]
     first = Planned(task.key, task.name, len(islands), "", tuple(targets[1:]), 0.0, ())
     try:
         product = parts_of(expressions(program)).product
@@ -178,7 +217,9 @@ def _planned(task: Task, islands: Sequence[Island], sm: int, compiling: bool) ->
     sizes = f"{f'{product.batch} x ' if product.batch > 1 else ''}{product.m} x {product.n} x {product.k}"
     proposals = kernels.propose(program, sm)
     labels = tuple((_label(one.config), bound_s(product, read(one)) * 1e6) for one in proposals)
-    told = replace(first, sizes=sizes, plain_us=product.flops / _CUBLAS_FLOPS_PER_S * 1e6, proposals=labels)
+    told = replace(
+        first, sizes=sizes, plain_us=product.flops / _CUBLAS_FLOPS_PER_S * 1e6, proposals=labels
+    )
     if not compiling or not proposals:
         return told
     begin = time.perf_counter()

@@ -1,7 +1,8 @@
-"""Plots of the page as SVG written by hand: no library, no script, colours of the page's style sheet.
+"""Plots of the page as SVG written by hand: no library, no script, colours of the page's style
+sheet.
 
-Speed-ups of a level's tasks in ascending order, fast_p curves of the levels, speed-up against tuning time. Axes are logarithmic
-where they hold speed-ups. It computes nothing but places.
+Speed-ups of a level's tasks in ascending order, fast_p curves of the levels, speed-up against
+tuning time. Axes are logarithmic where they hold speed-ups. It computes nothing but places.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _DASHES = ("", "7 4", "2 4", "10 3 2 3")
 
 @dataclass(frozen=True)
 class Dot:
-    """One task: its speed-up with the interval, a name to show, and whether something was swapped in."""
+    """One task: its speed-up with the interval, a name to show, and whether something was swapped
+    in.
+    """
 
     name: str
     speedup: float
@@ -38,7 +41,9 @@ class Curve:
 
 
 def dots(found: Sequence[Dot], label: str) -> str:
-    """Tasks side by side, slowest first; filled where something was swapped in, with 95 % intervals."""
+    """Tasks side by side, slowest first; filled where something was swapped in, with 95 %
+    intervals.
+    """
     ordered = sorted(found, key=lambda dot: dot.speedup)
     low = min([0.8, *(dot.low for dot in ordered)])
     high = max([1.5, *(dot.high for dot in ordered)])
@@ -48,7 +53,9 @@ def dots(found: Sequence[Dot], label: str) -> str:
     for place, dot in enumerate(ordered):
         x = _LEFT + (place + 0.5) * step
         colour = "var(--first)" if dot.filled else "none"
-        marks.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(dot.low):.1f}" y2="{y(dot.high):.1f}" stroke="var(--muted)"/>')
+        marks.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(dot.low):.1f}" y2="{y(dot.high):.1f}" stroke="var(--muted)"/>'
+        )
         marks.append(
             f'<circle cx="{x:.1f}" cy="{y(dot.speedup):.1f}" r="3" fill="{colour}" stroke="var(--first)">'
             f"<title>{html.escape(dot.name)}: {dot.speedup:.3f}x</title></circle>"
@@ -64,20 +71,31 @@ def curves(found: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool
         return ""
     low_x, high_x = min(xs), max(max(xs), min(xs) * 1.01)
     low, high = (min([0.9, *ys]), max([1.1, *ys])) if logarithmic_y else (0.0, 1.0)
-    y = _log_scale(low, high) if logarithmic_y else (lambda share: _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP))
+    y = (
+        _log_scale(low, high)
+        if logarithmic_y
+        else (lambda share: _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP))
+    )
     span = math.log(high_x / low_x)
     parts = _grid(low, high) if logarithmic_y else _shares()
     for number, curve in enumerate(found):
-        places = [(_LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(max(px, low_x) / low_x) / span, y(py)) for px, py in curve.points]
+        places = [
+            (_LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(max(px, low_x) / low_x) / span, y(py))
+            for px, py in curve.points
+        ]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
         dash = f' stroke-dasharray="{_DASHES[number % 4]}"' if _DASHES[number % 4] else ""
         colour = "var(--first)" if number % 2 == 0 else "var(--second)"
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+        )
         if len(found) > 1:
             parts.append(_key(number, curve.name, colour, dash))
     for tick in _ticks_between(low_x, high_x):
         px = _LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(tick / low_x) / span
-        parts.append(f'<text x="{px:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle" fill="var(--muted)">{tick:g}</text>')
+        parts.append(
+            f'<text x="{px:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle" fill="var(--muted)">{tick:g}</text>'
+        )
     return _svg([*parts, _caption(axis)], label)
 
 
@@ -85,7 +103,10 @@ def _key(number: int, name: str, colour: str, dash: str) -> str:
     """A line of the legend, which is where curves seldom are: top right."""
     right, y = _WIDTH - _RIGHT, _TOP + 14 * (number + 1)
     text = f'<text x="{right - 40}" y="{y}" text-anchor="end" fill="var(--ink)">{html.escape(name)}</text>'
-    return text + f'<line x1="{right - 34}" x2="{right}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"{dash}/>'
+    return (
+        text
+        + f'<line x1="{right - 34}" x2="{right}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"{dash}/>'
+    )
 
 
 def _log_scale(low: float, high: float) -> Callable[[float], float]:
@@ -119,7 +140,9 @@ def _rule(y: float, colour: str, weight: str) -> str:
 
 
 def _tick(y: float, text: str) -> str:
-    return f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="var(--muted)">{text}</text>'
+    return (
+        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="var(--muted)">{text}</text>'
+    )
 
 
 def _caption(text: str) -> str:
@@ -129,4 +152,9 @@ def _caption(text: str) -> str:
 
 def _svg(parts: Sequence[str], label: str) -> str:
     head = f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-size="11"'
-    return head + ' xmlns="http://www.w3.org/2000/svg" font-family="var(--font)">' + "".join(parts) + "</svg>"
+    return (
+        head
+        + ' xmlns="http://www.w3.org/2000/svg" font-family="var(--font)">'
+        + "".join(parts)
+        + "</svg>"
+    )

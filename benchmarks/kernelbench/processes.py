@@ -1,4 +1,5 @@
-"""Stops, continues and ends a process with everything it started, whatever sessions those made for themselves. Linux only.
+"""Stops, continues and ends a process with everything it started, whatever sessions those made for
+themselves. Linux only.
 
 Only descendants of processes that the caller started are ever touched.
 """
@@ -25,7 +26,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """From now on this process is killed when the thread that started it ends, however that comes about. Raises OSError."""
+    """From now on this process is killed when the thread that started it ends, however that comes
+    about. Raises OSError.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
@@ -75,9 +78,11 @@ class Process(Protocol):
 
 
 def where(process: Process, log: Path) -> str:
-    """What a task's process is doing, its innermost frame and the package's; "" where it does not say.
+    """What a task's process is doing, its innermost frame and the package's; "" where it does not
+    say.
 
-    The process writes its frames into `log` when it is sent `WHERE`. One that has not asked for that signal ends by it.
+    The process writes its frames into `log` when it is sent `WHERE`. One that has not asked for
+    that signal ends by it.
     """
     before = log.stat().st_size
     _signal(process.pid, WHERE)
@@ -87,7 +92,11 @@ def where(process: Process, log: Path) -> str:
         told = log.read_bytes()[before:].decode(errors="replace").splitlines()
         if frames := [line for line in told if line.startswith("  File ")]:
             ours = [frame for frame in frames if f"/{_OURS}/" in frame]
-            return ", of ".join(dict.fromkeys(frame.rpartition("/")[2].replace('"', "") for frame in (frames[0], *ours[:1])))
+            return ", of ".join(
+                dict.fromkeys(
+                    frame.rpartition("/")[2].replace('"', "") for frame in (frames[0], *ours[:1])
+                )
+            )
     return ""
 
 

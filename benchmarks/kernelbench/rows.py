@@ -1,7 +1,8 @@
-"""The file of results: one JSON object a task, appended as soon as it is known, read back to go on and to report.
+"""The file of results: one JSON object a task, appended as soon as it is known, read back to go on
+and to report.
 
-A row is of a task (its source's digest), a job and an environment. Going on, a row counts only where all of task, job and GPU are
-the same. It holds no path, host name or user.
+A row is of a task (its source's digest), a job and an environment. Going on, a row counts only
+where all of task, job and GPU are the same. It holds no path, host name or user.
 """
 
 from __future__ import annotations
@@ -20,12 +21,27 @@ __all__ = ["append", "finished", "read"]
 _KEYS = frozenset({"kind", "schema", "job", "task", "columns", "against", "environment", "of"})
 
 
-def append(out: Path, task: Task, row: Mapping[str, Any], job: Job, environment: Mapping[str, Any], *, of: int) -> None:
+def append(
+    out: Path,
+    task: Task,
+    row: Mapping[str, Any],
+    job: Job,
+    environment: Mapping[str, Any],
+    *,
+    of: int,
+) -> None:
     """Add a task's row; `of`: how many tasks the whole benchmark has."""
     about = {"key": task.key, "level": task.level, "number": task.number, "name": task.name}
     about |= {"sizes": task.sizes, "scale": task.scale, "sha256": task.digest}
     out.parent.mkdir(parents=True, exist_ok=True)
-    head = {"schema": SCHEMA, "kind": "kernelbench", "task": about, "job": job.to_json(), "precision": job.label, "of": of}
+    head = {
+        "schema": SCHEMA,
+        "kind": "kernelbench",
+        "task": about,
+        "job": job.to_json(),
+        "precision": job.label,
+        "of": of,
+    }
     results.append(out, {**head, **row, "environment": dict(environment)})
 
 
@@ -35,14 +51,27 @@ def read(*files: Path) -> list[dict[str, Any]]:
     for file in files:
         for row in results.read(file, _KEYS):
             if row["kind"] == "kernelbench" and row["schema"] == SCHEMA:
-                newest[str(row["job"]), row["task"]["key"], row["task"]["sha256"], row["environment"]["gpu"]] = row
+                newest[
+                    str(row["job"]),
+                    row["task"]["key"],
+                    row["task"]["sha256"],
+                    row["environment"]["gpu"],
+                ] = row
     return sorted(newest.values(), key=lambda row: (row["task"]["level"], row["task"]["number"]))
 
 
-def finished(files: Sequence[Path], job: Job, tasks: Sequence[Task], *, without_failed: bool = False) -> set[tuple[str, str]]:
-    """Keys and digests of the tasks with a row in `files`, under this job; with `without_failed` one with no failed column."""
+def finished(
+    files: Sequence[Path], job: Job, tasks: Sequence[Task], *, without_failed: bool = False
+) -> set[tuple[str, str]]:
+    """Keys and digests of the tasks with a row in `files`, under this job; with `without_failed`
+    one with no failed column.
+    """
     wanted, asked = {(task.key, task.digest) for task in tasks}, job.to_json()
     found = [row for row in read(*files) if row["job"] == asked]
     if without_failed:
-        found = [row for row in found if all(column["status"] != "failed" for column in row["columns"].values())]
+        found = [
+            row
+            for row in found
+            if all(column["status"] != "failed" for column in row["columns"].values())
+        ]
     return {(row["task"]["key"], row["task"]["sha256"]) for row in found} & wanted

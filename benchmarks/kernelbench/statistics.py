@@ -1,8 +1,10 @@
-"""What the rows say: the statistics of the paper's tables, geometric means, fast_p, regressions. Pure functions of rows.
+"""What the rows say: the statistics of the paper's tables, geometric means, fast_p, regressions.
+Pure functions of rows.
 
-No task is ever dropped. A task whose contender failed, was refused, withdrawn or answered wrongly counts as 1.0 against every
-baseline; where a *baseline* does not exist for a task (a graph that cannot be captured), the task has no ratio against that one
-alone, and `tasks` says how many had one. Against "best" every task has a ratio.
+No task is ever dropped. A task whose contender failed, was refused, withdrawn or answered wrongly
+counts as 1.0 against every baseline; where a *baseline* does not exist for a task (a graph that
+cannot be captured), the task has no ratio against that one alone, and `tasks` says how many had
+one. Against "best" every task has a ratio.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["BEST", "SLOWER", "Ratio", "Summary", "fast_p", "geomean", "quartiles", "ratios", "summarise", "tuning_curve"]
+__all__ = [
+    "BEST",
+    "SLOWER",
+    "Ratio",
+    "Summary",
+    "fast_p",
+    "geomean",
+    "quartiles",
+    "ratios",
+    "summarise",
+    "tuning_curve",
+]
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -25,7 +38,9 @@ _CURVE = (0.5, 0.8, 0.9, 1.0, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline time over contender time for one task. `measured` False: a failure, counted as 1.0. `high`: of the 95 % interval."""
+    """Baseline time over contender time for one task. `measured` False: a failure, counted as 1.0.
+    `high`: of the 95 % interval.
+    """
 
     key: str
     level: int
@@ -36,7 +51,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Summary:
-    """A line of a table. `tasks` have a ratio; `success` of them ran and were right; `clamped` counts nothing below 1.0."""
+    """A line of a table. `tasks` have a ratio; `success` of them ran and were right; `clamped`
+    counts nothing below 1.0.
+    """
 
     tasks: int
     success: int
@@ -95,20 +112,26 @@ def quartiles(values: Sequence[float]) -> tuple[float | None, float | None, floa
 
 
 def fast_p(found: Sequence[Ratio], grid: Sequence[float] = _CURVE) -> list[tuple[float, float]]:
-    """KernelBench's fast_p: the share of all tasks that are right and more than p times as fast, for each p."""
+    """KernelBench's fast_p: the share of all tasks that are right and more than p times as fast,
+    for each p.
+    """
     total = max(1, len(found))
     return [(p, sum(ratio.measured and ratio.speedup > p for ratio in found) / total) for p in grid]
 
 
 def tuning_curve(rows: Iterable[Row], contender: str) -> list[tuple[float, float]]:
-    """Geometric mean against the best baseline if every search had been stopped after so many seconds: (seconds, speed-up) points.
+    """Geometric mean against the best baseline if every search had been stopped after so many
+    seconds: (seconds, speed-up) points.
 
-    A task counts 1.0 until its own search had ended, and what it reached (not less than 1.0) from then on.
+    A task counts 1.0 until its own search had ended, and what it reached (not less than 1.0) from
+    then on.
     """
     rows = list(rows)
     speeds = {ratio.key: max(1.0, ratio.speedup) for ratio in ratios(rows, contender)}
     ended = sorted(
-        (float(row["ours"]["tune_s"]), row["task"]["key"]) for row in rows if row.get("ours", {}).get("tune_s") is not None
+        (float(row["ours"]["tune_s"]), row["task"]["key"])
+        for row in rows
+        if row.get("ours", {}).get("tune_s") is not None
     )
     points, total = [(0.0, 1.0)], 0.0
     for seconds, key in ended:
@@ -124,7 +147,9 @@ def _ratio(row: Row, contender: str, against: str) -> Ratio | None:
         found = row["against"].get(contender, {}).get(against)
         if found is None:
             return None
-        return Ratio(task["key"], task["level"], float(found["speedup"]), float(found["high"]), True)
+        return Ratio(
+            task["key"], task["level"], float(found["speedup"]), float(found["high"]), True
+        )
     ran = row["columns"].get(against, {}).get("status") == "ok"
     lost = against == BEST or row["columns"].get("eager", {}).get("status") != "ok"
     return Ratio(task["key"], task["level"], 1.0, 1.0, False) if ran or lost else None

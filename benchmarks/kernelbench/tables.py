@@ -1,7 +1,9 @@
-"""Rows as groups of tables, for Markdown and for the page alike. A group is what may be put into one table: one job on one GPU.
+"""Rows as groups of tables, for Markdown and for the page alike. A group is what may be put into
+one table: one job on one GPU.
 
-Every group says its precision, how many of the benchmark's tasks have a row yet, and which versions measured them. Sizes that were
-cut down are never called a result: `headline` refuses them, and refuses a group in which tasks are still missing.
+Every group says its precision, how many of the benchmark's tasks have a row yet, and which versions
+measured them. Sizes that were cut down are never called a result: `headline` refuses them, and
+refuses a group in which tasks are still missing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from typing import Any
 
 from benchmarks.kernelbench.ablation import products, told
 from benchmarks.kernelbench.job import EAGER, OURS, Job
-from benchmarks.kernelbench.statistics import BEST, Ratio, Summary, fast_p, geomean, ratios, summarise, tuning_curve
+from benchmarks.kernelbench.statistics import (
+    BEST,
+    Ratio,
+    Summary,
+    fast_p,
+    geomean,
+    ratios,
+    summarise,
+    tuning_curve,
+)
 
 __all__ = ["Group", "Table", "groups", "headline", "of_level"]
 
@@ -22,10 +33,26 @@ _ABSENT = "-"
 _CURVE_S = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 1_200.0)
 # of PyTorch and of the driver
 _GPU_LOST = (
-    *("illegal memory access", "misaligned address", "launch failure", "illegal instruction", "device-side assert"),
+    *(
+        "illegal memory access",
+        "misaligned address",
+        "launch failure",
+        "illegal instruction",
+        "device-side assert",
+    ),
     *("CUDA_ERROR_ILLEGAL", "CUDA_ERROR_MISALIGNED", "CUDA_ERROR_LAUNCH_FAILED"),
 )
-_STATISTICS = ("mean", "max", "75 %", "50 %", "25 %", "success", "> 1.01x", "geometric mean", "clamped at 1")
+_STATISTICS = (
+    "mean",
+    "max",
+    "75 %",
+    "50 %",
+    "25 %",
+    "success",
+    "> 1.01x",
+    "geometric mean",
+    "clamped at 1",
+)
 
 
 @dataclass(frozen=True)
@@ -58,10 +85,16 @@ class Group:
     @property
     def about(self) -> str:
         """Machine, versions and completeness in a sentence each."""
-        versions = Counter(f"{e['version'] or e['package']}" for e in (row["environment"] for row in self.rows))
+        versions = Counter(
+            f"{e['version'] or e['package']}" for e in (row["environment"] for row in self.rows)
+        )
         where = self.rows[0]["environment"]
         machine = self.gpu or f"{where['cores']} cores of {where['cpu']}"
-        lack = "" if len(self.rows) >= self.total else f" INCOMPLETE: {self.total - len(self.rows)} tasks have no row yet."
+        lack = (
+            ""
+            if len(self.rows) >= self.total
+            else f" INCOMPLETE: {self.total - len(self.rows)} tasks have no row yet."
+        )
         mixed = " Measured by several versions of the package." if len(versions) > 1 else ""
         tune_s = self.job.profile.tune_s
         software = f"torch {where['torch']}, Triton {where['triton']}, Python {where['python']}, package {', '.join(versions)}"
@@ -74,7 +107,13 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
     for row in rows:
         name = str((row["job"], row["environment"]["gpu"], row["task"]["sizes"]))
         if name not in found:
-            found[name] = Group(Job.from_json(row["job"]), row["task"]["sizes"], row["environment"]["gpu"], int(row["of"]), [])
+            found[name] = Group(
+                Job.from_json(row["job"]),
+                row["task"]["sizes"],
+                row["environment"]["gpu"],
+                int(row["of"]),
+                [],
+            )
         found[name].rows.append(row)
     for group in found.values():
         group.tables.extend(_tables(group))
@@ -82,14 +121,23 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 
 def headline(group: Group) -> dict[str, float]:
-    """Geometric means over all tasks against each baseline. Raises ValueError for a group that is no result."""
+    """Geometric means over all tasks against each baseline. Raises ValueError for a group that is
+    no result.
+    """
     if group.job.scale != 1:
-        raise ValueError(f"sizes were cut down by {group.job.scale}: that is no result; measure with --scale 1")
+        raise ValueError(
+            f"sizes were cut down by {group.job.scale}: that is no result; measure with --scale 1"
+        )
     if not group.job.ours:
         raise ValueError("the package's own column was not measured (--no-ours)")
     if len(group.rows) < group.total:
-        raise ValueError(f"{group.total - len(group.rows)} of {group.total} tasks have no row; run again with the same --out")
-    found = {base: geomean([r.speedup for r in ratios(group.rows, OURS, base)]) for base in (BEST, *group.job.baselines)}
+        raise ValueError(
+            f"{group.total - len(group.rows)} of {group.total} tasks have no row; run again with the same --out"
+        )
+    found = {
+        base: geomean([r.speedup for r in ratios(group.rows, OURS, base)])
+        for base in (BEST, *group.job.baselines)
+    }
     return {base: value for base, value in found.items() if value is not None}
 
 
@@ -100,7 +148,15 @@ def of_level(found: Iterable[Ratio], level: int | None) -> list[Ratio]:
 
 def _tables(group: Group) -> list[Table]:
     made = [_compared(group, name) for name in group.job.contenders]
-    made += [_baselines(group), _curve(group), _apart(group), _floor(group), *_search(group), _trouble(group), _each(group)]
+    made += [
+        _baselines(group),
+        _curve(group),
+        _apart(group),
+        _floor(group),
+        *_search(group),
+        _trouble(group),
+        _each(group),
+    ]
     if group.job.arms:
         made.append(_arms(group))
     return [table for table in made if table.rows]
@@ -133,11 +189,27 @@ def _baselines(group: Group) -> Table:
     for base in group.job.baselines:
         if base != EAGER:
             found = [ratio for ratio in ratios(group.rows, base, EAGER) if ratio.measured]
-            lines.append([base, *(_x(geomean([r.speedup for r in of_level(found, level)])) for level in _levels(group))])
+            lines.append(
+                [
+                    base,
+                    *(
+                        _x(geomean([r.speedup for r in of_level(found, level)]))
+                        for level in _levels(group)
+                    ),
+                ]
+            )
     best = Counter(str(row["best"]) for row in group.rows if row["best"])
     wins = ", ".join(f"{name} {count}" for name, count in best.most_common())
-    columns = ("baseline", *("all" if level is None else f"level {level}" for level in _levels(group)))
-    return Table("Baselines against eager, geometric means where they run", columns, lines, f"Fastest: {wins}.")
+    columns = (
+        "baseline",
+        *("all" if level is None else f"level {level}" for level in _levels(group)),
+    )
+    return Table(
+        "Baselines against eager, geometric means where they run",
+        columns,
+        lines,
+        f"Fastest: {wins}.",
+    )
 
 
 def _curve(group: Group) -> Table:
@@ -147,9 +219,17 @@ def _curve(group: Group) -> Table:
         for level in _levels(group):
             points = fast_p(of_level(ratios(group.rows, name), level))
             grid = [f"{p:g}" for p, _ in points]
-            lines.append([name, "all" if level is None else str(level), *(f"{100 * share:.0f} %" for _, share in points)])
+            lines.append(
+                [
+                    name,
+                    "all" if level is None else str(level),
+                    *(f"{100 * share:.0f} %" for _, share in points),
+                ]
+            )
     return Table(
-        "fast_p against the best baseline: share of tasks that are right and more than p times as fast", ("", "level", *grid), lines
+        "fast_p against the best baseline: share of tasks that are right and more than p times as fast",
+        ("", "level", *grid),
+        lines,
     )
 
 
@@ -160,13 +240,22 @@ def _apart(group: Group) -> Table:
         cells = []
         for clock in ("device_us", "host_us"):
             pairs = [
-                (row["columns"].get(row["best"], {}).get(clock), row["columns"].get(name, {}).get(clock)) for row in group.rows
+                (
+                    row["columns"].get(row["best"], {}).get(clock),
+                    row["columns"].get(name, {}).get(clock),
+                )
+                for row in group.rows
             ]
             cells.append(_x(geomean([base / own for base, own in pairs if base and own])))
         if cells != [_ABSENT, _ABSENT]:
             lines.append([name, *cells])
     note = "Each clock alone, unpaired: device time between events with a cold L2 cache, host time until the call returns."
-    return Table("Device and host time apart: best baseline over contender, geometric means", ("", "device", "host"), lines, note)
+    return Table(
+        "Device and host time apart: best baseline over contender, geometric means",
+        ("", "device", "host"),
+        lines,
+        note,
+    )
 
 
 def _floor(group: Group) -> Table:
@@ -182,9 +271,22 @@ def _floor(group: Group) -> Table:
             known = [value for value in found if value is not None]
             if known:
                 label = "best baseline" if name == BEST else name
-                lines.append([label, "all" if level is None else str(level), str(len(known)), _x(geomean(known)), _x(max(known))])
+                lines.append(
+                    [
+                        label,
+                        "all" if level is None else str(level),
+                        str(len(known)),
+                        _x(geomean(known)),
+                        _x(max(known)),
+                    ]
+                )
     note = "Floor: inputs, parameters and results once at the memory's peak rate, or the products as written at the peak of TF32."
-    return Table("Device time over the floor", ("", "level", "tasks", "geometric mean", "largest"), lines, note)
+    return Table(
+        "Device time over the floor",
+        ("", "level", "tasks", "geometric mean", "largest"),
+        lines,
+        note,
+    )
 
 
 def _above_floor(row: Mapping[str, Any], name: str | None) -> float | None:
@@ -201,30 +303,55 @@ def _search(group: Group) -> list[Table]:
     for row in swapped:
         for technique in row["ours"]["techniques"] or ["schedule only"]:
             by.setdefault(technique, []).append(gains[row["task"]["key"]])
-    lines = [[name, str(len(values)), _x(geomean(values))] for name, values in sorted(by.items(), key=lambda one: -len(one[1]))]
-    lines.append(["any", str(len(swapped)), _x(geomean([gains[row["task"]["key"]] for row in swapped]))])
-    won = Table(
-        "What was swapped in: tasks, and geometric mean of those against the best baseline", ("technique", "tasks", "gain"), lines
+    lines = [
+        [name, str(len(values)), _x(geomean(values))]
+        for name, values in sorted(by.items(), key=lambda one: -len(one[1]))
+    ]
+    lines.append(
+        ["any", str(len(swapped)), _x(geomean([gains[row["task"]["key"]] for row in swapped]))]
     )
-    spent = [float(row["ours"]["tune_s"]) for row in group.rows if row["ours"].get("tune_s") is not None]
+    won = Table(
+        "What was swapped in: tasks, and geometric mean of those against the best baseline",
+        ("technique", "tasks", "gain"),
+        lines,
+    )
+    spent = [
+        float(row["ours"]["tune_s"]) for row in group.rows if row["ours"].get("tune_s") is not None
+    ]
     if not spent:
         return []
     curve = tuning_curve(group.rows, OURS)
-    reached = [[f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])] for limit in _CURVE_S]
+    reached = [
+        [f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])]
+        for limit in _CURVE_S
+    ]
     note = f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}."
     note += _alone(group)
     return [
         won,
-        Table("Speed-up against the best baseline if each search had stopped after", ("seconds", "geometric mean"), reached, note),
+        Table(
+            "Speed-up against the best baseline if each search had stopped after",
+            ("seconds", "geometric mean"),
+            reached,
+            note,
+        ),
     ]
 
 
 def _alone(group: Group) -> str:
-    """What of that is not for the others: from rows that tell for how long they waited for the GPU's clock, and held it."""
-    told = [row for row in group.rows if "held" in row.get("gpu_s", {}) and row["ours"].get("tune_s") is not None]
+    """What of that is not for the others: from rows that tell for how long they waited for the
+    GPU's clock, and held it.
+    """
+    told = [
+        row
+        for row in group.rows
+        if "held" in row.get("gpu_s", {}) and row["ours"].get("tune_s") is not None
+    ]
     if not told:
         return ""
-    own = statistics.median(float(row["ours"]["tune_s"]) - float(row["gpu_s"]["waited"]) for row in told)
+    own = statistics.median(
+        float(row["ours"]["tune_s"]) - float(row["gpu_s"]["waited"]) for row in told
+    )
     clock = statistics.median(float(row["gpu_s"]["held"]) for row in told)
     return (
         f" Without waiting for the GPU's clock median {own:.1f} ({len(told)} tasks that tell); that clock was held for {clock:.1f},"
@@ -233,7 +360,9 @@ def _alone(group: Group) -> str:
 
 
 def _trouble(group: Group) -> Table:
-    """Everything that a reader must not have to look for: regressions, failures, wrong results, our own fall-backs."""
+    """Everything that a reader must not have to look for: regressions, failures, wrong results, our
+    own fall-backs.
+    """
     lines = []
     for row in group.rows:
         key = f"{row['task']['key']} {row['task']['name']}"
@@ -241,19 +370,38 @@ def _trouble(group: Group) -> Table:
             best = row["against"].get(name, {}).get(BEST)
             if best is not None and best["speedup"] < 0.98:
                 lines.append(
-                    [key, name, "slower", f"{_x(best['speedup'])} [{best['low']:.3f}, {best['high']:.3f}] of {row['best']}"]
+                    [
+                        key,
+                        name,
+                        "slower",
+                        f"{_x(best['speedup'])} [{best['low']:.3f}, {best['high']:.3f}] of {row['best']}",
+                    ]
                 )
         for name, column in row["columns"].items():
             if column["status"] != "ok":
                 lines.append([key, name, column["status"], str(column["reason"])[:200]])
-        lines += [[key, OURS, "fell back", reason[:200]] for reason in row["ours"].get("fallbacks", [])[:1]]
+        lines += [
+            [key, OURS, "fell back", reason[:200]]
+            for reason in row["ours"].get("fallbacks", [])[:1]
+        ]
         if lost := _lost(row["ours"]):
-            lines.append([key, OURS, "a kernel of ours cost a judge's process its GPU", lost[0].splitlines()[0][:200]])
-    return Table("Slower than 0.98x, failed, wrong, refused", ("task", "column", "what", "why"), lines)
+            lines.append(
+                [
+                    key,
+                    OURS,
+                    "a kernel of ours cost a judge's process its GPU",
+                    lost[0].splitlines()[0][:200],
+                ]
+            )
+    return Table(
+        "Slower than 0.98x, failed, wrong, refused", ("task", "column", "what", "why"), lines
+    )
 
 
 def _lost(ours: Mapping[str, Any]) -> list[str]:
-    """Why candidates failed, as far as that leaves a process without its GPU: no user met it, but it is a bug of a kernel."""
+    """Why candidates failed, as far as that leaves a process without its GPU: no user met it, but
+    it is a bug of a kernel.
+    """
     told = [str(why) for heat in ours.get("heats", []) for _, why in heat["failures"]]
     told += [str(one["reason"]) for one in ours.get("tried", [])]
     return [why for why in told if any(word in why for word in _GPU_LOST)]
@@ -266,12 +414,26 @@ def _each(group: Group) -> Table:
         times = [_us(row["columns"].get(name, {})) for name in names]
         best = row["against"].get(OURS, {}).get(BEST)
         runs = " + ".join(row["ours"].get("techniques") or row["ours"].get("runs") or [])
-        speed = f"{best['speedup']:.3f}x [{best['low']:.3f}, {best['high']:.3f}]" if best else _ABSENT
+        speed = (
+            f"{best['speedup']:.3f}x [{best['low']:.3f}, {best['high']:.3f}]" if best else _ABSENT
+        )
         error = row["columns"].get(OURS, {}).get("checked", {}).get("error_ratio")
         lines.append(
-            [f"{row['task']['key']} {row['task']['name']}", *times, speed, runs, _ABSENT if error is None else f"{error:.2f}"]
+            [
+                f"{row['task']['key']} {row['task']['name']}",
+                *times,
+                speed,
+                runs,
+                _ABSENT if error is None else f"{error:.2f}",
+            ]
         )
-    columns = ("task", *(f"{name}, µs" for name in names), "against the best", "runs", "error / eager's")
+    columns = (
+        "task",
+        *(f"{name}, µs" for name in names),
+        "against the best",
+        "runs",
+        "error / eager's",
+    )
     return Table("Every task", columns, lines)
 
 

@@ -1,8 +1,10 @@
-"""Which tasks: the files of a KernelBench checkout, the references of a CUDA-L1 release file, or a data set of the Hub.
+"""Which tasks: the files of a KernelBench checkout, the references of a CUDA-L1 release file, or a
+data set of the Hub.
 
-A task is text until its own process runs it. Levels 1 to 3 are the benchmark; a line that is no task, or a task that is there
-twice, is an error and not passed over. `cut_down` makes small tasks out of large ones, for trying the benchmark out and for
-nothing else: what was cut down says so for ever.
+A task is text until its own process runs it. Levels 1 to 3 are the benchmark; a line that is no
+task, or a task that is there twice, is an error and not passed over. `cut_down` makes small tasks
+out of large ones, for trying the benchmark out and for nothing else: what was cut down says so for
+ever.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from pathlib import Path
 
 from torch_cudal1.ingest.formats.cuda_l1 import BadLine, read_lines
 
-__all__ = ["LEVELS", "Choice", "Task", "TaskError", "cut_down", "read_tasks", "release_candidates", "selected"]
+__all__ = [
+    "LEVELS",
+    "Choice",
+    "Task",
+    "TaskError",
+    "cut_down",
+    "read_tasks",
+    "release_candidates",
+    "selected",
+]
 
 LEVELS = (1, 2, 3)
 _FILE = re.compile(r"(\d+)_(.+)\.py")
@@ -31,7 +42,9 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """A KernelBench-style source. `sizes`: whose ("today": a checkout's, "release": a CUDA-L1 file's); `scale` 1: as published."""
+    """A KernelBench-style source. `sizes`: whose ("today": a checkout's, "release": a CUDA-L1
+    file's); `scale` 1: as published.
+    """
 
     level: int
     number: int
@@ -53,7 +66,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the tasks. `shard` (i, n): every n-th beginning with the i-th, from 0. `only`: keys such as "1/23"."""
+    """Which of the tasks. `shard` (i, n): every n-th beginning with the i-th, from 0. `only`: keys
+    such as "1/23".
+    """
 
     levels: tuple[int, ...] = LEVELS
     only: tuple[str, ...] = ()
@@ -61,7 +76,9 @@ class Choice:
 
 
 def read_tasks(where: str) -> list[Task]:
-    """All tasks of a folder, a .json release file, or hf:OWNER/NAME, by level and number. Raises TaskError, OSError."""
+    """All tasks of a folder, a .json release file, or hf:OWNER/NAME, by level and number. Raises
+    TaskError, OSError.
+    """
     if where.startswith("hf:"):
         found = _from_hub(where.removeprefix("hf:"))
     elif where.endswith(".json"):
@@ -70,26 +87,38 @@ def read_tasks(where: str) -> list[Task]:
         found = _from_checkout(Path(where))
     twice = [key for key, count in Counter(task.key for task in found).items() if count > 1]
     if twice:
-        raise TaskError(f"{where} holds tasks {', '.join(twice[:5])} more than once; expected each level and number once")
+        raise TaskError(
+            f"{where} holds tasks {', '.join(twice[:5])} more than once; expected each level and number once"
+        )
     return sorted(found, key=lambda task: (task.level, task.number))
 
 
 def selected(tasks: Sequence[Task], choice: Choice) -> list[Task]:
-    """The chosen ones in order. Raises TaskError for a key that is not there, and when nothing is left."""
+    """The chosen ones in order. Raises TaskError for a key that is not there, and when nothing is
+    left.
+    """
     keys = {task.key for task in tasks}
     if absent := [key for key in choice.only if key not in keys]:
-        raise TaskError(f"no task {', '.join(absent)}; expected keys such as {', '.join(sorted(keys)[:3])}")
+        raise TaskError(
+            f"no task {', '.join(absent)}; expected keys such as {', '.join(sorted(keys)[:3])}"
+        )
     at, of = choice.shard
     if not 0 <= at < of:
         raise TaskError(f"shard {at}/{of}; expected I/N with 0 <= I < N")
-    named = [task for task in tasks if (task.key in choice.only if choice.only else task.level in choice.levels)]
+    named = [
+        task
+        for task in tasks
+        if (task.key in choice.only if choice.only else task.level in choice.levels)
+    ]
     if not named[at::of]:
         raise TaskError(f"no task is left of {len(tasks)} after --level, --only and --shard")
     return named[at::of]
 
 
 def release_candidates(path: Path) -> dict[str, str | None]:
-    """The candidates of a CUDA-L1 release file by key; None where its authors withdrew the code. Raises TaskError, OSError."""
+    """The candidates of a CUDA-L1 release file by key; None where its authors withdrew the code.
+    Raises TaskError, OSError.
+    """
     found: dict[str, str | None] = {}
     for line in read_lines(path):
         if isinstance(line, BadLine):
@@ -99,10 +128,12 @@ def release_candidates(path: Path) -> dict[str, str | None]:
 
 
 def cut_down(task: Task, scale: int) -> Task:
-    """The task with the large whole numbers at the top of its source divided by `scale`: to try the benchmark out, not to quote.
+    """The task with the large whole numbers at the top of its source divided by `scale`: to try the
+    benchmark out, not to quote.
 
-    Numbers of 128 and more become multiples of 64 (so that groups and heads still divide them), batches at least 2. Shapes that no
-    longer fit together make the task fail, which is said of it then.
+    Numbers of 128 and more become multiples of 64 (so that groups and heads still divide them),
+    batches at least 2. Shapes that no longer fit together make the task fail, which is said of it
+    then.
     """
     if scale <= 1:
         return task
@@ -126,7 +157,11 @@ class _Smaller(ast.NodeTransformer):
             return node
         if self._batch:
             return ast.Constant(max(min(value, _LEAST_BATCH), value // self._scale))
-        return ast.Constant(max(_STEP, value // self._scale // _STEP * _STEP)) if value >= _LEAST else node
+        return (
+            ast.Constant(max(_STEP, value // self._scale // _STEP * _STEP))
+            if value >= _LEAST
+            else node
+        )
 
 
 def _from_checkout(folder: Path) -> list[Task]:
@@ -135,9 +170,19 @@ def _from_checkout(folder: Path) -> list[Task]:
     for level in LEVELS:
         for path in sorted((base / f"level{level}").glob("*.py")):
             if named := _FILE.fullmatch(path.name):
-                found.append(Task(level, int(named[1]), named[2].strip("_"), path.read_text(encoding="utf-8"), "today"))
+                found.append(
+                    Task(
+                        level,
+                        int(named[1]),
+                        named[2].strip("_"),
+                        path.read_text(encoding="utf-8"),
+                        "today",
+                    )
+                )
     if not found:
-        raise TaskError(f"{folder} holds no level1/NUMBER_NAME.py to level3/...; expected a checkout of KernelBench")
+        raise TaskError(
+            f"{folder} holds no level1/NUMBER_NAME.py to level3/...; expected a checkout of KernelBench"
+        )
     return found
 
 
@@ -150,9 +195,19 @@ def _from_release(path: Path) -> list[Task]:
             raise TaskError(
                 f"{path} line {line.number}: level {line.level!r}, task {line.task!r}; expected levels 1 to 3, a number"
             )
-        found.append(Task(line.level, int(line.task), f"level {line.level} task {line.task}", line.reference, "release"))
+        found.append(
+            Task(
+                line.level,
+                int(line.task),
+                f"level {line.level} task {line.task}",
+                line.reference,
+                "release",
+            )
+        )
     if not found:
-        raise TaskError(f"{path} holds no task; expected one JSON object a line, the CUDA-L1 release format")
+        raise TaskError(
+            f"{path} holds no task; expected one JSON object a line, the CUDA-L1 release format"
+        )
     return found
 
 
@@ -160,9 +215,13 @@ def _from_hub(name: str) -> list[Task]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise TaskError("hf:... needs the package datasets (pip install 'torch-cudal1[train]'); or give a checkout") from error
+        raise TaskError(
+            "hf:... needs the package datasets (pip install 'torch-cudal1[train]'); or give a checkout"
+        ) from error
     found = []
     for level in LEVELS:
         for row in load_dataset(name, split=f"level_{level}"):
-            found.append(Task(level, int(row["problem_id"]), str(row["name"]), str(row["code"]), "today"))
+            found.append(
+                Task(level, int(row["problem_id"]), str(row["name"]), str(row["code"]), "today")
+            )
     return found

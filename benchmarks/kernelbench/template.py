@@ -1,8 +1,10 @@
-"""Processes of tasks without the wait: one imports everything that a task needs, and every task's process is forked from it.
+"""Processes of tasks without the wait: one imports everything that a task needs, and every task's
+process is forked from it.
 
-The template runs nothing itself and never touches a device, so what is forked is as good as new; the start of an interpreter, its
-imports and the probe of the sandbox, some seconds each, are paid once a run. `Template` is the run's end, `python -m
-benchmarks.kernelbench.template FD DEVICE` the other. Where a forked process cannot use the device there is no template, and why.
+The template runs nothing itself and never touches a device, so what is forked is as good as new;
+the start of an interpreter, its imports and the probe of the sandbox, some seconds each, are paid
+once a run. `Template` is the run's end, `python -m benchmarks.kernelbench.template FD DEVICE` the
+other. Where a forked process cannot use the device there is no template, and why.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ _IMPORTS = (
     "torch_cudal1.search.strategy",
     "torch_cudal1.api.accelerate",
 )
-_COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton", "torch._functorch.aot_autograd")
+_COMPILERS = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.triton",
+    "torch._functorch.aot_autograd",
+)
 _MOST_BYTES = 1 << 16
 _START_S, _ANSWER_S, _PAUSE_S = 180.0, 30.0, 0.01
 
@@ -64,9 +71,13 @@ class Forked:
 
 
 class Template:
-    """The process that forks, seen from the run. Its children end with it, and it ends with the run."""
+    """The process that forks, seen from the run. Its children end with it, and it ends with the
+    run.
+    """
 
-    def __init__(self, device: str, environment: Mapping[str, str], folder: Path, log: Path) -> None:
+    def __init__(
+        self, device: str, environment: Mapping[str, str], folder: Path, log: Path
+    ) -> None:
         """Start it, and see whether what it forks can use `device`. Raises NoTemplate."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), device]
@@ -89,7 +100,9 @@ class Template:
             told = str(error)
         if told:
             self.close()
-            raise NoTemplate(f"{told}; {log.name}: {log.read_text(errors='replace').strip()[-300:]}")
+            raise NoTemplate(
+                f"{told}; {log.name}: {log.read_text(errors='replace').strip()[-300:]}"
+            )
         self._ours.settimeout(_ANSWER_S)
 
     def start(self, spec: Path, line: int, log: IO[bytes]) -> Forked:
@@ -98,7 +111,9 @@ class Template:
         return Forked(self, int(str(answer["pid"])))
 
     def status(self, pid: int) -> int | None:
-        """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone, for its children are then too."""
+        """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone, for
+        its children are then too.
+        """
         try:
             found = self._ask({"verb": "poll", "pid": pid})["status"]
         except NoTemplate:
@@ -156,7 +171,9 @@ def _survey(device: str) -> None:
 
 
 def _problem(device: str) -> str:
-    """Why a forked process cannot calculate on the device, "" if it can: what is imported here must not have touched the driver."""
+    """Why a forked process cannot calculate on the device, "" if it can: what is imported here must
+    not have touched the driver.
+    """
     pid = os.fork()
     if not pid:
         code = 1
@@ -171,7 +188,9 @@ def _problem(device: str) -> str:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    return "" if code == 0 else f"a forked process cannot calculate on {device}: it ended with {code}"
+    return (
+        "" if code == 0 else f"a forked process cannot calculate on {device}: it ended with {code}"
+    )
 
 
 def _fork(channel: socket.socket, spec: Path, line: int, log: int) -> int:

@@ -1,7 +1,9 @@
-"""Is what the package answers right: against a float64 run of the task on inputs that nobody has seen, as everywhere in benchmarks.
+"""Is what the package answers right: against a float64 run of the task on inputs that nobody has
+seen, as everywhere in benchmarks.
 
-Where a task cannot be run in float64 (it makes float32 tensors itself, or is too large for it), the answer is compared with
-eager's, which is said in the row. Every call starts from the same random state, so that tasks that draw numbers are comparable.
+Where a task cannot be run in float64 (it makes float32 tensors itself, or is too large for it), the
+answer is compared with eager's, which is said in the row. Every call starts from the same random
+state, so that tasks that draw numbers are comparable.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ from torch_cudal1.judge.reference.tf32_policy import UsingRights
 
 __all__ = ["Checked", "Expected", "check", "expected"]
 
-_EAGER_RUNS, _LARGE_BYTES = 2, 1 << 30  # of large results one run: their error is that of many elements already
+_EAGER_RUNS, _LARGE_BYTES = (
+    2,
+    1 << 30,
+)  # of large results one run: their error is that of many elements already
 _SEED = 7
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A fresh set of inputs and what belongs to it: eager's result, and the float64 reference or why there is none."""
+    """A fresh set of inputs and what belongs to it: eager's result, and the float64 reference or
+    why there is none.
+    """
 
     inputs: tuple[Any, ...]
     eager: Mapping[str, Tensor]
@@ -61,34 +68,48 @@ def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
         exact = _outputs(_in_float64(module), pytree.tree_map(_double, inputs))
         if list(exact) != list(runs[0]):
             return Expected(inputs, runs[0], None, "the float64 run has other outputs")
-        if rights := contract_for(Settings()).rights:  # everyone has them, whatever use cuDNN makes of them here
+        if rights := contract_for(
+            Settings()
+        ).rights:  # everyone has them, whatever use cuDNN makes of them here
             with UsingRights(rights):
                 runs.append(_outputs(module, inputs))
         return Expected(inputs, runs[0], reference(exact, runs))
     except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
-        return Expected(inputs, runs[0], None, f"no float64 run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return Expected(
+            inputs,
+            runs[0],
+            None,
+            f"no float64 run: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        )
 
 
 def check(call: Call, wanted: Expected, *, swapped: bool = True) -> Checked:
     """Call it on the fresh inputs and compare. Raises what the call raises.
 
-    Where nothing was swapped in, one of PyTorch's own ways runs and is looked at like every baseline: within the rights that
-    everyone has, cuDNN may take TF32 for a layout of Inductor's where it did not for eager's.
+    Where nothing was swapped in, one of PyTorch's own ways runs and is looked at like every
+    baseline: within the rights that everyone has, cuDNN may take TF32 for a layout of Inductor's
+    where it did not for eager's.
     """
     found = _outputs(call, wanted.inputs)
     if wanted.exact is None:
         return Checked("eager", gross_error(found, wanted.eager), why=wanted.why)
     if not swapped and not gross_error(found, wanted.eager):
         return Checked("eager", "", why="nothing was swapped in")
-    verdict = compare(found, wanted.exact)  # where eager itself keeps no digits, being unlike it says nothing
+    verdict = compare(
+        found, wanted.exact
+    )  # where eager itself keeps no digits, being unlike it says nothing
     return Checked("float64", verdict.reason, verdict.error_ratio)
 
 
 def _in_float64(module: nn.Module) -> nn.Module:
-    """A copy, with the tensors in its plain attributes (`self.h0 = torch.randn(...)`), which `Module.double` leaves alone."""
+    """A copy, with the tensors in its plain attributes (`self.h0 = torch.randn(...)`), which
+    `Module.double` leaves alone.
+    """
     copied = own_copy(module).double()
     for part in copied.modules():
-        vars(part).update({name: _double(value) for name, value in vars(part).items() if type(value) is Tensor})
+        vars(part).update(
+            {name: _double(value) for name, value in vars(part).items() if type(value) is Tensor}
+        )
     return copied
 
 

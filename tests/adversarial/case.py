@@ -13,25 +13,75 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["DETECTORS", "FAMILIES", "FOLDER", "PROFILES", "Case", "CaseFile", "Family", "case_files", "controls"]
+__all__ = [
+    "DETECTORS",
+    "FAMILIES",
+    "FOLDER",
+    "PROFILES",
+    "Case",
+    "CaseFile",
+    "Family",
+    "case_files",
+    "controls",
+]
 
 FOLDER = Path(__file__).parent
 
 Group: TypeAlias = Literal[
-    "timing", "caching", "laziness", "numerics", "semantics", "state", "autograd", "shape", "memory", "tampering", "host"
+    "timing",
+    "caching",
+    "laziness",
+    "numerics",
+    "semantics",
+    "state",
+    "autograd",
+    "shape",
+    "memory",
+    "tampering",
+    "host",
 ]
 Status: TypeAlias = Literal["closed", "lowering", "open", "runtime"]
 Form: TypeAlias = Literal["source", "program", "runtime"]
 Profile: TypeAlias = Literal["fast", "standard", "strict"]
-Need: TypeAlias = Literal["cpu", "gpu", "two_gpus", "compiler", "level2", "host_memory", "gpu_memory"]
+Need: TypeAlias = Literal[
+    "cpu", "gpu", "two_gpus", "compiler", "level2", "host_memory", "gpu_memory"
+]
 
 PROFILES: tuple[Profile, ...] = get_args(Profile)
 DETECTORS = (
     *("contract", "triage", "cubin_scan", "isolation", "protocol", "env_diff"),
-    *("numerics", "rights", "poison", "guard_band", "guard_page", "impostor", "perturb", "update_path"),
+    *(
+        "numerics",
+        "rights",
+        "poison",
+        "guard_band",
+        "guard_page",
+        "impostor",
+        "perturb",
+        "update_path",
+    ),
     *("shapes", "layouts", "dtypes", "special"),
-    *("fresh_output", "call_history", "stream_order", "capture", "reentrancy", "repeat", "grad", "mode", "sanitizer", "resource"),
-    *("ghost", "guard_domain", "timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline"),
+    *(
+        "fresh_output",
+        "call_history",
+        "stream_order",
+        "capture",
+        "reentrancy",
+        "repeat",
+        "grad",
+        "mode",
+        "sanitizer",
+        "resource",
+    ),
+    *(
+        "ghost",
+        "guard_domain",
+        "timing_state",
+        "sync_ratio",
+        "wall_slope",
+        "timed_output",
+        "roofline",
+    ),
 )
 _STATIC = ("contract", "cubin_scan")
 _TIMING = ("timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline")
@@ -210,7 +260,11 @@ _MEMBERS: dict[Form, tuple[str, ...]] = {
 
 def case_files() -> list[CaseFile]:
     """Every case, in the order of classes. Raises ValueError for a file that does not say what its place says."""
-    paths = sorted(path for path in FOLDER.glob("*/*.py") if path.parent.name in get_args(Group) and path.stem != "__init__")
+    paths = sorted(
+        path
+        for path in FOLDER.glob("*/*.py")
+        if path.parent.name in get_args(Group) and path.stem != "__init__"
+    )
     return sorted(map(_read, paths), key=lambda file: (file.case.number, file.case.variant))
 
 
@@ -221,7 +275,9 @@ def controls() -> dict[str, tuple[str, str]]:
 
 
 def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"adversarial_{path.parent.name}_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(
+        f"adversarial_{path.parent.name}_{path.stem}", path
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -236,7 +292,9 @@ def _read(path: Path) -> CaseFile:
         raise ValueError(f"{path}: its case is {case.group}/{case.name}")
     missing = [name for name in _MEMBERS[case.form] if not hasattr(module, name)]
     if missing or not module.__doc__:
-        raise ValueError(f"{path}: form {case.form!r} needs a docstring and {_MEMBERS[case.form]}; missing {missing}")
+        raise ValueError(
+            f"{path}: form {case.form!r} needs a docstring and {_MEMBERS[case.form]}; missing {missing}"
+        )
     if case.form == "source":
         for name in _MEMBERS["source"]:
             ast.parse(getattr(module, name))

@@ -6,4 +6,8 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-profiles", action="store_true", help="judge every case at every profile that must catch it")
+    parser.addoption(
+        "--all-profiles",
+        action="store_true",
+        help="judge every case at every profile that must catch it",
+    )

@@ -28,7 +28,11 @@ from torch_cudal1.judge.checks.validate import detectors_of, validate
 from torch_cudal1.judge.evaluate.source_baselines import rank, slot_of
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import RegionSubject
-from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import (
+    PairSubject,
+    SourceCandidate,
+    read_reference,
+)
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
@@ -61,15 +65,35 @@ class Bench:
         """Under which cases are judged."""
         return TERMS[self.device.type]
 
-    def judge(self, file: CaseFile, side: Side, profile: Profile = "fast", *, to_the_end: bool = False) -> list[Check]:
+    def judge(
+        self, file: CaseFile, side: Side, profile: Profile = "fast", *, to_the_end: bool = False
+    ) -> list[Check]:
         """The checks of one side of a case, up to the first that fails, or all of them."""
         module = file.module
         if file.case.form == "source":
-            reference = getattr(module, "TWIN_REFERENCE", module.REFERENCE) if side == "honest" else module.REFERENCE
-            return self.source(reference, getattr(module, side.upper()), profile, to_the_end=to_the_end, timed=file.case.timed)
+            reference = (
+                getattr(module, "TWIN_REFERENCE", module.REFERENCE)
+                if side == "honest"
+                else module.REFERENCE
+            )
+            return self.source(
+                reference,
+                getattr(module, side.upper()),
+                profile,
+                to_the_end=to_the_end,
+                timed=file.case.timed,
+            )
         return self._program(module.reference(), getattr(module, side)(), profile, to_the_end)
 
-    def source(self, reference: str, text: str, profile: Profile, *, to_the_end: bool = False, timed: bool = False) -> list[Check]:
+    def source(
+        self,
+        reference: str,
+        text: str,
+        profile: Profile,
+        *,
+        to_the_end: bool = False,
+        timed: bool = False,
+    ) -> list[Check]:
         """The checks of a source candidate."""
         candidate = SourceCandidate(text)
         checks = source_contract(candidate)
@@ -79,16 +103,26 @@ class Bench:
         with self._child(profile) as child:
             trial = Trial(subject, candidate, self.terms, self.device, child, examples)
             checks += _asked(trial, profile, to_the_end)
-            return checks + (_timed(trial, subject) if timed and child.usable and not failures(checks) else [])
+            return checks + (
+                _timed(trial, subject) if timed and child.usable and not failures(checks) else []
+            )
 
-    def _program(self, region: Region, candidate: Candidate, profile: Profile, to_the_end: bool) -> list[Check]:
+    def _program(
+        self, region: Region, candidate: Candidate, profile: Profile, to_the_end: bool
+    ) -> list[Check]:
         checks = contract(region, candidate)
         if to_the_end or not failures(checks):
             checks += cubin_scan(candidate.program)
         if (failures(checks) and not to_the_end) or region.program.device != self.device.type:
             return checks
         with self._child(profile) as child:
-            trial = Trial(RegionSubject(region, self.terms, self.device), candidate, self.terms, self.device, child)
+            trial = Trial(
+                RegionSubject(region, self.terms, self.device),
+                candidate,
+                self.terms,
+                self.device,
+                child,
+            )
             return checks + _asked(trial, profile, to_the_end)
 
     def _subject(self, reference: str) -> tuple[PairSubject, list[torch.Tensor]]:
@@ -140,7 +174,13 @@ def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[Check]:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
-        return [Check("contract" if error.detector == "load_source" else error.detector, False, detail=error.found)]
+        return [
+            Check(
+                "contract" if error.detector == "load_source" else error.detector,
+                False,
+                detail=error.found,
+            )
+        ]
     trial.gradients = True
     if not to_the_end:
         return list(validate(trial, PROFILES[profile]).checks)
@@ -157,7 +197,13 @@ def _asked_alone(trial: Trial, profile: Profile, detector: Detector) -> list[Che
     try:
         checks = list(validate(trial, PROFILES[profile], detectors=(detector,)).checks)
     except (KeyError, IndexError, ValueError, AssertionError) as error:
-        return [Check(detector.__name__, True, detail=f"could not be asked after an earlier failure: {error!r}")]
+        return [
+            Check(
+                detector.__name__,
+                True,
+                detail=f"could not be asked after an earlier failure: {error!r}",
+            )
+        ]
     with suppress(CandidateFailure):  # the detector has told it already
         while trial.samples and len(trial.samples) < 2:
             sample = trial.draw("normal")
@@ -184,7 +230,9 @@ def _timed(trial: Trial, subject: PairSubject) -> list[Check]:
 def _timed_once(trial: Trial, subject: PairSubject) -> list[Check]:
     sets = [make_inputs(subject, randbits(62), "normal", trial.device) for _ in range(2)]
     baseline = rank(subject, sets, eager_only=True)
-    side = ChildSpinner(subject.oracle, slot_of(subject, baseline.best), list(baseline.sets), keep=False)
+    side = ChildSpinner(
+        subject.oracle, slot_of(subject, baseline.best), list(baseline.sets), keep=False
+    )
     try:
         found = time_pair(trial, side, _PLAN)
     except CandidateFailure as error:

@@ -37,15 +37,31 @@ def main() -> int:
     """Make what is missing, then tell. 0 when every cheat was caught as expected and no twin refused."""
     options = _options()
     number, parts = options.part
-    known = {file.id: file for file in [file for file in case_files() if _applies(file, options)][number - 1 :: parts]}
+    known = {
+        file.id: file
+        for file in [file for file in case_files() if _applies(file, options)][number - 1 :: parts]
+    }
     lines = list(_lines(options.out))
     done = {(line["case"], line["side"], line["repeat"]) for line in lines}
     sides: tuple[Side, ...] = ("cheat", "honest")
-    jobs: list[Job] = [(i, side, n) for n in range(options.repeats) for i in known for side in sides if (i, side, n) not in done]
-    large = {i for i, file in known.items() if options.device == "cuda" and "gpu_memory" in file.case.needs}
+    jobs: list[Job] = [
+        (i, side, n)
+        for n in range(options.repeats)
+        for i in known
+        for side in sides
+        if (i, side, n) not in done
+    ]
+    large = {
+        i
+        for i, file in known.items()
+        if options.device == "cuda" and "gpu_memory" in file.case.needs
+    }
     with options.out.open("a") as out:
         few = min(_LARGE_AT_ONCE, options.jobs)
-        for some, processes in (([j for j in jobs if j[0] not in large], options.jobs), ([j for j in jobs if j[0] in large], few)):
+        for some, processes in (
+            ([j for j in jobs if j[0] not in large], options.jobs),
+            ([j for j in jobs if j[0] in large], few),
+        ):
             for line in _made(some, options, processes):
                 out.write(json.dumps(line) + "\n")
                 out.flush()
@@ -55,15 +71,38 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.adversarial.matrix", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="JSON lines, continued if it exists"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="processes, each with an oracle and up to two candidates")
-    parser.add_argument("--profile", choices=PROFILES, help="default: the first that must catch the case")
-    parser.add_argument("--fresh", action="store_true", help="start every process from nothing, in place of forking it")
-    parser.add_argument("--part", type=_part, default=(1, 1), metavar="N/M", help="every M-th case from the N-th on: for M GPUs")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2,
+        help="processes, each with an oracle and up to two candidates",
+    )
+    parser.add_argument(
+        "--profile", choices=PROFILES, help="default: the first that must catch the case"
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start every process from nothing, in place of forking it",
+    )
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="N/M",
+        help="every M-th case from the N-th on: for M GPUs",
+    )
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--own", action="store_true", help="cases written for this device, not those that run on it too")
+    parser.add_argument(
+        "--own",
+        action="store_true",
+        help="cases written for this device, not those that run on it too",
+    )
     options = parser.parse_args()
     options.out.touch()
     return options
@@ -99,15 +138,25 @@ def _made(jobs: list[Job], options: argparse.Namespace, processes: int) -> Itera
     """Apart, those that need much of a GPU's memory: what the processes of the others hold would leave too little."""
     began = time.monotonic()
     share = fair_share(len(os.sched_getaffinity(0)), processes)
-    with ProcessPoolExecutor(processes, get_context("spawn"), _open, (options.device, options.fresh, share)) as pool:
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), _open, (options.device, options.fresh, share)
+    ) as pool:
         running = [pool.submit(_judged, job, options.profile) for job in jobs]
         for number, future in enumerate(as_completed(running), 1):
             try:
                 line = future.result()
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # or it would judge all the others first, and say nothing
+                pool.shutdown(
+                    wait=False, cancel_futures=True
+                )  # or it would judge all the others first, and say nothing
                 raise
-            print(f"{number}/{len(jobs)} {time.monotonic() - began:.0f}s", line["side"], line["case"], *line["failed"], flush=True)
+            print(
+                f"{number}/{len(jobs)} {time.monotonic() - began:.0f}s",
+                line["side"],
+                line["case"],
+                *line["failed"],
+                flush=True,
+            )
             yield line
 
 
@@ -130,7 +179,14 @@ def _open(device: str, fresh: bool, share: int) -> None:
     stack = ExitStack()
     if not fresh:
         stack.enter_context(forked_children())
-    _benches.append((stack, stack.enter_context(bench(torch.device(device, 0) if device == "cuda" else torch.device(device)))))
+    _benches.append(
+        (
+            stack,
+            stack.enter_context(
+                bench(torch.device(device, 0) if device == "cuda" else torch.device(device))
+            ),
+        )
+    )
     atexit.register(stack.close)
     _benches.append({file.id: file for file in case_files()})
 
@@ -151,7 +207,9 @@ def _judged(job: Job, profile: Profile | None) -> Line:
     line: Line = {"case": case, "side": side, "repeat": repeat, "profile": profile}
     line |= {"expected": file.case.expected, "seconds": seconds}
     aside = {
-        check.name: check.detail for check in checks if check.passed and check.detail.startswith(("not applicable", "could not"))
+        check.name: check.detail
+        for check in checks
+        if check.passed and check.detail.startswith(("not applicable", "could not"))
     }
     asked = sorted({check.name for check in checks})
     return line | {"failed": failed, "details": details, "aside": aside, "asked": asked}
@@ -162,15 +220,30 @@ def _told(lines: list[Line], known: dict[str, CaseFile]) -> int:
     missed = [line for line in cheats if not line["failed"]]
     other = [line for line in cheats if line["failed"] and line["failed"][0] != line["expected"]]
     refused = [line for line in lines if line["side"] == "honest" and line["failed"]]
-    for title, found in (("missed", missed), ("caught by another detector", other), ("twins refused", refused)):
+    for title, found in (
+        ("missed", missed),
+        ("caught by another detector", other),
+        ("twins refused", refused),
+    ):
         print(f"{title}: {len(found)}")
         for line in found:
-            print(" ", line["case"], f"repeat {line['repeat']}", line["expected"], "<>", line["details"])
+            print(
+                " ",
+                line["case"],
+                f"repeat {line['repeat']}",
+                line["expected"],
+                "<>",
+                line["details"],
+            )
     needed = {line["failed"][0] for line in cheats if len(line["failed"]) == 1}
     print("caught by one detector only:", ", ".join(name for name in DETECTORS if name in needed))
     print("detectors that no case here needs:", ", ".join(_unneeded(cheats, needed)))
-    print(f"{len(known)} cases, {len(lines)} lines, {sum(line['seconds'] for line in lines):.0f} s of judging")
-    return 1 if missed or refused else 0  # which detector speaks first is luck of the draw where several see it
+    print(
+        f"{len(known)} cases, {len(lines)} lines, {sum(line['seconds'] for line in lines):.0f} s of judging"
+    )
+    return (
+        1 if missed or refused else 0
+    )  # which detector speaks first is luck of the draw where several see it
 
 
 def _unneeded(cheats: Iterable[Line], needed: set[str]) -> list[str]:

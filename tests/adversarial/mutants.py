@@ -125,8 +125,17 @@ def _edited(region: Region, at: int, *steps: Aten) -> Program:
     for step in program.steps[at + 1 :]:
         assert isinstance(step, Aten)
         kwargs = tuple((name, moved(value)) for name, value in step.kwargs)
-        later.append(replace(step, args=moved(step.args), kwargs=kwargs, outs=tuple(out + extra for out in step.outs)))
-    outputs = tuple(None if out is None else out + extra if out >= first else out for out in program.outputs)
+        later.append(
+            replace(
+                step,
+                args=moved(step.args),
+                kwargs=kwargs,
+                outs=tuple(out + extra for out in step.outs),
+            )
+        )
+    outputs = tuple(
+        None if out is None else out + extra if out >= first else out for out in program.outputs
+    )
     return replace(program, steps=(*program.steps[:at], *steps, *later), outputs=outputs)
 
 
@@ -141,14 +150,22 @@ def _in_place_of(target: str, *others: str, **kwargs: object) -> Mutator:
     def change(region: Region, at: int) -> Program | None:
         step = _step(region, at, target)
         return (
-            None if step is None else _edited(region, at, *(op(other, *step.args, out=step.outs[0], **kwargs) for other in others))
+            None
+            if step is None
+            else _edited(
+                region, at, *(op(other, *step.args, out=step.outs[0], **kwargs) for other in others)
+            )
         )
 
     return change
 
 
 def _parameter_at(region: Region, step: Aten) -> int | None:
-    found = [i for i, arg in enumerate(step.args) if isinstance(arg, Value) and arg.index < len(region.roles)]
+    found = [
+        i
+        for i, arg in enumerate(step.args)
+        if isinstance(arg, Value) and arg.index < len(region.roles)
+    ]
     return next((i for i in found if region.roles[step.args[i].index] == "parameter"), None)
 
 
@@ -162,12 +179,24 @@ def _drop_parameter(region: Region, at: int) -> Program | None:
 
 def _drop_bias(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.addmm.default")
-    return None if step is None else _edited(region, at, op("aten.mm.default", *step.args[1:], out=step.outs[0]))
+    return (
+        None
+        if step is None
+        else _edited(region, at, op("aten.mm.default", *step.args[1:], out=step.outs[0]))
+    )
 
 
 def _drop_step(region: Region, at: int) -> Program | None:
-    step = _step(region, at, *(f"aten.{name}.default" for name in ("relu", "exp", "sigmoid", "tanh", "gelu", "rsqrt")))
-    return None if step is None else _edited(region, at, op("aten.clone.default", step.args[0], out=step.outs[0]))
+    step = _step(
+        region,
+        at,
+        *(f"aten.{name}.default" for name in ("relu", "exp", "sigmoid", "tanh", "gelu", "rsqrt")),
+    )
+    return (
+        None
+        if step is None
+        else _edited(region, at, op("aten.clone.default", step.args[0], out=step.outs[0]))
+    )
 
 
 def _cast(dtype: torch.dtype) -> Mutator:
@@ -178,9 +207,17 @@ def _cast(dtype: torch.dtype) -> Mutator:
         if step is None:
             return None
         out = step.outs[0]
-        narrow = [op("aten._to_copy.default", arg, dtype=dtype, out=out + i) for i, arg in enumerate(step.args)]
+        narrow = [
+            op("aten._to_copy.default", arg, dtype=dtype, out=out + i)
+            for i, arg in enumerate(step.args)
+        ]
         product = op(step.target, *(V(out + i) for i in range(len(narrow))), out=out + len(narrow))
-        back = op("aten._to_copy.default", V(out + len(narrow)), dtype=torch.float32, out=out + len(narrow) + 1)
+        back = op(
+            "aten._to_copy.default",
+            V(out + len(narrow)),
+            dtype=torch.float32,
+            out=out + len(narrow) + 1,
+        )
         return _edited(region, at, *narrow, product, back)
 
     return change
@@ -189,7 +226,13 @@ def _cast(dtype: torch.dtype) -> Mutator:
 def _scalar(factor: float) -> Mutator:
     def change(region: Region, at: int) -> Program | None:
         step = _step(region, at, "aten.add.Scalar")
-        return None if step is None else _edited(region, at, op(step.target, step.args[0], step.args[1] * factor, out=step.outs[0]))
+        return (
+            None
+            if step is None
+            else _edited(
+                region, at, op(step.target, step.args[0], step.args[1] * factor, out=step.outs[0])
+            )
+        )
 
     return change
 
@@ -218,17 +261,31 @@ def _last_rows(region: Region, at: int) -> Program | None:
     assert step is not None
     rows, out = region.program.inputs[0].shape[0], step.outs[0]
     kept = op("aten.slice.Tensor", V(out), 0, 0, rows - 1, out=out + 1)
-    return _edited(region, at, step, kept, op("aten.constant_pad_nd.default", V(out + 1), (0, 0, 0, 1), 0.0, out=out + 2))
+    return _edited(
+        region,
+        at,
+        step,
+        kept,
+        op("aten.constant_pad_nd.default", V(out + 1), (0, 0, 0, 1), 0.0, out=out + 2),
+    )
 
 
 def _axis(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.mean.dim", "aten.sum.dim_IntList", "aten.amax.default")
-    return None if step is None else _edited(region, at, op(step.target, step.args[0], (0,), True, out=step.outs[0]))
+    return (
+        None
+        if step is None
+        else _edited(region, at, op(step.target, step.args[0], (0,), True, out=step.outs[0]))
+    )
 
 
 def _swapped(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.sub.Tensor", "aten.div.Tensor")
-    return None if step is None else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+    return (
+        None
+        if step is None
+        else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+    )
 
 
 def _frozen(region: Region, at: int) -> Program | None:
@@ -240,24 +297,50 @@ def _frozen(region: Region, at: int) -> Program | None:
 
     def moved(value: object) -> object:
         if isinstance(value, Value):
-            return V(count) if value.index == index else V(value.index + 1) if value.index >= count else value
+            return (
+                V(count)
+                if value.index == index
+                else V(value.index + 1)
+                if value.index >= count
+                else value
+            )
         return tuple(map(moved, value)) if isinstance(value, tuple) else value
 
     own = [step for step in program.steps if isinstance(step, Aten)]
-    steps = tuple(replace(step, args=moved(step.args), outs=tuple(out + 1 for out in step.outs)) for step in own)
+    steps = tuple(
+        replace(step, args=moved(step.args), outs=tuple(out + 1 for out in step.outs))
+        for step in own
+    )
     outputs = tuple(None if out is None else out + 1 for out in program.outputs)
-    return Program(program.inputs, steps, outputs, ("frozen",), {"frozen": torch.ones(program.inputs[index].shape)})
+    return Program(
+        program.inputs,
+        steps,
+        outputs,
+        ("frozen",),
+        {"frozen": torch.ones(program.inputs[index].shape)},
+    )
 
 
 def _input_returned(region: Region, at: int) -> Program | None:
     if at or region.program.inputs[0].shape != (ROWS, WIDE):
         return None
-    return replace(region.program, steps=(op("aten.clone.default", V(0), out=len(region.roles)),), outputs=(len(region.roles),))
+    return replace(
+        region.program,
+        steps=(op("aten.clone.default", V(0), out=len(region.roles)),),
+        outputs=(len(region.roles),),
+    )
 
 
 def _constant(region: Region, at: int) -> Program | None:
     first = region.program.inputs[0]
-    made = op("aten.full.default", first.shape, 0.5, dtype=torch.float32, device=torch.device("cpu"), out=len(region.roles))
+    made = op(
+        "aten.full.default",
+        first.shape,
+        0.5,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        out=len(region.roles),
+    )
     return None if at else replace(region.program, steps=(made,), outputs=(len(region.roles),))
 
 
@@ -276,7 +359,11 @@ def _one_pass(region: Region, at: int) -> Program | None:
 
 def _commuted(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.add.Tensor", "aten.mul.Tensor")
-    return None if step is None else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+    return (
+        None
+        if step is None
+        else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+    )
 
 
 def _split_k(region: Region, at: int) -> Program | None:
@@ -284,9 +371,18 @@ def _split_k(region: Region, at: int) -> Program | None:
     if step is None:
         return None
     x, y, out = *step.args, step.outs[0]
-    steps = [op("aten.slice.Tensor", x, 1, 0, WIDE // 2, out=out), op("aten.slice.Tensor", x, 1, WIDE // 2, WIDE, out=out + 1)]
-    steps += [op("aten.slice.Tensor", y, 0, 0, WIDE // 2, out=out + 2), op("aten.slice.Tensor", y, 0, WIDE // 2, WIDE, out=out + 3)]
-    steps += [op("aten.mm.default", V(out), V(out + 2), out=out + 4), op("aten.mm.default", V(out + 1), V(out + 3), out=out + 5)]
+    steps = [
+        op("aten.slice.Tensor", x, 1, 0, WIDE // 2, out=out),
+        op("aten.slice.Tensor", x, 1, WIDE // 2, WIDE, out=out + 1),
+    ]
+    steps += [
+        op("aten.slice.Tensor", y, 0, 0, WIDE // 2, out=out + 2),
+        op("aten.slice.Tensor", y, 0, WIDE // 2, WIDE, out=out + 3),
+    ]
+    steps += [
+        op("aten.mm.default", V(out), V(out + 2), out=out + 4),
+        op("aten.mm.default", V(out + 1), V(out + 3), out=out + 5),
+    ]
     return _edited(region, at, *steps, op("aten.add.Tensor", V(out + 4), V(out + 5), out=out + 6))
 
 

@@ -61,7 +61,11 @@ def op(target: str, *args: object, out: int, **kwargs: object) -> Aten:
 def product(device: str = "cpu") -> Region:
     """x * y, element by element: inputs are values 0 and 1, the result is value 2."""
     inputs = (spec(64, 64, device=device), spec(64, 64, device=device))
-    return Region(Program(inputs, (op("aten.mul.Tensor", V(0), V(1), out=2),), (2,)), ("input", "input"), name="product")
+    return Region(
+        Program(inputs, (op("aten.mul.Tensor", V(0), V(1), out=2),), (2,)),
+        ("input", "input"),
+        name="product",
+    )
 
 
 def candidate(program: Program) -> Candidate:
@@ -74,13 +78,20 @@ def pointers(*values: int) -> tuple[LaunchArg, ...]:
     return tuple(LaunchArg("ptr", V(value)) for value in values)
 
 
-def on_cuda(region: Region, cubin: bytes, symbol: str, *, grid: int = 32, hidden: int = 0, **launch: Any) -> Program:
+def on_cuda(
+    region: Region, cubin: bytes, symbol: str, *, grid: int = 32, hidden: int = 0, **launch: Any
+) -> Program:
     """The region's result by one launch with arguments x, y, out over 4096 elements. `hidden`: pointers that Triton appends."""
     arguments = (*pointers(0, 1, 2), *(LaunchArg("null") for _ in range(hidden)))
     plan = {"block": 128, "shared_bytes": 0, **launch}
     step = Launch(payload="kernel", symbol=symbol, grid=(grid, 1, 1), args=arguments, **plan)
     payload = torch.frombuffer(bytearray(cubin), dtype=torch.uint8)
-    return Program(region.program.inputs, (Alloc(2, region.program.inputs[0]), step), (2,), payloads={"kernel": payload})
+    return Program(
+        region.program.inputs,
+        (Alloc(2, region.program.inputs[0]), step),
+        (2,),
+        payloads={"kernel": payload},
+    )
 
 
 def assembled(ptx: str) -> bytes:
@@ -91,5 +102,9 @@ def assembled(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "case.ptx"), Path(folder, "case.cubin")
         source.write_text(ptx)
-        subprocess.run([str(assembler), f"-arch=sm_{SM}", str(source), "-o", str(result)], check=True, capture_output=True)
+        subprocess.run(
+            [str(assembler), f"-arch=sm_{SM}", str(source), "-o", str(result)],
+            check=True,
+            capture_output=True,
+        )
         return result.read_bytes()

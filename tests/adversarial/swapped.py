@@ -32,7 +32,9 @@ class Layer(nn.Module):
 
 
 @contextmanager
-def swapped(x: torch.Tensor, *, visible: bool = True, module: nn.Module | None = None) -> Iterator[Any]:
+def swapped(
+    x: torch.Tensor, *, visible: bool = True, module: nn.Module | None = None
+) -> Iterator[Any]:
     """An accelerated module whose swap is bound for `x` without gradients. `visible`: the swap adds 1 to the right result."""
     made = module or Layer(x.shape[-1])
     with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,12 @@ def asked(made: Bench, file: CaseFile, side: Side, profile: Profile) -> list[Che
 def params(*forms: str, static: bool) -> list[object]:
     """The files of these forms. `static`: what is refused before anything runs needs no GPU."""
     chosen = [file for file in FILES if file.case.form in forms]
-    return [pytest.param(file, id=file.id, marks=() if static and file.case.static else marks(file.case)) for file in chosen]
+    return [
+        pytest.param(
+            file, id=file.id, marks=() if static and file.case.static else marks(file.case)
+        )
+        for file in chosen
+    ]
 
 
 _DRAWS = 3  # inputs are drawn in secret, and an earlier detector may be lucky; refused it must be every time
@@ -65,11 +70,16 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
     if "gpu" not in case.needs:
         return []
     needed = 2 if "two_gpus" in case.needs else 1
-    return [pytest.mark.gpu, pytest.mark.skipif(needed > GPUS, reason=f"{GPUS} NVIDIA GPUs here, needs {needed}")]
+    return [
+        pytest.mark.gpu,
+        pytest.mark.skipif(needed > GPUS, reason=f"{GPUS} NVIDIA GPUs here, needs {needed}"),
+    ]
 
 
 @pytest.mark.parametrize("file", params("source", "program", static=True))
-def test_the_cheat_is_refused_by_its_detector(benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]) -> None:
+def test_the_cheat_is_refused_by_its_detector(
+    benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]
+) -> None:
     case = file.case
     made = benches["cpu" if case.static else case.device]
     for profile in profiles:
@@ -77,14 +87,20 @@ def test_the_cheat_is_refused_by_its_detector(benches: dict[str, Bench], file: C
             checks = asked(made, file, "cheat", profile)
             refused = [check for check in checks if not check.passed]
             assert refused, f"every check passed at {profile}"
-            named = refused[0].name == case.expected and (not case.alone or failures(checks) == [case.expected])
+            named = refused[0].name == case.expected and (
+                not case.alone or failures(checks) == [case.expected]
+            )
             if named or profile != case.first_profile:
                 break
-            assert draw + 1 < _DRAWS, f"refused, but by others than {case.expected!r} every time: {refused}"
+            assert draw + 1 < _DRAWS, (
+                f"refused, but by others than {case.expected!r} every time: {refused}"
+            )
 
 
 @pytest.mark.parametrize("file", params("source", "program", static=False))
-def test_its_honest_twin_is_accepted(benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]) -> None:
+def test_its_honest_twin_is_accepted(
+    benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]
+) -> None:
     for profile in profiles:
         checks = asked(benches[file.case.device], file, "honest", profile)
         assert [check for check in checks if not check.passed] == [], profile

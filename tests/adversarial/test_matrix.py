@@ -10,7 +10,9 @@ from tests.adversarial.matrix import fair_share, limit_threads
 from torch_cudal1.judge.sandbox.filesystem_policy import environment
 
 
-@pytest.mark.parametrize(("cores", "jobs", "share"), [(32, 6, 5), (2, 2, 1), (4, 24, 1), (16, 1, 16)])
+@pytest.mark.parametrize(
+    ("cores", "jobs", "share"), [(32, 6, 5), (2, 2, 1), (4, 24, 1), (16, 1, 16)]
+)
 def test_jobs_share_the_cores(cores: int, jobs: int, share: int) -> None:
     assert fair_share(cores, jobs) == share
 

@@ -36,20 +36,28 @@ def judged(child: Child, mutant: Mutant, profile: str) -> list[Check]:
     region, proposal = REGIONS[mutant.region], candidate(mutant.program)
     checks = contract(region, proposal)
     if all(check.passed for check in checks):
-        trial = Trial(RegionSubject(region, Contract(), CPU), proposal, Contract(), CPU, child, book=BOOK)
+        trial = Trial(
+            RegionSubject(region, Contract(), CPU), proposal, Contract(), CPU, child, book=BOOK
+        )
         trial.load("candidate", proposal)
         checks += validate(trial, PROFILES[profile]).checks  # type: ignore[index]
         trial.drop(*list(trial.samples.values()))
     return [check for check in checks if not check.passed]
 
 
-@pytest.mark.parametrize("mutant", list(mutants()), ids=lambda m: f"{m.mutator}-{m.region}-{m.step}")
-def test_a_mutant_is_refused_if_it_is_dishonest_and_accepted_if_not(child: Child, mutant: Mutant) -> None:
+@pytest.mark.parametrize(
+    "mutant", list(mutants()), ids=lambda m: f"{m.mutator}-{m.region}-{m.step}"
+)
+def test_a_mutant_is_refused_if_it_is_dishonest_and_accepted_if_not(
+    child: Child, mutant: Mutant
+) -> None:
     failed = judged(child, mutant, "fast")
     assert bool(failed) != mutant.honest, failed
 
 
-def test_every_step_of_every_region_at_standard(child: Child, request: pytest.FixtureRequest) -> None:
+def test_every_step_of_every_region_at_standard(
+    child: Child, request: pytest.FixtureRequest
+) -> None:
     if not request.config.getoption("--all-profiles", default=False):
         pytest.skip("minutes of work: --all-profiles")
     every = list(mutants(every_step=True))

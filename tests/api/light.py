@@ -1,4 +1,5 @@
-"""A worker that speaks the protocol of `torch_cudal1.api.fleet.fleet_worker` and loads no torch: a target says what becomes of it.
+"""A worker that speaks the protocol of `torch_cudal1.api.fleet.fleet_worker` and loads no torch: a
+target says what becomes of it.
 
     python light.py FOLDER FD       "do:N" answers after N seconds, "die", "die-once", "die-quietly", "unusable", "garbage", "half"
 
@@ -16,16 +17,42 @@ KEY = "ab" * 32
 
 
 def region(key: str) -> dict:
-    texts = {"name": "r", "key": key, "kind": "inference", "granularity": "whole", "runs": "eager", "origin": "baseline"}
+    texts = {
+        "name": "r",
+        "key": key,
+        "kind": "inference",
+        "granularity": "whole",
+        "runs": "eager",
+        "origin": "baseline",
+    }
     absent = ("speedup", "low", "high", "vs_eager", "vs_inductor", "runs_us", "error_ratio")
-    none = dict.fromkeys(absent) | {"worst_error": "inf", "schedule": "eager", "reason": "nothing beat it"}
+    none = dict.fromkeys(absent) | {
+        "worst_error": "inf",
+        "schedule": "eager",
+        "reason": "nothing beat it",
+    }
     return texts | none | {"techniques": [], "tried": [], "baselines_us": {"eager": 2.5}}
 
 
 def answer(task: dict) -> dict:
-    told = {"target": "t", "device": "cpu", "regions": [region(KEY)], "left_out": [], "end_to_end": None, "undone": "", "gate": []}
+    told = {
+        "target": "t",
+        "device": "cpu",
+        "regions": [region(KEY)],
+        "left_out": [],
+        "end_to_end": None,
+        "undone": "",
+        "gate": [],
+    }
     error = "it broke" if task["target"].startswith("fail") else None
-    result = {"target": task["target"], "explanation": told, "error": error, "seconds": 0.5, "built": 2, "reused": 1}
+    result = {
+        "target": task["target"],
+        "explanation": told,
+        "error": error,
+        "seconds": 0.5,
+        "built": 2,
+        "reused": 1,
+    }
     unusable = "no such callable" if task["target"].startswith("unusable") else ""
     return task | {"result": None if unusable else result, "unusable": unusable, "died": ""}
 

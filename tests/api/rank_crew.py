@@ -1,7 +1,8 @@
-"""What each of N ranks does in `test_ranks_gpu` and `test_ranks_sharded`, on its own GPU (nccl) or on the CPU (gloo).
+"""What each of N ranks does in `test_ranks_gpu` and `test_ranks_sharded`, on its own GPU (nccl) or
+on the CPU (gloo).
 
-Run as `python -m tests.api.rank_crew RANK WORLD PORT FOLDER cuda|cpu`. Only rank 0's cache holds decisions. `crew` starts all
-ranks.
+Run as `python -m tests.api.rank_crew RANK WORLD PORT FOLDER cuda|cpu`. Only rank 0's cache holds
+decisions. `crew` starts all ranks.
 """
 
 from __future__ import annotations
@@ -44,21 +45,55 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
     torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
     wrapped = DistributedDataParallel(module)
     wrapped(x * (1 + rank)).square().sum().backward()
-    trained = [len(bound.choices) for bound in module._compiled_call_impl.bindings.values() if hasattr(bound, "call")]
-    return {"shift": round(shift, 3), "digests": digests, "graphs": trained, "gradient": module.first.weight.grad.sum().item()}
+    trained = [
+        len(bound.choices)
+        for bound in module._compiled_call_impl.bindings.values()
+        if hasattr(bound, "call")
+    ]
+    return {
+        "shift": round(shift, 3),
+        "digests": digests,
+        "graphs": trained,
+        "gradient": module.first.weight.grad.sum().item(),
+    }
 
 
 def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
     """Start the ranks and wait for them; what each one saw, by scene."""
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT_S))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
+    store = dist.TCPStore(
+        "127.0.0.1",
+        0,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_LIMIT_S),
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
+    }
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if kind == "cpu" else {}
     commands = [
-        [sys.executable, "-m", "tests.api.rank_crew", str(rank), str(world), str(store.port), str(folder), kind]
+        [
+            sys.executable,
+            "-m",
+            "tests.api.rank_crew",
+            str(rank),
+            str(world),
+            str(store.port),
+            str(folder),
+            kind,
+        ]
         for rank in range(world)
     ]
     running = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for command in commands
     ]
     try:
@@ -66,19 +101,25 @@ def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
     finally:
         for process in running:
             process.kill()
-    assert [process.returncode for process in running] == [0] * world, "\n".join(error[-3000:] for error in errors)
+    assert [process.returncode for process in running] == [0] * world, "\n".join(
+        error[-3000:] for error in errors
+    )
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(world)]
 
 
 def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=_LIMIT_S))
+    store = dist.TCPStore(
+        "127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=_LIMIT_S)
+    )
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=_LIMIT_S))
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=_LIMIT_S)
+    )
     seen = {"data_parallel": seen_by(rank, device, folder)} | sharded.seen_by(rank, device, folder)
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
     dist.barrier()

@@ -1,7 +1,8 @@
-"""A leading rank that decides for as long as its stdin lets it; `test_rank_line` kills and stops it meanwhile.
+"""A leading rank that decides for as long as its stdin lets it; `test_rank_line` kills and stops it
+meanwhile.
 
-Run as `python -m tests.api.rank_leader PORT HEARTBEAT_S [stuck]`; port 0: it hosts the store itself; stuck: it lives and never
-decides. It prints the port, "deciding", and the outcome.
+Run as `python -m tests.api.rank_leader PORT HEARTBEAT_S [stuck]`; port 0: it hosts the store
+itself; stuck: it lives and never decides. It prints the port, "deciding", and the outcome.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ def become(rank: int, store: Any) -> None:
 
 def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> Place:
     """Where nothing is looked up."""
-    settings = Settings(ranks_heartbeat_s=heartbeat_s, ranks_timeout_s=120.0, ranks_deciding_s=deciding_s, cache_dir=cache_dir)
+    settings = Settings(
+        ranks_heartbeat_s=heartbeat_s,
+        ranks_timeout_s=120.0,
+        ranks_deciding_s=deciding_s,
+        cache_dir=cache_dir,
+    )
     return place_for(torch.device("cpu"), settings)
 
 
@@ -52,7 +58,14 @@ def deadlock() -> None:
 
 def main(port: int, heartbeat_s: float, how: str = "") -> None:
     hosts = port == 0
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=120))
+    store = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=hosts,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=120),
+    )
     print(store.port, flush=True)
     become(0, store)
 

@@ -1,6 +1,8 @@
-"""What each of two ranks does in `test_ranks`: scene after scene in one process group, what was seen as one JSON object a rank.
+"""What each of two ranks does in `test_ranks`: scene after scene in one process group, what was
+seen as one JSON object a rank.
 
-Run as `python -m tests.api.rank_scenes RANK PORT FOLDER`. Scenes of both ranks stand side by side in one function.
+Run as `python -m tests.api.rank_scenes RANK PORT FOLDER`. Scenes of both ranks stand side by side
+in one function.
 """
 
 from __future__ import annotations
@@ -75,17 +77,37 @@ class Scenes:
         return self.folder / f"{scene}-{self.rank}"
 
     def accelerated(self, scene: str, module: nn.Module | None = None, **options: Any) -> Seen:
-        """What `accelerate` binds, how long it took, and how far the result lies from the module's own."""
+        """What `accelerate` binds, how long it took, and how far the result lies from the module's
+        own.
+        """
         module = Net() if module is None else module
-        given = {"cache_dir": self.cache(scene), "strictness": "error", "ranks_timeout_s": 900.0, **options}
+        given = {
+            "cache_dir": self.cache(scene),
+            "strictness": "error",
+            "ranks_timeout_s": 900.0,
+            **options,
+        }
         began = time.monotonic()
         with torch.no_grad():
             torch_cudal1.accelerate(module, self.x, **given)
             seconds = time.monotonic() - began
-            bound = next(iter(module._compiled_call_impl.bindings.values()), None) if module._compiled_call_impl else None
-            digests = [choice.candidate.digest for choice in bound.choices if choice.swapped] if bound else []
+            bound = (
+                next(iter(module._compiled_call_impl.bindings.values()), None)
+                if module._compiled_call_impl
+                else None
+            )
+            digests = (
+                [choice.candidate.digest for choice in bound.choices if choice.swapped]
+                if bound
+                else []
+            )
             shift = float((module(self.x) - module._call_impl(self.x)).mean())
-        seen = {"digests": digests, "shift": round(shift, 3), "reason": getattr(bound, "reason", ""), "seconds": seconds}
+        seen = {
+            "digests": digests,
+            "shift": round(shift, 3),
+            "reason": getattr(bound, "reason", ""),
+            "seconds": seconds,
+        }
         return seen | {"stored": len(list(self.cache(scene).rglob("*.safetensors")))}
 
     def plant(self, scene: str, change: Callable[[Program], Program] = shifted) -> None:
@@ -130,7 +152,9 @@ class Scenes:
             self.plant("machine")
             return self.accelerated("machine")
         genuine = consensus.stale_reason
-        consensus.stale_reason = lambda judged, here: genuine(judged, replace(here, sku="another CPU"))
+        consensus.stale_reason = lambda judged, here: genuine(
+            judged, replace(here, sku="another CPU")
+        )
         try:
             return self.accelerated("machine")
         finally:
@@ -141,7 +165,9 @@ class Scenes:
         if self.rank == 1:
             with torch.no_grad():
                 (region,) = captured_regions(Net(), (self.x,))
-            digest = choose(region, place_for(torch.device("cpu"), Settings(cache_dir=self.cache("held")))).candidate.digest
+            digest = choose(
+                region, place_for(torch.device("cpu"), Settings(cache_dir=self.cache("held")))
+            ).candidate.digest
             hold_back(self.cache("held"), Quarantined(region.key, digest, "it was wrong here"))
         return self.accelerated("held")
 
@@ -187,7 +213,9 @@ class Scenes:
         with torch.no_grad():
             plant(module, self.x, self.cache("graph"), change=shifted)
         seen = self.accelerated("graph", module)
-        differ = [event.facts for event in telemetry.report().events if event.what == "graphs_differ"]
+        differ = [
+            event.facts for event in telemetry.report().events if event.what == "graphs_differ"
+        ]
         return seen | {"others": [facts["others"] for facts in differ]}
 
     def one_comes_too_late(self) -> Seen:
@@ -212,11 +240,16 @@ class Scenes:
             wrapped = DistributedDataParallel(module)
             wrapped(self.x * (1 + self.rank)).square().sum().backward()
         gradient = module.first.weight.grad.sum().item()
-        return {"gradient": gradient, "runs": dict(telemetry.report().counters).get("regions_swapped", 0)}
+        return {
+            "gradient": gradient,
+            "runs": dict(telemetry.report().counters).get("regions_swapped", 0),
+        }
 
     def data_parallel_compiled(self) -> Seen:
         x = torch.ones(3, 512)
-        graphs = plant_compiled(lambda call: call(x), self._bucketed(), self.folder / f"planted-{self.rank}", shifted)
+        graphs = plant_compiled(
+            lambda call: call(x), self._bucketed(), self.folder / f"planted-{self.rank}", shifted
+        )
         where = self.folder / f"planted-{self.rank}" if self.rank == 0 else self.cache("empty")
         options = {"cache_dir": where, "strictness": "error"}
         telemetry.reset()
@@ -225,21 +258,36 @@ class Scenes:
         out.sum().backward()
         told = dict(telemetry.report().counters)
         agreements = [event for event in telemetry.report().events if event.what == "agreed"]
-        return {"graphs": graphs, "mean": out.mean().item(), "swapped": told.get("regions_swapped", 0), "agreed": len(agreements)}
+        return {
+            "graphs": graphs,
+            "mean": out.mean().item(),
+            "swapped": told.get("regions_swapped", 0),
+            "agreed": len(agreements),
+        }
 
     def _bucketed(self) -> nn.Module:
-        """A model of its own: two reducers on one would both fire, on a rank whose garbage collector left the first alone."""
-        return DistributedDataParallel(Deep(), bucket_cap_mb=1)  # a layer is one MiB: Dynamo splits there
+        """A model of its own: two reducers on one would both fire, on a rank whose garbage
+        collector left the first alone.
+        """
+        return DistributedDataParallel(
+            Deep(), bucket_cap_mb=1
+        )  # a layer is one MiB: Dynamo splits there
 
 
-SCENES = [name for name, value in vars(Scenes).items() if callable(value) and name not in ("cache", "accelerated", "plant", "meet")]
+SCENES = [
+    name
+    for name, value in vars(Scenes).items()
+    if callable(value) and name not in ("cache", "accelerated", "plant", "meet")
+]
 SCENES = [name for name in SCENES if not name.startswith("_")]
 
 
 def main(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=900))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=900))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=900)
+    )
     scenes, seen = Scenes(rank, store, folder), {}
     for name in SCENES:
         scenes.meet()

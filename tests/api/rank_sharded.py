@@ -1,6 +1,8 @@
-"""What each rank does with sharded models: FSDP2 (`fully_shard`), tensor parallelism (`parallelize_module`), DTensors as such.
+"""What each rank does with sharded models: FSDP2 (`fully_shard`), tensor parallelism
+(`parallelize_module`), DTensors as such.
 
-One function a scene; `seen_by` plays them all in the running process group. Only rank 0's cache holds decisions.
+One function a scene; `seen_by` plays them all in the running process group. Only rank 0's cache
+holds decisions.
 """
 
 from __future__ import annotations
@@ -29,12 +31,18 @@ _CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 class Block(nn.Module):
-    """Two layers with a submodule without weights between them; without it every step is a matrix product."""
+    """Two layers with a submodule without weights between them; without it every step is a matrix
+    product.
+    """
 
     def __init__(self, activation: nn.Module | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.between, self.second = nn.Linear(8, 8), activation or nn.Identity(), nn.Linear(8, 8)
+        self.first, self.between, self.second = (
+            nn.Linear(8, 8),
+            activation or nn.Identity(),
+            nn.Linear(8, 8),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.between(self.first(x)))
@@ -42,7 +50,9 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Here:
-    """One rank's place: its device, the mesh of all ranks, its own cache, and the input, which is the same on all."""
+    """One rank's place: its device, the mesh of all ranks, its own cache, and the input, which is
+    the same on all.
+    """
 
     rank: int
     device: torch.device
@@ -63,18 +73,37 @@ class Here:
         return self.folder / f"{scene}-{self.rank}"
 
     def tensor_parallel(self) -> nn.Module:
-        return parallelize_module(self.block(), self.mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        return parallelize_module(
+            self.block(), self.mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        )
 
 
-def compared(module: nn.Module, call: Callable[[], torch.Tensor], reference: nn.Module, expected: torch.Tensor) -> Seen:
-    """Whether `call` gives `expected`, and its backward the gradients that `reference` has got from it."""
+def compared(
+    module: nn.Module,
+    call: Callable[[], torch.Tensor],
+    reference: nn.Module,
+    expected: torch.Tensor,
+) -> Seen:
+    """Whether `call` gives `expected`, and its backward the gradients that `reference` has got from
+    it.
+    """
     result = whole(call())
     whole(result).square().sum().backward()
     expected.square().sum().backward()
     named = dict(reference.named_parameters())
-    pairs = [(whole(own.grad), named[name].grad) for name, own in module.named_parameters() if own.grad is not None]
-    right = all(torch.allclose(own, grad, **_CLOSE) for own, grad in pairs) and len(pairs) == len(named)
-    seen = {"right": torch.allclose(result, expected, **_CLOSE), "gradients": right, "reasons": reasons(module)}
+    pairs = [
+        (whole(own.grad), named[name].grad)
+        for name, own in module.named_parameters()
+        if own.grad is not None
+    ]
+    right = all(torch.allclose(own, grad, **_CLOSE) for own, grad in pairs) and len(pairs) == len(
+        named
+    )
+    seen = {
+        "right": torch.allclose(result, expected, **_CLOSE),
+        "gradients": right,
+        "reasons": reasons(module),
+    }
     return seen | {"swapped": telemetry.report().counters.get("regions_swapped", 0)}
 
 
@@ -84,7 +113,11 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def reasons(module: nn.Module) -> list[str]:
     """Why nothing was swapped, as `explain` or the report has it."""
-    told = [str(event.facts["reason"]) for event in telemetry.report().events if event.what == "left_out"]
+    told = [
+        str(event.facts["reason"])
+        for event in telemetry.report().events
+        if event.what == "left_out"
+    ]
     return [*told, *torch_cudal1.explain(module).left_out] if module in accelerated else told
 
 
@@ -115,13 +148,21 @@ def sharded_after_it_was_accelerated(here: Here) -> Seen:
     before = whole(module(here.x)).mean() - reference(here.x).mean()
     fully_shard(module, mesh=here.mesh)
     seen = compared(module, lambda: module(here.x), reference, reference(here.x))
-    return seen | {"before": round(before.item(), 3), "misses": telemetry.report().counters.get("misses", 0)}
+    return seen | {
+        "before": round(before.item(), 3),
+        "misses": telemetry.report().counters.get("misses", 0),
+    }
 
 
 def blocks_compiled_and_sharded(here: Here) -> Seen:
     if here.rank == 0:
-        for given in (here.x, here.x.requires_grad_()):  # as the first block gets it, and as the second
-            plant_compiled(lambda call, given=given: call(given), here.block(), here.cache("blocks"), shifted)
+        for given in (
+            here.x,
+            here.x.requires_grad_(),
+        ):  # as the first block gets it, and as the second
+            plant_compiled(
+                lambda call, given=given: call(given), here.block(), here.cache("blocks"), shifted
+            )
     reference = nn.Sequential(here.block(), here.block())
     module = nn.Sequential(here.block(), here.block())
     for block in module:
@@ -148,14 +189,19 @@ def tensor_parallel_compiled(here: Here) -> Seen:
 
 def inside_tensor_parallel(here: Here) -> Seen:
     """A submodule that sees plain tensors is swapped: half of the features on each of two ranks."""
-    module = parallelize_module(here.block(nn.Tanh()), here.mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    module = parallelize_module(
+        here.block(nn.Tanh()), here.mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    )
     part = torch.zeros(4, 8 // dist.get_world_size(), device=here.device)
     reference = here.block(nn.Tanh())
     with torch.no_grad():
         if here.rank == 0:
             plant(nn.Tanh(), part, here.cache("inside"), change=shifted)
         torch_cudal1.accelerate(module.between, part, **here.options("inside"))
-        result, expected = whole(module(here.x)), reference.second(torch.tanh(reference.first(here.x)) + 1)
+        result, expected = (
+            whole(module(here.x)),
+            reference.second(torch.tanh(reference.first(here.x)) + 1),
+        )
     return {"right": torch.allclose(result, expected, **_CLOSE)}
 
 
@@ -165,7 +211,9 @@ def distributed_tensors(here: Here) -> Seen:
     accelerate(module, x, here.options("dtensor"))
     seen = compared(module, lambda: module(x), reference, reference(here.x))
     plain = distribute_module(here.block(), here.mesh)
-    torch_cudal1.accelerate(plain, here.x, **here.options("dtensor"))  # which this module does not take: nothing of ours fails
+    torch_cudal1.accelerate(
+        plain, here.x, **here.options("dtensor")
+    )  # which this module does not take: nothing of ours fails
     return seen | {"of_parameters": list(torch_cudal1.explain(plain).left_out)}
 
 
@@ -190,7 +238,10 @@ SCENES = (
 
 def seen_by(rank: int, device: torch.device, folder: Path) -> Seen:
     """Every scene, one after the other."""
-    here, seen = Here(rank, device, init_device_mesh(device.type, (dist.get_world_size(),)), folder), {}
+    here, seen = (
+        Here(rank, device, init_device_mesh(device.type, (dist.get_world_size(),)), folder),
+        {},
+    )
     for scene in SCENES:
         dist.barrier()
         telemetry.reset()

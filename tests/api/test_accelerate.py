@@ -1,4 +1,6 @@
-"""An accelerated module is still the user's module: identity, hooks, copies, tracers, switches. A planted swap really runs."""
+"""An accelerated module is still the user's module: identity, hooks, copies, tracers, switches. A
+planted swap really runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("inference")
 
 
 class Net(nn.Module):
-    """Two layers, a buffer, a constant: enough for everything that may be replaced, patched or copied."""
+    """Two layers, a buffer, a constant: enough for everything that may be replaced, patched or
+    copied.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +72,9 @@ def test_a_swap_that_computes_something_else_would_be_seen(x, tmp_path):
     module = Net()
     plant(module, x, tmp_path, change=shifted)
     torch_cudal1.accelerate(module, x, cache_dir=tmp_path)
-    assert torch.allclose(module(x), own(module, x) + 1)  # so the equalities of this file mean something
+    assert torch.allclose(
+        module(x), own(module, x) + 1
+    )  # so the equalities of this file mean something
 
 
 def test_type_repr_keys_and_parameters_stay(net):
@@ -129,7 +135,10 @@ def test_under_on_miss_error_an_unseen_signature_is_an_error_at_its_first_call(n
 
 
 def test_a_module_without_the_switch_on_is_left_alone(x, tmp_path, monkeypatch):
-    assert torch_cudal1.accelerate(Net(), x, cache_dir=tmp_path, enabled=False)._compiled_call_impl is None
+    assert (
+        torch_cudal1.accelerate(Net(), x, cache_dir=tmp_path, enabled=False)._compiled_call_impl
+        is None
+    )
     monkeypatch.setenv("TORCH_CUDAL1_ENABLED", "0")
     assert torch_cudal1.accelerate(Net(), x, cache_dir=tmp_path)._compiled_call_impl is None
 
@@ -164,7 +173,9 @@ def test_the_example_inputs_are_not_kept_alive(tmp_path):
 
 @pytest.mark.parametrize("where", ["net", "first"])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_registered_later_fires_and_its_removal_brings_the_swap_back(net, x, runs, where, kind):
+def test_a_hook_registered_later_fires_and_its_removal_brings_the_swap_back(
+    net, x, runs, where, kind
+):
     fired: list[int] = []
     handle = getattr(net if where == "net" else net.first, kind)(lambda *_: fired.append(1))
     for _ in range(3):
@@ -181,7 +192,9 @@ def test_a_hook_registered_later_fires_and_its_removal_brings_the_swap_back(net,
 
 def test_a_global_hook_fires(net, x, runs):
     fired: list[str] = []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: fired.append(type(module).__name__))
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: fired.append(type(module).__name__)
+    )
     net(x)
     handle.remove()
     assert (fired, runs.total) == (["Linear", "Linear", "Net"], 0)
@@ -206,7 +219,9 @@ CHANGES = {
     "patched forward": lambda net: setattr(net, "forward", lambda x: x * 2),
     "another attribute": lambda net: setattr(net, "slope", 0.9),
     "new buffer": lambda net: setattr(net, "offset", torch.zeros(4)),
-    "another class": lambda net: setattr(net, "__class__", type("Net2", (Net,), {"forward": lambda self, x: x + 1})),
+    "another class": lambda net: setattr(
+        net, "__class__", type("Net2", (Net,), {"forward": lambda self, x: x + 1})
+    ),
     "parametrized weight": lambda net: nn.utils.parametrizations.weight_norm(net.first),
     "no gradient wanted": lambda net: net.requires_grad_(False),
 }
@@ -229,7 +244,9 @@ def test_a_change_that_lasts_is_bound_again(net, x, runs):
     net.first = nn.Linear(8, 8)
     for _ in range(3):
         assert torch.equal(net(x), own(net, x))
-    assert runs.total == 2  # the first call runs the module's own forward, the second finds the change has lasted
+    assert (
+        runs.total == 2
+    )  # the first call runs the module's own forward, the second finds the change has lasted
 
 
 def test_a_module_that_changes_at_every_call_is_never_compiled_again(net, x):
@@ -243,7 +260,10 @@ def test_a_change_that_does_not_last_costs_no_binding(net, x, runs):
     replaced = {name: value * 2 for name, value in net.named_parameters()}
     expected = torch.func.functional_call(copy.deepcopy(net), replaced, x)
     for _ in range(3):
-        assert torch.equal(torch.func.functional_call(net, {k: v.clone() for k, v in replaced.items()}, x), expected)
+        assert torch.equal(
+            torch.func.functional_call(net, {k: v.clone() for k, v in replaced.items()}, x),
+            expected,
+        )
         net(x)
     assert runs.total == 3
     assert telemetry.report().counters.get("swap.rebound", 0) == 0
@@ -252,7 +272,9 @@ def test_a_change_that_does_not_last_costs_no_binding(net, x, runs):
 # --- copies and files
 
 
-@pytest.mark.parametrize("make", [Net, lambda: nn.LSTM(8, 8), lambda: nn.GRU(8, 4)], ids=["Net", "LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "make", [Net, lambda: nn.LSTM(8, 8), lambda: nn.GRU(8, 4)], ids=["Net", "LSTM", "GRU"]
+)
 def test_a_deep_copy_is_plain_and_independent(make, x, tmp_path, runs):
     module = make()
     plant(module, x, tmp_path)
@@ -295,7 +317,9 @@ def test_export_sees_the_original(net, x, runs):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_make_fx_symbolic_trace_and_jit_trace_see_the_original(net, x, runs):
     graph = make_fx(net)(x)
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"].count(torch.ops.aten.addmm.default) == 2
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"].count(
+        torch.ops.aten.addmm.default
+    ) == 2
     assert torch.equal(torch.jit.trace(net, (x,), check_trace=False)(x), own(net, x))
     assert torch.equal(torch.fx.symbolic_trace(net)(x), own(net, x))
     assert runs.total == 0
@@ -315,10 +339,14 @@ def test_an_outer_torch_compile_sees_the_original(net, x, runs):
 
 
 def test_functorch_transforms_see_the_original(net, x, runs):
-    grad = torch.func.grad(lambda weight: torch.func.functional_call(net, {"second.weight": weight}, x).sum())
+    grad = torch.func.grad(
+        lambda weight: torch.func.functional_call(net, {"second.weight": weight}, x).sum()
+    )
     with torch.enable_grad():
         assert grad(net.second.weight).shape == (4, 8)
-    assert torch.equal(torch.vmap(net)(x[:, None])[:, 0].round(decimals=4), own(net, x).round(decimals=4))
+    assert torch.equal(
+        torch.vmap(net)(x[:, None])[:, 0].round(decimals=4), own(net, x).round(decimals=4)
+    )
     assert runs.total == 0
 
 

@@ -1,4 +1,6 @@
-"""`torch.compile(model, backend=cudal1)`: swaps planted for Dynamo's graphs really run, and what is not served is Inductor's."""
+"""`torch.compile(model, backend=cudal1)`: swaps planted for Dynamo's graphs really run, and what is
+not served is Inductor's.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ class Net(nn.Module):
 
 
 class Inductor:
-    """Stands in for Inductor: remembers the options it was given and runs the graph as it is, in no time."""
+    """Stands in for Inductor: remembers the options it was given and runs the graph as it is, in no
+    time.
+    """
 
     def __init__(self) -> None:
         self.patches: list[dict[str, Any]] = []
 
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None) -> Callable[..., Any]:
+    def __call__(
+        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None
+    ) -> Callable[..., Any]:
         self.patches.append(dict(config_patches or {}))
         return gm.forward
 
@@ -60,12 +66,16 @@ def ours(target: Any, tmp_path: Path, **kwargs: Any) -> Any:
     return torch.compile(target, backend=cudal1, options=options, **kwargs)
 
 
-def step(module: nn.Module, x: torch.Tensor, call: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+def step(
+    module: nn.Module, x: torch.Tensor, call: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Output and gradients of one training step."""
     module.zero_grad()
     out = (module if call is None else call)(x)
     out.square().mean().backward()
-    return out.detach(), {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+    return out.detach(), {
+        name: parameter.grad.clone() for name, parameter in module.named_parameters()
+    }
 
 
 # --- what is served
@@ -118,7 +128,9 @@ def no_compiler(monkeypatch, tmp_path) -> Iterator[None]:
 
 def test_where_inductor_has_no_compiler_eager_runs_and_the_reason_is_told(x, no_compiler, tmp_path):
     net = Net()
-    served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
+    served = torch.compile(
+        net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"}
+    )
     with torch.no_grad():
         assert torch.equal(served(x), net(x))
     (found,) = [event for event in telemetry.report().events if event.what == "fallback"]
@@ -127,7 +139,9 @@ def test_where_inductor_has_no_compiler_eager_runs_and_the_reason_is_told(x, no_
     torch.testing.assert_close(step(net, x, served), step(net, x))
 
 
-def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_for_theirs(x, inductor, monkeypatch, tmp_path):
+def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_for_theirs(
+    x, inductor, monkeypatch, tmp_path
+):
     def refuse(*_: Any, **__: Any) -> None:
         raise InductorError(RuntimeError("not this one"), None)
 
@@ -135,9 +149,13 @@ def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_fo
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path)
         monkeypatch.setattr("torch_cudal1.graph.swap.build", refuse)
-        served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
+        served = torch.compile(
+            net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"}
+        )
         assert torch.equal(served(x), net(x))
-    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == ["backend"]
+    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == [
+        "backend"
+    ]
     assert inductor.patches == [{}]
 
 
@@ -186,7 +204,11 @@ def test_two_modules_that_share_one_graph_compute_with_their_own_weights(x, runs
 
 def test_several_signatures_are_served_side_by_side(runs, tmp_path):
     net, double = Net(), Net().double()
-    inputs = [(net, torch.randn(5, 8)), (net, torch.randn(2, 3, 8)), (double, torch.randn(5, 8, dtype=torch.float64))]
+    inputs = [
+        (net, torch.randn(5, 8)),
+        (net, torch.randn(2, 3, 8)),
+        (double, torch.randn(5, 8, dtype=torch.float64)),
+    ]
     for module, one in inputs:
         with torch.no_grad():
             plant_compiled(lambda f, one=one: f(one), module, tmp_path)
@@ -239,7 +261,9 @@ def test_disabled_force_eager_and_reset_are_respected(x, runs, tmp_path):
 # --- what is left to Inductor
 
 
-def test_without_an_entry_inductor_gets_the_graph_and_the_miss_is_counted(x, runs, inductor, tmp_path):
+def test_without_an_entry_inductor_gets_the_graph_and_the_miss_is_counted(
+    x, runs, inductor, tmp_path
+):
     net = Net()
     with torch.no_grad():
         assert torch.equal(ours(net, tmp_path)(x), net(x))
@@ -284,7 +308,10 @@ def test_from_the_second_shape_on_the_graph_is_inductor_s(x, runs, inductor, tmp
         compiled = ours(net, tmp_path)
         for one in (x, x, torch.randn(6, 8), torch.randn(7, 8), x):
             torch.testing.assert_close(compiled(one), net(one))
-    assert (runs.inference, len(inductor.patches)) == (2, 1)  # Dynamo asks its newest graph first, and that one takes any shape
+    assert (runs.inference, len(inductor.patches)) == (
+        2,
+        1,
+    )  # Dynamo asks its newest graph first, and that one takes any shape
 
 
 def test_a_number_that_changes_is_followed_without_a_fallback(x, tmp_path):
@@ -311,7 +338,11 @@ def test_a_mode_reaches_inductor_as_its_options(mode, x, inductor, monkeypatch, 
 
 def test_options_are_split_between_us_and_inductor(x, inductor, tmp_path):
     with torch.no_grad():
-        ours(Net(), tmp_path, options={"epilogue_fusion": False, "triton.cudagraphs": False, "margin": 1.2})(x)
+        ours(
+            Net(),
+            tmp_path,
+            options={"epilogue_fusion": False, "triton.cudagraphs": False, "margin": 1.2},
+        )(x)
     assert inductor.patches == [{"epilogue_fusion": False, "triton.cudagraphs": False}]
 
 
@@ -330,7 +361,10 @@ def test_options_reach_inductor_under_a_swap_too(x, inductor, tmp_path, monkeypa
     assert seen == [{"epilogue_fusion": False}]
 
 
-@pytest.mark.parametrize(("options", "named"), [({"epilog_fusion": True}, "epilog_fusion"), ({"on_miss": "tunes"}, "on_miss")])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"epilog_fusion": True}, "epilog_fusion"), ({"on_miss": "tunes"}, "on_miss")],
+)
 def test_an_unknown_option_is_refused_by_name(options, named, x, tmp_path):
     with pytest.raises(BackendCompilerFailed, match=named) as caught:
         ours(Net(), tmp_path, options=options)(x)
@@ -359,9 +393,16 @@ def boom(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "place", ["torch_cudal1.search.tune.choose", "torch_cudal1.graph.swap.build", "torch_cudal1.graph.capture._trace"]
+    "place",
+    [
+        "torch_cudal1.search.tune.choose",
+        "torch_cudal1.graph.swap.build",
+        "torch_cudal1.graph.capture._trace",
+    ],
 )
-def test_a_failure_of_ours_ends_in_inductor_and_the_reason_is_told(place, x, inductor, monkeypatch, tmp_path):
+def test_a_failure_of_ours_ends_in_inductor_and_the_reason_is_told(
+    place, x, inductor, monkeypatch, tmp_path
+):
     net = Net()
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path)
@@ -379,9 +420,11 @@ def test_a_warning_is_logged_once(x, inductor, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr("torch_cudal1.search.tune.choose", boom)
     for module in (Net(), nn.Linear(8, 8)):
         torch.compile(module, backend=cudal1, options={"cache_dir": tmp_path})(x)
-    assert [record.message for record in caplog.records if record.name == "torch_cudal1" and record.levelname == "WARNING"] == [
-        "cudal1 runs the baseline: backend failed (KeyError: 'ours'); see cudal1.report()"
-    ]
+    assert [
+        record.message
+        for record in caplog.records
+        if record.name == "torch_cudal1" and record.levelname == "WARNING"
+    ] == ["cudal1 runs the baseline: backend failed (KeyError: 'ours'); see cudal1.report()"]
 
 
 def test_a_failure_at_run_time_ends_in_the_user_s_own_operators(x, monkeypatch, tmp_path):
@@ -397,8 +440,12 @@ def test_a_failure_at_run_time_ends_in_the_user_s_own_operators(x, monkeypatch, 
 
 def test_a_failure_of_inductor_itself_is_not_taken_for_ours(x, monkeypatch, tmp_path):
     tries: list[int] = []
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *args, **kwargs: tries.append(1) or boom())
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda *args, **kwargs: tries.append(1) or boom()
+    )
     net = Net()
     assert torch.equal(ours(net, tmp_path, options={"strictness": "silent"})(x), net(x))
-    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == ["inductor"]
+    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == [
+        "inductor"
+    ]
     assert len(tries) == 1

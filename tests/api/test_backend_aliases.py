@@ -1,7 +1,9 @@
-"""Aliased inputs under a swap: a call whose inputs alias otherwise than those of the first call is right.
+"""Aliased inputs under a swap: a call whose inputs alias otherwise than those of the first call is
+right.
 
-Inputs that overlap without being the same tensor are not tried: there torch.compile has no guard either (aot_eager of torch 2.13
-computes wrong values after a call without overlap); `accelerate` tells such calls apart by itself.
+Inputs that overlap without being the same tensor are not tried: there torch.compile has no guard
+either (aot_eager of torch 2.13 computes wrong values after a call without overlap); `accelerate`
+tells such calls apart by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def test_a_call_with_other_aliasing_than_the_first_is_right(first, then, monkeyp
     with torch.no_grad():
         for name in {first, then}:
             plant_compiled(lambda f, name=name: f(*pairs()[name]), written, tmp_path)
-        compiled = torch.compile(written, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+        compiled = torch.compile(
+            written, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+        )
         for name in (first, then, first):
             ours, plain = pairs()[name], pairs()[name]
             assert torch.equal(compiled(*ours), written(*plain)), name

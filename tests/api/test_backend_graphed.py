@@ -1,4 +1,6 @@
-"""Where Inductor's own result in a CUDA graph is the best, a warm process takes it from Inductor's caches and traces nothing."""
+"""Where Inductor's own result in a CUDA graph is the best, a warm process takes it from Inductor's
+caches and traces nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Replay:
     ran = 0
     fails = False
 
-    def __init__(self, runner: Callable[..., Any], static: frozenset[int], device: torch.device) -> None:
+    def __init__(
+        self, runner: Callable[..., Any], static: frozenset[int], device: torch.device
+    ) -> None:
         self.runner, self.static = runner, static
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -52,7 +56,9 @@ def later(strictness: str = "silent") -> swap.GraphedLater:
     return swap.GraphedLater(lambda x: (x + 1,), frozenset(), CPU, strictness)
 
 
-def test_the_first_answer_waits_for_no_capture_and_the_second_call_is_a_replay(replay: type[Replay]) -> None:
+def test_the_first_answer_waits_for_no_capture_and_the_second_call_is_a_replay(
+    replay: type[Replay],
+) -> None:
     call = later()
     assert float(call(torch.zeros(()))[0]) == 1
     assert replay.ran == 0
@@ -68,7 +74,9 @@ def test_the_kill_switch_leads_to_what_inductor_compiled(replay: type[Replay]) -
     assert replay.ran == 0
 
 
-def test_after_a_failure_the_compiled_graph_runs_for_good_and_the_reason_is_kept(replay: type[Replay]) -> None:
+def test_after_a_failure_the_compiled_graph_runs_for_good_and_the_reason_is_kept(
+    replay: type[Replay],
+) -> None:
     call = later()
     call(torch.zeros(()))
     replay.fails = True
@@ -117,8 +125,13 @@ def writing(x: torch.Tensor) -> Any:
     return (x.add_(1).exp(),)
 
 
-@pytest.mark.parametrize(("make", "pure"), [(fresh, True), (an_input, False), (two_views_of_one, False), (writing, False)])
-def test_only_a_graph_without_writes_and_shared_outputs_is_pure(make: Callable[[torch.Tensor], Any], pure: bool) -> None:
+@pytest.mark.parametrize(
+    ("make", "pure"),
+    [(fresh, True), (an_input, False), (two_views_of_one, False), (writing, False)],
+)
+def test_only_a_graph_without_writes_and_shared_outputs_is_pure(
+    make: Callable[[torch.Tensor], Any], pure: bool
+) -> None:
     with torch.no_grad():
         assert trace(Returns(make), [torch.randn(4, 4)]).is_pure is pure
 
@@ -135,7 +148,9 @@ def remember(net: nn.Module, x: torch.Tensor, cache_dir: Path) -> None:
         place = place_for(device_of(list(inputs)), settings)
         name = graph_digest(gm, inputs, extra=[repr(place.target), repr([])])
         assert isinstance(name, str)
-        place.cache.put_alias(name, {"runs": "inductor+graph", "regions": []}, place.target, place.contract)
+        place.cache.put_alias(
+            name, {"runs": "inductor+graph", "regions": []}, place.target, place.contract
+        )
         return gm.forward
 
     torch.compile(net, backend=note)(x)
@@ -152,7 +167,9 @@ def test_a_remembered_graph_is_compiled_by_inductor_alone(
     with torch.no_grad():
         remember(net, x, tmp_path)
         monkeypatch.setattr("torch_cudal1.graph.capture.trace", never)
-        compiled = torch.compile(net, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+        compiled = torch.compile(
+            net, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+        )
         for _ in range(3):
             torch.testing.assert_close(compiled(x), net(x))
     assert replay.ran == 2
@@ -162,10 +179,15 @@ def test_a_remembered_graph_is_compiled_by_inductor_alone(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_on_a_gpu_weights_stay_live_and_outputs_stay_the_caller_s(tmp_path: Path) -> None:
-    net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda(), torch.randn(16, 64, device="cuda")
+    net, x = (
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda(),
+        torch.randn(16, 64, device="cuda"),
+    )
     with torch.no_grad():
         remember(net, x, tmp_path)
-        compiled = torch.compile(net, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+        compiled = torch.compile(
+            net, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+        )
         held = [compiled(x * scale) for scale in (1, 2, 3, 4)]
         for scale, out in zip((1, 2, 3, 4), held, strict=True):
             torch.testing.assert_close(out, net(x * scale))

@@ -1,4 +1,6 @@
-"""The last gate: what the whole call measures in the user's process decides, and the cache remembers it."""
+"""The last gate: what the whole call measures in the user's process decides, and the cache
+remembers it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NET, X = torch.nn.Linear(4, 4), torch.randn(2, 4)
 
 
 def summary(low: float, speedup: float, high: float, *, steady: bool = True) -> PairedSummary:
-    return PairedSummary(speedup, low, high, speedup, 1.0, 56, steady, (speedup,) * 7, (speedup,) * 7)
+    return PairedSummary(
+        speedup, low, high, speedup, 1.0, 56, steady, (speedup,) * 7, (speedup,) * 7
+    )
 
 
 class Trial:
@@ -47,7 +51,9 @@ class Trial:
 def choices(place: Place, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
     with torch.no_grad():
         (region,) = captured_regions(NET, (X,))
-    candidate = Candidate(same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ())
+    candidate = Candidate(
+        same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ()
+    )
     return (Choice(region, candidate, entry_for(region, candidate, place.settings), "test"),)
 
 
@@ -61,12 +67,32 @@ OVER = "cudal1 over torch.compile"
 CASES = [  # origin of the choice, results by contender, winner
     ("rewrites", {"cudal1": CLEAR_GAIN}, "cudal1"),
     ("rewrites", {"cudal1": NOISY_GAIN}, "eager"),  # a swap must win beyond its noise
-    ("baseline", {"cudal1": NOISY_GAIN}, "cudal1"),  # between the user's own baselines the better centre runs
+    (
+        "baseline",
+        {"cudal1": NOISY_GAIN},
+        "cudal1",
+    ),  # between the user's own baselines the better centre runs
     ("baseline", {"cudal1": LOSS}, "eager"),
     ("rewrites", {"torch.compile": CLEAR_GAIN, "cudal1": NOISY_GAIN}, "torch.compile"),
-    ("rewrites", {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: CLEAR_GAIN}, "cudal1"),
-    ("baseline", {"torch.compile": (1.73, 1.79, 1.83), "cudal1": (1.33, 1.73, 1.98), OVER: (1.02, 1.05, 1.06)}, "cudal1"),
-    ("baseline", {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: LOSS}, "torch.compile"),
+    (
+        "rewrites",
+        {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: CLEAR_GAIN},
+        "cudal1",
+    ),
+    (
+        "baseline",
+        {
+            "torch.compile": (1.73, 1.79, 1.83),
+            "cudal1": (1.33, 1.73, 1.98),
+            OVER: (1.02, 1.05, 1.06),
+        },
+        "cudal1",
+    ),
+    (
+        "baseline",
+        {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: LOSS},
+        "torch.compile",
+    ),
 ]
 
 
@@ -86,7 +112,9 @@ def test_the_gate_lets_through_what_wins(
 
 
 DISTURBED, ONE_SIDED = (0.85, 0.94, 1.31), (1.33, 1.73, 1.98)
-MEASURED = [  # what is measured one time after the other, whether steady; how many of them are made, the last one counting
+# what is measured one time after the other, whether steady; how many of them are made, the last one
+# counting
+MEASURED = [
     ([(DISTURBED, False), (CLEAR_GAIN, True)], 2),
     ([(DISTURBED, True)], 1),  # a small difference, well measured
     ([(ONE_SIDED, False)], 1),
@@ -96,7 +124,10 @@ MEASURED = [  # what is measured one time after the other, whether steady; how m
 
 @pytest.mark.parametrize(("results", "made"), MEASURED)
 def test_a_disturbed_measurement_is_made_again(
-    results: list[tuple[tuple[float, float, float], bool]], made: int, place: Place, monkeypatch: pytest.MonkeyPatch
+    results: list[tuple[tuple[float, float, float], bool]],
+    made: int,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
     monkeypatch.setattr(gate, "sample_pairs", lambda *_, **__: [])
@@ -107,21 +138,45 @@ def test_a_disturbed_measurement_is_made_again(
 
 
 def test_a_decision_about_other_candidates_is_not_taken_over(place: Place) -> None:
-    binding._end_to_end(Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, choices(place, "rewrites"), place)  # type: ignore[arg-type]
-    assert binding._settled({"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place) is None
+    binding._end_to_end(
+        Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, choices(place, "rewrites"), place
+    )  # type: ignore[arg-type]
+    assert (
+        binding._settled({"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place) is None
+    )
 
 
 RACED = {"eager": 100.0, "inductor": 80.0}
-BESIDE = [  # origin, schedule, times of the race, why Inductor had none, whether torch.compile must be measured beside the choice
+# origin, schedule, times of the race, why Inductor had none, whether torch.compile must be measured
+# beside the choice
+BESIDE = [
     ("baseline", "inductor", RACED, "", False),  # what runs is Inductor's
     ("baseline", "eager", RACED, "", False),
     ("rewrites", "eager", RACED, "", False),  # judged against the fastest of them
     ("baseline", "inductor+graph", {**RACED, "inductor+graph": 60.0}, "", True),
-    ("baseline", "eager+graph", {"eager": 100.0, "eager+graph": 90.0}, "RuntimeError: no worker", True),
+    (
+        "baseline",
+        "eager+graph",
+        {"eager": 100.0, "eager+graph": 90.0},
+        "RuntimeError: no worker",
+        True,
+    ),
     ("baseline", "eager", {"eager": 100.0}, "RuntimeError: no worker", True),
     ("rewrites", "eager", {"eager": 100.0}, "RuntimeError: no worker", True),
-    ("baseline", "eager", {"eager": 100.0}, NOT_EAGERS, False),  # a result that is not eager's is nobody's rival
-    ("baseline", "eager+graph", {"eager": 100.0, "eager+graph": 90.0}, "", False),  # the user wants nothing compiled
+    (
+        "baseline",
+        "eager",
+        {"eager": 100.0},
+        NOT_EAGERS,
+        False,
+    ),  # a result that is not eager's is nobody's rival
+    (
+        "baseline",
+        "eager+graph",
+        {"eager": 100.0, "eager+graph": 90.0},
+        "",
+        False,
+    ),  # the user wants nothing compiled
 ]
 
 
@@ -131,7 +186,11 @@ def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
 ) -> None:
     (choice,) = choices(place, origin, schedule)
     assert choice.entry is not None
-    evidence = {**choice.entry.evidence, "baselines_us": raced, "baseline_failures": {"inductor": failed} if failed else {}}
+    evidence = {
+        **choice.entry.evidence,
+        "baselines_us": raced,
+        "baseline_failures": {"inductor": failed} if failed else {},
+    }
     found = replace(choice, entry=replace(choice.entry, evidence=evidence))
     assert binding._may_lose_to_compile(found) is beside
     built = binding._contenders(NET, None, (found,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
@@ -152,10 +211,14 @@ class Failing(Trial):
         return super().against_own(call, args, kwargs, place)
 
 
-def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(place: Place) -> None:
+def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(
+    place: Place,
+) -> None:
     both = {"torch.compile": "torch.compile", "cudal1": "cudal1"}
     chosen = choices(place, "baseline", "eager+graph")
-    settled = binding._end_to_end(Failing("torch.compile", {"cudal1": CLEAR_GAIN}), both, chosen, place)  # type: ignore[arg-type]
+    settled = binding._end_to_end(
+        Failing("torch.compile", {"cudal1": CLEAR_GAIN}), both, chosen, place
+    )  # type: ignore[arg-type]
     assert settled.winner == "cudal1"
     assert "torch.compile failed (RuntimeError: no compiler here)" in settled.note
     with pytest.raises(RuntimeError, match="no compiler"):
@@ -165,7 +228,9 @@ def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(p
 def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """eager was the fastest of what ran, and torch.compile, which could not run in the judge, is faster here."""
+    """eager was the fastest of what ran, and torch.compile, which could not run in the judge, is
+    faster here.
+    """
     asked: list[str] = []
 
     def end_to_end(trial: Any, contenders: Any, *_: Any) -> Any:
@@ -174,7 +239,12 @@ def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
 
     (choice,) = choices(place, "baseline", "eager")
     assert choice.entry is not None
-    evidence = {**choice.entry.evidence, "timing": None, "baselines_us": {"eager": 1.0}, "baseline_failures": {"inductor": "no"}}
+    evidence = {
+        **choice.entry.evidence,
+        "timing": None,
+        "baselines_us": {"eager": 1.0},
+        "baseline_failures": {"inductor": "no"},
+    }
     found = replace(choice, entry=replace(choice.entry, evidence=evidence))
     monkeypatch.setattr(binding, "_end_to_end", end_to_end)
     monkeypatch.setattr(binding, "choose", lambda *_, **__: found)

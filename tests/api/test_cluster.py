@@ -1,4 +1,6 @@
-"""The cluster crew: the same tasks through anything that behaves like Ray, and through Ray itself where it is installed."""
+"""The cluster crew: the same tasks through anything that behaves like Ray, and through Ray itself
+where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class RayError(Exception):
 
 
 class Ray:
-    """What `RayCrew` uses of the package ray, in this process. `does` stands for the machine that is given a task."""
+    """What `RayCrew` uses of the package ray, in this process. `does` stands for the machine that
+    is given a task.
+    """
 
     def __init__(self, does: Callable[..., Any], **resources: float) -> None:
         self.does, self.resources, self.asked, self.up = does, resources, [], False
@@ -65,12 +69,20 @@ class Ray:
 def result(**changes: Any) -> Answer:
     return Answer(
         Task("t"),
-        WarmupResult(**({"target": "t", "explanation": None, "error": None, "seconds": 0.1} | {"built": 1, "reused": 0} | changes)),
+        WarmupResult(
+            **(
+                {"target": "t", "explanation": None, "error": None, "seconds": 0.1}
+                | {"built": 1, "reused": 0}
+                | changes
+            )
+        ),
     )
 
 
 def run(order: Order, ray: Ray, *tasks: Task) -> tuple[Answer, ...]:
-    return carry_out(tasks, RayCrew(order, "auto", ray), journal_for(order, tasks), lambda what, fraction: None).answers
+    return carry_out(
+        tasks, RayCrew(order, "auto", ray), journal_for(order, tasks), lambda what, fraction: None
+    ).answers
 
 
 @pytest.fixture
@@ -78,7 +90,9 @@ def order(tmp_path: Path) -> Order:
     return Order(Settings(cache_dir=tmp_path / "cache"))
 
 
-def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(order: Order, tmp_path: Path, monkeypatch: Any) -> None:
+def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(
+    order: Order, tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "model.py").write_text("")
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
@@ -93,10 +107,15 @@ def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(order: Ord
     answers = run(order, ray, Task("model.py:a"), Task("package.module:b"))
     assert sorted(seen) == sorted([f"{tmp_path}/model.py:a", "package.module:b"])
     assert [answer.task.target for answer in answers] == ["model.py:a", "package.module:b"]
-    assert [answer.result.target for answer in answers if answer.result] == ["model.py:a", "package.module:b"]
+    assert [answer.result.target for answer in answers if answer.result] == [
+        "model.py:a",
+        "package.module:b",
+    ]
     assert ray.asked == [{"max_retries": 0, "max_calls": 1, "num_cpus": 1}]
     assert not ray.up
-    assert list((order.settings.cache_dir / "warmup").iterdir()) == [], "neither mark nor journal is left"
+    assert list((order.settings.cache_dir / "warmup").iterdir()) == [], (
+        "neither mark nor journal is left"
+    )
     gpus = Ray(does, GPU=4.0)
     assert RayCrew(Order(order.settings, device="cuda"), "auto", gpus).size == 4
     assert gpus.asked[0]["num_gpus"] == 1
@@ -142,11 +161,17 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: Order) -> None:
     ],
     ids=["up", "absolute", "up inside", "elsewhere", "half", "another key", "alias"],
 )
-def test_files_that_are_broken_or_lie_about_their_place_are_not_stored(order: Order, name: str, data: bytes, told: str) -> None:
+def test_files_that_are_broken_or_lie_about_their_place_are_not_stored(
+    order: Order, name: str, data: bytes, told: str
+) -> None:
     cache = LocalCache(order.settings.cache_dir)
     assert told in store({name: data}, cache)
     assert not cache.root.exists()
-    answer = run(order, Ray(lambda *args: {"answer": result().to_json(), "files": {name: data}}, CPU=1), Task("t"))[0]
+    answer = run(
+        order,
+        Ray(lambda *args: {"answer": result().to_json(), "files": {name: data}}, CPU=1),
+        Task("t"),
+    )[0]
     assert told in answer.died
 
 
@@ -168,7 +193,9 @@ def test_the_work_itself_is_what_a_local_worker_does(tmp_path: Path, shared: boo
     mark.touch()
     if shared:
         told = work(order.to_json(), task.target, "", str(mark))
-        assert comparable(Answer.from_json(told["answer"])) == comparable(perform(order, task, lambda what, fraction: None))
+        assert comparable(Answer.from_json(told["answer"])) == comparable(
+            perform(order, task, lambda what, fraction: None)
+        )
         assert told["files"] == {}
         return
     bad = work(order.to_json(), f"{file}:bad", "", str(tmp_path / "not here"))
@@ -176,7 +203,9 @@ def test_the_work_itself_is_what_a_local_worker_does(tmp_path: Path, shared: boo
     assert bad["files"] == {}
 
 
-def test_what_a_machine_without_the_folder_decides_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_without_the_folder_decides_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, order = planted(tmp_path)
     seen: list[Path] = []
 
@@ -196,7 +225,9 @@ def test_what_a_machine_without_the_folder_decides_comes_back(tmp_path: Path, mo
     assert fresh.get_alias("cd" * 32, HERE, CONTRACT) == {"a": 1}
 
 
-def test_without_ray_the_message_says_what_to_install(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_message_says_what_to_install(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +264,9 @@ def test_ray_itself_carries_tasks_out(tmp_path: Path, monkeypatch: pytest.Monkey
     deadly.write_text("import os\ndef make():\n    os._exit(3)\n")
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     tasks = [Task(f"{file}:make"), Task(f"{deadly}:make")]
-    answer, died = carry_out(tasks, RayCrew(order), journal_for(order, tasks), lambda what, fraction: None).answers
+    answer, died = carry_out(
+        tasks, RayCrew(order), journal_for(order, tasks), lambda what, fraction: None
+    ).answers
     assert comparable(answer) == comparable(perform(order, tasks[0], lambda what, fraction: None))
     assert died.died.startswith("given out 2 times")
     assert not ray.is_initialized()

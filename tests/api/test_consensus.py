@@ -1,4 +1,6 @@
-"""Two ranks on CPU (gloo) run the same choice or both their baseline, and nobody hangs. One pair of processes plays all scenes."""
+"""Two ranks on CPU (gloo) run the same choice or both their baseline, and nobody hangs. One pair of
+processes plays all scenes.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,29 @@ ROOT = Path(__file__).parents[2]
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw in each scene."""
     folder = tmp_path_factory.mktemp("ranks")
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=900))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # no name of this host needs to be known
-    commands = [[sys.executable, "-m", "tests.api.rank_scenes", str(rank), str(store.port), str(folder)] for rank in (0, 1)]
+    store = dist.TCPStore(
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=900)
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
+    }
+    environment |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }  # no name of this host needs to be known
+    commands = [
+        [sys.executable, "-m", "tests.api.rank_scenes", str(rank), str(store.port), str(folder)]
+        for rank in (0, 1)
+    ]
     running = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for command in commands
     ]
     try:
@@ -35,7 +54,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     finally:
         for process in running:
             process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(error[-3000:] for error in errors)
+    assert [process.returncode for process in running] == [0, 0], "\n".join(
+        error[-3000:] for error in errors
+    )
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -111,7 +132,11 @@ def test_a_rank_with_another_graph_is_noticed_and_nobody_waits_for_it(seen):
 def test_who_waits_in_vain_takes_the_baseline_and_so_does_who_comes_too_late(seen):
     first, second = both(seen, "one_comes_too_late")
     assert (first["shift"], second["shift"]) == (0.0, 0.0)
-    assert first["reason"] == second["reason"] == "ranks do not agree: only ranks [0] of 2 came within 0.3 s"
+    assert (
+        first["reason"]
+        == second["reason"]
+        == "ranks do not agree: only ranks [0] of 2 came within 0.3 s"
+    )
 
 
 def test_a_missed_meeting_does_not_spoil_the_next(seen):

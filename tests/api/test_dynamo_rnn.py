@@ -1,4 +1,6 @@
-"""Recurrent layers reach the backend in inference, as one step each; every other compilation of the process is as it was."""
+"""Recurrent layers reach the backend in inference, as one step each; every other compilation of the
+process is as it was.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Seen:
         self.layers: list[bool] = []
         self.traced_through: list[bool] = []
 
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], *_: Any, **__: Any) -> Callable[..., Any]:
+    def __call__(
+        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], *_: Any, **__: Any
+    ) -> Callable[..., Any]:
         self.graphs.append(gm.graph)
         self.layers += served(gm.graph)
         self.traced_through.append(config.allow_rnn)
@@ -66,7 +70,9 @@ def x() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_in_inference_is_one_step_of_a_graph(kind: str, seen: Seen, x: torch.Tensor) -> None:
+def test_a_layer_in_inference_is_one_step_of_a_graph(
+    kind: str, seen: Seen, x: torch.Tensor
+) -> None:
     model = Tagger(kind).eval()
     with torch.no_grad():
         found = torch.compile(model, backend=backend.cudal1, fullgraph=True)(x)
@@ -75,7 +81,9 @@ def test_a_layer_in_inference_is_one_step_of_a_graph(kind: str, seen: Seen, x: t
     assert len(seen.graphs) == 1
 
 
-def test_nothing_that_compiles_for_the_backend_is_traced_through(seen: Seen, x: torch.Tensor) -> None:
+def test_nothing_that_compiles_for_the_backend_is_traced_through(
+    seen: Seen, x: torch.Tensor
+) -> None:
     with torch.no_grad():
         torch.compile(Tagger().eval(), backend=backend.cudal1)(x)
     assert seen.traced_through == [False]
@@ -118,7 +126,9 @@ def test_dropout_between_layers_is_left_to_dynamo(seen: Seen, x: torch.Tensor) -
 
 
 @pytest.mark.parametrize(("dropout", "layers", "graphs"), [(0.0, [True], 2), (0.5, [], 0)])
-def test_a_graph_break_after_the_layer(dropout: float, layers: list[bool], graphs: int, seen: Seen, x: torch.Tensor) -> None:
+def test_a_graph_break_after_the_layer(
+    dropout: float, layers: list[bool], graphs: int, seen: Seen, x: torch.Tensor
+) -> None:
     """Dynamo by itself skips the whole frame of a layer that it does not trace."""
 
     class Broken(Tagger):
@@ -143,7 +153,9 @@ def test_switched_off_it_is_plain_torch_compile(seen: Seen, x: torch.Tensor) -> 
     assert seen.layers == []
 
 
-def test_a_frame_that_cannot_be_read_changes_nothing(seen: Seen, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_cannot_be_read_changes_nothing(
+    seen: Seen, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dynamo_rnn, "_TRACER", ("torch._dynamo.convert_frame", "renamed"))
     model = Tagger().eval()
     with torch.no_grad():
@@ -154,7 +166,9 @@ def test_a_frame_that_cannot_be_read_changes_nothing(seen: Seen, x: torch.Tensor
 def test_packed_sequences_are_right(x: torch.Tensor) -> None:
     class Packed(Tagger):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            packed = pack_padded_sequence(x, torch.tensor([2, 5, 3]), batch_first=True, enforce_sorted=False)
+            packed = pack_padded_sequence(
+                x, torch.tensor([2, 5, 3]), batch_first=True, enforce_sorted=False
+            )
             return self.head(pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
 
     model = Packed().eval()
@@ -164,10 +178,14 @@ def test_packed_sequences_are_right(x: torch.Tensor) -> None:
 
 def test_inductors_result_follows_lengths_and_weights(x: torch.Tensor, tmp_path: Path) -> None:
     model = Tagger(bidirectional=False, num_layers=2).eval()
-    compiled = torch.compile(model, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+    compiled = torch.compile(
+        model, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+    )
     with torch.no_grad():
         for length in (5, 6, 9):
-            torch.testing.assert_close(compiled(x[:, :1].expand(3, length, 8)), model(x[:, :1].expand(3, length, 8)))
+            torch.testing.assert_close(
+                compiled(x[:, :1].expand(3, length, 8)), model(x[:, :1].expand(3, length, 8))
+            )
         model.layer.weight_hh_l1.mul_(2)
         torch.testing.assert_close(compiled(x), model(x))
 
@@ -203,9 +221,21 @@ print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["auto
 
 def test_a_second_process_finds_inductors_result(tmp_path: Path) -> None:
     """Its caches load code that calls the step before anything has traced one."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_CUDAL1_CACHE_DIR": str(tmp_path / "own")}
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCH_CUDAL1_CACHE_DIR": str(tmp_path / "own"),
+    }
     hits = [
-        int(subprocess.run([sys.executable, "-c", _PROCESS], env=environment, check=True, capture_output=True, text=True).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", _PROCESS],
+                env=environment,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
         for _ in range(2)
     ]
     assert (hits[0] > 0, hits[1] > 0) == (False, True)

@@ -11,7 +11,10 @@ import pytest
 INSTALLED = any(point.name == "cudal1" for point in entry_points(group="torch_dynamo_backends"))
 
 
-@pytest.mark.skipif(not INSTALLED, reason="torch-cudal1 is not installed (pip install -e .), so there is no entry point")
+@pytest.mark.skipif(
+    not INSTALLED,
+    reason="torch-cudal1 is not installed (pip install -e .), so there is no entry point",
+)
 def test_the_backend_is_found_by_its_name_without_an_import(tmp_path):
     code = """
 import sys, torch
@@ -26,7 +29,11 @@ assert torch_cudal1.report().counters["resolve.miss"] == 1
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        },
         capture_output=True,
         text=True,
         timeout=180,

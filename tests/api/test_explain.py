@@ -23,10 +23,18 @@ MEDIANS = {"eager": 300.0, "inductor": 200.0, "eager+graph": 150.0}
 WHY = "inductor failed: RuntimeError: Could not find an active GPU backend"
 
 
-def entry(tmp_path: Path, origin: str, schedule: Any, medians: dict[str, float] | None = None, **evidence: Any) -> Entry:
+def entry(
+    tmp_path: Path,
+    origin: str,
+    schedule: Any,
+    medians: dict[str, float] | None = None,
+    **evidence: Any,
+) -> Entry:
     with torch.no_grad():
         (region,) = captured_regions(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
-    candidate = Candidate(same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ())
+    candidate = Candidate(
+        same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ()
+    )
     made = entry_for(region, candidate, Settings(cache_dir=tmp_path))
     raced = {"baselines_us": medians or MEDIANS, "baseline_failures": {"inductor+graph": WHY}}
     return replace(made, evidence={**made.evidence, **raced, **evidence})
@@ -43,7 +51,9 @@ def test_every_baseline_is_there_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_choice_that_never_met_inductor_says_so(tmp_path: Path) -> None:
-    alone = entry(tmp_path, "rewrites", "eager", {"eager": 300.0}, baseline_failures={"inductor": WHY})
+    alone = entry(
+        tmp_path, "rewrites", "eager", {"eager": 300.0}, baseline_failures={"inductor": WHY}
+    )
     assert entry_report(alone).reason.endswith(f"; tuned without Inductor: {WHY}")
     assert "without Inductor" not in entry_report(entry(tmp_path, "rewrites", "eager")).reason
 
@@ -51,16 +61,23 @@ def test_a_choice_that_never_met_inductor_says_so(tmp_path: Path) -> None:
 def test_a_tie_and_a_swap_are_told(tmp_path: Path) -> None:
     tied = {"eager": 101.0, "inductor": 100.0}
     rows = entry_report(entry(tmp_path, "baseline", "eager", tied, timing=None)).raced
-    assert rows[0]["reason"] == "100 us, the fastest baseline; eager is as fast within noise, and simpler"
+    assert (
+        rows[0]["reason"]
+        == "100 us, the fastest baseline; eager is as fast within noise, and simpler"
+    )
     assert [row["decision"] for row in rows] == ["beaten", "runs", "failed"]
     rows = entry_report(entry(tmp_path, "rewrites", "eager", tied)).raced
     assert [row["decision"] for row in rows] == ["beaten", "beaten", "failed"]
     assert rows[0]["reason"] == "100 us, the fastest baseline; what runs takes 10.0 us"
 
 
-@pytest.mark.parametrize("word", ["inductor+graph", "failed", "active GPU backend", "the fastest baseline"])
+@pytest.mark.parametrize(
+    "word", ["inductor+graph", "failed", "active GPU backend", "the fastest baseline"]
+)
 def test_the_terminal_shows_them(word: str, tmp_path: Path) -> None:
     out = StringIO()
     report = entry_report(entry(tmp_path, "baseline", "eager+graph", timing=None))
-    show_explanation(Screen(out=out, width=200), Explanation(target="net", device="cuda", regions=(report,)))
+    show_explanation(
+        Screen(out=out, width=200), Explanation(target="net", device="cuda", regions=(report,))
+    )
     assert word in out.getvalue()

@@ -1,4 +1,6 @@
-"""The real worker: answers from a warm cache as this process would, keeps a target's prints away, and ends with its parent."""
+"""The real worker: answers from a warm cache as this process would, keeps a target's prints away,
+and ends with its parent.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def planted(tmp_path: Path) -> tuple[Path, Order]:
 
 def comparable(answer: Answer) -> tuple[object, ...]:
     assert answer.result is not None, answer
-    return answer.task, answer.result.explanation, answer.result.error, answer.result.built, answer.result.reused
+    return (
+        answer.task,
+        answer.result.explanation,
+        answer.result.error,
+        answer.result.built,
+        answer.result.reused,
+    )
 
 
 def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
@@ -57,10 +65,14 @@ def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
     here = [perform(order, task, lambda what, fraction: None) for task in tasks]
     crew = LocalCrew(order, cpu_seats(1, sorted(os.sched_getaffinity(0))))
     there = carry_out(tasks, crew, journal_for(order, tasks), lambda what, fraction: None).answers
-    assert [comparable(answer) for answer in there if answer.result] == [comparable(answer) for answer in here if answer.result]
+    assert [comparable(answer) for answer in there if answer.result] == [
+        comparable(answer) for answer in here if answer.result
+    ]
     assert "no such checkpoint" in there[1].unusable
     assert there[1] == here[1]
-    assert all(answer.result is None or answer.result.reused for answer in there), "nothing was to be searched"
+    assert all(answer.result is None or answer.result.reused for answer in there), (
+        "nothing was to be searched"
+    )
 
 
 def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> None:
@@ -71,18 +83,32 @@ def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> Non
     mode = Mode(grad=False, training=False)
 
     def seen(form: object) -> str:
-        return signature_of(Seen("module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12))
+        return signature_of(
+            Seen("module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12)
+        )
 
     recorded = seen(describe(((torch.ones(7, 3),), {})))
-    own, other = (perform(order, Task(f"{file}:make", signature), lambda what, fraction: None) for signature in ("", recorded))
+    own, other = (
+        perform(order, Task(f"{file}:make", signature), lambda what, fraction: None)
+        for signature in ("", recorded)
+    )
     assert own.keys != other.keys
     assert other.result is not None
     assert (other.result.error, other.result.reused) == (None, 1)
-    for bad, told in ((seen({"u": [{"u": [{"s": 0}]}, {"d": {}}]}), "cannot be made"), ("[", "no line of a recording")):
-        assert told in perform(order, Task(f"{file}:make", bad), lambda what, fraction: None).unusable
+    for bad, told in (
+        (seen({"u": [{"u": [{"s": 0}]}, {"d": {}}]}), "cannot be made"),
+        ("[", "no line of a recording"),
+    ):
+        assert (
+            told in perform(order, Task(f"{file}:make", bad), lambda what, fraction: None).unusable
+        )
     assert (
         "no call of"
-        in perform(order, Task(f"{file}:other", recorded.replace("Linear", "Conv")), lambda what, fraction: None).unusable
+        in perform(
+            order,
+            Task(f"{file}:other", recorded.replace("Linear", "Conv")),
+            lambda what, fraction: None,
+        ).unusable
     )
 
 
@@ -92,7 +118,11 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with open(log, "wb") as out:
         worker = subprocess.Popen(
-            [*local._COMMAND, str(writing)], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, pass_fds=(writing,)
+            [*local._COMMAND, str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing,),
         )
     os.close(writing)
     assert worker.stdin is not None

@@ -1,4 +1,6 @@
-"""What a workload costs on a GPU type comes from decisions made there, and what is not known is said, not guessed."""
+"""What a workload costs on a GPU type comes from decisions made there, and what is not known is
+said, not guessed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import torch
 
 from tests.store.conftest import CONTRACT
 from torch_cudal1.__main__ import main
-from torch_cudal1.api.gpu_comparison import HardwareRow, Load, Price, Prices, compare, moved, read_prices
+from torch_cudal1.api.gpu_comparison import (
+    HardwareRow,
+    Load,
+    Price,
+    Prices,
+    compare,
+    moved,
+    read_prices,
+)
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
@@ -30,21 +40,36 @@ H200, L4 = "NVIDIA H200", "NVIDIA L4"
 
 def region(wide: int, device: str = "cuda") -> Region:
     spec = TensorSpec("float32", (wide, wide), (wide, 1), device)
-    return Region(Program((spec,), (Aten("aten.mul.Tensor", (Value(0), 2.0), (), (1,)),), (1,)), ("input",), name=f"r{wide}")
+    return Region(
+        Program((spec,), (Aten("aten.mul.Tensor", (Value(0), 2.0), (), (1,)),), (1,)),
+        ("input",),
+        name=f"r{wide}",
+    )
 
 
-def decided(what: Region, sku: str, us: float | None, *, baseline_us: float | None = None, **changes: Any) -> Entry:
+def decided(
+    what: Region, sku: str, us: float | None, *, baseline_us: float | None = None, **changes: Any
+) -> Entry:
     """A decision on `sku`: a baseline that takes `us`, or a kernel against one of `baseline_us`."""
     won = baseline_us is not None
     program = moved(what.program, "cuda")
-    timing = {"candidate_us": us, "baseline_us": baseline_us, "low": 1.1, "baseline": "eager"} if won else None
+    timing = (
+        {"candidate_us": us, "baseline_us": baseline_us, "low": 1.1, "baseline": "eager"}
+        if won
+        else None
+    )
     entry = Entry(
         region_key=program.digest,
         region_name=what.name,
         target=Target("cuda", "sm_90" if sku == H200 else "sm_89", sku, "575", "2.13.0", "3.7"),
         contract=CONTRACT,
-        choice=Candidate(program, "eager", "builtin" if won else "baseline", ("fold",) if won else ()),
-        evidence={"timing": timing, "baselines_us": {} if us is None else {"eager": baseline_us or us}},
+        choice=Candidate(
+            program, "eager", "builtin" if won else "baseline", ("fold",) if won else ()
+        ),
+        evidence={
+            "timing": timing,
+            "baselines_us": {} if us is None else {"eager": baseline_us or us},
+        },
         tried=(),
         created="2026-01-01T00:00:00+00:00",
         package="0.1.0",
@@ -81,7 +106,9 @@ def test_time_gain_and_price_are_those_of_the_evidence() -> None:
 
 
 def test_without_prices_the_fastest_comes_first_and_says_what_it_lacks() -> None:
-    rows = compare([Load("a", (region(4),))], [decided(region(4), L4, 9.0), decided(region(4), H200, 3.0)]).rows
+    rows = compare(
+        [Load("a", (region(4),))], [decided(region(4), L4, 9.0), decided(region(4), H200, 3.0)]
+    ).rows
     assert [row.hardware for row in rows] == [H200, L4]
     assert rows[0].cost_per_million is None
     assert rows[0].missing == ("no price was given (--prices)",)
@@ -89,26 +116,42 @@ def test_without_prices_the_fastest_comes_first_and_says_what_it_lacks() -> None
 
 def test_a_region_without_a_decision_leaves_no_time_and_is_named() -> None:
     loads = [Load("a", (region(4),)), Load("b", (region(512),))]
-    entries = [decided(region(4), L4, 9.0), decided(region(4), H200, 3.0), decided(region(512), H200, 4.0)]
+    entries = [
+        decided(region(4), L4, 9.0),
+        decided(region(4), H200, 3.0),
+        decided(region(512), H200, 4.0),
+    ]
     rows = by_name(compare(loads, entries, Prices({L4: Price(0.5), H200: Price(3.0)})).rows)
     assert rows[H200].us_per_call == pytest.approx(3.5)
     assert (rows[L4].us_per_call, rows[L4].cost_per_million, rows[L4].gain) == (None, None, None)
-    assert 0 < rows[L4].share_decided < 0.5, "weighted by work: the missing region is the larger one"
+    assert 0 < rows[L4].share_decided < 0.5, (
+        "weighted by work: the missing region is the larger one"
+    )
     assert rows[L4].missing == ("b, r512: no decision; run `cudal1 warmup` there",)
 
 
 @pytest.mark.parametrize(
     "evidence",
-    [{}, {"timing": None, "baselines_us": None}, {"baselines_us": {"eager": "fast"}}, {"baselines_us": {"eager": math.nan}}],
+    [
+        {},
+        {"timing": None, "baselines_us": None},
+        {"baselines_us": {"eager": "fast"}},
+        {"baselines_us": {"eager": math.nan}},
+    ],
 )
 def test_a_decision_that_was_never_timed_is_no_time(evidence: dict[str, Any]) -> None:
-    (row,) = compare([Load("a", (region(4),))], [decided(region(4), L4, None, evidence=evidence)]).rows
+    (row,) = compare(
+        [Load("a", (region(4),))], [decided(region(4), L4, None, evidence=evidence)]
+    ).rows
     assert (row.us_per_call, row.share_decided) == (None, 0.0)
     assert "never timed alone" in row.missing[0]
 
 
 def test_the_newest_decision_counts_whatever_the_order() -> None:
-    entries = [decided(region(4), L4, 9.0), decided(region(4), L4, 7.0, created="2026-02-01T00:00:00+00:00")]
+    entries = [
+        decided(region(4), L4, 9.0),
+        decided(region(4), L4, 7.0, created="2026-02-01T00:00:00+00:00"),
+    ]
     for given in (entries, entries[::-1]):
         assert compare([Load("a", (region(4),))], given).rows[0].us_per_call == 7.0
 
@@ -116,8 +159,14 @@ def test_the_newest_decision_counts_whatever_the_order() -> None:
 def test_drivers_and_versions_of_one_gpu_type_are_one_row_and_a_cpu_is_none() -> None:
     newer = Target("cuda", "sm_89", L4, "580", "2.14.0", "3.8")
     cpu = Target("cpu", "x86_64", "Some CPU", "", "2.13.0", "3.7")
-    entries = [decided(region(4), L4, 9.0), decided(region(8), L4, 9.0, target=newer), decided(region(4), "x", 1.0, target=cpu)]
-    assert [row.hardware for row in compare([Load("a", (region(4), region(8)))], entries).rows] == [L4]
+    entries = [
+        decided(region(4), L4, 9.0),
+        decided(region(8), L4, 9.0, target=newer),
+        decided(region(4), "x", 1.0, target=cpu),
+    ]
+    assert [row.hardware for row in compare([Load("a", (region(4), region(8)))], entries).rows] == [
+        L4
+    ]
 
 
 def test_a_price_without_evidence_is_a_row_that_says_so() -> None:
@@ -162,13 +211,18 @@ def test_prices_that_are_none_are_refused(tmp_path: Path, text: str, told: str) 
 
 def test_prices_are_read_and_a_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
-    path.write_text(json.dumps({"currency": "EUR", L4: {"price_per_hour": 1, "watts": 72.5}, H200: {"watts": 700}}))
+    path.write_text(
+        json.dumps(
+            {"currency": "EUR", L4: {"price_per_hour": 1, "watts": 72.5}, H200: {"watts": 700}}
+        )
+    )
     assert read_prices(path) == Prices({L4: Price(1, 72.5), H200: Price(None, 700)}, "EUR")
     with pytest.raises(SettingError, match="No such file"):
         read_prices(tmp_path / "none.json")
 
 
-# The command -------------------------------------------------------------------------------------------------------------------
+# The command
+# -------------------------------------------------------------------------------------------------------------------
 
 SOURCE = """\
 import torch
@@ -190,7 +244,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     LocalCache(tmp_path / "h200").put(decided(own, H200, 5.0, baseline_us=10.0))
     LocalCache(tmp_path / "l4").put(decided(own, L4, 25.0))
     (tmp_path / "prices.json").write_text(
-        json.dumps({"currency": "EUR", H200: {"price_per_hour": 3.6}, "NVIDIA B200": {"watts": 1e3}})
+        json.dumps(
+            {"currency": "EUR", H200: {"price_per_hour": 3.6}, "NVIDIA B200": {"watts": 1e3}}
+        )
     )
     monkeypatch.setenv("TORCH_CUDAL1_READ_ONLY_CACHES", str(tmp_path / "l4"))
     return str(path)
@@ -199,7 +255,15 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_plan_compare_tells_what_each_type_costs_and_what_is_missing(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["plan", f"{model}:make", "--device", "cpu", "--compare", "--cache-dir", str(tmp_path / "h200")]
+    line = [
+        "plan",
+        f"{model}:make",
+        "--device",
+        "cpu",
+        "--compare",
+        "--cache-dir",
+        str(tmp_path / "h200"),
+    ]
     assert main([*line, "--prices", str(tmp_path / "prices.json")]) == 0
     shown = capsys.readouterr().out
     assert "EUR per million calls" in shown
@@ -208,10 +272,15 @@ def test_plan_compare_tells_what_each_type_costs_and_what_is_missing(
     assert "missing for NVIDIA B200: a price, but no decision" in shown
     assert main([*line, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["comparison"]["rows"]
-    assert [(row["hardware"], row["us_per_call"], row["gain"]) for row in rows] == [(H200, 5.0, 2.0), (L4, 25.0, 1.0)]
+    assert [(row["hardware"], row["us_per_call"], row["gain"]) for row in rows] == [
+        (H200, 5.0, 2.0),
+        (L4, 25.0, 1.0),
+    ]
 
 
-def test_plan_compare_of_what_cannot_be_looked_up_is_2(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_compare_of_what_cannot_be_looked_up_is_2(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = ["plan", "--device", "cpu", "--compare", "--cache-dir", str(tmp_path / "h200")]
     assert main([*line, f"{model}:reads", f"{model}:make"]) == 2
     shown = capsys.readouterr()
@@ -222,12 +291,17 @@ def test_plan_compare_of_what_cannot_be_looked_up_is_2(model: str, tmp_path: Pat
     assert "no decision that was made on a GPU" in capsys.readouterr().out
 
 
-def test_plan_compare_weighs_by_what_was_recorded(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_compare_weighs_by_what_was_recorded(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (loaded,) = load(f"{model}:make")
     mode = Mode(grad=False, training=False)
     forms = [canonical_json(describe(((torch.ones(rows, 3),), {}))) for rows in (4, 9)]
     for form, calls in zip(forms, (300, 100), strict=True):
-        append(tmp_path / "calls.jsonl", [Seen("module", "Linear", identity_of(loaded.module), form, mode, calls)])
+        append(
+            tmp_path / "calls.jsonl",
+            [Seen("module", "Linear", identity_of(loaded.module), form, mode, calls)],
+        )
     with torch.no_grad():
         (other,) = captured_regions(loaded.module, (torch.ones(9, 3),))
     LocalCache(tmp_path / "h200").put(decided(other, H200, 45.0))
@@ -235,13 +309,18 @@ def test_plan_compare_weighs_by_what_was_recorded(model: str, tmp_path: Path, ca
     line += ["--recorded", str(tmp_path / "calls.jsonl")]
     assert main([*line, f"{model}:make", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["comparison"]
-    assert [one.split(": ")[-1] for one in told["workload"]] == ["75% of the calls", "25% of the calls"]
+    assert [one.split(": ")[-1] for one in told["workload"]] == [
+        "75% of the calls",
+        "25% of the calls",
+    ]
     rows = {row["hardware"]: row for row in told["rows"]}
     assert rows[H200]["us_per_call"] == pytest.approx(0.75 * 5 + 0.25 * 45)
     assert rows[L4]["us_per_call"] is None
     assert "9x3, 100 calls" in rows[L4]["missing"][0]
     Path(model).write_text(SOURCE.replace("Linear(3, 2)", "Linear(3, 4)"))
-    os.utime(model, (0, 0))  # Python takes a file of the same size and second for the one that it compiled
+    os.utime(
+        model, (0, 0)
+    )  # Python takes a file of the same size and second for the one that it compiled
     assert main([*line, f"{model}:make"]) == 2
     assert "holds no call of Linear" in capsys.readouterr().err
     assert main([*line[:-1], str(tmp_path / "none"), f"{model}:make"]) == 2

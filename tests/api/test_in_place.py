@@ -1,4 +1,6 @@
-"""What won the race runs in torch.compile's place only where Inductor's own result does not beat it in this process."""
+"""What won the race runs in torch.compile's place only where Inductor's own result does not beat it
+in this process.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[Any]]:
             return []
 
         monkeypatch.setattr(in_place, "sample_pairs", pairs)
-        found = PairedSummary(speedup, speedup, speedup, speedup, 1.0, 56, True, (speedup,) * 7, (speedup,) * 7)
+        found = PairedSummary(
+            speedup, speedup, speedup, speedup, 1.0, 56, True, (speedup,) * 7, (speedup,) * 7
+        )
         monkeypatch.setattr(in_place, "summarise", lambda _: found)
         return called
 
@@ -66,7 +70,9 @@ def ours(inductor: Callable[[], Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("speedup", "runs"), [(0.97, "inductor"), (1.0, "ours"), (1.4, "ours")])
 @pytest.mark.parametrize("raced", [True, False])
-def test_the_faster_of_both_runs_where_the_graph_can_be_called(speedup: float, runs: str, raced: bool, measured: Any) -> None:
+def test_the_faster_of_both_runs_where_the_graph_can_be_called(
+    speedup: float, runs: str, raced: bool, measured: Any
+) -> None:
     called = measured(speedup)
     told, call = better(graph(Inductor(), raced=raced), ours)
     assert (told, call(X)[0]) == (runs, runs)
@@ -85,14 +91,18 @@ def test_a_graph_that_writes_is_not_called_and_inductor_without_a_race_is_not_re
 
 
 @pytest.mark.parametrize("pure", [True, False])
-def test_where_inductor_cannot_compile_ours_runs_and_the_reason_is_told(pure: bool, measured: Any) -> None:
+def test_where_inductor_cannot_compile_ours_runs_and_the_reason_is_told(
+    pure: bool, measured: Any
+) -> None:
     measured(0.5)
     assert better(graph(Inductor(fails=True), pure=pure, raced=False), ours)[0] == "ours"
     (event,) = telemetry.report().events
     assert event.facts["reason"] == "Inductor: RuntimeError: no compiler here"
 
 
-def test_ours_may_be_made_of_what_inductor_compiled_and_nothing_is_compiled_twice(measured: Any) -> None:
+def test_ours_may_be_made_of_what_inductor_compiled_and_nothing_is_compiled_twice(
+    measured: Any,
+) -> None:
     measured(1.2)
     inductor = Inductor()
     told, call = better(graph(inductor), lambda compiled: lambda x: ("a graph of", *compiled()(x)))
@@ -108,7 +118,10 @@ def test_a_real_measurement_finds_the_slower_one() -> None:
         return (x,)
 
     with torch.no_grad():
-        assert better(Graph([X], CPU, lambda: lambda x: (x,), True, True), lambda _: slow)[0] == "inductor"
+        assert (
+            better(Graph([X], CPU, lambda: lambda x: (x,), True, True), lambda _: slow)[0]
+            == "inductor"
+        )
 
 
 # --- in the backend
@@ -116,16 +129,22 @@ def test_a_real_measurement_finds_the_slower_one() -> None:
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """A race without Inductor has chosen eager's operators one by one; Inductor's double returns the graph as it is."""
+    """A race without Inductor has chosen eager's operators one by one; Inductor's double returns
+    the graph as it is.
+    """
 
     def choose(region: Any, place: Any, **_: Any) -> Choice:
         candidate = Candidate(same(region.program), "eager", "rewrites", ("planted",))
         entry = entry_for(region, candidate, place.settings)
         entry.evidence.pop("baselines_us")
-        entry.evidence.update(baselines_us={"eager": 100.0}, baseline_failures={"inductor": "no worker"})
+        entry.evidence.update(
+            baselines_us={"eager": 100.0}, baseline_failures={"inductor": "no worker"}
+        )
         return Choice(region, candidate, entry, "test")
 
-    def compile_fx(gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None) -> Any:
+    def compile_fx(
+        gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None
+    ) -> Any:
         telemetry.count("compiled")
         return gm.forward
 
@@ -158,7 +177,9 @@ def test_the_backend_measures_in_a_search_and_remembers(
     assert (runs.inference - ran, again.get("compiled", 0)) == (swapped, compiled)
 
 
-def test_outside_a_search_the_backend_compiles_nothing_to_compare(decided: Settings, measured: Any, runs: Any) -> None:
+def test_outside_a_search_the_backend_compiles_nothing_to_compare(
+    decided: Settings, measured: Any, runs: Any
+) -> None:
     measured(0.5)
     with torch.no_grad():
         found = answers(nn.Linear(4, 4), X, decided)
@@ -203,7 +224,9 @@ def test_a_step_on_trial_leaves_nothing_behind(measured: Any) -> None:
     assert not heard
     call(*inputs)[0].sum().backward()
     assert runs == "ours"
-    assert not torch.equal(inputs[4], before[4])  # a call that is no trial moves the statistics, and is heard
+    assert not torch.equal(
+        inputs[4], before[4]
+    )  # a call that is no trial moves the statistics, and is heard
     assert len(heard) == 5
 
 
@@ -215,11 +238,19 @@ def test_random_generators_are_as_before_a_step_on_trial(measured: Any) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(("speedup", "floor", "runs"), [(1.01, 1.02, "inductor"), (1.1, 1.02, "ours"), (1.01, 1.0, "ours")])
-def test_eager_needs_more_than_noise_and_ours_does_not(speedup: float, floor: float, runs: str, measured: Any) -> None:
+@pytest.mark.parametrize(
+    ("speedup", "floor", "runs"),
+    [(1.01, 1.02, "inductor"), (1.1, 1.02, "ours"), (1.01, 1.0, "ours")],
+)
+def test_eager_needs_more_than_noise_and_ours_does_not(
+    speedup: float, floor: float, runs: str, measured: Any
+) -> None:
     measured(speedup)
     net = nn.Linear(4, 4)
-    assert faster_step(trained(net, step_of(net, X)), functional(net), frozenset(), floor=floor)[0] == runs
+    assert (
+        faster_step(trained(net, step_of(net, X)), functional(net), frozenset(), floor=floor)[0]
+        == runs
+    )
 
 
 class Marked(torch.Tensor):
@@ -232,16 +263,26 @@ def fails(*_: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("given", "call", "reason"),
-    [(torch.randn(2, 4).as_subclass(Marked), None, "got Marked"), (X, fails, "RuntimeError: out of memory")],
+    [
+        (torch.randn(2, 4).as_subclass(Marked), None, "got Marked"),
+        (X, fails, "RuntimeError: out of memory"),
+    ],
 )
-def test_where_no_step_can_be_made_inductor_runs_and_the_reason_is_told(given: Any, call: Any, reason: str) -> None:
+def test_where_no_step_can_be_made_inductor_runs_and_the_reason_is_told(
+    given: Any, call: Any, reason: str
+) -> None:
     net = nn.Linear(4, 4)
-    assert faster_step(trained(net, step_of(net, given)), call or functional(net), frozenset())[0] == "inductor"
+    assert (
+        faster_step(trained(net, step_of(net, given)), call or functional(net), frozenset())[0]
+        == "inductor"
+    )
     (event,) = telemetry.report().events
     assert reason in event.facts["reason"]
 
 
-def test_a_step_that_takes_the_budget_alone_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_takes_the_budget_alone_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(in_place, "_BUDGET_S", 0.0)
     net = nn.Linear(4, 4)
     assert faster_step(trained(net, step_of(net, X)), functional(net), frozenset())[0] == "inductor"
@@ -273,10 +314,16 @@ def test_eager_takes_a_training_graph_that_it_runs_faster_also_in_the_next_proce
     assert (first["judge.in_place"], first["compiled"]) == (1, 1)
     assert [len(gradients) for gradients in called] == [4, 4]
     again = answers(net, x, unraced)
-    assert (again.get("judge.in_place"), again.get("compiled"), again["graphs_remembered"]) == (None, compiled, 1)
+    assert (again.get("judge.in_place"), again.get("compiled"), again["graphs_remembered"]) == (
+        None,
+        compiled,
+        1,
+    )
 
 
-def test_graphs_that_pytorch_would_record_are_not_called_on_copies(unraced: Settings, measured: Any) -> None:
+def test_graphs_that_pytorch_would_record_are_not_called_on_copies(
+    unraced: Settings, measured: Any
+) -> None:
     called = measured(1.5)
     net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
     answers(net, torch.randn(3, 2, 4), unraced, on_miss="tune", **{"triton.cudagraphs": True})

@@ -1,4 +1,6 @@
-"""Workers die, are killed and interrupted; every task is answered, none is done twice, and nothing finished is lost."""
+"""Workers die, are killed and interrupted; every task is answered, none is done twice, and nothing
+finished is lost.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,18 @@ def begun(order: Order) -> Counter[str]:
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
-def run(order: Order, *targets: str, workers: int = 2, told: list[tuple[str, float | None]] | None = None) -> Report:
+def run(
+    order: Order,
+    *targets: str,
+    workers: int = 2,
+    told: list[tuple[str, float | None]] | None = None,
+) -> Report:
     tasks = [Task(target) for target in targets]
     crew = LocalCrew(order, cpu_seats(workers, sorted(os.sched_getaffinity(0))))
     said = told if told is not None else []
-    return carry_out(tasks, crew, journal_for(order, tasks), lambda what, fraction: said.append((what, fraction)))
+    return carry_out(
+        tasks, crew, journal_for(order, tasks), lambda what, fraction: said.append((what, fraction))
+    )
 
 
 def journals(order: Order) -> list[Path]:
@@ -71,9 +80,16 @@ def test_a_dead_workers_task_is_done_once_more(order: Order) -> None:
 
 @pytest.mark.parametrize(
     ("target", "told"),
-    [("die", "SIGKILL: this worker has"), ("half:0", "exit code 3"), ("garbage", "SIGKILL"), ("die-quietly", "worker 0 died")],
+    [
+        ("die", "SIGKILL: this worker has"),
+        ("half:0", "exit code 3"),
+        ("garbage", "SIGKILL"),
+        ("die-quietly", "worker 0 died"),
+    ],
 )
-def test_a_task_that_kills_its_workers_is_reported_and_costs_no_other(order: Order, target: str, told: str) -> None:
+def test_a_task_that_kills_its_workers_is_reported_and_costs_no_other(
+    order: Order, target: str, told: str
+) -> None:
     if target == "garbage":
         told = "worker 0 died"
     done = run(order, target, "do:0", "do2:0", workers=1)
@@ -104,14 +120,17 @@ def lines(order: Order) -> int:
     return sum(path.read_bytes().count(b"\n") for path in journals(order))
 
 
-# Killed and interrupted --------------------------------------------------------------------------------------------------------
+# Killed and interrupted
+# --------------------------------------------------------------------------------------------------------
 
 
 def started(order: Order, *targets: str) -> multiprocessing.process.BaseProcess:
     """The same run in a process of its own, with one worker."""
 
     def work() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a shell; a test runner may have another one
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # as in a shell; a test runner may have another one
         try:
             run(order, *targets, workers=1)
         except KeyboardInterrupt:
@@ -120,7 +139,9 @@ def started(order: Order, *targets: str) -> multiprocessing.process.BaseProcess:
     process = FORK.Process(target=work)
     process.start()
     deadline = time.monotonic() + HANGS_S
-    while time.monotonic() < deadline and (targets[-1] not in begun(order) or lines(order) < len(targets) - 1):
+    while time.monotonic() < deadline and (
+        targets[-1] not in begun(order) or lines(order) < len(targets) - 1
+    ):
         time.sleep(0.01)
     return process
 
@@ -134,7 +155,9 @@ def test_a_warm_up_that_ended_early_goes_on_where_it_was(order: Order, number: i
     assert process.exitcode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     folder, deadline = str(order.settings.cache_dir.parent), time.monotonic() + HANGS_S
     while (left := workers_of(folder)) and time.monotonic() < deadline:
-        for pid in left if number == signal.SIGKILL else ():  # a real worker sees the end of stdin; this one sleeps
+        for pid in (
+            left if number == signal.SIGKILL else ()
+        ):  # a real worker sees the end of stdin; this one sleeps
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
     assert left == []
@@ -191,7 +214,9 @@ def test_an_edited_target_and_another_order_are_other_tasks(order: Order, tmp_pa
     assert Task("t", "[1]").identity != Task("t").identity
 
 
-def test_a_journal_that_cannot_be_written_is_told_once_and_nothing_else_is_lost(order: Order) -> None:
+def test_a_journal_that_cannot_be_written_is_told_once_and_nothing_else_is_lost(
+    order: Order,
+) -> None:
     (order.settings.cache_dir / "warmup").write_text("a file where the folder should be")
     done = run(order, "do:0", "do2:0", "fail")
     assert [answer.finished for answer in done.answers] == [True, True, False]
@@ -204,24 +229,36 @@ def test_a_torn_line_does_not_swallow_the_next(order: Order) -> None:
     (path,) = journals(order)
     path.write_bytes(b'{"torn": ')
     run(order, "do:0", "fail")
-    assert [json.loads(line)["answer"]["target"] for line in path.read_text().splitlines()[1:]] == ["do:0"]
+    assert [json.loads(line)["answer"]["target"] for line in path.read_text().splitlines()[1:]] == [
+        "do:0"
+    ]
 
 
-# Seats -------------------------------------------------------------------------------------------------------------------------
+# Seats
+# -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_each_gpu_has_a_seat_that_sees_it_alone_and_has_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_gpu_has_a_seat_that_sees_it_alone_and_has_its_own_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seats = gpu_seats("all", 4, range(10))
-    assert [seat.variables for seat in seats] == [{"CUDA_VISIBLE_DEVICES": str(number)} for number in range(4)]
+    assert [seat.variables for seat in seats] == [
+        {"CUDA_VISIBLE_DEVICES": str(number)} for number in range(4)
+    ]
     assert sorted(core for seat in seats for core in seat.cores) == list(range(10))
     assert [len(seat.cores) for seat in seats] == [2, 3, 2, 3]
-    assert gpu_seats("2", 4, range(10)) == (local.Seat("the worker of GPU 2", {"CUDA_VISIBLE_DEVICES": "2"}, tuple(range(10))),)
+    assert gpu_seats("2", 4, range(10)) == (
+        local.Seat("the worker of GPU 2", {"CUDA_VISIBLE_DEVICES": "2"}, tuple(range(10))),
+    )
 
 
 def test_gpus_are_numbered_among_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12")
-    assert [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in gpu_seats("1,0", 2, [0])] == ["GPU-ab12", "5"]
+    assert [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in gpu_seats("1,0", 2, [0])] == [
+        "GPU-ab12",
+        "5",
+    ]
 
 
 @pytest.mark.parametrize("devices", ["", "4", "-1", "0,0", "zero", "0;1", "all,1"])

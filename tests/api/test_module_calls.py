@@ -1,4 +1,6 @@
-"""Arguments and results of an accelerated module: every kind is served exactly or left to the module itself, with a reason."""
+"""Arguments and results of an accelerated module: every kind is served exactly or left to the
+module itself, with a reason.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("inference")
 Pair = namedtuple("Pair", "left right")
 
 
-class ModelOutput(OrderedDict):  # as in transformers: an ordered dict with attributes, known to pytree
+class ModelOutput(
+    OrderedDict
+):  # as in transformers: an ordered dict with attributes, known to pytree
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
@@ -87,7 +91,14 @@ def test_an_output_has_the_form_and_values_of_the_module_s_own(output, runs, tmp
 
 def test_outputs_that_are_inputs_or_weights_are_the_very_same_memory(runs, tmp_path):
     def make(module: Calls, x: torch.Tensor) -> Any:
-        return x, x[0], module.linear.weight, module.linear.weight.t(), module.count, module.linear(x)
+        return (
+            x,
+            x[0],
+            module.linear.weight,
+            module.linear.weight.t(),
+            module.count,
+            module.linear(x),
+        )
 
     module = accelerated(make, x8, tmp_path)
     same, row, weight, transposed, count, _ = module(x8)
@@ -102,7 +113,12 @@ def test_outputs_that_are_inputs_or_weights_are_the_very_same_memory(runs, tmp_p
 @pytest.mark.parametrize("output", [name for name in OUTPUTS if name != "empty tensor"])
 def test_outputs_never_share_memory_with_those_of_another_call(output, tmp_path):
     module = accelerated(OUTPUTS[output], x8, tmp_path)
-    first, kept = module(x8), pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, module._call_impl(x8))
+    first, kept = (
+        module(x8),
+        pytree.tree_map(
+            lambda t: t.clone() if isinstance(t, torch.Tensor) else t, module._call_impl(x8)
+        ),
+    )
     for leaf in pytree.tree_leaves(module(x8)):
         if isinstance(leaf, torch.Tensor):
             leaf.zero_()
@@ -124,17 +140,37 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "two tensors": (lambda m, x, y: m.linear(x) + y, (x8, x8 + 1), {}),
     "one tensor twice": (lambda m, x, y: m.linear(x) + y, (x8, x8), {}),
     "overlapping tensors": (lambda m, x, y: m.linear(x) + y, (x8[:2], x8[1:]), {}),
-    "nested": (lambda m, x, more: m.linear(x) + more["y"][0] * more["scale"], (x8, {"y": [x8 + 1], "scale": 0.5}), {}),
-    "keyword": (lambda m, x, *, y, flip=False: m.linear(x) - y if flip else y, (x8,), {"y": x8 + 1, "flip": True}),
-    "plain values": (lambda m, x, n, s, none, dtype: (m.linear(x) * n * s).to(dtype), (x8, 3, 0.5, None, torch.float64), {}),
+    "nested": (
+        lambda m, x, more: m.linear(x) + more["y"][0] * more["scale"],
+        (x8, {"y": [x8 + 1], "scale": 0.5}),
+        {},
+    ),
+    "keyword": (
+        lambda m, x, *, y, flip=False: m.linear(x) - y if flip else y,
+        (x8,),
+        {"y": x8 + 1, "flip": True},
+    ),
+    "plain values": (
+        lambda m, x, n, s, none, dtype: (m.linear(x) * n * s).to(dtype),
+        (x8, 3, 0.5, None, torch.float64),
+        {},
+    ),
     "not contiguous": (lambda m, x: m.linear(x.t()), (torch.randn(8, 3),), {}),
     "sliced": (lambda m, x: m.linear(x), (torch.randn(3, 16)[:, ::2],), {}),
     "expanded": (lambda m, x: m.linear(x), (torch.randn(1, 8).expand(5, 8),), {}),
-    "channels last": (lambda m, x: m.linear(x), (torch.randn(2, 4, 6, 8).to(memory_format=torch.channels_last),), {}),
+    "channels last": (
+        lambda m, x: m.linear(x),
+        (torch.randn(2, 4, 6, 8).to(memory_format=torch.channels_last),),
+        {},
+    ),
     "misaligned": (lambda m, x: m.linear(x), (torch.randn(25)[1:].view(3, 8),), {}),
     "no rows": (lambda m, x: m.linear(x), (torch.randn(0, 8),), {}),
     "zero dimensions": (lambda m, x: m.linear.weight * x, (torch.tensor(2.0),), {}),
-    "complex": (lambda m, x: x * m.linear.weight[0, 0] + 1j, (torch.randn(3, dtype=torch.complex64),), {}),
+    "complex": (
+        lambda m, x: x * m.linear.weight[0, 0] + 1j,
+        (torch.randn(3, dtype=torch.complex64),),
+        {},
+    ),
     "integers": (lambda m, x: m.linear.weight[x], (torch.tensor([1, 0, 7]),), {}),
     "no tensor": (lambda m, n: m.linear.weight * n, (3,), {}),
 }
@@ -165,7 +201,10 @@ def test_a_misaligned_input_of_a_known_shape_is_another_signature(runs, tmp_path
 
 UNSERVED = {
     "sparse": (lambda m, x: x.to_dense() + 1, lambda: x8.to_sparse()),
-    "quantised": (lambda m, x: x.dequantize() + 1, lambda: torch.quantize_per_tensor(x8, 0.1, 0, torch.qint8)),
+    "quantised": (
+        lambda m, x: x.dequantize() + 1,
+        lambda: torch.quantize_per_tensor(x8, 0.1, 0, torch.qint8),
+    ),
     "conjugate": (lambda m, x: x + 1, lambda: torch.randn(3, dtype=torch.complex64).conj()),
     "subclass": (lambda m, x: x + 1, lambda: x8.as_subclass(type("Mine", (torch.Tensor,), {}))),
 }
@@ -175,7 +214,9 @@ UNSERVED = {
 @pytest.mark.parametrize("kind", UNSERVED)
 def test_an_argument_that_cannot_be_described_is_left_to_the_module_with_the_reason(kind, tmp_path):
     make, argument = UNSERVED[kind][0], UNSERVED[kind][1]()
-    module = torch_cudal1.accelerate(Calls(make), (argument,), cache_dir=tmp_path, strictness="error")
+    module = torch_cudal1.accelerate(
+        Calls(make), (argument,), cache_dir=tmp_path, strictness="error"
+    )
     assert torch.equal(module(argument), make(module, argument))
     assert "plain" in " ".join(torch_cudal1.explain(module).left_out)
 
@@ -194,11 +235,17 @@ def test_unseen_inputs_get_the_right_answer_at_once_and_are_counted_as_a_miss(ru
     assert (telemetry.report().counters["misses"], runs.total) == (1, 1)
 
 
-def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted_each_time(monkeypatch, tmp_path):
+def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted_each_time(
+    monkeypatch, tmp_path
+):
     looked: list[int] = []
     original = torch_cudal1.api.accelerate.bind
-    monkeypatch.setattr("torch_cudal1.api.accelerate.bind", lambda *args: looked.append(1) or original(*args))
-    module = torch_cudal1.accelerate(Calls(lambda m, x: m.linear(x)), cache_dir=tmp_path, on_miss="tune")
+    monkeypatch.setattr(
+        "torch_cudal1.api.accelerate.bind", lambda *args: looked.append(1) or original(*args)
+    )
+    module = torch_cudal1.accelerate(
+        Calls(lambda m, x: m.linear(x)), cache_dir=tmp_path, on_miss="tune"
+    )
     for _ in range(5):
         module(x8)
     assert (len(looked), telemetry.report().counters["misses"]) == (0, 5)
@@ -207,7 +254,12 @@ def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted
 
 def test_several_signatures_are_served_side_by_side(runs, tmp_path):
     module = Calls(lambda m, x, n=1: m.linear(x) * n)
-    inputs = [(torch.randn(3, 8), 1), (torch.randn(4, 8), 1), (torch.randn(2, 3, 8), 1), (torch.randn(3, 8), 2)]
+    inputs = [
+        (torch.randn(3, 8), 1),
+        (torch.randn(4, 8), 1),
+        (torch.randn(2, 3, 8), 1),
+        (torch.randn(3, 8), 2),
+    ]
     torch_cudal1.accelerate(module, cache_dir=tmp_path, strictness="error")
     for args in inputs:
         plant(module, args, tmp_path)
@@ -228,14 +280,24 @@ def test_ever_new_shapes_cost_no_memory_and_no_look_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mode", [torch.no_grad, torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+    "mode",
+    [
+        torch.no_grad,
+        torch.enable_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
 )
 def test_modes_are_part_of_the_signature(mode, runs, tmp_path):
     module = accelerated(lambda m, x: m.linear(x), x8, tmp_path)
     with mode():
         ours, own = module(x8), module._call_impl(x8)
     assert torch.equal(ours, own)
-    assert (ours.dtype, ours.requires_grad, ours.is_inference()) == (own.dtype, own.requires_grad, own.is_inference())
+    assert (ours.dtype, ours.requires_grad, ours.is_inference()) == (
+        own.dtype,
+        own.requires_grad,
+        own.is_inference(),
+    )
 
 
 def test_bound_in_inference_mode_and_used_outside_of_it(runs, tmp_path):

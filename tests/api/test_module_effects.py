@@ -1,4 +1,6 @@
-"""Forwards that do more than compute: what a graph can repeat is repeated exactly, the rest is left to the module with a reason."""
+"""Forwards that do more than compute: what a graph can repeat is repeated exactly, the rest is left
+to the module with a reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ x8 = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
 
 def test_a_buffer_that_forward_writes_is_written_exactly_as_by_the_module(runs, tmp_path):
-    ours, own = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)), nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8))
+    ours, own = (
+        nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)),
+        nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)),
+    )
     own.load_state_dict(ours.state_dict())
     ours = accelerated(ours, x8, tmp_path)
     for scale in range(1, 4):
@@ -117,7 +122,9 @@ def test_such_effects_happen_once_a_call_and_see_real_tensors(tmp_path):
     assert torch.equal(module.count, twin.count)
 
 
-@pytest.mark.parametrize("make", [draws_in_python, draws_in_numpy, seeds_itself], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [draws_in_python, draws_in_numpy, seeds_itself], ids=lambda make: make.__name__
+)
 def test_looking_at_such_a_module_moves_no_random_generator(make, tmp_path):
     import numpy
 
@@ -151,7 +158,11 @@ class Mine(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [Mine("a", 1), ValueError("b"), RuntimeError("c"), KeyError("d"), StopIteration("e")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [Mine("a", 1), ValueError("b"), RuntimeError("c"), KeyError("d"), StopIteration("e")],
+    ids=repr,
+)
 @pytest.mark.parametrize("strictness", ["silent", "warn"])
 def test_an_exception_of_the_module_comes_out_unchanged(error, strictness, tmp_path):
     def make(module: Calls, x: torch.Tensor, fail: bool = True) -> torch.Tensor:

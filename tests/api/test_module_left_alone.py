@@ -12,7 +12,9 @@ from torch_cudal1.api.binding import Unbound
 
 
 @pytest.mark.parametrize(("missed", "left_alone"), [(False, True), (True, False)])
-def test_only_a_final_decision_for_eager_leaves_the_module_untouched(missed, left_alone, monkeypatch, tmp_path):
+def test_only_a_final_decision_for_eager_leaves_the_module_untouched(
+    missed, left_alone, monkeypatch, tmp_path
+):
     decided = Unbound("eager is the fastest baseline and nothing beat it", missed=missed)
     monkeypatch.setattr(module_file, "bind", lambda *args, **kwargs: decided)
     net, x = nn.Linear(4, 4), torch.randn(2, 4)

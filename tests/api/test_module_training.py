@@ -1,4 +1,6 @@
-"""Training through an accelerated module: planted forward and backward swaps give eager's gradients in every use of autograd."""
+"""Training through an accelerated module: planted forward and backward swaps give eager's gradients
+in every use of autograd.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def quick_gate(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_cudal1.api.gate._BUDGET_S", 0.1)  # what is measured is of no interest here
+    monkeypatch.setattr(
+        "torch_cudal1.api.gate._BUDGET_S", 0.1
+    )  # what is measured is of no interest here
 
 
 def pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:
@@ -45,7 +49,9 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
 
 def assert_same_gradients(ours: nn.Module, own: nn.Module) -> None:
     for name, expected in gradients(own).items():
-        torch.testing.assert_close(gradients(ours)[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            gradients(ours)[name], expected, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def x_of(rows: int = 5, *, grad: bool = False) -> torch.Tensor:
@@ -130,14 +136,18 @@ class Hidden(nn.Module):
 
 @pytest.mark.parametrize("winner", ["cudal1", "torch.compile"])
 def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch_cudal1.api.binding.those_that_pay", lambda contenders, *given, **how: ([], [winner]))
+    monkeypatch.setattr(
+        "torch_cudal1.api.binding.those_that_pay", lambda contenders, *given, **how: ([], [winner])
+    )
     module, x = Hidden(), x_of()
     ours, own = pair(module, x, tmp_path)
     for alias in tmp_path.rglob("*.json"):
         if "winner" in alias.read_text():
             alias.unlink()
     ours = torch_cudal1.accelerate(ours, x, cache_dir=tmp_path, on_miss="tune", strictness="error")
-    assert ("torch.compile runs" in torch_cudal1.explain(ours).gate[0]) == (winner == "torch.compile")
+    assert ("torch.compile runs" in torch_cudal1.explain(ours).gate[0]) == (
+        winner == "torch.compile"
+    )
     for kind in (ours, own):
         kind(x).sum().backward()
         loss = kind(x).square().sum()
@@ -147,7 +157,9 @@ def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatc
 
 
 def test_gradients_with_a_graph_of_a_forward_that_writes_what_it_reads(runs, tmp_path):
-    """A second run could not begin where the first one did: there is no second derivative, and the first is eager's."""
+    """A second run could not begin where the first one did: there is no second derivative, and the
+    first is eager's.
+    """
 
     class Doubling(nn.Module):
         def __init__(self) -> None:
@@ -161,7 +173,10 @@ def test_gradients_with_a_graph_of_a_forward_that_writes_what_it_reads(runs, tmp
 
     ours, own = pair(Doubling(), torch.ones(1, 4), tmp_path)
     for _ in range(3):
-        found = [torch.autograd.grad(kind(torch.ones(1, 4)).sum(), kind.weight, create_graph=True)[0] for kind in (ours, own)]
+        found = [
+            torch.autograd.grad(kind(torch.ones(1, 4)).sum(), kind.weight, create_graph=True)[0]
+            for kind in (ours, own)
+        ]
         torch.testing.assert_close(*found)
     assert runs.backward == 3
     with pytest.raises(RuntimeError):
@@ -235,7 +250,8 @@ def test_only_one_of_two_outputs_is_used(runs, tmp_path):
     for name, expected in gradients(own).items():
         mine = gradients(ours)[name]
         torch.testing.assert_close(
-            torch.zeros(()) if mine is None else mine.sum(), expected.sum() if expected is not None else torch.zeros(())
+            torch.zeros(()) if mine is None else mine.sum(),
+            expected.sum() if expected is not None else torch.zeros(()),
         )
     assert runs.backward == 1
 
@@ -259,7 +275,9 @@ def test_a_hessian_vector_product_is_that_of_eager(tmp_path):
     for module in (ours, own):
         parameters = list(module.parameters())
         grads = torch.autograd.grad(module(x).square().sum(), parameters, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.sum() for g in grads), parameters, allow_unused=True))
+        found.append(
+            torch.autograd.grad(sum(g.sum() for g in grads), parameters, allow_unused=True)
+        )
     for mine, expected in zip(*found, strict=True):
         torch.testing.assert_close(mine, expected)
 
@@ -334,7 +352,9 @@ def test_dropout_is_alive_and_follows_eager_s_stream(runs, tmp_path):
 
 
 def test_gradients_through_dropout_use_the_forward_s_mask(tmp_path):
-    ours, own = pair(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4)), x_of(), tmp_path)
+    ours, own = pair(
+        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4)), x_of(), tmp_path
+    )
     x = x_of()
     for module in (ours, own):
         torch.manual_seed(7)
@@ -343,7 +363,9 @@ def test_gradients_through_dropout_use_the_forward_s_mask(tmp_path):
 
 
 def test_a_second_derivative_through_dropout_fails_loudly(tmp_path):
-    ours, _ = pair(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5)), x_of(grad=True), tmp_path)
+    ours, _ = pair(
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5)), x_of(grad=True), tmp_path
+    )
     x = x_of(grad=True)
     (slope,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
@@ -355,11 +377,15 @@ def test_a_second_derivative_through_dropout_fails_loudly(tmp_path):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("prepared", [True, False])
-def test_activation_checkpointing_gives_eager_s_gradients_from_the_first_call_on(reentrant, prepared, tmp_path):
+def test_activation_checkpointing_gives_eager_s_gradients_from_the_first_call_on(
+    reentrant, prepared, tmp_path
+):
     net, x = Net(), x_of(grad=True)
     own = copy.deepcopy(net)
     plant(net, x, tmp_path)
-    ours = torch_cudal1.accelerate(net, x if prepared else None, cache_dir=tmp_path, strictness="error")
+    ours = torch_cudal1.accelerate(
+        net, x if prepared else None, cache_dir=tmp_path, strictness="error"
+    )
     for _ in range(4):
         for module in (ours, own):
             checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
@@ -391,7 +417,9 @@ def test_a_buffer_saved_by_an_earlier_call_may_be_used_while_another_call_is_mea
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -411,7 +439,9 @@ def test_distributed_data_parallel_around_an_accelerated_module(world, runs, tmp
 def test_accelerating_what_is_already_distributed_trains_as_before(world, tmp_path):
     net = Net()
     own = copy.deepcopy(net)
-    wrapped = torch_cudal1.accelerate(nn.parallel.DistributedDataParallel(net), x_of(), cache_dir=tmp_path)
+    wrapped = torch_cudal1.accelerate(
+        nn.parallel.DistributedDataParallel(net), x_of(), cache_dir=tmp_path
+    )
     for _ in range(3):
         x = x_of()
         wrapped(x).sum().backward()
@@ -425,7 +455,10 @@ def test_a_batch_norm_called_twice_in_a_step_may_switch_to_the_swap_in_between(r
     x = x_of()
     plant(ours, x, tmp_path)
     torch_cudal1.accelerate(ours, cache_dir=tmp_path, strictness="error")
-    for module in (ours, own):  # eager's graph checks that the running statistics have no new version
+    for module in (
+        ours,
+        own,
+    ):  # eager's graph checks that the running statistics have no new version
         (module(x) + module(x + 1) + module(x - 1)).sum().backward()
     assert_same_gradients(ours, own)
     torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))

@@ -1,4 +1,6 @@
-"""Whatever way a weight is written, an accelerated module computes with the new value at the next call, as it would by itself."""
+"""Whatever way a weight is written, an accelerated module computes with the new value at the next
+call, as it would by itself.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def in_inference_mode(module: nn.Module) -> None:
 
 
 def loaded(module: nn.Module, **options: bool) -> None:
-    module.load_state_dict({name: value * 2 for name, value in module.state_dict().items()}, **options)
+    module.load_state_dict(
+        {name: value * 2 for name, value in module.state_dict().items()}, **options
+    )
 
 
 def from_file(module: nn.Module) -> None:
@@ -107,7 +111,9 @@ WRITES: dict[str, Callable[[nn.Module], None]] = {
     "load_state_dict(assign=True)": lambda module: loaded(module, assign=True),
     "a checkpoint file": from_file,
     "foreach": lambda module: torch._foreach_add_(list(module.parameters()), 1.0),
-    "foreach on data": lambda module: torch._foreach_add_([p.data for p in module.parameters()], 1.0),
+    "foreach on data": lambda module: torch._foreach_add_(
+        [p.data for p in module.parameters()], 1.0
+    ),
     ".data =": set_data,
     ".data.copy_": lambda module: module.a.weight.data.copy_(torch.full((8, 8), 0.25)),
     ".data.copy_ in inference mode": in_inference_mode,
@@ -203,7 +209,9 @@ def test_weights_that_were_replaced_are_let_go(tmp_path: Path):
 
 
 class Stateful(nn.Module):
-    """Tensors in plain attributes, which each call moves to where its input is; `last` is assigned and stays what it was."""
+    """Tensors in plain attributes, which each call moves to where its input is; `last` is assigned
+    and stays what it was.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +225,9 @@ class Stateful(nn.Module):
         return self.linear(x) * self.first + self.last
 
 
-def test_a_tensor_in_a_plain_attribute_is_followed_and_let_go_when_it_was_replaced(runs: Runs, tmp_path: Path) -> None:
+def test_a_tensor_in_a_plain_attribute_is_followed_and_let_go_when_it_was_replaced(
+    runs: Runs, tmp_path: Path
+) -> None:
     module, x = Stateful().eval(), torch.randn(3, 8)
     with torch.no_grad():
         plant(module, x, tmp_path, change=shifted)
@@ -267,7 +277,9 @@ class Closed(nn.Module):
         return x + self.mlp(x) * self.mlp.scale
 
 
-def test_a_function_over_its_own_layers_is_captured_and_follows_them(runs: Runs, tmp_path: Path) -> None:
+def test_a_function_over_its_own_layers_is_captured_and_follows_them(
+    runs: Runs, tmp_path: Path
+) -> None:
     module, x = Closed().eval(), torch.randn(3, 8)
     with torch.no_grad():
         plant(module, x, tmp_path, change=shifted)

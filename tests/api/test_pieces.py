@@ -1,4 +1,6 @@
-"""A forward in several graphs: on trial in the user's own calls, which stay as they are in eager whatever the trial does."""
+"""A forward in several graphs: on trial in the user's own calls, which stay as they are in eager
+whatever the trial does.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every graph that Dynamo brings finds a decision."""
     ours = pieces.cudal1
 
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any) -> Callable[..., Any]:
+    def backend(
+        gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
+    ) -> Callable[..., Any]:
         try:
             graphs = trace(gm, inputs).graphs
-            plant_regions([lower(g.module, static=g.static, kind=g.kind).region for g in graphs], tmp_path)
+            plant_regions(
+                [lower(g.module, static=g.static, kind=g.kind).region for g in graphs], tmp_path
+            )
         except NotLowerableError:
             return gm.forward
         return ours(gm, inputs, options=options)
@@ -87,7 +93,9 @@ def inputs(number: int) -> Iterator[torch.Tensor]:
 
 
 @torch.no_grad()
-def test_graphs_that_win_stay_and_the_python_between_runs_once_a_call(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_graphs_that_win_stay_and_the_python_between_runs_once_a_call(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     module, own = tuned(Branching(), tmp_path), Branching()
     assert module.seen == []
     assert "on trial" in torch_cudal1.explain(module).gate[0]
@@ -101,7 +109,9 @@ def test_graphs_that_win_stay_and_the_python_between_runs_once_a_call(tmp_path: 
 
 
 @torch.no_grad()
-def test_what_won_is_tried_again_by_the_next_process_without_a_search(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_what_won_is_tried_again_by_the_next_process_without_a_search(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     module = tuned(Branching(), tmp_path)
     for x in inputs(60):
         module(x)
@@ -110,7 +120,9 @@ def test_what_won_is_tried_again_by_the_next_process_without_a_search(tmp_path: 
 
 
 @torch.no_grad()
-def test_graphs_that_lose_leave_the_module_as_it_was(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_graphs_that_lose_leave_the_module_as_it_was(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     clock["graphs"] = 1.99
     module, own = tuned(Branching(), tmp_path), Branching()
     for x in inputs(40):
@@ -126,7 +138,10 @@ def test_nothing_runs_before_the_first_call(tmp_path: Path) -> None:
     before = state_of(module)
     tuned(module, tmp_path)
     after = state_of(module)
-    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before[2:], after[2:], strict=True))
+    assert all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(before[2:], after[2:], strict=True)
+    )
     assert module.seen == []
 
 
@@ -147,7 +162,9 @@ def for_training(module: nn.Module, cache_dir: Path) -> nn.Module:
 
 
 @pytest.mark.parametrize("wins", [True, False])
-def test_a_training_loop_is_its_own_trial(wins: bool, tmp_path: Path, clock: dict[str, float]) -> None:
+def test_a_training_loop_is_its_own_trial(
+    wins: bool, tmp_path: Path, clock: dict[str, float]
+) -> None:
     clock["graphs"] = 1.0 if wins else 1.99
     module, own = for_training(Branching(), tmp_path), Branching()
     torch.testing.assert_close(trained(module, 60), trained(own, 60))
@@ -157,7 +174,9 @@ def test_a_training_loop_is_its_own_trial(wins: bool, tmp_path: Path, clock: dic
     assert ("_compiled_call_impl" in vars(module)) == wins
 
 
-def test_calls_that_share_a_loss_are_one_step(tmp_path: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_share_a_loss_are_one_step(
+    tmp_path: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are made by one side, or their times would say nothing."""
     calls, end = [], pieces.Pieces._end_step
 
@@ -169,27 +188,37 @@ def test_calls_that_share_a_loss_are_one_step(tmp_path: Path, clock: dict[str, f
     module, own = for_training(Branching(), tmp_path), Branching()
     for x in inputs(60):
         losses = [kind(x).square().mean() + kind(-x).square().mean() for kind in (module, own)]
-        gradients = [torch.autograd.grad(loss, list(kind.parameters())) for loss, kind in zip(losses, (module, own), strict=True)]
+        gradients = [
+            torch.autograd.grad(loss, list(kind.parameters()))
+            for loss, kind in zip(losses, (module, own), strict=True)
+        ]
         torch.testing.assert_close(*gradients)
     assert set(calls) == {2}
     assert "training steps" in torch_cudal1.explain(module).gate[0]
 
 
-def test_calls_that_want_gradients_and_get_none_end_the_trial_too(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_calls_that_want_gradients_and_get_none_end_the_trial_too(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     module = for_training(Branching(), tmp_path)
     for x in inputs(400):
         module(x)
     assert not torch_cudal1.api.accelerate.is_on_trial(module)
 
 
-def test_a_checkpointed_forward_is_the_modules_own_both_times(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_a_checkpointed_forward_is_the_modules_own_both_times(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     """It runs again in the backward, and must save as many tensors as it did before."""
     from torch.utils.checkpoint import checkpoint
 
     module, own = for_training(Branching(), tmp_path), Branching()
     for number, x in enumerate(inputs(60)):
         if number % 3:
-            found = [torch.autograd.grad(kind(x).square().mean(), list(kind.parameters())) for kind in (module, own)]
+            found = [
+                torch.autograd.grad(kind(x).square().mean(), list(kind.parameters()))
+                for kind in (module, own)
+            ]
         else:
             results = [checkpoint(kind, x, use_reentrant=False) for kind in (module, own)]
             found = [
@@ -216,15 +245,26 @@ def test_a_backward_can_be_repeated(tmp_path: Path, clock: dict[str, float]) -> 
         found = []
         for kind in (module, own):
             if number % 2:
-                kind(x).sum().backward()  # what it saved may be written over, but not what a later one will save
+                kind(
+                    x
+                ).sum().backward()  # what it saved may be written over, but not what a later one will save
             loss = kind(x).square().sum()
-            found.append([torch.autograd.grad(loss, list(kind.parameters()), retain_graph=True) for _ in range(2)])
+            found.append(
+                [
+                    torch.autograd.grad(loss, list(kind.parameters()), retain_graph=True)
+                    for _ in range(2)
+                ]
+            )
         torch.testing.assert_close(*found)
 
 
 @torch.no_grad()
-def test_a_number_asked_of_a_tensor_is_a_break_and_no_constant(tmp_path: Path, clock: dict[str, float]) -> None:
-    """Dynamo may keep `.item()` in a graph, where nothing of ours can follow; and each number must not be a graph of its own."""
+def test_a_number_asked_of_a_tensor_is_a_break_and_no_constant(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
+    """Dynamo may keep `.item()` in a graph, where nothing of ours can follow; and each number must
+    not be a graph of its own.
+    """
 
     class Centred(Branching):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +301,9 @@ class Failing(Branching):
 
 @torch.no_grad()
 @pytest.mark.parametrize("code", [1, 2, 3])
-def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(code: int, tmp_path: Path, clock: dict[str, float]) -> None:
+def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(
+    code: int, tmp_path: Path, clock: dict[str, float]
+) -> None:
     module, own = tuned(Failing(), tmp_path), Failing()
     bad = X.clone()
     bad[0, 0] = code
@@ -300,7 +342,9 @@ def test_a_class_whose_body_dynamo_forgets_is_watched(
 
 
 @torch.no_grad()
-def test_threads_that_call_during_the_trial_get_eagers_answers(tmp_path: Path, clock: dict[str, float]) -> None:
+def test_threads_that_call_during_the_trial_get_eagers_answers(
+    tmp_path: Path, clock: dict[str, float]
+) -> None:
     module, own = tuned(Branching(), tmp_path), Branching()
     wrong: list[Exception] = []
 
@@ -323,7 +367,9 @@ def test_threads_that_call_during_the_trial_get_eagers_answers(tmp_path: Path, c
 
 @pytest.mark.gpu
 @torch.no_grad()
-def test_on_a_gpu_the_trial_measures_and_its_answers_are_eagers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_trial_measures_and_its_answers_are_eagers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many small steps, which a CUDA graph launches at once: with a real clock the graphs win."""
 
     class Long(Branching):
@@ -338,7 +384,9 @@ def test_on_a_gpu_the_trial_measures_and_its_answers_are_eagers(tmp_path: Path, 
 
     plant = plant_regions
     monkeypatch.setitem(
-        globals(), "plant_regions", lambda found, folder: plant(found, folder, schedule="eager+graph", device="cuda:0")
+        globals(),
+        "plant_regions",
+        lambda found, folder: plant(found, folder, schedule="eager+graph", device="cuda:0"),
     )
     module, own, x = Long().cuda(), Long().cuda(), X.cuda()
     torch_cudal1.accelerate(module, x, on_miss="tune", cache_dir=tmp_path)

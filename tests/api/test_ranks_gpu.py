@@ -1,4 +1,6 @@
-"""Two and four ranks, each on its own GPU (nccl), run what the first one knows: inside DDP, FSDP2 and tensor parallelism."""
+"""Two and four ranks, each on its own GPU (nccl), run what the first one knows: inside DDP, FSDP2
+and tensor parallelism.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FSDP2, tensor parallelism and DTensors on two ranks (gloo): right answers, one choice, and a reason where nothing is swapped."""
+"""FSDP2, tensor parallelism and DTensors on two ranks (gloo): right answers, one choice, and a
+reason where nothing is swapped.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ LEFT_OUT = {
 
 
 def check_data_parallel(seen: list[dict[str, Any]]) -> None:
-    """Every rank runs the first one's choice, by digest, in inference and in a training step inside DDP."""
+    """Every rank runs the first one's choice, by digest, in inference and in a training step inside
+    DDP.
+    """
     first, *others = (rank["data_parallel"] for rank in seen)
     assert first["digests"]
     assert first["shift"] == 1.0
@@ -38,13 +42,20 @@ def check(seen: list[dict[str, Any]]) -> None:
         for scene, reason in LEFT_OUT.items():
             if number and scene.endswith("compiled"):
                 continue  # the others were told to run Inductor, and looked no further
-            assert any(reason in told for told in rank[scene]["reasons"]), (scene, rank[scene]["reasons"])
-        assert rank["distributed_tensors_compiled"]["swapped"] == 0  # its reason differs between versions of torch
+            assert any(reason in told for told in rank[scene]["reasons"]), (
+                scene,
+                rank[scene]["reasons"],
+            )
+        assert (
+            rank["distributed_tensors_compiled"]["swapped"] == 0
+        )  # its reason differs between versions of torch
         assert rank["sharded_after_it_was_accelerated"]["before"] == 1.0
         assert rank["sharded_after_it_was_accelerated"]["misses"] > 0
         assert rank["blocks_compiled_and_sharded"]["swapped"] > 0
         assert rank["blocks_compiled_and_sharded"]["agreed"] > 0
-        assert "parameter first.weight is a DTensor" in rank["distributed_tensors"]["of_parameters"][0]
+        assert (
+            "parameter first.weight is a DTensor" in rank["distributed_tensors"]["of_parameters"][0]
+        )
 
 
 @pytest.fixture(scope="module")

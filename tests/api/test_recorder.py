@@ -1,4 +1,6 @@
-"""What production calls is noted by form and counted, holds no data, survives damage, and can be warmed up later."""
+"""What production calls is noted by form and counted, holds no data, survives damage, and can be
+warmed up later.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Net(nn.Module):
         super().__init__()
         self.table, self.linear = nn.Embedding(5, 8), nn.Linear(8, 4)
 
-    def forward(self, tokens: torch.Tensor, scale: torch.Tensor, style: str = "plain", times: float = 1) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, scale: torch.Tensor, style: str = "plain", times: float = 1
+    ) -> torch.Tensor:
         return self.linear(self.table(tokens)) * scale * times
 
 
@@ -61,14 +65,18 @@ def file(tmp_path: Path) -> Path:
 
 
 def accelerated(module: nn.Module, tmp_path: Path, example: Any = None, **options: Any) -> Any:
-    return torch_cudal1.accelerate(module, example, cache_dir=tmp_path / "cache", strictness="error", **options)
+    return torch_cudal1.accelerate(
+        module, example, cache_dir=tmp_path / "cache", strictness="error", **options
+    )
 
 
 def counts(file: Path) -> dict[str, int]:
     """Calls by the shapes of the tensors."""
     found = read(file)
     assert not found.problems
-    return {str([leaf[1] for leaf in _tensors(json.loads(one.form))]): one.calls for one in found.seen}
+    return {
+        str([leaf[1] for leaf in _tensors(json.loads(one.form))]): one.calls for one in found.seen
+    }
 
 
 def _tensors(form: Any) -> list[Any]:
@@ -143,11 +151,15 @@ def test_modes_are_part_of_what_is_seen(tmp_path, file):
 
 
 def test_graphs_of_the_backend_are_counted_and_named_by_arguments(tmp_path, file, monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
+    )
     torch._dynamo.reset()
     module, inputs = make_net()
     with torch_cudal1.record(file):
-        compiled = torch.compile(module, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+        compiled = torch.compile(
+            module, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+        )
         for _ in range(3):
             compiled(*inputs)
     (seen,) = read(file).seen
@@ -156,8 +168,12 @@ def test_graphs_of_the_backend_are_counted_and_named_by_arguments(tmp_path, file
     torch._dynamo.reset()
 
 
-def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(tmp_path, file, searched, monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(
+    tmp_path, file, searched, monkeypatch
+):
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
+    )
     torch._dynamo.reset()
     module, _ = make_net()
     with torch_cudal1.record(file):
@@ -165,14 +181,20 @@ def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(tmp_path
         compiled = torch.compile(module, backend=cudal1, dynamic=True, options=options)
         for length in (2, 3, 3, 5, 3):
             compiled(torch.zeros(4, length, dtype=torch.int64), torch.ones(1))
-        compiled(torch.zeros(9, 9, dtype=torch.int64), torch.ones(1), times=0.5)  # a number of which Dynamo makes a tensor
+        compiled(
+            torch.zeros(9, 9, dtype=torch.int64), torch.ones(1), times=0.5
+        )  # a number of which Dynamo makes a tensor
     torch._dynamo.reset()
     seen = counts(file)
     assert {"[[1], [4, 2]]": 1, "[[1], [4, 3]]": 3, "[[1], [4, 5]]": 1}.items() <= seen.items()
     assert len(seen) == 4
     assert searched == []
-    results = torch_cudal1.warmup(target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file)
-    assert {"1, 4x3, 3 calls)", "1, 4x2, 1 calls)", "1, 4x5, 1 calls)"} < {result.target.split("(")[1] for result in results}
+    results = torch_cudal1.warmup(
+        target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file
+    )
+    assert {"1, 4x3, 3 calls)", "1, 4x2, 1 calls)", "1, 4x5, 1 calls)"} < {
+        result.target.split("(")[1] for result in results
+    }
     assert len(results) == 4
     assert all(result.error is None for result in results)
 
@@ -222,7 +244,15 @@ def test_what_is_damaged_or_foreign_is_named_and_the_rest_is_used(file):
     append(file, [seen("last", 3)])
     found = read(file)
     assert {one.name: one.calls for one in found.seen} == {"first": 2, "last": 3}
-    assert [int(problem.split("line ")[1].split()[0]) for problem in found.problems] == [3, 4, 5, 6, 7, 8, 9]
+    assert [int(problem.split("line ")[1].split()[0]) for problem in found.problems] == [
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
     assert "check sum" in found.problems[0]
 
 
@@ -235,7 +265,13 @@ def test_a_line_that_lies_about_its_types_is_refused(file):
     body: dict[str, Any] = {"kind": "module", "name": "x", "identity": "y", "form": {}, "calls": 1}
     body |= {"mode": mode | {"grad": True}}
     assert not isinstance(_parsed_body(body), str)
-    bodies = [body | {"mode": mode}, body | {"kind": "other"}, body | {"calls": -1}, body | {"calls": True}, body | {"name": 3}]
+    bodies = [
+        body | {"mode": mode},
+        body | {"kind": "other"},
+        body | {"calls": -1},
+        body | {"calls": True},
+        body | {"name": 3},
+    ]
     file.write_text("\n".join(json.dumps({"body": one, "check": _check(one)}) for one in bodies))
     assert len(read(file).problems) == len(bodies)
 
@@ -261,7 +297,9 @@ def test_memory_is_bounded(tmp_path, file, monkeypatch):
     assert torch_cudal1.report().counters["forms_not_recorded"] >= 2
 
 
-def test_counts_are_written_while_a_process_runs_and_again_only_when_they_doubled(tmp_path, file, monkeypatch):
+def test_counts_are_written_while_a_process_runs_and_again_only_when_they_doubled(
+    tmp_path, file, monkeypatch
+):
     monkeypatch.setattr(recorder, "_PERIOD_S", 0.01)
     module, x = accelerated(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
     with torch_cudal1.record(file):
@@ -298,7 +336,13 @@ with torch.no_grad():
 """
     environment = {**os.environ, "TORCH_CUDAL1_RECORD": str(file), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert counts(file) == {"[[2, 4]]": 8}
@@ -314,7 +358,13 @@ with torch.no_grad():
         torch.zeros(4, 1).expand(4, 5),
         torch.ones(0, 3),
         torch.tensor(1.0).bfloat16(),
-        (torch.ones(1), [2, None, {"a": True, "b": 0.1}], torch.float16, torch.Size([1, 2]), float("nan")),
+        (
+            torch.ones(1),
+            [2, None, {"a": True, "b": 0.1}],
+            torch.float16,
+            torch.Size([1, 2]),
+            float("nan"),
+        ),
     ],
     ids=["transposed", "expanded", "empty", "scalar", "nested"],
 )
@@ -328,7 +378,9 @@ def test_made_indices_are_those_of_the_example_and_made_flags_too():
     made = make(form, torch.device("cpu"), torch.tensor([[3, 7]]))
     assert set(made.tolist()) == {3, 7}
     assert not make(form, torch.device("cpu")).any()
-    assert not make(describe(torch.ones(9, dtype=torch.bool)), torch.device("cpu"), torch.tensor([False])).any()
+    assert not make(
+        describe(torch.ones(9, dtype=torch.bool)), torch.device("cpu"), torch.tensor([False])
+    ).any()
 
 
 @pytest.mark.parametrize(
@@ -358,7 +410,9 @@ def test_a_form_that_nothing_can_be_made_of_is_refused(form):
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A search that takes no time and accepts the region as it is; the names of what was searched for."""
+    """A search that takes no time and accepts the region as it is; the names of what was searched
+    for.
+    """
     names: list[str] = []
 
     def tune(region: Any, place: Any, **rest: Any) -> Any:
@@ -386,22 +440,32 @@ def test_every_recorded_form_is_warmed_and_then_known(tmp_path, file, searched):
             module(*args, **kwargs)
     settings = Settings(cache_dir=tmp_path / "warm", strictness="error")
     with pytest.raises(TargetError, match="this_is_not_there"):
-        torch_cudal1.warmup(target(tmp_path), settings=settings, recording=tmp_path / "this_is_not_there")
+        torch_cudal1.warmup(
+            target(tmp_path), settings=settings, recording=tmp_path / "this_is_not_there"
+        )
     results = torch_cudal1.warmup(target(tmp_path), settings=settings, recording=file)
     assert [result.error for result in results[:1]] == [None]
-    assert "texts are not recorded" in (results[1].error or "")  # and the target has none of its own at that place
+    assert "texts are not recorded" in (
+        results[1].error or ""
+    )  # and the target has none of its own at that place
     assert searched == [region.key for region in captured_regions(module, *calls[0])]
 
 
-def test_the_same_call_recorded_by_the_backend_is_warmed_for_it(tmp_path, file, searched, monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+def test_the_same_call_recorded_by_the_backend_is_warmed_for_it(
+    tmp_path, file, searched, monkeypatch
+):
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
+    )
     module, _ = make_net()
     inputs = torch.zeros(7, 2, dtype=torch.int64), torch.ones(1)
     torch._dynamo.reset()
     with torch_cudal1.record(file):
         torch.compile(module, backend=cudal1, options={"cache_dir": tmp_path})(*inputs)
     torch._dynamo.reset()
-    results = torch_cudal1.warmup(target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file)
+    results = torch_cudal1.warmup(
+        target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file
+    )
     assert [result.error for result in results] == [None]
     options = {"cache_dir": tmp_path / "warm", "on_miss": "error", "strictness": "error"}
     torch.compile(module, backend=cudal1, options=options)(*inputs)
@@ -421,12 +485,16 @@ def test_a_module_inside_the_target_is_found_too(tmp_path, file, searched):
     accelerated(module.linear, tmp_path)
     with torch_cudal1.record(file):
         module.linear(torch.randn(6, 8))
-    (result,) = torch_cudal1.warmup(target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file)
+    (result,) = torch_cudal1.warmup(
+        target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file
+    )
     assert result.error is None
     assert ":linear (6x8, 1 calls)" in result.target
 
 
-def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(tmp_path, file, searched, capsys, caplog, monkeypatch):
+def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(
+    tmp_path, file, searched, capsys, caplog, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "300")
     module, _ = make_net()
     accelerated(module, tmp_path)

@@ -1,4 +1,6 @@
-"""Shadow checks: a kernel that goes wrong in production is found, its result is not used, and it runs nowhere again."""
+"""Shadow checks: a kernel that goes wrong in production is found, its result is not used, and it
+runs nowhere again.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def through_a_thousand(program: Program) -> Program:
 
 
 class Worn:
-    """Makes every callable built for a candidate wrong after `good` calls of it: 1 % too large from then on."""
+    """Makes every callable built for a candidate wrong after `good` calls of it: 1 % too large from
+    then on.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int) -> None:
         self.calls, self.good, build = 0, good, swapping.build
@@ -103,7 +107,11 @@ def accelerated(module: nn.Module, x: Any, tmp_path: Path, **options: Any) -> An
 
 
 def events(what: str) -> list[telemetry.Event]:
-    return [event for event in torch_cudal1.report().events if event.stage == "shadow" and event.what == what]
+    return [
+        event
+        for event in torch_cudal1.report().events
+        if event.stage == "shadow" and event.what == what
+    ]
 
 
 # --- what is wrong is found
@@ -128,7 +136,9 @@ def test_what_is_left_of_sums_that_cancel_is_measured_by_their_terms(tmp_path, t
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_result(net, x, tmp_path, monkeypatch, caplog, fast):
+def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_result(
+    net, x, tmp_path, monkeypatch, caplog, fast
+):
     if not fast:
         monkeypatch.setattr("torch_cudal1.runtime.dispatch.entry", lambda *, cuda: None)
     elif not native.status()[0]:
@@ -152,7 +162,9 @@ def test_without_shadow_checks_the_same_fault_is_not_seen(net, x, tmp_path, monk
     assert not all(torch.equal(net(x), own) for _ in range(8))
 
 
-def test_every_module_that_runs_the_kernel_stops_even_an_unwatched_one(net, x, tmp_path, monkeypatch):
+def test_every_module_that_runs_the_kernel_stops_even_an_unwatched_one(
+    net, x, tmp_path, monkeypatch
+):
     worn = Worn(monkeypatch, good=4)
     other = Net()
     accelerated(other, x, tmp_path, shadow_rate=0.0)
@@ -176,7 +188,9 @@ def test_the_backend_s_graphs_are_checked_too(x, tmp_path, monkeypatch):
     torch._dynamo.reset()
 
 
-def test_a_training_forward_is_checked_and_its_backward_is_left_out_with_a_reason(x, tmp_path, monkeypatch):
+def test_a_training_forward_is_checked_and_its_backward_is_left_out_with_a_reason(
+    x, tmp_path, monkeypatch
+):
     module = Net()
     with torch.enable_grad():
         plant(module, x, tmp_path, change=doubled_and_halved)
@@ -206,7 +220,13 @@ with torch.no_grad():
     print(net(x).shape, torch_cudal1.report().counters["resolve.quarantined"], torch_cudal1.explain(net).regions[0].reason)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, env=dict(os.environ), check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "1 quarantined: a shadow check found it wrong" in done.stdout
@@ -214,11 +234,19 @@ with torch.no_grad():
 
 def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monkeypatch):
     (region,) = captured_regions(net, (x,))
-    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune", budget_s=0.5))
+    place = place_for(
+        torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune", budget_s=0.5)
+    )
     candidate = Candidate(doubled_and_halved(region.program), "eager", "rewrites", ("planted",))
     judged: list[str] = []
-    monkeypatch.setattr("torch_cudal1.judge.judge", lambda region, candidate, *rest: judged.append(candidate.digest))
-    ranking = type("Ranking", (), {"best": Candidate(region.program, "eager", "baseline"), "medians_us": {}, "failures": {}})()
+    monkeypatch.setattr(
+        "torch_cudal1.judge.judge", lambda region, candidate, *rest: judged.append(candidate.digest)
+    )
+    ranking = type(
+        "Ranking",
+        (),
+        {"best": Candidate(region.program, "eager", "baseline"), "medians_us": {}, "failures": {}},
+    )()
     monkeypatch.setattr("torch_cudal1.judge.rank_baselines", lambda *rest: ranking)
     hold_back(tmp_path, Quarantined(region.key, candidate.digest, "it was wrong"))
     choice = choose(region, place)
@@ -228,13 +256,19 @@ def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monke
     assert "it was wrong" in choice.entry.tried[0]["reason"]
 
 
-def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_too(net, x, tmp_path):
+def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_too(
+    net, x, tmp_path
+):
     (region,) = captured_regions(net, (x,))
     place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
     held = choose(region, place).candidate
     hold_back(tmp_path, Quarantined(region.key, held.digest, "it was wrong"))
     assert not choose(region, place).swapped
-    place.cache.put(entry_for(region, Candidate(same(region.program), "eager", "rewrites", ("other",)), place.settings))
+    place.cache.put(
+        entry_for(
+            region, Candidate(same(region.program), "eager", "rewrites", ("other",)), place.settings
+        )
+    )
     assert choose(region, place).swapped
     assert reason_for([tmp_path], "0" * 64, held.digest) == ""
 
@@ -243,7 +277,9 @@ def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_t
 def test_a_damaged_record_still_holds_its_candidate_back(net, x, tmp_path, damage):
     (region,) = captured_regions(net, (x,))
     place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
-    stored = hold_back(tmp_path, Quarantined(region.key, choose(region, place).candidate.digest, "wrong"))
+    stored = hold_back(
+        tmp_path, Quarantined(region.key, choose(region, place).candidate.digest, "wrong")
+    )
     stored.path.write_bytes(damage)
     choice = choose(region, place)
     assert not choice.swapped
@@ -258,14 +294,18 @@ def test_records_of_read_only_folders_hold_too(net, x, tmp_path):
     assert "wrong elsewhere" in choose(region, place_for(torch.device("cpu"), settings)).reason
 
 
-def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine(net, x, tmp_path, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine(
+    net, x, tmp_path, monkeypatch, caplog
+):
     before = set(swapping._in_use)
     accelerated(net, x, tmp_path)
     (swapped,) = set(swapping._in_use) - before
     runner = swapped._runner
     assert isinstance(runner, _Shadowed)
     (tmp_path / "v1" / "quarantine").write_text("a file where the folder should be")
-    monkeypatch.setattr(runner, "_runner", lambda inputs: [out * 2 for out in runner._swapped.reference(inputs)])
+    monkeypatch.setattr(
+        runner, "_runner", lambda inputs: [out * 2 for out in runner._swapped.reference(inputs)]
+    )
     own = net._call_impl(x)
     assert all(torch.equal(net(x), own) for _ in range(3))
     assert "not_stored" in events("mismatch")[0].facts
@@ -320,7 +360,9 @@ def test_the_user_s_function_gets_the_event_and_may_raise(net, x, tmp_path, monk
     assert "the pager is broken" in events("callback_failed")[0].facts["reason"]
 
 
-def test_the_function_may_be_named_and_a_name_that_is_not_there_is_refused(net, x, tmp_path, monkeypatch):
+def test_the_function_may_be_named_and_a_name_that_is_not_there_is_refused(
+    net, x, tmp_path, monkeypatch
+):
     with pytest.raises(SettingError, match="no_such_module"):
         accelerated(net, x, tmp_path, on_mismatch="no_such_module:alert")
     with pytest.raises(SettingError, match="it names a"):
@@ -343,7 +385,9 @@ def test_at_rate_zero_nothing_is_put_in_the_way(net, x, tmp_path):
     assert "shadow_checks" not in torch_cudal1.report().counters
 
 
-def test_about_the_asked_share_of_calls_is_checked_without_touching_the_user_s_random_numbers(net, x, tmp_path):
+def test_about_the_asked_share_of_calls_is_checked_without_touching_the_user_s_random_numbers(
+    net, x, tmp_path
+):
     accelerated(net, x, tmp_path, shadow_rate=0.1)
     state = torch.get_rng_state()
     for _ in range(3000):
@@ -362,7 +406,9 @@ class Writes(nn.Module):
         return x * self.calls
 
 
-@pytest.mark.parametrize(("module", "reason"), [(Writes(), "writes to its inputs"), (nn.Dropout(0.5), "random")])
+@pytest.mark.parametrize(
+    ("module", "reason"), [(Writes(), "writes to its inputs"), (nn.Dropout(0.5), "random")]
+)
 def test_what_a_second_run_would_not_repeat_is_left_out_with_a_reason(module, reason, x, tmp_path):
     plant(module, x, tmp_path)
     accelerated(module, x, tmp_path)
@@ -378,7 +424,9 @@ class OnGpu:
 def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled(monkeypatch):
     capturing, ran = [True], []
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: capturing[0])
-    swapped = SimpleNamespace(quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)])
+    swapped = SimpleNamespace(
+        quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)]
+    )
     told = SimpleNamespace(key="", mismatch=ran.append, sway=lambda inputs, position: None)
     kernel = lambda inputs: ran.append("kernel") or [torch.ones(2)]
     shadowed = _Shadowed(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
@@ -392,13 +440,17 @@ def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled
     assert ran[4:] == ["kernel"]
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(1, ""), (4, ""), (5, "elements differ"), (40, "elements differ")])
+@pytest.mark.parametrize(
+    ("wrong", "told"), [(1, ""), (4, ""), (5, "elements differ"), (40, "elements differ")]
+)
 def test_indices_chosen_among_rounded_numbers_may_tie_and_not_be_wrong(wrong, told):
     own = torch.arange(40)
     ours = own.clone()
     ours[:wrong] += 1
     assert told in _difference([ours], [own], _Tolerance("match", 1, 0.0, True))
-    assert _difference([ours], [own], _Tolerance("match", 1, 0.0, False))  # of integers alone, each must be the same
+    assert _difference(
+        [ours], [own], _Tolerance("match", 1, 0.0, False)
+    )  # of integers alone, each must be the same
     assert bool(_difference([ours], [own], _Tolerance("match", 1, 0.0, True))) == bool(told)
 
 
@@ -416,7 +468,9 @@ def test_a_baseline_that_cannot_run_now_does_not_cost_the_call(net, x, tmp_path,
 
 
 class Mixed(nn.Module):
-    """Rounds to bfloat16 inside, gives float32: right evaluations lie far further apart than float32's digits say."""
+    """Rounds to bfloat16 inside, gives float32: right evaluations lie far further apart than
+    float32's digits say.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,7 +493,9 @@ def test_formats_inside_the_region_widen_the_tolerance_and_still_catch_a_wrong_r
     in_float32 = x
     for layer in module.layers:
         in_float32 = layer(in_float32).relu()
-    assert _difference([in_float32], [own], replace(tolerance, drift=0.0))  # so the drift is what admits it
+    assert _difference(
+        [in_float32], [own], replace(tolerance, drift=0.0)
+    )  # so the drift is what admits it
     assert _difference([in_float32], [own], tolerance) == ""
     assert "rms" in _difference([own * 1.5], [own], tolerance)
     assert "missing" in _difference([None], [own], tolerance)

@@ -1,4 +1,6 @@
-"""Logarithms of Bessel functions: right to the last digits where numbers of any size come, against arbitrary precision."""
+"""Logarithms of Bessel functions: right to the last digits where numbers of any size come, against
+arbitrary precision.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def test_they_are_right_where_the_functions_themselves_are_no_numbers(kind: str)
         for (row, order), (column, x) in itertools.product(enumerate(ORDERS), enumerate(PLACES)):
             try:
                 exact = mpmath.log(theirs(mpmath.mpf(order), mpmath.mpf(x)))
-            except (ValueError, NoConvergence):  # its series give up where orders and places are both large
+            except (
+                ValueError,
+                NoConvergence,
+            ):  # its series give up where orders and places are both large
                 continue
             error = abs(mpmath.mpf(float(found[row, column])) - exact) / max(1, abs(exact))
             assert error < 2e-14, (order, x)
@@ -44,20 +49,28 @@ def test_they_are_right_where_the_functions_themselves_are_no_numbers(kind: str)
 
 
 def debye(kind: str, order: float, x: float) -> mpmath.mpf:
-    """The uniform expansion for large orders with two terms, DLMF 10.41.3 and 10.41.4: off by about 1/order^2."""
+    """The uniform expansion for large orders with two terms, DLMF 10.41.3 and 10.41.4: off by about
+    1/order^2.
+    """
     v = mpmath.mpf(order)
     z = mpmath.mpf(x) / v
     root = mpmath.sqrt(1 + z * z)
     p, sign = 1 / root, 1 if kind == "i" else -1
     eta = root + mpmath.log(z / (1 + root))
     front = 2 * mpmath.pi * v if kind == "i" else 2 * v / mpmath.pi
-    return sign * v * eta - mpmath.log(front * root) / 2 + mpmath.log(1 + sign * (3 * p - 5 * p**3) / 24 / v)
+    return (
+        sign * v * eta
+        - mpmath.log(front * root) / 2
+        + mpmath.log(1 + sign * (3 * p - 5 * p**3) / 24 / v)
+    )
 
 
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("order", [3e6, 1e8, 1e11, 1e13, 1e20, 1e38, 1e300])
 @pytest.mark.parametrize("ratio", [1e-30, 0.01, 0.7, 3.0, 1e5])
-def test_huge_orders_have_peaks_too_narrow_for_float64_and_still_end(kind: str, order: float, ratio: float) -> None:
+def test_huge_orders_have_peaks_too_narrow_for_float64_and_still_end(
+    kind: str, order: float, ratio: float
+) -> None:
     x = order * ratio
     found = float(EXACT[kind][0](torch.tensor(order, dtype=F64), torch.tensor(x, dtype=F64)))
     with mpmath.workdps(400):
@@ -77,10 +90,14 @@ def test_any_two_numbers_come_to_an_end_and_to_a_number(kind: str, order: float,
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_numbers_of_every_size_come_to_a_number_in_few_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_every_size_come_to_a_number_in_few_steps(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, summed = [0], bessel._summed
 
-    def counting(exponent: Callable[[torch.Tensor], torch.Tensor], *rest: torch.Tensor) -> torch.Tensor:
+    def counting(
+        exponent: Callable[[torch.Tensor], torch.Tensor], *rest: torch.Tensor
+    ) -> torch.Tensor:
         def counted(place: torch.Tensor) -> torch.Tensor:
             taken[0] += 1
             return exponent(place)
@@ -105,16 +122,31 @@ def test_numbers_at_the_end_of_float64_come_to_an_end(kind: str) -> None:
 
 def test_torch_s_own_of_order_zero_are_met() -> None:
     x = torch.linspace(0.01, 80, 500, dtype=F64)
-    torch.testing.assert_close(log_bessel_i(0.0, x), torch.log(torch.special.i0e(x)) + x, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(
-        log_bessel_k(0.0, x), torch.log(torch.special.scaled_modified_bessel_k0(x)) - x, rtol=1e-13, atol=1e-13
+        log_bessel_i(0.0, x), torch.log(torch.special.i0e(x)) + x, rtol=1e-13, atol=1e-13
+    )
+    torch.testing.assert_close(
+        log_bessel_k(0.0, x),
+        torch.log(torch.special.scaled_modified_bessel_k0(x)) - x,
+        rtol=1e-13,
+        atol=1e-13,
     )
 
 
 def test_edges_are_limits_and_what_is_outside_is_not_a_number() -> None:
     x = torch.tensor([0.0, INF, -1.0, NAN])
-    expected_i = {0.0: [0.0, INF, NAN, NAN], 2.0: [-INF, INF, NAN, NAN], -1.0: [NAN] * 4, INF: [-INF, NAN, NAN, NAN]}
-    expected_k = {0.0: [INF, -INF, NAN, NAN], -2.0: [INF, -INF, NAN, NAN], INF: [INF, NAN, NAN, NAN], NAN: [NAN] * 4}
+    expected_i = {
+        0.0: [0.0, INF, NAN, NAN],
+        2.0: [-INF, INF, NAN, NAN],
+        -1.0: [NAN] * 4,
+        INF: [-INF, NAN, NAN, NAN],
+    }
+    expected_k = {
+        0.0: [INF, -INF, NAN, NAN],
+        -2.0: [INF, -INF, NAN, NAN],
+        INF: [INF, NAN, NAN, NAN],
+        NAN: [NAN] * 4,
+    }
     for order, expected in expected_i.items():
         torch.testing.assert_close(log_bessel_i(order, x), torch.tensor(expected), equal_nan=True)
     for order, expected in expected_k.items():
@@ -143,7 +175,9 @@ def test_types_are_those_of_a_sum_and_integers_alone_are_refused() -> None:
 
 
 class Concentration(nn.Module):
-    """The normaliser of a von Mises-Fisher distribution in many dimensions, where I_v(kappa) is no float32."""
+    """The normaliser of a von Mises-Fisher distribution in many dimensions, where I_v(kappa) is no
+    float32.
+    """
 
     def forward(self, kappa: torch.Tensor) -> torch.Tensor:
         return 255.0 * torch.log(kappa) - log_bessel_i(255.0, kappa)
@@ -157,7 +191,9 @@ def test_a_module_with_one_is_captured_compiled_and_accelerated(tmp_path: Path) 
         (region,) = captured_regions(module, (kappa,))
         assert "cudal1.log_bessel_i.default" in [step.target for step in region.program.steps]  # type: ignore[union-attr]
         torch.testing.assert_close(torch.compile(module, fullgraph=True)(kappa), expected)
-        served = cudal1.accelerate(module, (kappa,), cache_dir=tmp_path, on_miss="tune", budget_s=1.0, strictness="error")
+        served = cudal1.accelerate(
+            module, (kappa,), cache_dir=tmp_path, on_miss="tune", budget_s=1.0, strictness="error"
+        )
         torch.testing.assert_close(served(kappa), expected)
     kappa.requires_grad_()
     (gradient,) = torch.autograd.grad(module(kappa).sum(), kappa)

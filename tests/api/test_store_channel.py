@@ -1,4 +1,6 @@
-"""Nobody waits for a deciding rank that was killed or stopped, everybody for one that is slow and lives, within a bound."""
+"""Nobody waits for a deciding rank that was killed or stopped, everybody for one that is slow and
+lives, within a bound.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from torch_cudal1.api.ranks.consensus import Apart
 from torch_cudal1.api.ranks.store_channel import Line
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 300.0  # below the ten minutes that a decision may take, far above what a busy machine adds to two seconds
+# below the ten minutes that a decision may take, far above what a busy machine adds to two seconds
+LONG_S = 300.0
 
 
 class Leader:
@@ -32,11 +35,32 @@ class Leader:
 
     def __init__(self, hosts: bool, heartbeat_s: float, *how: str) -> None:
         self.heartbeat_s = heartbeat_s
-        own = None if hosts else dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        command = [sys.executable, "-m", "tests.api.rank_leader", "0" if own is None else str(own.port), str(heartbeat_s), *how]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
+        own = (
+            None
+            if hosts
+            else dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "tests.api.rank_leader",
+            "0" if own is None else str(own.port),
+            str(heartbeat_s),
+            *how,
+        ]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TORCH_CUDAL1_")
+        }
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         port = int(self.line())
         timeout = timedelta(seconds=120)
@@ -71,7 +95,12 @@ def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     def agree(leader: Leader, deciding_s: float = 600.0) -> Any:
         monkeypatch.setattr(consensus, "_store", lambda: leader.store)
         here = place(leader.heartbeat_s, tmp_path, deciding_s)
-        return consensus.agreed(["graph"], here, decide=lambda: pytest.fail("it does not lead"), follow=lambda told: told)
+        return consensus.agreed(
+            ["graph"],
+            here,
+            decide=lambda: pytest.fail("it does not lead"),
+            follow=lambda told: told,
+        )
 
     yield agree
     consensus._silent = consensus._kept_waiting = False
@@ -90,12 +119,17 @@ def leading(*how: str, hosts: bool, heartbeat_s: float = 2.0) -> pytest.MarkDeco
 
 
 @leading(hosts=False)
-def test_a_leader_that_is_killed_is_not_waited_for(leader: Leader, follower: Callable[..., Any]) -> None:
+def test_a_leader_that_is_killed_is_not_waited_for(
+    leader: Leader, follower: Callable[..., Any]
+) -> None:
     leader.once_deciding(leader.process.kill)
     began = time.monotonic()
     outcome = follower(leader)
     assert isinstance(outcome, Apart)
-    assert "rank 0 gave no sign of life for 2 s while the others waited for its decision" in outcome.reason
+    assert (
+        "rank 0 gave no sign of life for 2 s while the others waited for its decision"
+        in outcome.reason
+    )
     assert time.monotonic() - began < LONG_S
 
 
@@ -115,11 +149,17 @@ def test_a_leader_that_is_stopped_is_not_waited_for_and_takes_the_baseline_too_w
 
 
 @leading(hosts=False, heartbeat_s=12.0)
-def test_a_leader_that_is_slow_and_lives_is_waited_for(leader: Leader, follower: Callable[..., Any]) -> None:
-    """It decides for as long as it takes to beat more often than fits into the twelve seconds of patience."""
+def test_a_leader_that_is_slow_and_lives_is_waited_for(
+    leader: Leader, follower: Callable[..., Any]
+) -> None:
+    """It decides for as long as it takes to beat more often than fits into the twelve seconds of
+    patience.
+    """
 
     def slowly() -> None:
-        while int(leader.store.get("torch_cudal1/0/beat/0")) < 10:  # one comes every one and a half seconds
+        while (
+            int(leader.store.get("torch_cudal1/0/beat/0")) < 10
+        ):  # one comes every one and a half seconds
             time.sleep(0.05)
         leader.go_on()
 
@@ -135,8 +175,12 @@ def test_a_leader_that_lives_and_is_stuck_is_given_up_and_hardly_waited_for_agai
     began = time.monotonic()
     outcome = follower(leader, 6.0)
     assert isinstance(outcome, Apart)
-    assert "rank 0 told nothing within 6 s while the others waited for its decision" in outcome.reason
-    while int(leader.store.get("torch_cudal1/0/beat/0")) < 2:  # it is alive all the time, so another one comes
+    assert (
+        "rank 0 told nothing within 6 s while the others waited for its decision" in outcome.reason
+    )
+    while (
+        int(leader.store.get("torch_cudal1/0/beat/0")) < 2
+    ):  # it is alive all the time, so another one comes
         time.sleep(0.05)
     assert leader.process.poll() is None
     outcome = follower(leader, 6.0)
@@ -146,7 +190,9 @@ def test_a_leader_that_lives_and_is_stuck_is_given_up_and_hardly_waited_for_agai
 
 
 @leading(hosts=True)
-def test_a_leader_that_takes_the_store_with_it_is_not_waited_for(leader: Leader, follower: Callable[..., Any]) -> None:
+def test_a_leader_that_takes_the_store_with_it_is_not_waited_for(
+    leader: Leader, follower: Callable[..., Any]
+) -> None:
     leader.once_deciding(leader.process.kill)
     began = time.monotonic()
     outcome = follower(leader)
@@ -156,7 +202,9 @@ def test_a_leader_that_takes_the_store_with_it_is_not_waited_for(leader: Leader,
 
 
 @leading(hosts=True)
-def test_a_stopped_leader_whose_store_answers_nothing_is_not_waited_for(leader: Leader, follower: Callable[..., Any]) -> None:
+def test_a_stopped_leader_whose_store_answers_nothing_is_not_waited_for(
+    leader: Leader, follower: Callable[..., Any]
+) -> None:
     leader.once_deciding(lambda: leader.process.send_signal(signal.SIGSTOP))
     began = time.monotonic()
     outcome = follower(leader)
@@ -171,6 +219,9 @@ def test_a_beat_that_goes_on_for_ever_is_not_waited_for_for_ever() -> None:
     store = dist.HashStore()
     line = Line(store, "base", 10.0)
     with line.beating("beat", 0.4):
-        assert line.wait_while_beating("told", "closed", "beat", (10.0, 0.5)) == "told nothing within 0.5 s"
+        assert (
+            line.wait_while_beating("told", "closed", "beat", (10.0, 0.5))
+            == "told nothing within 0.5 s"
+        )
     store.set("base/told", "yes")
     assert line.wait_while_beating("told", "closed", "beat", (10.0, 0.5)) == ""

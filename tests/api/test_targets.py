@@ -36,7 +36,9 @@ def test_a_file_and_a_callable_give_the_module_and_its_inputs(tmp_path: Path) ->
     assert loaded.module(*loaded.inputs).shape == (4, 2)
 
 
-def test_a_package_and_a_callable_are_found_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_and_a_callable_are_found_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path, PAIR, "cudal1_test_package/inner.py")
     written(tmp_path, "", "cudal1_test_package/__init__.py")
     monkeypatch.chdir(tmp_path)
@@ -47,13 +49,17 @@ def test_a_package_and_a_callable_are_found_from_the_current_folder(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("init", "scale"), [("[5]", 1.0), ("[[5], {'scale': 3.0}]", 3.0)])
-def test_a_kernelbench_file_is_built_from_its_three_names(tmp_path: Path, init: str, scale: float) -> None:
+def test_a_kernelbench_file_is_built_from_its_three_names(
+    tmp_path: Path, init: str, scale: float
+) -> None:
     (loaded,) = load(str(written(tmp_path, KERNELBENCH % init)))
     assert loaded.module.scale == scale
     assert loaded.inputs[0].shape == (2, 5)
 
 
-def test_a_folder_gives_its_kernelbench_files_in_natural_order_and_runs_no_other(tmp_path: Path) -> None:
+def test_a_folder_gives_its_kernelbench_files_in_natural_order_and_runs_no_other(
+    tmp_path: Path,
+) -> None:
     for name in ("10_b.py", "2_a.py", "deep/1_c.py"):
         written(tmp_path, KERNELBENCH % "[5]", name)
     written(tmp_path, "raise SystemExit('a helper was run')\n", "helper.py")
@@ -68,7 +74,9 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     assert widths == [2, 7]
 
 
-def test_weights_and_inputs_are_the_same_at_every_load_and_the_users_random_state_is_untouched(tmp_path: Path) -> None:
+def test_weights_and_inputs_are_the_same_at_every_load_and_the_users_random_state_is_untouched(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path, PAIR)
     state = torch.random.get_rng_state()
     first, second = (load(f"{path}:build")[0] for _ in range(2))
@@ -79,7 +87,9 @@ def test_weights_and_inputs_are_the_same_at_every_load_and_the_users_random_stat
 
 def test_a_single_tensor_and_nested_containers_are_inputs(tmp_path: Path) -> None:
     path = written(
-        tmp_path, HEAD + "def one(): return nn.ReLU(), torch.ones(2)\ndef deep(): return nn.ReLU(), ([torch.ones(2), {'k': 1}],)\n"
+        tmp_path,
+        HEAD
+        + "def one(): return nn.ReLU(), torch.ones(2)\ndef deep(): return nn.ReLU(), ([torch.ones(2), {'k': 1}],)\n",
     )
     assert load(f"{path}:one")[0].inputs[0].shape == (2,)
     assert load(f"{path}:deep")[0].inputs[0][1] == {"k": 1}
@@ -93,12 +103,28 @@ BROKEN = [
         "build",
         "the first of the pair is of type 'type'; a torch.nn.Module is needed",
     ),
-    ("def build(): return nn.ReLU(), {'x': torch.ones(1)}", "build", "the inputs are of type 'dict'; a tuple of positional inputs"),
-    ("def build(): return nn.ReLU(), ([1, open],)", "build", "inputs[0][1] is of type 'builtins.builtin_function_or_method'"),
+    (
+        "def build(): return nn.ReLU(), {'x': torch.ones(1)}",
+        "build",
+        "the inputs are of type 'dict'; a tuple of positional inputs",
+    ),
+    (
+        "def build(): return nn.ReLU(), ([1, open],)",
+        "build",
+        "inputs[0][1] is of type 'builtins.builtin_function_or_method'",
+    ),
     ("def build(): return nn.ReLU(), (1, 2)", "build", "the inputs hold no tensor"),
-    ("def build(): return 1 / 0", "build", "building it failed with ZeroDivisionError: division by zero at"),
+    (
+        "def build(): return 1 / 0",
+        "build",
+        "building it failed with ZeroDivisionError: division by zero at",
+    ),
     ("def build(): raise SystemExit(3)", "build", "building it failed with SystemExit: 3"),
-    ("def build(need): pass", "build", "building it failed with TypeError: build() missing 1 required positional argument"),
+    (
+        "def build(need): pass",
+        "build",
+        "building it failed with TypeError: build() missing 1 required positional argument",
+    ),
     ("def other(): pass", "build", "it holds no callable 'build'; callables there: other"),
     ("build = 3", "build", "it holds an object of type 'int', not a callable, as 'build'"),
     (
@@ -106,14 +132,26 @@ BROKEN = [
         "build",
         "importing it failed with ModuleNotFoundError: No module named 'no_such_package_xyz' at",
     ),
-    ("raise RuntimeError('at import')", "build", "importing it failed with RuntimeError: at import at"),
+    (
+        "raise RuntimeError('at import')",
+        "build",
+        "importing it failed with RuntimeError: at import at",
+    ),
     ("def build(:\n", "build", "the file is not valid Python"),
-    ("class Model: pass", "", "the file defines no get_inputs, no get_init_inputs, and no ':callable'"),
+    (
+        "class Model: pass",
+        "",
+        "the file defines no get_inputs, no get_init_inputs, and no ':callable'",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("source", "callable_name", "problem"), BROKEN, ids=[b[2][:40] for b in BROKEN])
-def test_a_broken_file_is_told_in_one_paragraph(tmp_path: Path, source: str, callable_name: str, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "callable_name", "problem"), BROKEN, ids=[b[2][:40] for b in BROKEN]
+)
+def test_a_broken_file_is_told_in_one_paragraph(
+    tmp_path: Path, source: str, callable_name: str, problem: str
+) -> None:
     path = written(tmp_path, HEAD + source + "\n")
     with pytest.raises(TargetError) as caught:
         load(f"{path}:{callable_name}" if callable_name else str(path))
@@ -125,7 +163,9 @@ def test_a_file_whose_import_failed_leaves_no_half_made_module(tmp_path: Path) -
     path = written(tmp_path, HEAD + "raise RuntimeError('at import')\n")
     with pytest.raises(TargetError):
         load(f"{path}:build")
-    assert not [module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path)]
+    assert not [
+        module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,5 +203,7 @@ def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_inputs_that_do_not_fit_are_the_targets_problem() -> None:
-    with pytest.raises(TargetError, match="calling the module with its inputs failed with RuntimeError"):
+    with pytest.raises(
+        TargetError, match="calling the module with its inputs failed with RuntimeError"
+    ):
         try_call(Loaded("t", torch.nn.Linear(3, 3), (torch.ones(2, 5),)))

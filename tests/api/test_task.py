@@ -33,7 +33,13 @@ EXPLANATION = Explanation(
     device="cpu",
     regions=(REGION,),
     left_out=("one",),
-    end_to_end=EndToEnd(eager_us=3.0, inductor_us=None, ours_us=2.0, vs_eager=Interval(1.5, 1.4, 1.6), vs_inductor=None),
+    end_to_end=EndToEnd(
+        eager_us=3.0,
+        inductor_us=None,
+        ours_us=2.0,
+        vs_eager=Interval(1.5, 1.4, 1.6),
+        vs_inductor=None,
+    ),
     gate=("a note",),
 )
 

@@ -14,16 +14,23 @@ from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import place_for
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 def gradients(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     module.zero_grad(set_to_none=True)
     module(x).square().mean().backward()
-    return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None
+    ]
 
 
-def test_both_graphs_of_a_step_are_searched_for_kernels_and_gradients_are_eagers(tmp_path: Path) -> None:
+def test_both_graphs_of_a_step_are_searched_for_kernels_and_gradients_are_eagers(
+    tmp_path: Path,
+) -> None:
     module, x = FeedForward(1024, 4096, 1).cuda(), torch.randn(4096, 1024, device="cuda")
     expected = gradients(module, x)
     settings = Settings(cache_dir=tmp_path, on_miss="tune", budget_s=20.0, strictness="error")

@@ -15,16 +15,27 @@ def test_it_runs_small_and_writes_its_results(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_cache, "_LOOKUP_LIMIT_US", 1e9)
     monkeypatch.setattr(bench_cache, "_OPEN_LIMIT_US", 1e9)
     out = tmp_path / "cache.json"
-    assert bench_cache.main(["--entries", "20", "--look-ups", "30", "--processes", "2", "--out", str(out)]) == 0
+    assert (
+        bench_cache.main(
+            ["--entries", "20", "--look-ups", "30", "--processes", "2", "--out", str(out)]
+        )
+        == 0
+    )
     saved = json.loads(out.read_text())
     assert (saved["kind"], saved["summary"]) == ("cache", {"over_limit": []})
-    assert all(0 < row["p10_us"] <= row["median_us"] <= row["p90_us"] or row["name"].startswith("new") for row in saved["rows"])
+    assert all(
+        0 < row["p10_us"] <= row["median_us"] <= row["p90_us"] or row["name"].startswith("new")
+        for row in saved["rows"]
+    )
     assert str(tmp_path) not in out.read_text()
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["summary"] == saved["summary"]
 
 
 def test_a_row_over_its_limit_is_named_and_exits_1(tmp_path, monkeypatch):
-    rows = [bench_cache.Row("slow", 2.0, 1.0, 3.0, 1.5), bench_cache.Row("told only", 9.0, 9.0, 9.0, None)]
+    rows = [
+        bench_cache.Row("slow", 2.0, 1.0, 3.0, 1.5),
+        bench_cache.Row("told only", 9.0, 9.0, 9.0, None),
+    ]
     monkeypatch.setattr(bench_cache, "measured", lambda *args: rows)
     out = tmp_path / "cache.json"
     assert bench_cache.main(["--out", str(out)]) == 1

@@ -1,4 +1,6 @@
-"""The convolutions' benchmark: cases are what they say, every one has a proposal, and without a GPU rows tell so."""
+"""The convolutions' benchmark: cases are what they say, every one has a proposal, and without a GPU
+rows tell so.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_a_row_has_the_error_against_float64_and_the_floor() -> None:
 
 def test_what_does_not_compile_is_a_row_with_the_reason(tmp_path: Path) -> None:
     built = bench_conv.compiled(SMALL, {"rows": 3}, 90, tmp_path / "program")
-    assert "depthwise" in Measurer(SMALL, torch.device("cpu")).candidate({"rows": 3}, built, 1.0)["failed"]
+    assert (
+        "depthwise"
+        in Measurer(SMALL, torch.device("cpu")).candidate({"rows": 3}, built, 1.0)["failed"]
+    )
 
 
 def test_without_a_gpu_the_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,4 +48,6 @@ def test_without_a_gpu_the_file_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     out = tmp_path / "conv.json"
     assert bench_conv.main(["--processes", "1", "--per-case", "1", "--out", str(out)]) == 1
     assert report.load(out)["kind"] == "conv"
-    assert [row["failed"] for row in json.loads(out.read_text())["rows"]] == ["no GPU to measure on"]
+    assert [row["failed"] for row in json.loads(out.read_text())["rows"]] == [
+        "no GPU to measure on"
+    ]

@@ -1,4 +1,6 @@
-"""The benchmark's programs are all different and meant to be right or wrong, and what it says is what was measured."""
+"""The benchmark's programs are all different and meant to be right or wrong, and what it says is
+what was measured.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("result", bench_evaluator._BODIES)
-def test_programs_are_different_and_every_fourth_is_another_computation(device: str, result: str) -> None:
+def test_programs_are_different_and_every_fourth_is_another_computation(
+    device: str, result: str
+) -> None:
     found = list(islice(programs(result, device, 64), 80))
     assert len({one.source for one in found}) == len({one.program for one in found}) == 80
     for one in found:
@@ -34,7 +38,8 @@ def test_programs_are_different_and_every_fourth_is_another_computation(device: 
 
 
 def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
-    # Triton's maximum drops NaN there, though not in its interpreter: the judge refused these programs and nobody saw why
+    # Triton's maximum drops NaN there, though not in its interpreter: the judge refused these
+    # programs and nobody saw why
     file = tmp_path / "chain.py"
     file.write_text(next(programs(bench_evaluator._CHAIN, "cuda", 64)).source)
     spec = importlib.util.spec_from_file_location("chain", file)
@@ -43,7 +48,9 @@ def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
     chain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chain)
     types = {"x": "*fp32", "y": "*fp32", "width": "i32", "BLOCK": "constexpr"}
-    made = triton.compile(ASTSource(chain.kernel, types, {"BLOCK": 64}), target=GPUTarget("cuda", 90, 32))
+    made = triton.compile(
+        ASTSource(chain.kernel, types, {"BLOCK": 64}), target=GPUTarget("cuda", 90, 32)
+    )
     maxima = re.findall(r"max[.a-zA-Z]*[.]f32", made.asm["ptx"])
     assert maxima
     assert set(maxima) == {"max.NaN.f32"}
@@ -58,11 +65,15 @@ def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
         ([(12, 40.0), (96, 70.0), (96, 82.0), (96, 90.0)], 9.6),
     ],
 )
-def test_the_rate_counts_when_all_processes_are_up(batches: list[tuple[int, float]], rate: float) -> None:
+def test_the_rate_counts_when_all_processes_are_up(
+    batches: list[tuple[int, float]], rate: float
+) -> None:
     assert bench_evaluator._rate(batches) == pytest.approx(rate)
 
 
-def test_a_run_is_written_when_it_is_known_and_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_written_when_it_is_known_and_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[int] = []
 
     def measured(terms: object, lanes: int, budget_s: float, shape: tuple[int, int]) -> Run:
@@ -79,6 +90,12 @@ def test_a_run_is_written_when_it_is_known_and_not_done_again(tmp_path: Path, mo
     assert main([*options, "--lanes", "2", "--device", "cuda"]) == 1  # the goal of a GPU was missed
 
 
-def test_where_nothing_is_right_no_rate_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_evaluator, "measured", lambda *given: Run(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]))
+def test_where_nothing_is_right_no_rate_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        bench_evaluator,
+        "measured",
+        lambda *given: Run(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]),
+    )
     assert main(["--device", "cpu", "--out", str(tmp_path / "e.json")]) == 1

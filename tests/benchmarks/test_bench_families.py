@@ -1,4 +1,6 @@
-"""The families' benchmark: every case has a kernel on an H200; no row is left out, and what is wrong has no speed-up."""
+"""The families' benchmark: every case has a kernel on an H200; no row is left out, and what is
+wrong has no speed-up.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import Proposal, propose
 
-SMALL = Case("softmax", "small softmax", lambda: Of(lambda x: x.softmax(1)), lambda: (torch.rand(8, 64),))
-NORM = Case("norm", "small batch norm", lambda: nn.BatchNorm2d(3).train(), lambda: (torch.rand(2, 3, 8, 8),))
+SMALL = Case(
+    "softmax", "small softmax", lambda: Of(lambda x: x.softmax(1)), lambda: (torch.rand(8, 64),)
+)
+NORM = Case(
+    "norm", "small batch norm", lambda: nn.BatchNorm2d(3).train(), lambda: (torch.rand(2, 3, 8, 8),)
+)
 NONE = Case("pooling", "a view", lambda: Of(lambda x: x.flip(0)), lambda: (torch.rand(8, 64),))
 CHOICES = (Proposal("softmax", {"rows": 1}), Proposal("softmax", {"rows": 2}))
 
@@ -67,25 +73,40 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pretend(brief: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Kernels made of PyTorch's own steps: `of` says what a proposal of an island's Program becomes."""
+    """Kernels made of PyTorch's own steps: `of` says what a proposal of an island's Program
+    becomes.
+    """
     built: dict[str, Any] = {"of": lambda program, proposal: program}
     monkeypatch.setattr(bench_families, "propose", lambda program, sm, most: CHOICES[:most])
-    monkeypatch.setattr(bench_families, "build", lambda program, proposal, sm: built["of"](program, proposal))
+    monkeypatch.setattr(
+        bench_families, "build", lambda program, proposal, sm: built["of"](program, proposal)
+    )
     return built
 
 
 def flat_instead(program: Program, proposal: Proposal) -> Program:
     """A wrong answer of the right form: every value a half."""
-    return replace(program, steps=(Aten("aten.full_like.default", (program.steps[0].args[0], 0.5), (), program.steps[0].outs),))
+    return replace(
+        program,
+        steps=(
+            Aten(
+                "aten.full_like.default", (program.steps[0].args[0], 0.5), (), program.steps[0].outs
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("case", [SMALL, NORM], ids=lambda case: case.family)
-def test_a_right_kernel_has_its_error_and_its_gain_over_the_better_baseline(case: Case, pretend: dict[str, Any]) -> None:
+def test_a_right_kernel_has_its_error_and_its_gain_over_the_better_baseline(
+    case: Case, pretend: dict[str, Any]
+) -> None:
     row = measured(case, options())
     assert row["status"] == "ok", row
     assert row["error_ratio"] <= 1.0
     assert set(row["us"]) == {"eager", "torch.compile", "copy", "kernel"}
-    assert row["vs_better"]["speedup"] == min(row["vs_eager"]["speedup"], row["vs_compile"]["speedup"])
+    assert row["vs_better"]["speedup"] == min(
+        row["vs_eager"]["speedup"], row["vs_compile"]["speedup"]
+    )
     assert row["of_copy"]["low"] <= row["of_copy"]["speedup"] <= row["of_copy"]["high"]
     assert [fact["configs"] for fact in row["tried"]] == [[{"rows": 1}], [{"rows": 2}]]
 
@@ -116,7 +137,9 @@ def test_what_does_not_compile_is_a_row_with_the_reason(pretend: dict[str, Any])
 
 
 def test_a_right_proposal_is_taken_where_another_is_wrong(pretend: dict[str, Any]) -> None:
-    pretend["of"] = lambda program, proposal: program if proposal == CHOICES[1] else flat_instead(program, proposal)
+    pretend["of"] = lambda program, proposal: (
+        program if proposal == CHOICES[1] else flat_instead(program, proposal)
+    )
     row = measured(SMALL, options())
     assert (row["status"], row["configs"]) == ("ok", [{"rows": 2}])
     assert "wrong" in row["tried"][0]
@@ -129,7 +152,9 @@ def test_a_kernel_that_turns_wrong_while_it_is_timed_loses_its_figures(
 
     def later(got: Any, wanted: Any) -> Any:
         verdict = right(got, wanted)
-        answers.append(verdict if len(answers) < len(CHOICES) else replace(verdict, passed=False, reason="no"))
+        answers.append(
+            verdict if len(answers) < len(CHOICES) else replace(verdict, passed=False, reason="no")
+        )
         return answers[-1]
 
     monkeypatch.setattr(bench_families, "compare", later)
@@ -139,7 +164,10 @@ def test_a_kernel_that_turns_wrong_while_it_is_timed_loses_its_figures(
 
 
 def test_every_case_is_a_row_of_the_file_and_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretend: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pretend: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     broken = Case("loss", "breaks", lambda: Of(lambda x: x @ x), lambda: (torch.rand(2, 3),))
     monkeypatch.setattr(bench_families, "CASES", (SMALL, NONE, broken))
@@ -161,7 +189,12 @@ def test_every_case_is_a_row_of_the_file_and_of_the_table(
 
 def test_without_time_left_every_case_says_so(tmp_path: Path) -> None:
     out = tmp_path / "families.json"
-    assert bench_families.main(["--device", "cpu", "--only", "softmax", "--budget-s", "0", "--out", str(out)]) == 1
+    assert (
+        bench_families.main(
+            ["--device", "cpu", "--only", "softmax", "--budget-s", "0", "--out", str(out)]
+        )
+        == 1
+    )
     rows = load(out)["rows"]
     assert {row["case"] for row in rows} == {case.name for case in CASES if "softmax" in case.name}
     assert {row["reason"] for row in rows} == {"the budget was spent"}

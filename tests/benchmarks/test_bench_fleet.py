@@ -1,4 +1,6 @@
-"""The fleet benchmark counts finished tasks only, and its tasks are ones that `cudal1 warmup` takes."""
+"""The fleet benchmark counts finished tasks only, and its tasks are ones that `cudal1 warmup`
+takes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ def test_the_goal_is_a_ratio_of_throughputs(rate: float, reached: bool) -> None:
 
 def test_without_a_run_of_one_worker_nothing_is_claimed() -> None:
     assert goal([Run(4, 8, "ok", seconds=1.0, tasks_per_s=8.0)]) == {}
-    assert goal([Run(1, 2, "failed", "it broke", seconds=1.0), Run(4, 8, "ok", seconds=1.0, tasks_per_s=8.0)]) == {}
+    assert (
+        goal(
+            [
+                Run(1, 2, "failed", "it broke", seconds=1.0),
+                Run(4, 8, "ok", seconds=1.0, tasks_per_s=8.0),
+            ]
+        )
+        == {}
+    )
 
 
 def test_steady_throughput_leaves_out_the_start() -> None:
@@ -43,12 +53,19 @@ def test_tasks_are_targets_with_a_region_each_and_all_different(tmp_path: Path) 
     assert len(keys) == 3
 
 
-def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "fleet.json"
-    assert main(["--devices", "cpu", "--counts", "2", "--total-limit-s", "0", "--out", str(out)]) == 1
+    assert (
+        main(["--devices", "cpu", "--counts", "2", "--total-limit-s", "0", "--out", str(out)]) == 1
+    )
     assert load(out)["rows"][0]["reason"] == "the total limit was reached"
     monkeypatch.setattr(bench_fleet, "_TASK", "no module\n")
-    assert main(["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)]) == 1
+    assert (
+        main(["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)])
+        == 1
+    )
     (row,) = load(out)["rows"]
     assert (row["status"], row["tasks_per_s"]) == ("failed", None)
 
@@ -64,7 +81,9 @@ def test_a_run_that_only_raced_baselines_shows_nothing(
     stand_in.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(stand_in))
     out = tmp_path / "fleet.json"
-    assert main(["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)]) == bool(reason)
+    assert main(
+        ["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)]
+    ) == bool(reason)
     (row,) = load(out)["rows"]
     assert row["reason"].startswith(reason)
     assert (row["status"], row["judged"]) == ("failed" if reason else "ok", built)

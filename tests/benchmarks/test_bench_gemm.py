@@ -1,4 +1,6 @@
-"""The products' benchmark: without a GPU every candidate is a row that says so; what hangs or dies costs itself only."""
+"""The products' benchmark: without a GPU every candidate is a row that says so; what hangs or dies
+costs itself only.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [SMALL, Case("batch", 8, 9, 10, batch=2, layout="tn"), Case("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16")]
+    "case",
+    [
+        SMALL,
+        Case("batch", 8, 9, 10, batch=2, layout="tn"),
+        Case("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16"),
+    ],
 )
 def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Case) -> None:
     from torch_cudal1.runtime.executor import prepare
@@ -57,16 +64,32 @@ def test_without_a_gpu_candidates_are_rows_with_the_reason(
     monkeypatch.setattr(bench_gemm, "CASES", (SMALL,))
     monkeypatch.setattr(gemm_cases, "CASES", (SMALL,))
     out = tmp_path / "gemm.json"
-    arguments = ["--processes", "1", "--per-case", "1", "--method", "tf32x3", "--budget-s", "60", "--out", str(out)]
+    arguments = [
+        "--processes",
+        "1",
+        "--per-case",
+        "1",
+        "--method",
+        "tf32x3",
+        "--budget-s",
+        "60",
+        "--out",
+        str(out),
+    ]
     assert bench_gemm.main(arguments) == 1
     document = report.load(out)
-    assert [row["name"] for row in document["rows"]][:2] == ["small / cublas fp32", "small / cublas tf32"]
+    assert [row["name"] for row in document["rows"]][:2] == [
+        "small / cublas fp32",
+        "small / cublas tf32",
+    ]
     (candidate,) = document["rows"][2:]
     assert "driver" in candidate["failed"]
     assert "driver" in capsys.readouterr().out
 
 
-def test_a_process_that_dies_or_hangs_is_replaced_and_its_candidate_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_or_hangs_is_replaced_and_its_candidate_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "served.py"
     script.write_text(
         "import sys, time, json, pathlib\n"
@@ -77,7 +100,9 @@ def test_a_process_that_dies_or_hangs_is_replaced_and_its_candidate_named(tmp_pa
     )
     plain = bench_gemm.subprocess.Popen
     monkeypatch.setattr(
-        bench_gemm.subprocess, "Popen", lambda command, **how: plain([sys.executable, str(script), str(tmp_path)], **how)
+        bench_gemm.subprocess,
+        "Popen",
+        lambda command, **how: plain([sys.executable, str(script), str(tmp_path)], **how),
     )
     monkeypatch.setattr(bench_gemm, "_SILENT_S", 1.0)
     bench_gemm.supervise(tmp_path, 60.0)

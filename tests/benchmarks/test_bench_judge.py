@@ -23,7 +23,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Programs are judged by a stand-in, which answers what is in the list."""
     answers: list[Any] = []
     monkeypatch.setattr(bench_judge, "rank_baselines", lambda *given: "ranking")
-    monkeypatch.setattr(bench_judge, "judge", lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None))
+    monkeypatch.setattr(
+        bench_judge, "judge", lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None)
+    )
     return answers
 
 
@@ -44,8 +46,12 @@ def test_a_refusal_is_a_failed_row(judged: list[Any], court: list[Any]) -> None:
     judged += [PASSED, REFUSED]
     court += [SimpleNamespace(verdict=REFUSED, elapsed_s={})]
     (row,) = bench_judge.of_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
-    (other,) = bench_judge.of_sources(bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 3)
-    assert [(r["status"], r["reason"]) for r in (row, other)] == [("failed", "refused: numerics")] * 2
+    (other,) = bench_judge.of_sources(
+        bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 3
+    )
+    assert [(r["status"], r["reason"]) for r in (row, other)] == [
+        ("failed", "refused: numerics")
+    ] * 2
 
 
 def test_what_candidates_share_is_not_counted_as_judging(court: list[Any]) -> None:
@@ -54,19 +60,34 @@ def test_what_candidates_share_is_not_counted_as_judging(court: list[Any]) -> No
         SimpleNamespace(verdict=PASSED, elapsed_s=first),
         SimpleNamespace(verdict=PASSED, elapsed_s={"start": 2.0, "timing": 1.0}),
     ]
-    (row,) = bench_judge.of_sources(bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 1)
+    (row,) = bench_judge.of_sources(
+        bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 1
+    )
     assert (row["first_s"], row["next_s"], row["shared_s"]) == (2.0, 1.0, 13.0)
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(9.0, 0), (11.0, 1)])
-def test_the_exit_code_tells_whether_the_goal_is_reached(monkeypatch, tmp_path, seconds: float, code: int) -> None:
-    row = {"candidate": "x", "form": "source", "status": "ok", "first_s": seconds, "next_s": 1.0, "shared_s": 1.0}
+def test_the_exit_code_tells_whether_the_goal_is_reached(
+    monkeypatch, tmp_path, seconds: float, code: int
+) -> None:
+    row = {
+        "candidate": "x",
+        "form": "source",
+        "status": "ok",
+        "first_s": seconds,
+        "next_s": 1.0,
+        "shared_s": 1.0,
+    }
     monkeypatch.setattr(bench_judge, "of_programs", lambda *given: [row])
     monkeypatch.setattr(bench_judge, "of_sources", lambda *given: [])
     out = tmp_path / "judge.json"
     assert bench_judge.main(["--device", "cpu", "--out", str(out)]) == code
     saved = json.loads(out.read_text())
-    assert (saved["kind"], saved["rows"], saved["summary"]["worst_first_s"]) == ("judge", [row], seconds)
+    assert (saved["kind"], saved["rows"], saved["summary"]["worst_first_s"]) == (
+        "judge",
+        [row],
+        seconds,
+    )
 
 
 def test_the_texts_are_python_that_makes_a_module() -> None:

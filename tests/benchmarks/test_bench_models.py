@@ -22,7 +22,16 @@ from torch_cudal1.core.telemetry import Event
 
 
 def _args(tmp_path: Path, *more: str) -> argparse.Namespace:
-    out = ["--sizes", "small", "--device", "cpu", "--rounds", "14", "--out", str(tmp_path / "rows.json")]
+    out = [
+        "--sizes",
+        "small",
+        "--device",
+        "cpu",
+        "--rounds",
+        "14",
+        "--out",
+        str(tmp_path / "rows.json"),
+    ]
     return bench_models._parser().parse_args([*out, *more])
 
 
@@ -31,16 +40,29 @@ def _raises(module: nn.Module, inputs: Inputs) -> Any:
 
 
 def _few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]:
-    return [Contender("eager", lambda module, _: module, baseline=True)], [Contender("cudal1 backend", _raises)]
+    return [Contender("eager", lambda module, _: module, baseline=True)], [
+        Contender("cudal1 backend", _raises)
+    ]
 
 
 def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_ours() -> None:
-    names = {phase: [c.name for group in contenders(phase, {}) for c in group] for phase in ("inference", "train")}
-    assert names["inference"] == ["eager", "torch.compile", "reduce-overhead", "cudal1.accelerate", "cudal1 backend"]
+    names = {
+        phase: [c.name for group in contenders(phase, {}) for c in group]
+        for phase in ("inference", "train")
+    }
+    assert names["inference"] == [
+        "eager",
+        "torch.compile",
+        "reduce-overhead",
+        "cudal1.accelerate",
+        "cudal1 backend",
+    ]
     assert names["train"] == ["eager", "torch.compile", "cudal1.accelerate", "cudal1 backend"]
 
 
-def test_a_models_process_writes_the_rows_of_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_models_process_writes_the_rows_of_every_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_models, "contenders", _few)
     run_model(_args(tmp_path, "--child", "lstm"))
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
@@ -55,18 +77,35 @@ def test_a_models_process_writes_the_rows_of_every_phase(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [("import time; time.sleep(60)", "time limit of 6 s"), ("raise SystemExit('out of memory')", "code 1: out of memory")],
+    [
+        ("import time; time.sleep(60)", "time limit of 6 s"),
+        ("raise SystemExit('out of memory')", "code 1: out of memory"),
+    ],
 )
 def test_a_process_that_hangs_or_dies_becomes_failed_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
-    def popen(arguments: object, scratch: object, stderr: Any, threads: int = 0) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", script], stderr=stderr, start_new_session=True)
+    def popen(
+        arguments: object, scratch: object, stderr: Any, threads: int = 0
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", script], stderr=stderr, start_new_session=True
+        )
 
     monkeypatch.setattr(bench_models, "_popen", popen)
     monkeypatch.setattr("benchmarks.report.environment", dict)
     begin = time.monotonic()
-    code = main(["--models", "lstm", "--time-limit-s", "6", "--out", str(tmp_path / "models.json"), "--no-prefill"])
+    code = main(
+        [
+            "--models",
+            "lstm",
+            "--time-limit-s",
+            "6",
+            "--out",
+            str(tmp_path / "models.json"),
+            "--no-prefill",
+        ]
+    )
     assert time.monotonic() - begin < 30
     value = load(tmp_path / "models.json")
     assert code == 1
@@ -75,13 +114,28 @@ def test_a_process_that_hangs_or_dies_becomes_failed_rows(
     assert all(summary["measured"] == 0 for summary in value["summary"])
 
 
-def test_what_does_not_fit_into_the_total_limit_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--models", "lstm,unet", "--total-limit-s", "0", "--out", str(tmp_path / "models.json"), "--no-prefill"])
+def test_what_does_not_fit_into_the_total_limit_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        [
+            "--models",
+            "lstm,unet",
+            "--total-limit-s",
+            "0",
+            "--out",
+            str(tmp_path / "models.json"),
+            "--no-prefill",
+        ]
+    )
     rows = load(tmp_path / "models.json")["rows"]
     assert {row["model"] for row in rows} == {"lstm", "unet"}
     assert {row["reason"] for row in rows} == {"not started: the total limit was reached"}
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [summary["contender"] for summary in last["summary"]] == ["cudal1.accelerate", "cudal1 backend"]
+    assert [summary["contender"] for summary in last["summary"]] == [
+        "cudal1.accelerate",
+        "cudal1 backend",
+    ]
 
 
 def test_an_unknown_model_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,23 +148,35 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
     import cudal1
 
     def few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]:
-        left = Contender("cudal1.accelerate", lambda module, inputs: cudal1.accelerate(module, inputs, on_miss="baseline"))
+        left = Contender(
+            "cudal1.accelerate",
+            lambda module, inputs: cudal1.accelerate(module, inputs, on_miss="baseline"),
+        )
         return [Contender("eager", lambda module, _: module, baseline=True)], [left]
 
     monkeypatch.setattr(bench_models, "contenders", few)
     run_model(_args(tmp_path, "--child", "lstm", "--phases", "inference"))
-    rows = {row["contender"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    rows = {
+        row["contender"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
+    }
     assert rows["eager"]["decisions"] == []
     told = rows["cudal1.accelerate"]["decisions"]
-    assert [one["runs"] for one in told if one["stage"] == "explain" and "runs" in one] == ["the module's own forward"]
+    assert [one["runs"] for one in told if one["stage"] == "explain" and "runs" in one] == [
+        "the module's own forward"
+    ]
 
 
 def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:
-    """Half-precision models were left out once, and every table showed eager's time as if nothing had been there to gain."""
+    """Half-precision models were left out once, and every table showed eager's time as if nothing
+    had been there to gain.
+    """
     events = [
         Event("capture", "left_out", facts={"reason": "operator yields a number"}),
         Event("bind", "fallback", facts={"reason": "RuntimeError: no"}),
         Event("swap", "runs", facts={"what": "eager"}),
         Event("shadow", "left_out", facts={"reason": "it is served, and not watched"}),
     ]
-    assert bench_models.not_served(events) == ("left out: operator yields a number", "RuntimeError: no")
+    assert bench_models.not_served(events) == (
+        "left out: operator yields a number",
+        "RuntimeError: no",
+    )

@@ -1,4 +1,6 @@
-"""The replay of orders: on committed timings the model orders unseen shapes better than the bound; the published file is whole."""
+"""The replay of orders: on committed timings the model orders unseen shapes better than the bound;
+the published file is whole.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ RESULTS = Path(bench_order.__file__).parent / "results"
 COMMITTED = json.loads((RESULTS / "schedule-order.json").read_text())
 
 
-def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_than_the_bound() -> None:
+def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_than_the_bound() -> (
+    None
+):
     rows = [row for row in replayed("products fp32", products(RESULTS, exact=True)) if row["off"]]
     assert len({row["case"] for row in rows}) >= 4
-    model, bound = (statistics.fmean(row["off"][name] for row in rows) for name in ("model", "bound"))
+    model, bound = (
+        statistics.fmean(row["off"][name] for row in rows) for name in ("model", "bound")
+    )
     assert model < 0.8 * bound
     assert all(row["share_after"]["4"] > 0.98 for row in rows)
 
@@ -44,5 +50,9 @@ def test_the_committed_means_are_those_of_the_committed_rows() -> None:
 
 
 def test_on_committed_programs_the_model_finds_in_four_what_random_orders_do_not() -> None:
-    after = {one["strategy"]: one["mean_share_after"]["4"] for one in COMMITTED["means"] if one["kind"] == "programs"}
+    after = {
+        one["strategy"]: one["mean_share_after"]["4"]
+        for one in COMMITTED["means"]
+        if one["kind"] == "programs"
+    }
     assert after["chosen"] > after["family"] + 0.1

@@ -1,4 +1,6 @@
-"""The overhead benchmark measures what it names, keeps failures as rows, and draws its conclusions from its rows alone."""
+"""The overhead benchmark measures what it names, keeps failures as rows, and draws its conclusions
+from its rows alone.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,21 @@ def test_a_bound_module_answers_through_the_quick_way(schedule):
 
 def test_a_time_is_that_of_the_call():
     waits = []
-    ((median, p10, p90),) = measure([lambda: time.sleep(0.001)], 20, lambda: waits.append(1), batch=5)
+    ((median, p10, p90),) = measure(
+        [lambda: time.sleep(0.001)], 20, lambda: waits.append(1), batch=5
+    )
     assert p90 >= median >= p10 >= 900
     assert len(waits) == 1 + 4
 
 
 def test_a_group_takes_turns_batch_by_batch():
     order = []
-    one, other = measure([lambda: order.append("a"), lambda: order.append("b")], 8, lambda: order.append("|"), batch=3)
+    one, other = measure(
+        [lambda: order.append("a"), lambda: order.append("b")],
+        8,
+        lambda: order.append("|"),
+        batch=3,
+    )
     assert len(one) == len(other) == 3
     assert "".join(order).lstrip("ab") == "|aaa|bbb|aaa|bbb|aa|bb|"
 
@@ -96,11 +105,16 @@ def test_conclusions_come_from_the_rows():
     ]
     assert conclusions(rows) == {"further_launch_us": 1.0}
     found = conclusions([*rows, Row("eager: nn.Module, three operators", 6.0, 5.0)])
-    assert (found["three_operators_over_eager"], found["three_operators_over_eager_p10"]) == (0.5, 0.4)
+    assert (found["three_operators_over_eager"], found["three_operators_over_eager_p10"]) == (
+        0.5,
+        0.4,
+    )
 
 
 def test_the_executor_on_the_cpu_costs_no_more_than_eager_in_the_committed_results():
-    found = load(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-overhead.json")
+    found = load(
+        Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-overhead.json"
+    )
     assert found["environment"]["extension"] == "used"
     assert found["summary"] == conclusions([Row(**row) for row in found["rows"]])
     assert found["summary"]["three_operators_over_eager"] <= 1.0

@@ -1,4 +1,6 @@
-"""The benchmark of large results: right answers, a row for every size, and what the machine's kernel offers."""
+"""The benchmark of large results: right answers, a row for every size, and what the machine's
+kernel offers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from benchmarks import bench_pages
 from benchmarks.report import load
 
 
-def test_every_size_has_a_row_and_the_machine_s_huge_pages_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_size_has_a_row_and_the_machine_s_huge_pages_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "pages.json"
     assert bench_pages.main(["--mib", "1,2", "--budget-s", "0.2", "--out", str(out)]) == 0
     found = load(out)

@@ -1,4 +1,6 @@
-"""The benchmark of ranks calls it agreement only where every rank ran what the first one searched, and computed what it should."""
+"""The benchmark of ranks calls it agreement only where every rank ran what the first one searched,
+and computed what it should.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from benchmarks.report import load
 
 def seen(**changed: Any) -> dict[str, Any]:
     agreement = {"leader": 0, "runs": "cudal1", "digests": ["d1"], "ranks": [0, 1]}
-    first = {"agreements": [agreement], "swapped": 1, "searched": 0, "fallbacks": 0, "error": 1e-7, "seconds": 1.0}
+    first = {
+        "agreements": [agreement],
+        "swapped": 1,
+        "searched": 0,
+        "fallbacks": 0,
+        "error": 1e-7,
+        "seconds": 1.0,
+    }
     return first | changed
 
 
@@ -27,8 +36,14 @@ def test_one_search_and_the_same_digests_everywhere_are_agreement() -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"agreements": [{"leader": 0, "runs": "cudal1", "digests": ["d2"]}]}, "rank 1 does not run what rank 0 runs"),
-        ({"agreements": [{"leader": 0, "runs": "eager", "digests": ["d1"]}]}, "rank 1 does not run what rank 0 runs"),
+        (
+            {"agreements": [{"leader": 0, "runs": "cudal1", "digests": ["d2"]}]},
+            "rank 1 does not run what rank 0 runs",
+        ),
+        (
+            {"agreements": [{"leader": 0, "runs": "eager", "digests": ["d1"]}]},
+            "rank 1 does not run what rank 0 runs",
+        ),
         ({"agreements": []}, "rank 1 does not run what rank 0 runs"),
         ({"searched": 1}, "rank 1 searched too"),
         ({"error": 0.1}, "rank 1 differs by 0.1"),
@@ -42,11 +57,16 @@ def test_whatever_one_rank_does_otherwise_fails_the_row(other: dict[str, Any], r
 
 
 def test_ranks_that_never_met_have_not_agreed() -> None:
-    assert verdict(2, "gloo", "s", [seen(agreements=[]), seen(agreements=[])]).reason == "nothing was agreed upon"
+    assert (
+        verdict(2, "gloo", "s", [seen(agreements=[]), seen(agreements=[])]).reason
+        == "nothing was agreed upon"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="has the GPUs")
 def test_a_machine_without_the_gpus_gets_rows_that_say_so(tmp_path: Path) -> None:
     out = tmp_path / "ranks.json"
     assert main(["--kind", "cuda", "--counts", "2", "--out", str(out)]) == 1
-    assert {row["reason"] for row in load(out)["rows"]} == {f"needs 2 GPUs, torch finds {torch.cuda.device_count()}"}
+    assert {row["reason"] for row in load(out)["rows"]} == {
+        f"needs 2 GPUs, torch finds {torch.cuda.device_count()}"
+    }

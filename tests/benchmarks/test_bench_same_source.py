@@ -20,7 +20,13 @@ def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> An
     timing = Timing(PASSED, baseline, 100.0, 100.0, low, low, low, 14)
     decision = Accepted(timing) if accepted else Rejected("not faster", "timing", {}, timing)
     baselines = SimpleNamespace(medians_us={"eager": 100.0, "inductor": 80.0})
-    return SimpleNamespace(timing=timing, decision=decision, verdict=PASSED, baselines=baselines, elapsed_s={"timing": 1.0})
+    return SimpleNamespace(
+        timing=timing,
+        decision=decision,
+        verdict=PASSED,
+        baselines=baselines,
+        elapsed_s={"timing": 1.0},
+    )
 
 
 @pytest.fixture
@@ -28,10 +34,24 @@ def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seated(monkeypatch, bench_same_source)
 
 
-def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(court: list[Any], tmp_path: Path) -> None:
-    court += [judged(1.0), judged(1.1, accepted=True), judged(0.9), judged(1.0), judged(1.0), judged(1.0)]
+def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
+    court: list[Any], tmp_path: Path
+) -> None:
+    court += [
+        judged(1.0),
+        judged(1.1, accepted=True),
+        judged(0.9),
+        judged(1.0),
+        judged(1.0),
+        judged(1.0),
+    ]
     out = tmp_path / "same.json"
-    assert bench_same_source.main(["--device", "cpu", "--trials", "3", "--courts", "2", "--out", str(out)]) == 1
+    assert (
+        bench_same_source.main(
+            ["--device", "cpu", "--trials", "3", "--courts", "2", "--out", str(out)]
+        )
+        == 1
+    )
     saved = json.loads(out.read_text())
     assert saved["summary"] == {"trials": 6, "accepted": 1, "failed": 0, "passed": False}
     assert saved["rows"][0]["speedups"] == [1.0, 1.1, 0.9]
@@ -40,20 +60,28 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(court: list[Any]
 
 def test_speed_is_told_over_eager_whatever_won(court: list[Any]) -> None:
     court += [judged(0.8, baseline="inductor")]
-    *_, row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1)
+    *_, row = bench_same_source.of_source(
+        bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1
+    )
     assert row["speedups"] == [1.0]
 
 
 def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(court: list[Any]) -> None:
     court += [judged(1.0), judged(0.9), judged(1.1)]
-    first, second = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2)
+    first, second = bench_same_source.of_source(
+        bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2
+    )
     assert (first["status"], first["reason"], first["trials"]) == ("not done", "2 of 3 trials", 2)
     assert (second["status"], second["trials"]) == ("ok", 3)
     assert bench_same_source._summary([first])["failed"] == 1
 
 
 def test_a_refusal_is_a_failed_row(court: list[Any]) -> None:
-    refused = SimpleNamespace(timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics"))
+    refused = SimpleNamespace(
+        timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics")
+    )
     court += [judged(1.0), refused]
-    *_, row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1)
+    *_, row = bench_same_source.of_source(
+        bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1
+    )
     assert (row["status"], row["trials"], row["reason"]) == ("failed", 1, "refused: numerics")

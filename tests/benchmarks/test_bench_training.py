@@ -34,7 +34,14 @@ def told(folder: Path, *, seeds: int = 2) -> tuple[Path, Path]:
     results: list[dict[str, Any]] = []
     for seed in range(seeds):
         for arm, own, best in (("A6", "bucket", 2.0), ("A4", "none", 1.0)):
-            test = {"task": {"best": {"1": 1.0, "4": best}, "curve": [1.0, best], "success": 1.0, "speedup": best}}
+            test = {
+                "task": {
+                    "best": {"1": 1.0, "4": best},
+                    "curve": [1.0, best],
+                    "success": 1.0,
+                    "speedup": best,
+                }
+            }
             known = {
                 "plan": digest,
                 "label": "replay of a test",
@@ -45,28 +52,54 @@ def told(folder: Path, *, seeds: int = 2) -> tuple[Path, Path]:
             }
             stages = {"collected": {}, "sft": EXAM, "selfsup": EXAM | {"success": 0.75}}
             held_out = {"bucket": test, "none": test}
-            whole = {"stages": stages, "exam": EXAM, "curve": [], "held_out": held_out, "kinds": {"shape": ["task"]}}
+            whole = {
+                "stages": stages,
+                "exam": EXAM,
+                "curve": [],
+                "held_out": held_out,
+                "kinds": {"shape": ["task"]},
+            }
             results.append({**known, **whole, "optimum": {"train": 2.0, "task": 2.0}})
     step = {"step": 0.0, "cheats": 0.25, "believed": 0.25, "reported": 3.0}
     out = folder / "told.json"
     out.write_text(
         json.dumps(
-            {"plan": digest, "results": results, "cheats": {"naive": [step, step | {"cheats": 0.9}], "guarded": [step, step]}}
+            {
+                "plan": digest,
+                "results": results,
+                "cheats": {"naive": [step, step | {"cheats": 0.9}], "guarded": [step, step]},
+            }
         )
     )
     return plan, out
 
 
-def test_comparisons_arms_stages_and_cheats_are_in_the_file_the_tables_and_the_figure(tmp_path: Path) -> None:
+def test_comparisons_arms_stages_and_cheats_are_in_the_file_the_tables_and_the_figure(
+    tmp_path: Path,
+) -> None:
     plan, out = told(tmp_path)
     file, picture = tmp_path / "results.json", tmp_path / "best.svg"
-    assert main(["--plan", str(plan), "--told", str(out), "--out", str(file), "--figure", str(picture)]) == 0
+    assert (
+        main(
+            ["--plan", str(plan), "--told", str(out), "--out", str(file), "--figure", str(picture)]
+        )
+        == 0
+    )
     found = load(file)
-    assert {row["what"] for row in found["rows"]} == {"comparison", "difference", "arm", "stage", "evaluator"}
+    assert {row["what"] for row in found["rows"]} == {
+        "comparison",
+        "difference",
+        "arm",
+        "stage",
+        "evaluator",
+    }
     (primary,) = [row for row in found["rows"] if row.get("primary")]
     assert primary["value"] == pytest.approx(0.6931, abs=1e-4)
     text = "\n".join(experiment(found))
-    assert "| A6 - A4, held-out shape (primary) | +0.693 | [+0.693, +0.693] | 2 x 1 | A6 is better |" in text
+    assert (
+        "| A6 - A4, held-out shape (primary) | +0.693 | [+0.693, +0.693] | 2 x 1 | A6 is better |"
+        in text
+    )
     assert "| naive evaluator | 0.25 | 0.90 | 0.90 | 3.00 |" in text
     assert "| success, stage 2 - stage 1 | +0.250 |" in text
     assert all(str(row["name"]) in text for row in found["rows"])
@@ -82,7 +115,21 @@ def test_there_is_no_figure_of_policies_that_wrote_nothing_there(tmp_path: Path)
             test["task"] |= {"curve": [], "best": {"1": None, "4": None}}
     out.write_text(json.dumps(data))
     picture = tmp_path / "best.svg"
-    assert main(["--plan", str(plan), "--told", str(out), "--out", str(tmp_path / "r.json"), "--figure", str(picture)]) == 0
+    assert (
+        main(
+            [
+                "--plan",
+                str(plan),
+                "--told",
+                str(out),
+                "--out",
+                str(tmp_path / "r.json"),
+                "--figure",
+                str(picture),
+            ]
+        )
+        == 0
+    )
     assert not picture.exists()
 
 
@@ -111,19 +158,29 @@ def test_a_rate_is_shown_with_what_it_counts() -> None:
         "outcomes": {"ok": 60, "wrong": 30},
         "seconds": {"timing": 0.08},
     }
-    assert "| 8 | own | 90 | 9.50 | - | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+    assert "| 8 | own | 90 | 9.50 | - | ok 60, wrong 30 | timing 0.080 |" in evaluated(
+        {"rows": [row], "goal": 10.0}
+    )
     row["batches"] = [[8, 30.0], [40, 36.0], [42, 40.0]]
-    assert "| 8 | own | 90 | 9.50 | 10.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+    assert "| 8 | own | 90 | 9.50 | 10.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated(
+        {"rows": [row], "goal": 10.0}
+    )
 
 
-def test_seeds_may_be_of_different_gpus_and_a_seed_may_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_may_be_of_different_gpus_and_a_seed_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, out = told(tmp_path)
     data, file = json.loads(out.read_text()), tmp_path / "results.json"
     gpus = ("NVIDIA H100", "NVIDIA H200")
 
     def saved(**changes: str) -> int:
         for one in data["results"]:
-            one["machine"] = {"gpu": gpus[one["seed"]], "driver": "580.1", "torch": "2.13.0"} | changes
+            one["machine"] = {
+                "gpu": gpus[one["seed"]],
+                "driver": "580.1",
+                "torch": "2.13.0",
+            } | changes
         out.write_text(json.dumps(data))
         return main(["--plan", str(plan), "--told", str(out), "--out", str(file)])
 

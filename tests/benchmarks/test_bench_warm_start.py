@@ -25,7 +25,9 @@ COUNTERS: list[tuple[Mapping[str, int], Sequence[Mapping[str, int]], str]] = [
 
 
 @pytest.mark.parametrize(("cold", "warm", "complaint"), COUNTERS)
-def test_a_warm_process_must_not_search(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]], complaint: str) -> None:
+def test_a_warm_process_must_not_search(
+    cold: Mapping[str, int], warm: Sequence[Mapping[str, int]], complaint: str
+) -> None:
     found = judge_counters(cold, warm)
     assert complaint in found
     assert bool(found) == bool(complaint)
@@ -42,10 +44,28 @@ def test_eager_is_measured_from_process_start(tmp_path: Path) -> None:
     assert row["cold_counters"] == {}
 
 
-def test_a_process_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_a_row_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_warm_start, "CONTENDERS", ("no such contender",))
     out = tmp_path / "warm.json"
-    assert main(["--models", "lstm", "--sizes", "small", "--device", "cpu", "--runs", "1", "--out", str(out)]) == 1
+    assert (
+        main(
+            [
+                "--models",
+                "lstm",
+                "--sizes",
+                "small",
+                "--device",
+                "cpu",
+                "--runs",
+                "1",
+                "--out",
+                str(out),
+            ]
+        )
+        == 1
+    )
     (row,) = load(out)["rows"]
     assert row["status"] == "failed"
     assert "cold process ended with code 2" in row["reason"]
@@ -54,10 +74,14 @@ def test_a_process_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypat
 def test_the_total_limit_stops_new_processes(tmp_path: Path) -> None:
     out = tmp_path / "warm.json"
     assert main(["--models", "lstm", "--total-limit-s", "0", "--out", str(out)]) == 1
-    assert {row["reason"] for row in load(out)["rows"]} == {"cold process not started: the total limit was reached"}
+    assert {row["reason"] for row in load(out)["rows"]} == {
+        "cold process not started: the total limit was reached"
+    }
 
 
-def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(bench_warm_start.time, "monotonic", lambda: now)
 
@@ -65,12 +89,28 @@ def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(tmp_p
         nonlocal now
         now += 10.0
         stages = {"import": 1.0, "build": 1.0, "first_call": 8.0}
-        answer = {"first_answer_s": 10.0, "stages_s": stages, "counters": {}, "decisions": [], "started": [], "inductor": {}}
+        answer = {
+            "first_answer_s": 10.0,
+            "stages_s": stages,
+            "counters": {},
+            "decisions": [],
+            "started": [],
+            "inductor": {},
+        }
         return {**answer, "verified": True, "error_ratio": 1.0, "reason": ""}
 
     monkeypatch.setattr(bench_warm_start, "_spawn", spawn)
     out = tmp_path / "warm.json"
-    options = ["--contenders", "eager,torch.compile", "--runs", "9", "--total-limit-s", "75", "--out", str(out)]
+    options = [
+        "--contenders",
+        "eager,torch.compile",
+        "--runs",
+        "9",
+        "--total-limit-s",
+        "75",
+        "--out",
+        str(out),
+    ]
     assert main(options) == 0
     # 20 s cold, two rounds of 20 s; a third would end at 80
     assert [len(row["warm_runs_s"]) for row in load(out)["rows"]] == [
@@ -85,7 +125,11 @@ def start(contender: str, cold_s: float, warm_s: float) -> bench_warm_start.Star
 
 
 def test_goals_compare_first_answers_with_those_of_torch_compile() -> None:
-    rows = [start("torch.compile", 19.0, 7.0), start("cudal1.accelerate", 40.0, 3.0), start("cudal1 backend", 40.0, 8.0)]
+    rows = [
+        start("torch.compile", 19.0, 7.0),
+        start("cudal1.accelerate", 40.0, 3.0),
+        start("cudal1 backend", 40.0, 8.0),
+    ]
     ours, backend = bench_warm_start.goals(rows)
     assert ours["not_later_than_warm_compile"]
     assert ours["sooner_than_cold_compile"] == pytest.approx(19 / 3)
@@ -95,8 +139,13 @@ def test_goals_compare_first_answers_with_those_of_torch_compile() -> None:
 
 def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
     served = {"counters": {"entries_reused": 1}, "decisions": []}
-    failed = {"counters": {"fallbacks": 1}, "decisions": ["judge baselines {}", "bind fallback {'reason': 'no compiler'}"]}
-    assert bench_warm_start.fallen_back([served, failed]).endswith("1 times: bind fallback {'reason': 'no compiler'}")
+    failed = {
+        "counters": {"fallbacks": 1},
+        "decisions": ["judge baselines {}", "bind fallback {'reason': 'no compiler'}"],
+    }
+    assert bench_warm_start.fallen_back([served, failed]).endswith(
+        "1 times: bind fallback {'reason': 'no compiler'}"
+    )
     assert not bench_warm_start.fallen_back([served])
 
 
@@ -104,7 +153,10 @@ def test_a_process_that_compiled_did_not_start_on_its_cache() -> None:
     found = {"inductor": {"fxgraph_cache_hit": 2}, "started": ["ptxas", "ldconfig"]}
     assert not bench_warm_start.compiled_again([found, found], offline=True)
     missed = found | {"inductor": {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 1}}
-    assert bench_warm_start.compiled_again([found, missed], offline=False) == "a warm process had Inductor compile 1 graphs again"
+    assert (
+        bench_warm_start.compiled_again([found, missed], offline=False)
+        == "a warm process had Inductor compile 1 graphs again"
+    )
     started = found | {"started": ["g++"]}
     assert bench_warm_start.compiled_again([started], offline=True) == "a warm process started g++"
     assert not bench_warm_start.compiled_again([started], offline=False)
@@ -133,5 +185,11 @@ print(len(started))
 @pytest.mark.parametrize(("mode", "told"), [("offline", "no network"), ("as it is", "refused")])
 def test_an_offline_process_has_no_network_and_tells_what_it_starts(mode: str, told: str) -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", SHUT_OFF, mode], cwd=root, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SHUT_OFF, mode],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout.split("\n")[:2] == [told, "1"], done.stderr[-2000:]

@@ -1,4 +1,6 @@
-"""The catch rate: the other rule is what it says, the table counts what was measured, and a run goes on where it stopped."""
+"""The catch rate: the other rule is what it says, the table counts what was measured, and a run
+goes on where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,19 @@ def test_the_rule_is_allclose_on_random_inputs(result: str, accepted: list[bool]
 
 
 def row(case: str, side: str, refused: bool, accepted: list[bool] | None) -> dict[str, Any]:
-    judge = {"refused": refused, "detector": "numerics" if refused else "", "reason": "a reason" if refused else ""}
+    judge = {
+        "refused": refused,
+        "detector": "numerics" if refused else "",
+        "reason": "a reason" if refused else "",
+    }
     rule = None if accepted is None else {"accepted": accepted, "reason": ""}
-    return {"case": case, "side": side, "group": case.split("/")[0], "judge": judge, "kernelbench": rule}
+    return {
+        "case": case,
+        "side": side,
+        "group": case.split("/")[0],
+        "judge": judge,
+        "kernelbench": rule,
+    }
 
 
 ROWS = [

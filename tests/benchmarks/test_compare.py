@@ -109,7 +109,9 @@ def test_the_largest_of_several_eager_runs_is_the_unit() -> None:
 
 
 def test_an_error_of_few_elements_may_be_as_far_from_eagers_as_that_of_a_small_result() -> None:
-    """After a ReLU two elements of 640 are left, and of these eager's error is one lucky draw of two."""
+    """After a ReLU two elements of 640 are left, and of these eager's error is one lucky draw of
+    two.
+    """
     exact = torch.zeros(640)
     exact[:2] = torch.tensor([0.11, 0.21])
     eager, other = exact.clone(), exact.clone()

@@ -1,4 +1,6 @@
-"""benchmarks/h200/run.sh: lanes side by side, parts of a lane in order, phases in order, and nothing run of a broken plan."""
+"""benchmarks/h200/run.sh: lanes side by side, parts of a lane in order, phases in order, and
+nothing run of a broken plan.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,25 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, plan: str, python: str = "python-that-works") -> subprocess.CompletedProcess[str]:
+def run(
+    checkout: Path, plan: str, python: str = "python-that-works"
+) -> subprocess.CompletedProcess[str]:
     (checkout / "plan").write_text(plan)
-    command = ["bash", str(checkout / "checkout/benchmarks/h200/run.sh"), str(checkout / "out"), str(checkout / "plan")]
-    environment = {**os.environ, "PATH": f"{checkout / 'tools'}:{os.environ['PATH']}", "PYTHON": python}
+    command = [
+        "bash",
+        str(checkout / "checkout/benchmarks/h200/run.sh"),
+        str(checkout / "out"),
+        str(checkout / "plan"),
+    ]
+    environment = {
+        **os.environ,
+        "PATH": f"{checkout / 'tools'}:{os.environ['PATH']}",
+        "PYTHON": python,
+    }
     environment["ARCHIVE"] = str(checkout / "all.tgz")
-    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
 
 
 def test_lanes_parts_and_phases(checkout: Path) -> None:
@@ -48,8 +63,14 @@ def test_lanes_parts_and_phases(checkout: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     out = checkout / "out"
     told = {path.name: path.read_text().strip() for path in out.glob("tells-*.txt")}
-    assert told == {"tells-a,b.txt": "0 cudal1 a,b", "tells-c.txt": "0 cudal1 c", "tells-d.txt": "1 cudal1 d"}
-    assert set(told) <= set((out / "seen.txt").read_text().split()), "the second phase began before the first had ended"
+    assert told == {
+        "tells-a,b.txt": "0 cudal1 a,b",
+        "tells-c.txt": "0 cudal1 c",
+        "tells-d.txt": "1 cudal1 d",
+    }
+    assert set(told) <= set((out / "seen.txt").read_text().split()), (
+        "the second phase began before the first had ended"
+    )
     with tarfile.open(checkout / "all.tgz") as archive:
         assert "./seen.txt" in archive.getnames()
 
@@ -61,7 +82,9 @@ def test_a_part_that_fails_stops_nothing_and_is_told(checkout: Path) -> None:
     assert (checkout / "out" / "tells-a.txt").exists()
 
 
-@pytest.mark.parametrize(("plan", "word"), [("0 nothing\n", "'nothing' is no file"), ("2 tells:a\n", "lane '2'")])
+@pytest.mark.parametrize(
+    ("plan", "word"), [("0 nothing\n", "'nothing' is no file"), ("2 tells:a\n", "lane '2'")]
+)
 def test_nothing_is_run_of_a_broken_plan(checkout: Path, plan: str, word: str) -> None:
     done = run(checkout, f"0 tells:a\n{plan}")
     assert done.returncode == 2
@@ -82,7 +105,11 @@ def test_every_part_is_read_by_bash(part: str) -> None:
 
 @pytest.mark.parametrize("plan", sorted(PARTS.glob("plans/*.plan")), ids=lambda path: path.stem)
 def test_plans_name_parts_that_are_there(plan: Path) -> None:
-    lanes = [line.split() for line in plan.read_text().splitlines() if line and not line.startswith("#") and line != "--"]
+    lanes = [
+        line.split()
+        for line in plan.read_text().splitlines()
+        if line and not line.startswith("#") and line != "--"
+    ]
     assert lanes
     for gpu, *parts in lanes:
         assert gpu == "all" or set(gpu.split(",")) <= set("0123")

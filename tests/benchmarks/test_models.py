@@ -20,14 +20,18 @@ OUTPUT_SHAPES = {
     "bert_base_bf16": (2, 16, 9),
     "feed_forward": (2, 16, 32),
 }
-# (parameters, input shape) of the published models. ResNet-50 and ViT-B/16: torchvision's documented counts, with 1000 classes.
-# BERT-base: 109,482,240 with the pooler (590,592), which a token classifier lacks, plus 9 classes of 768 weights and a bias.
+# (parameters, input shape) of the published models. ResNet-50 and ViT-B/16: torchvision's
+# documented counts, with 1000 classes. BERT-base: 109,482,240 with the pooler (590,592), which a
+# token classifier lacks, plus 9 classes of 768 weights and a bias.
 FULL = {
     "resnet50": (25_557_032, (16, 3, 224, 224)),
     "vit_b16": (86_567_656, (8, 3, 224, 224)),
     "bert_base": (109_482_240 - 590_592 + 9 * 769, (8, 128)),
     "bert_base_b1": (109_482_240 - 590_592 + 9 * 769, (1, 128)),
-    "llama": (4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 2048, (2, 512, 2048)),
+    "llama": (
+        4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 2048,
+        (2, 512, 2048),
+    ),
     "feed_forward": (2 * (2 * 1024 * 4096 + 4096 + 1024 + 2 * 1024), (8, 512, 1024)),
     "lstm": (4 * 512 * (256 + 512 + 2) + 4 * 512 * (512 + 512 + 2) + 513 * 128, (32, 64, 256)),
 }
@@ -54,7 +58,11 @@ def test_a_training_step_reaches_every_parameter(name: str) -> None:
     loss.backward()
     assert loss.ndim == 0
     assert loss.isfinite()
-    assert [n for n, p in workload.module.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+    assert [
+        n
+        for n, p in workload.module.named_parameters()
+        if p.grad is None or not p.grad.isfinite().all()
+    ] == []
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -62,7 +70,9 @@ def test_no_vector_of_weights_is_at_its_initial_value(name: str) -> None:
     module = build(name, sizes="small", device="cpu").module
     still = [n for n, p in module.named_parameters() if p.ndim == 1 and (p == p.flatten()[0]).all()]
     assert still == []
-    assert [n for n, b in module.named_buffers() if "running" in n and ((b == 0) | (b == 1)).any()] == []
+    assert [
+        n for n, b in module.named_buffers() if "running" in n and ((b == 0) | (b == 1)).any()
+    ] == []
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,16 +81,23 @@ def test_equal_calls_build_equal_models_and_leave_the_generator_alone(name: str)
     first, second = (build(name, sizes="small", device="cpu") for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
-        torch.equal(a, b) for a, b in zip(first.module.state_dict().values(), second.module.state_dict().values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(
+            first.module.state_dict().values(), second.module.state_dict().values(), strict=True
+        )
     )
     assert torch.equal(first.inputs[0], second.inputs[0])
 
 
 def test_models_of_half_types_are_whole_in_them() -> None:
-    """With one float32 tensor on the way, PyTorch would not choose its fused attention of half types."""
+    """With one float32 tensor on the way, PyTorch would not choose its fused attention of half
+    types.
+    """
     for name in ("llama_bf16", "bert_base_bf16"):
         workload = build(name, sizes="small", device="cpu")
-        assert {t.dtype for t in workload.module.state_dict().values() if t.is_floating_point()} == {torch.bfloat16}
+        assert {
+            t.dtype for t in workload.module.state_dict().values() if t.is_floating_point()
+        } == {torch.bfloat16}
         with torch.no_grad():
             assert workload.module(*workload.inputs).dtype == torch.bfloat16
 

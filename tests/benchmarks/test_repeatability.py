@@ -37,7 +37,9 @@ def rows(ratios: list[float], twice: float) -> list[Row]:
         ([], 0.0, False),
     ],
 )
-def test_under_one_percent_called_faster_and_under_two_percent_apart(ratios: list[float], twice: float, passed: bool) -> None:
+def test_under_one_percent_called_faster_and_under_two_percent_apart(
+    ratios: list[float], twice: float, passed: bool
+) -> None:
     assert summary(rows(ratios, twice), judged=True)["passed"] is passed
     assert summary(rows(ratios, twice), judged=False)["passed"] is None
 
@@ -58,7 +60,9 @@ def test_each_side_has_inputs_of_its_own() -> None:
         made.append(x.data_ptr())
         return lambda: x + x
 
-    (row,) = run(torch.device("cpu"), 2, replace(FAST, side_us=800.0, rounds=1), [Kernel("add", make)])
+    (row,) = run(
+        torch.device("cpu"), 2, replace(FAST, side_us=800.0, rounds=1), [Kernel("add", make)]
+    )
     assert row.trials == 2
     assert len(set(made)) == 2
     assert len(row.us["hot"]) == 2

@@ -8,16 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import SCHEMA, document, environment, load, rows_as_json, save, summarise, table
+from benchmarks.report import (
+    SCHEMA,
+    document,
+    environment,
+    load,
+    rows_as_json,
+    save,
+    summarise,
+    table,
+)
 from benchmarks.runner import Row, failed_row
 
 OURS = "cudal1.accelerate"
 
 
 def _row(model: str, eager: float, compiled: float, contender: str = OURS) -> Row:
-    ratios = [{"speedup": x, "low": x - 0.01, "high": x + 0.01, "steady": 1.0} for x in (eager, compiled)]
+    ratios = [
+        {"speedup": x, "low": x - 0.01, "high": x + 0.01, "steady": 1.0} for x in (eager, compiled)
+    ]
     return Row(
-        model, "inference", contender, "ok", verified=True, error_ratio=1.0, median_us=9.0, vs_eager=ratios[0], vs_compile=ratios[1]
+        model,
+        "inference",
+        contender,
+        "ok",
+        verified=True,
+        error_ratio=1.0,
+        median_us=9.0,
+        vs_eager=ratios[0],
+        vs_compile=ratios[1],
     )
 
 
@@ -58,13 +77,29 @@ def test_noise_is_told_apart_from_a_regression() -> None:
 
 
 def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_path: Path) -> None:
-    value = document("models", {"rounds": 14}, rows_as_json(ROWS), environment=environment(), summary=[summarise(ROWS, OURS)])
+    value = document(
+        "models",
+        {"rounds": 14},
+        rows_as_json(ROWS),
+        environment=environment(),
+        summary=[summarise(ROWS, OURS)],
+    )
     save(tmp_path / "out" / "models.json", value)
     read = load(tmp_path / "out" / "models.json")
     assert list(read).index("environment") < list(read).index("rows")
     assert read["schema"] == SCHEMA
     assert read["rows"] == json.loads(json.dumps(rows_as_json(ROWS)))
-    assert {"gpu", "torch", "triton", "python", "cpu", "flags", "version", "package", "gpu_state"} <= set(read["environment"])
+    assert {
+        "gpu",
+        "torch",
+        "triton",
+        "python",
+        "cpu",
+        "flags",
+        "version",
+        "package",
+        "gpu_state",
+    } <= set(read["environment"])
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ def _case(phase: Phase = "inference", name: str = "lstm") -> Case:
     return Case(build(name, sizes="small", device="cpu"), phase)
 
 
-def _wrapped(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, Inputs], Callable[..., Any]]:
+def _wrapped(
+    change: Callable[[Tensor], Tensor],
+) -> Callable[[nn.Module, Inputs], Callable[..., Any]]:
     return lambda module, _: lambda *inputs: change(module(*inputs))
 
 
@@ -71,7 +73,10 @@ def _rows(case: Case, *contenders: Contender) -> dict[str, Row]:
     started = [start(case, contender, refs) for contender in contenders]
     lives = [found for found in started if isinstance(found, Live)]
     rows = measure(case, lives, refs, rounds=14, eager="eager", compiled="torch.compile")
-    return {row.contender: row for row in [*rows, *(found for found in started if isinstance(found, Row))]}
+    return {
+        row.contender: row
+        for row in [*rows, *(found for found in started if isinstance(found, Row))]
+    }
 
 
 EAGER = Contender("eager", lambda module, _: module, baseline=True)
@@ -117,7 +122,10 @@ def test_a_slower_contender_shows_as_slower() -> None:
 
 def test_a_crashing_contender_is_a_row_with_the_reason() -> None:
     rows = _rows(_case(), EAGER, Contender("crash", _raises))
-    assert (rows["crash"].status, rows["crash"].reason) == ("failed", "RuntimeError: no kernel for this device")
+    assert (rows["crash"].status, rows["crash"].reason) == (
+        "failed",
+        "RuntimeError: no kernel for this device",
+    )
     assert rows["eager"].status == "ok"
 
 
@@ -128,11 +136,19 @@ def test_a_contender_that_turns_wrong_while_it_is_timed_is_caught() -> None:
 
 def test_a_contender_that_crashes_after_its_verification_is_a_failed_row() -> None:
     row = _rows(_case(), EAGER, Contender("later", _crashes_later))["later"]
-    assert (row.status, row.reason, row.median_us) == ("failed", "RuntimeError: out of memory", None)
+    assert (row.status, row.reason, row.median_us) == (
+        "failed",
+        "RuntimeError: out of memory",
+        None,
+    )
 
 
 def test_a_wrong_baseline_keeps_its_time_because_it_is_the_denominator() -> None:
-    rows = _rows(_case(), Contender("eager", WRONG["bf16"], baseline=True), Contender("same", lambda module, _: module))
+    rows = _rows(
+        _case(),
+        Contender("eager", WRONG["bf16"], baseline=True),
+        Contender("same", lambda module, _: module),
+    )
     assert rows["eager"].status == "wrong"
     assert rows["eager"].median_us is not None
     assert rows["same"].vs_eager is not None
@@ -143,11 +159,17 @@ def test_in_training_the_loss_and_every_gradient_are_compared(name: str) -> None
     case = _case("train", name)
     row = _rows(case, EAGER)["eager"]
     assert row.status == "ok", row.reason
-    assert row.outputs == 3 * (1 + len(list(case.workload.module.parameters())))  # two draws, and once more after the timing
+    assert row.outputs == 3 * (
+        1 + len(list(case.workload.module.parameters()))
+    )  # two draws, and once more after the timing
 
 
 def test_a_detached_output_fails_the_training_step() -> None:
-    row = _rows(_case("train"), EAGER, Contender("detached", _wrapped(lambda y: y.detach().requires_grad_())))["detached"]
+    row = _rows(
+        _case("train"),
+        EAGER,
+        Contender("detached", _wrapped(lambda y: y.detach().requires_grad_())),
+    )["detached"]
     assert row.status == "failed"
     assert "no gradient for" in row.reason
 
@@ -167,7 +189,9 @@ def test_contenders_do_not_share_weights() -> None:
     with torch.no_grad():
         first.get_parameter("head.bias").add_(1.0)
     assert not torch.equal(first.get_parameter("head.bias"), second.get_parameter("head.bias"))
-    assert torch.equal(second.get_parameter("head.bias"), case.workload.module.get_parameter("head.bias"))
+    assert torch.equal(
+        second.get_parameter("head.bias"), case.workload.module.get_parameter("head.bias")
+    )
 
 
 def test_the_phase_sets_train_mode_and_gradients() -> None:

@@ -31,7 +31,12 @@ def entry(number: int, **changes: Any) -> Entry:
 
 
 def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
-    baseline = entry(2, choice=Candidate(replace(KERNEL, steps=(), outputs=(0,), payloads={}), "inductor", "baseline"))
+    baseline = entry(
+        2,
+        choice=Candidate(
+            replace(KERNEL, steps=(), outputs=(0,), payloads={}), "inductor", "baseline"
+        ),
+    )
     source = filled(tmp_path / "searched", entry(1), baseline, make_entry())
     into = tmp_path / "shipped"
     assert ship.ship([source], into)[:2] == (1, 1)
@@ -42,7 +47,9 @@ def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
 
 def test_the_newer_of_two_stays(tmp_path: Path) -> None:
     into = tmp_path / "shipped"
-    old, new = (entry(1, created=f"202{year}-01-01T00:00:00+00:00", package=str(year)) for year in (5, 6))
+    old, new = (
+        entry(1, created=f"202{year}-01-01T00:00:00+00:00", package=str(year)) for year in (5, 6)
+    )
     ship.ship([filled(tmp_path / "a", new), filled(tmp_path / "b", old)], into)
     assert ship.ship([tmp_path / "b"], into)[0] == 0
     (held,) = held_in(into)
@@ -60,7 +67,9 @@ def test_more_than_40_mib_is_refused_and_nothing_is_written(
     assert not (tmp_path / "shipped").exists()
 
 
-def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = filled(tmp_path / "searched", entry(1))
     (path,) = source.rglob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
@@ -88,5 +97,7 @@ def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
         assert judged["granularity"] == "island" or judged["timing"]["low"] >= 1.05, held.place
         assert judged["granularity"] == "island" or len(judged["checks"]) > 20, held.place
         assert all(check["passed"] for check in judged["checks"]), held.place
-    others = {path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".safetensors"}
+    others = {
+        path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".safetensors"
+    }
     assert others == {SHIPPED / "README.md"}

@@ -57,7 +57,10 @@ def test_kernelbench_has_a_headline_only_where_every_task_was_measured(tmp_path:
     for path in results.glob("kernelbench-*"):
         path.unlink()
     out = results / "kernelbench-today.jsonl"
-    rows = [{"schema": 1, "kind": "kernelbench", **measured(f"1/{number}", 2.0, of=2)} for number in (1, 2)]
+    rows = [
+        {"schema": 1, "kind": "kernelbench", **measured(f"1/{number}", 2.0, of=2)}
+        for number in (1, 2)
+    ]
     for one, tasks in zip(rows, ("1", "2"), strict=True):
         one["task"]["sha256"] = tasks
     out.write_text(json.dumps(rows[0]) + "\n")

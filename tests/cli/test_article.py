@@ -33,9 +33,16 @@ class Tags(HTMLParser):
 def page() -> str:
     parts = [NASTY, Table(NASTY, ("name", NASTY), [[NASTY, "1.00"]])]
     if plots.available()[0]:
-        lines = [Curve(NASTY, (0, 1, 2), (1.0, 1.5, 1.2), (0.9, 1.4, 1.1), (1.1, 1.6, 1.3)), Curve("b", (0, 1), (1.0, 0.5))]
-        parts.append(Figure(NASTY, plots.curves(lines, label=NASTY, x="step", y="speed-up", salt="one")))
-        parts.append(Figure("two", plots.curves(lines, label="two", x="step", y="share", salt="two")))
+        lines = [
+            Curve(NASTY, (0, 1, 2), (1.0, 1.5, 1.2), (0.9, 1.4, 1.1), (1.1, 1.6, 1.3)),
+            Curve("b", (0, 1), (1.0, 0.5)),
+        ]
+        parts.append(
+            Figure(NASTY, plots.curves(lines, label=NASTY, x="step", y="speed-up", salt="one"))
+        )
+        parts.append(
+            Figure("two", plots.curves(lines, label="two", x="step", y="share", salt="two"))
+        )
     return article(NASTY, NASTY, [Section(NASTY, parts)], {NASTY: NASTY})
 
 
@@ -59,7 +66,9 @@ def test_two_figures_share_no_id():
 
 @pytest.mark.skipif(not plots.available()[0], reason=plots.available()[1])
 def test_a_curve_is_drawn_in_the_pages_colours_with_its_name_as_it_is():
-    drawn = plots.curves([Curve("$a$ <b>", (0, 1), (1.0, 2.0))], label="x", x="step", y="y", salt="s")
+    drawn = plots.curves(
+        [Curve("$a$ <b>", (0, 1), (1.0, 2.0))], label="x", x="step", y="y", salt="s"
+    )
     assert "$a$ &lt;b&gt;" in drawn
     assert "var(--first)" in drawn
     assert "#0a0b0c" not in drawn

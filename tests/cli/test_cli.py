@@ -1,4 +1,6 @@
-"""The command line end to end: real targets, real caches, real processes. One search is real, the rest lives on its cache."""
+"""The command line end to end: real targets, real caches, real processes. One search is real, the
+rest lives on its cache.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,12 @@ class Done:
 
 
 def environment() -> dict[str, str]:
-    """Without a C++ compiler: Inductor then loses the race at once, searches take seconds, and eager is the only baseline."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
+    """Without a C++ compiler: Inductor then loses the race at once, searches take seconds, and
+    eager is the only baseline.
+    """
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
+    }
     return kept | {"PYTHONPATH": str(ROOT), "CXX": "/no/compiler", "COLUMNS": "400"}
 
 
@@ -112,7 +118,19 @@ class Warm:
 @pytest.fixture(scope="module")
 def warm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Warm:
     folder = tmp_path_factory.mktemp("cache")
-    line = ("-m", "torch_cudal1", "warmup", f"{model}:make", "--cache-dir", folder, "--budget", 60, "--device", "cpu", "--json")
+    line = (
+        "-m",
+        "torch_cudal1",
+        "warmup",
+        f"{model}:make",
+        "--cache-dir",
+        folder,
+        "--budget",
+        60,
+        "--device",
+        "cpu",
+        "--json",
+    )
     first, second = start(*line), start(*line)
     return Warm(folder, (end(first), end(second)))
 
@@ -151,7 +169,9 @@ print(json.dumps({"children": children, "counters": dict(counters), "runs": regi
 """
 
 
-def test_a_process_on_a_warm_cache_searches_nothing_and_starts_no_process(warm: Warm, model: Path) -> None:
+def test_a_process_on_a_warm_cache_searches_nothing_and_starts_no_process(
+    warm: Warm, model: Path
+) -> None:
     done = end(start("-c", WARM_PROCESS, model.parent, warm.folder))
     assert done.code == 0, done.err
     told = done.told
@@ -164,10 +184,23 @@ def test_a_process_on_a_warm_cache_searches_nothing_and_starts_no_process(warm: 
 
 
 def test_explain_tells_the_same_on_screen_as_json_and_as_page(
-    warm: Warm, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    warm: Warm,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    line = ("explain", f"{model}:make", "--cache-dir", warm.folder, "--device", "cpu", "--fail-on-miss", "--quiet")
+    line = (
+        "explain",
+        f"{model}:make",
+        "--cache-dir",
+        warm.folder,
+        "--device",
+        "cpu",
+        "--fail-on-miss",
+        "--quiet",
+    )
     told = run(capsys, *line, "--json", "--html", tmp_path / "page.html").told
     assert told["misses"] == 0
     (region,) = told["explanations"][0]["regions"]
@@ -181,7 +214,9 @@ def test_explain_tells_the_same_on_screen_as_json_and_as_page(
     assert "diag_matmul" in page
 
 
-def test_the_entry_is_listed_shown_and_verified(warm: Warm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_entry_is_listed_shown_and_verified(
+    warm: Warm, capsys: pytest.CaptureFixture[str]
+) -> None:
     (entry,) = run(capsys, "list", "--json", "--cache-dir", warm.folder).told["entries"]
     assert entry["region"] == "RowScale.inference"
     (shown,) = run(capsys, "show", entry["key"][:8], "--json", "--cache-dir", warm.folder).told
@@ -227,13 +262,25 @@ def _of_another_region(path: Path) -> None:
     path.rename(path.with_name("0" * 64 + ".safetensors"))
 
 
-@pytest.mark.parametrize("damage", [_truncated, _foreign, _of_another_region], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "damage", [_truncated, _foreign, _of_another_region], ids=lambda f: f.__name__
+)
 def test_a_damaged_or_foreign_file_is_a_miss_that_is_counted(
     damage: Any, copied: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = copied.rglob("*.safetensors")
     damage(path)
-    explained = run(capsys, "explain", f"{model}:make", "--cache-dir", copied, "--device", "cpu", "--fail-on-miss", "--json")
+    explained = run(
+        capsys,
+        "explain",
+        f"{model}:make",
+        "--cache-dir",
+        copied,
+        "--device",
+        "cpu",
+        "--fail-on-miss",
+        "--json",
+    )
     assert (explained.code, explained.told["misses"]) == (1, 1)
     assert "1 region had no stored decision" in explained.err
     assert run(capsys, "verify", "--cache-dir", copied).code == 1
@@ -242,14 +289,43 @@ def test_a_damaged_or_foreign_file_is_a_miss_that_is_counted(
     assert run(capsys, "verify", "--cache-dir", copied).code == 0
 
 
-def test_a_miss_without_the_option_is_no_failure(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run(capsys, "explain", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+def test_a_miss_without_the_option_is_no_failure(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(
+        capsys, "explain", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json"
+    )
     assert (done.code, done.told["misses"]) == (0, 1)
-    assert run(capsys, "explain", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--fail-on-miss").code == 1
+    assert (
+        run(
+            capsys,
+            "explain",
+            f"{model}:small",
+            "--cache-dir",
+            tmp_path,
+            "--device",
+            "cpu",
+            "--fail-on-miss",
+        ).code
+        == 1
+    )
 
 
-def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(model: Path, tmp_path: Path) -> None:
-    process = start("-m", "torch_cudal1", "warmup", f"{model}:make", "--cache-dir", tmp_path, "--device", "cpu", "--budget", 60)
+def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(
+    model: Path, tmp_path: Path
+) -> None:
+    process = start(
+        "-m",
+        "torch_cudal1",
+        "warmup",
+        f"{model}:make",
+        "--cache-dir",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--budget",
+        60,
+    )
     deadline = time.monotonic() + 100
     while not list(tmp_path.rglob("*.search.lock")):  # the search has begun
         assert process.poll() is None, process.communicate()
@@ -261,7 +337,9 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(model: 
     assert done.code == 130, done
     assert "Traceback" not in done.err
     assert "interrupted" in done.err
-    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json", ".tmp")]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json", ".tmp")
+    ]
     assert main(["verify", "--cache-dir", str(tmp_path)]) == 0
 
 
@@ -273,9 +351,23 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The search answers "eager" without measuring."""
 
     def tune(region: Region, place: Place, **_: object) -> Entry:
-        evidence = {"timing": None, "checks": [], "baselines_us": {"eager": 100.0, "inductor": 200.0}}
+        evidence = {
+            "timing": None,
+            "checks": [],
+            "baselines_us": {"eager": 100.0, "inductor": 200.0},
+        }
         choice = Candidate(region.program, "eager", "baseline")
-        return Entry(region.key, region.name, place.target, place.contract, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0")
+        return Entry(
+            region.key,
+            region.name,
+            place.target,
+            place.contract,
+            choice,
+            evidence,
+            (),
+            "2026-01-01T00:00:00+00:00",
+            "0",
+        )
 
     monkeypatch.setattr(tune_module, "tune", tune)
     return
@@ -293,11 +385,27 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("command", ["warmup", "explain"])
 @pytest.mark.usefixtures("decided")
 def test_a_target_that_is_no_target_is_2_and_the_next_is_done(
-    command: str, name: str, told: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    name: str,
+    told: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     targets = (f"{model}:{name}", f"{model}:small")
     page = tmp_path / "page.html"
-    done = run(capsys, command, *targets, "--cache-dir", tmp_path, "--device", "cpu", "--json", "--html", page)
+    done = run(
+        capsys,
+        command,
+        *targets,
+        "--cache-dir",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--json",
+        "--html",
+        page,
+    )
     assert done.code == 2
     assert told in done.err
     assert f"{model}:{name}" in page.read_text()  # who has only the page sees that one is missing
@@ -308,7 +416,9 @@ def test_a_target_that_is_no_target_is_2_and_the_next_is_done(
 
 def test_a_file_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("warmup", "explain", "plan"):
-        done = run(capsys, command, tmp_path / "none.py:make", "--cache-dir", tmp_path, "--device", "cpu")
+        done = run(
+            capsys, command, tmp_path / "none.py:make", "--cache-dir", tmp_path, "--device", "cpu"
+        )
         assert done.code == 2
         assert "there is no file" in done.err
         assert done.err.count("\n") == 1
@@ -327,7 +437,9 @@ def test_a_file_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_cannot_be_served_runs_as_it_is_and_says_why(
     name: str, reason: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "warmup", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+    done = run(
+        capsys, "warmup", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json"
+    )
     assert done.code == 0, done.err
     (result,) = done.told["results"]
     assert result["error"] is None
@@ -335,7 +447,9 @@ def test_what_cannot_be_served_runs_as_it_is_and_says_why(
     (left_out,) = result["explanation"]["left_out"]
     assert reason in left_out
     assert len(left_out) > 20
-    planned = run(capsys, "plan", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json").told["plans"][0]
+    planned = run(
+        capsys, "plan", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json"
+    ).told["plans"][0]
     assert planned["rows"][0]["expected_speedup"] == 1.0
 
 
@@ -343,7 +457,16 @@ def test_what_cannot_be_served_runs_as_it_is_and_says_why(
 def test_a_forward_in_several_graphs_is_decided_by_calls_of_it(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "warmup", f"{model}:reads_values", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+    done = run(
+        capsys,
+        "warmup",
+        f"{model}:reads_values",
+        "--cache-dir",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--json",
+    )
     assert done.code == 0, done.err
     (result,) = done.told["results"]
     assert result["error"] is None
@@ -352,8 +475,12 @@ def test_a_forward_in_several_graphs_is_decided_by_calls_of_it(
 
 
 @pytest.mark.usefixtures("decided")
-def test_inputs_of_size_zero_are_served(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run(capsys, "warmup", f"{model}:empty", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+def test_inputs_of_size_zero_are_served(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(
+        capsys, "warmup", f"{model}:empty", "--cache-dir", tmp_path, "--device", "cpu", "--json"
+    )
     assert done.code == 0, done.err
     assert done.told["results"][0]["error"] is None
 
@@ -363,7 +490,16 @@ def test_a_cache_that_cannot_be_written_fails_the_warm_up_and_says_so(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    done = run(capsys, "warmup", f"{model}:small", "--cache-dir", tmp_path / "file" / "cache", "--device", "cpu", "--json")
+    done = run(
+        capsys,
+        "warmup",
+        f"{model}:small",
+        "--cache-dir",
+        tmp_path / "file" / "cache",
+        "--device",
+        "cpu",
+        "--json",
+    )
     assert done.code == 1
     assert "decided, but not stored: " in done.err
     assert "NotADirectoryError" in done.err
@@ -378,7 +514,9 @@ def test_a_full_disk_leaves_no_half_entry(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, "fsync", full)
-    done = run(capsys, "warmup", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+    done = run(
+        capsys, "warmup", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json"
+    )
     assert done.code == 1
     assert "No space left on device" in done.err
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".tmp")]
@@ -386,7 +524,9 @@ def test_a_full_disk_leaves_no_half_entry(
     assert run(capsys, "verify", "--cache-dir", tmp_path).code == 0
 
 
-def test_doctor_looks_at_the_cache_it_is_given(warm: Warm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_looks_at_the_cache_it_is_given(
+    warm: Warm, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = run(capsys, "doctor", "--cache-dir", warm.folder, "--json")
     assert done.code == 0
     (cache,) = [finding for finding in done.told["findings"] if finding["name"] == "cache"]

@@ -1,4 +1,6 @@
-"""The demo: what it measures, how it spends its time, and what it does when a model fails. Acceleration is a stand-in."""
+"""The demo: what it measures, how it spends its time, and what it does when a model fails.
+Acceleration is a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.core.report import Explanation, RegionReport
 
 REGION = RegionReport(
-    name="forward", key="k" * 64, kind="inference", granularity="whole", runs="x -> eager", origin="builtin", techniques=("x",)
+    name="forward",
+    key="k" * 64,
+    kind="inference",
+    granularity="whole",
+    runs="x -> eager",
+    origin="builtin",
+    techniques=("x",),
 )
 
 
@@ -31,7 +39,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Acceleration that returns its module; the settings it was given are kept."""
     given: list[Any] = []
 
-    def accelerate(module: torch.nn.Module, inputs: object, *, settings: Any, progress: Any) -> torch.nn.Module:
+    def accelerate(
+        module: torch.nn.Module, inputs: object, *, settings: Any, progress: Any
+    ) -> torch.nn.Module:
         given.append(settings)
         assert not torch.is_grad_enabled()
         progress("judging", 0.5)
@@ -40,16 +50,23 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         demo,
         "cudal1",
-        SimpleNamespace(accelerate=accelerate, explain=lambda m: Explanation(target="T", device="cpu", regions=(REGION,))),
+        SimpleNamespace(
+            accelerate=accelerate,
+            explain=lambda m: Explanation(target="T", device="cpu", regions=(REGION,)),
+        ),
     )
-    monkeypatch.setattr(demo, "MODELS", (Model("Twice", "adds", lambda: (Twice().eval(), (torch.randn(64),))),))
+    monkeypatch.setattr(
+        demo, "MODELS", (Model("Twice", "adds", lambda: (Twice().eval(), (torch.randn(64),))),)
+    )
     monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     return given
 
 
 def run(tmp_path: Path, *options: str) -> int:
-    return main(["demo", "--device", "cpu", "--out", str(tmp_path / "page.html"), "--quiet", *options])
+    return main(
+        ["demo", "--device", "cpu", "--out", str(tmp_path / "page.html"), "--quiet", *options]
+    )
 
 
 def test_the_demo_measures_writes_its_page_and_tells_the_same_as_json(
@@ -68,7 +85,9 @@ def test_the_demo_measures_writes_its_page_and_tells_the_same_as_json(
     assert "adds" in content
 
 
-def test_the_demo_tunes_into_a_cache_of_its_own_that_is_gone_afterwards(stand_in: list[Any], tmp_path: Path) -> None:
+def test_the_demo_tunes_into_a_cache_of_its_own_that_is_gone_afterwards(
+    stand_in: list[Any], tmp_path: Path
+) -> None:
     run(tmp_path, "--budget-s", "4")
     (settings,) = stand_in
     assert settings.on_miss == "tune"
@@ -82,7 +101,10 @@ def test_a_cache_folder_that_was_named_is_used(stand_in: list[Any], tmp_path: Pa
 
 
 def test_a_model_that_fails_stays_in_the_table_and_exits_1(
-    stand_in: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stand_in: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise CacheMissError("k" * 20, "forward")

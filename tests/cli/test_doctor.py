@@ -37,7 +37,9 @@ def asked(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_json_form_holds_findings_settings_versions_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_form_holds_findings_settings_versions_and_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, told = asked(capsys, "--cache-dir", str(tmp_path))
     assert code == 0
     assert set(told) == {"versions", "findings", "settings", "state", "verdict"}
@@ -61,7 +63,9 @@ def test_every_setting_tells_where_it_comes_from(
     assert sources["margin"] == "default"
 
 
-def test_a_cache_folder_that_cannot_be_written_is_broken_and_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_broken_and_exits_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
     code, told = asked(capsys, "--cache-dir", str(file / "below"))
@@ -75,7 +79,9 @@ def test_looking_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFix
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_compiler_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_compiler_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = {f.name: f for f in doctor.examine(Settings(cache_dir=tmp_path))}
     assert found["Inductor"].ok is False
@@ -107,7 +113,9 @@ def broken_probe(asked: int) -> Probed:
 def test_sources_of_others_are_refused_below_level_2_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: bool
 ) -> None:
-    monkeypatch.setattr(doctor.probe, "survey", lambda limits: tuple(broken_probe(n) for n in (3, 2, 1)))
+    monkeypatch.setattr(
+        doctor.probe, "survey", lambda limits: tuple(broken_probe(n) for n in (3, 2, 1))
+    )
     found = {f.name: f for f in doctor.examine(Settings(cache_dir=tmp_path, unsafe_sandbox=unsafe))}
     own, others = (found[name] for name in SANDBOXES)
     assert own.ok is True

@@ -23,7 +23,9 @@ RMS = math.sqrt(25 / 3)
         ([3.0, math.inf, 0.0], math.inf),
     ],
 )
-def test_an_error_is_scaled_by_the_output_and_a_nan_is_infinitely_wrong(found: list[float], expected: float) -> None:
+def test_an_error_is_scaled_by_the_output_and_a_nan_is_infinitely_wrong(
+    found: list[float], expected: float
+) -> None:
     error = end_to_end_measurement.scaled_error(torch.tensor(found), REFERENCE)
     assert error == pytest.approx(expected)
 
@@ -75,9 +77,13 @@ class Slow(torch.nn.Module):
         return x
 
 
-def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
-    timed = end_to_end_measurement.end_to_end(Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5)
+    timed = end_to_end_measurement.end_to_end(
+        Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5
+    )
     assert timed.vs_eager.value > 2
     assert timed.vs_eager.low > 1
     assert timed.eager_us > timed.ours_us > 0
@@ -89,7 +95,9 @@ def test_where_eager_runs_itself_it_is_one_by_construction_and_only_torch_compil
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = Slow()
-    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: lambda: slow(slow(inputs[0])))
+    monkeypatch.setattr(
+        end_to_end_measurement, "_compiled", lambda module, inputs: lambda: slow(slow(inputs[0]))
+    )
     timed = end_to_end_measurement.end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
     assert (timed.vs_eager.low, timed.vs_eager.value, timed.vs_eager.high) == (1.0, 1.0, 1.0)
     assert timed.vs_inductor is not None

@@ -22,11 +22,29 @@ def stored(root: Path, size: int, name: str, **more: Any) -> Entry:
     program = Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,))
     region = Region(program, ("input",), name=name)
     tried = (
-        {"label": "fold -> eager", "decision": "rejected", "detector": "timing", "reason": "lower bound 1.01x, 1.05x is needed"},
+        {
+            "label": "fold -> eager",
+            "decision": "rejected",
+            "detector": "timing",
+            "reason": "lower bound 1.01x, 1.05x is needed",
+        },
     )
-    evidence = {"checks": [{"name": "numerics", "passed": True, "value": 1.0, "limit": 2.0, "detail": ""}], **more}
+    evidence = {
+        "checks": [{"name": "numerics", "passed": True, "value": 1.0, "limit": 2.0, "detail": ""}],
+        **more,
+    }
     choice = Candidate(program, "eager", "baseline")
-    entry = Entry(region.key, name, TARGET, Contract(), choice, evidence, tried, "2026-01-02T03:04:05+00:00", "0.1.0")
+    entry = Entry(
+        region.key,
+        name,
+        TARGET,
+        Contract(),
+        choice,
+        evidence,
+        tried,
+        "2026-01-02T03:04:05+00:00",
+        "0.1.0",
+    )
     assert isinstance(LocalCache(root).put(entry), Stored)
     return entry
 
@@ -51,8 +69,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
-def test_an_empty_cache_lists_nothing_and_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "list", "--cache-dir", str(tmp_path / "absent")) == (0, f"0 entries in {tmp_path / 'absent'}\n")
+def test_an_empty_cache_lists_nothing_and_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "list", "--cache-dir", str(tmp_path / "absent")) == (
+        0,
+        f"0 entries in {tmp_path / 'absent'}\n",
+    )
     assert not (tmp_path / "absent").exists()
 
 
@@ -62,14 +85,18 @@ def test_list_shows_every_entry(cache: Path, capsys: pytest.CaptureFixture[str])
     assert all(part in out for part in ("first", "second", "a CPU", "eager", "2026-01-02"))
 
 
-def test_list_as_json_carries_the_whole_key(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_as_json_carries_the_whole_key(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, out = run(capsys, "list", "--json", "--cache-dir", str(cache))
     found = json.loads(out)["entries"]
     assert {len(entry["key"]) for entry in found} == {64}
     assert {entry["speedup_at_least"] for entry in found} == {1.0}
 
 
-def test_show_takes_the_start_of_a_key_and_tells_why_others_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_takes_the_start_of_a_key_and_tells_why_others_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     entry = stored(tmp_path, 4, "first")
     code, out = run(capsys, "show", entry.region_key[:10], "--cache-dir", str(tmp_path))
     assert code == 0
@@ -87,7 +114,9 @@ def test_a_key_that_fits_none_or_several_is_a_usage_error(
     assert told in capsys.readouterr().err
 
 
-def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, "verify", "--cache-dir", str(cache))[0] == 0
     path = damage(cache)
     code, out = run(capsys, "verify", "--json", "--cache-dir", str(cache))
@@ -112,7 +141,9 @@ def test_list_show_and_verify_say_what_was_tuned_without_inductor(
         assert "1 entry was tuned without Inductor and never measured beside it" in out
     assert run(capsys, "list", *folder)[1].count("eager (tuned") == 1
     shown = run(capsys, "show", entry.region_key, *folder)[1]
-    assert [line.split("  ")[-1].strip() for line in shown.splitlines() if line.startswith("tuned")] == ["no C++ compiler"]
+    assert [
+        line.split("  ")[-1].strip() for line in shown.splitlines() if line.startswith("tuned")
+    ] == ["no C++ compiler"]
     listed = json.loads(run(capsys, "list", "--json", *folder)[1])["entries"]
     assert sorted(one["without_inductor"] for one in listed) == ["", "", "no C++ compiler"]
     verified = json.loads(run(capsys, "verify", "--json", *folder)[1])["without_inductor"]

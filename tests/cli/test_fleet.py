@@ -1,4 +1,6 @@
-"""`cudal1 warmup` with many workers: what it shows, its exit codes, and machines that cannot do what was asked."""
+"""`cudal1 warmup` with many workers: what it shows, its exit codes, and machines that cannot do
+what was asked.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,33 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *given: main(["warmup", *given, "--cache-dir", str(tmp_path / "cache")])
 
 
-def test_results_are_told_in_the_order_of_the_targets(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("do:0.1", "do2:0", "--workers", "2", "--device", "cpu", "--html", str(tmp_path / "page.html"))
+def test_results_are_told_in_the_order_of_the_targets(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        "do:0.1",
+        "do2:0",
+        "--workers",
+        "2",
+        "--device",
+        "cpu",
+        "--html",
+        str(tmp_path / "page.html"),
+    )
     assert run(*given, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert [result["target"] for result in told["results"]] == ["do:0.1", "do2:0"]
     assert (told["resumed"], told["failed"]) == ([], [])
     assert told["results"][0]["explanation"]["regions"][0]["key"] == light.KEY
-    assert "do2:0" in (tmp_path / "page.html").read_text() or "nothing beat it" in (tmp_path / "page.html").read_text()
+    assert (
+        "do2:0" in (tmp_path / "page.html").read_text()
+        or "nothing beat it" in (tmp_path / "page.html").read_text()
+    )
 
 
-def test_a_dead_worker_is_exit_code_1_and_a_bad_target_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dead_worker_is_exit_code_1_and_a_bad_target_2(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("do:0", "die", "--workers", "1", "--device", "cpu") == 1
     shown = capsys.readouterr()
     assert "die: given out 2 times: worker 0 died: SIGKILL" in shown.err
@@ -85,12 +103,17 @@ def test_devices_are_gpus_with_one_worker_each(
         (("--workers", "1", "--device", "cuda"), "'cpu' on this machine: torch"),
     ],
 )
-def test_what_this_machine_cannot_do_is_refused(run: Run, given: Any, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_this_machine_cannot_do_is_refused(
+    run: Run, given: Any, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("do:0", *given) == 2
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [("--workers", "0"), ("--workers", "2", "--devices", "all"), ("--workers", "2", "--cluster")])
+@pytest.mark.parametrize(
+    "given",
+    [("--workers", "0"), ("--workers", "2", "--devices", "all"), ("--workers", "2", "--cluster")],
+)
 def test_two_crews_or_none_are_wrong_usage(run: Run, given: Any) -> None:
     with pytest.raises(SystemExit):
         run("do:0", *given)
@@ -104,16 +127,34 @@ def test_workers_on_a_machine_with_a_gpu_ask_which_was_meant(
     assert "--devices all" in capsys.readouterr().err
 
 
-def test_each_recorded_form_of_a_target_is_a_task(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_recorded_form_of_a_target_is_a_task(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "model.py"
-    file.write_text("import torch\ndef make(): return torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),)\nother = make\n")
+    file.write_text(
+        "import torch\ndef make(): return torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),)\nother = make\n"
+    )
     mode = Mode(grad=False, training=False)
     for rows, calls in ((4, 30), (9, 10)):
         form = canonical_json(describe(((torch.ones(rows, 3),), {})))
-        append(tmp_path / "calls", [Seen("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)])
+        append(
+            tmp_path / "calls",
+            [Seen("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)],
+        )
     other = tmp_path / "other.py"
-    other.write_text("import torch\ndef make(): return torch.nn.Linear(3, 5).eval(), (torch.ones(4, 3),)\n")
-    given = (f"{file}:make", f"{other}:make", "--recorded", str(tmp_path / "calls"), "--workers", "1", "--device", "cpu")
+    other.write_text(
+        "import torch\ndef make(): return torch.nn.Linear(3, 5).eval(), (torch.ones(4, 3),)\n"
+    )
+    given = (
+        f"{file}:make",
+        f"{other}:make",
+        "--recorded",
+        str(tmp_path / "calls"),
+        "--workers",
+        "1",
+        "--device",
+        "cpu",
+    )
     assert run(*given, "--json") == 2
     shown = capsys.readouterr()
     assert len(json.loads(shown.out)["results"]) == 2

@@ -1,4 +1,6 @@
-"""`cudal1 generate` as a user calls it: a scripted server on this machine, the judge's own processes, and a cache of its own."""
+"""`cudal1 generate` as a user calls it: a scripted server on this machine, the judge's own
+processes, and a cache of its own.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def answer(result: str) -> str:
 
 
 def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
-    """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not the test's business."""
+    """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not
+    the test's business.
+    """
     found = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
     return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
 
@@ -92,7 +96,11 @@ class Shelf:
 
     def adopt(self, task: Task) -> Adopted:
         type(self).offered.append(task)
-        return Adopted("accepted", stored=True, low=1.4) if self.takes else Adopted("not_faster", "it is not", low=1.0)
+        return (
+            Adopted("accepted", stored=True, low=1.4)
+            if self.takes
+            else Adopted("not_faster", "it is not", low=1.0)
+        )
 
 
 @pytest.fixture
@@ -104,7 +112,17 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> type[Shelf]:
 
 def called(server: Loopback, target: Path, *more: str) -> int:
     folder = target.parent
-    given = ["--llm", server.url, "--device", "cpu", "--cache-dir", str(folder / "cache"), "--out", str(folder / "run"), "--quiet"]
+    given = [
+        "--llm",
+        server.url,
+        "--device",
+        "cpu",
+        "--cache-dir",
+        str(folder / "cache"),
+        "--out",
+        str(folder / "run"),
+        "--quiet",
+    ]
     return main(["generate", str(target), *given, *more])
 
 
@@ -113,7 +131,9 @@ def test_right_programs_are_judged_and_the_best_is_handed_to_the_plugin(
     target: Path, shelf: type[Shelf], capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = iter([answer("x.amax(1)"), answer("x.amin(1)"), "no idea", answer("x.max(1).values")])
-    with loopback(status(429, headers={"Retry-After": "0"}), acts.junk, answer=lambda prompt: next(texts)) as server:
+    with loopback(
+        status(429, headers={"Retry-After": "0"}), acts.junk, answer=lambda prompt: next(texts)
+    ) as server:
         code = called(server, target, "--rounds", "2", "--samples", "2", "--json")
         (row,) = json.loads(capsys.readouterr().out)
         assert code == 0
@@ -123,12 +143,16 @@ def test_right_programs_are_judged_and_the_best_is_handed_to_the_plugin(
         assert "sort" not in row["best"]["program"]
         assert shelf.offered[0].reference == REFERENCE
         asked = len(server.seen)
-        assert called(server, target, "--rounds", "2", "--samples", "2") == 0  # it is done: nobody is asked again
+        assert (
+            called(server, target, "--rounds", "2", "--samples", "2") == 0
+        )  # it is done: nobody is asked again
         assert len(server.seen) == asked
 
 
 @pytest.mark.usefixtures("_clock")
-def test_where_nothing_wins_the_code_is_4_and_all_of_the_best_were_tried(target: Path, shelf: type[Shelf]) -> None:
+def test_where_nothing_wins_the_code_is_4_and_all_of_the_best_were_tried(
+    target: Path, shelf: type[Shelf]
+) -> None:
     shelf.takes = False
     texts = iter([answer("x.amax(1)"), answer("x.max(1).values")])
     with loopback(answer=lambda prompt: next(texts)) as server:
@@ -136,7 +160,9 @@ def test_where_nothing_wins_the_code_is_4_and_all_of_the_best_were_tried(target:
     assert len(shelf.offered) == 2
 
 
-def test_a_server_that_is_down_is_1_and_told(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_down_is_1_and_told(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with loopback(status(401, body=b"no such key")) as server:
         assert called(server, target, "--rounds", "1", "--samples", "1") == 1
     assert "no such key" in capsys.readouterr().err
@@ -186,7 +212,9 @@ def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is
     from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
 
     words = ("import", "torch", "class", "def", "return", "Code", "```python", "```")
-    folder = create_tiny(target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024))
+    folder = create_tiny(
+        target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024)
+    )
     model = Writer.load(folder, max_new_tokens=8)
     asked: list[str] = []
 
@@ -202,5 +230,12 @@ def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is
     assert row["outcomes"] == {"undecodable": 4}
     assert row["spent"]["tokens"] > 400
     assert len(asked) == (0 if through == "folder" else 4)
-    written = [json.loads(line) for line in (target.parent / "run").glob("*/completions.jsonl").__next__().read_text().splitlines()]
+    written = [
+        json.loads(line)
+        for line in (target.parent / "run")
+        .glob("*/completions.jsonl")
+        .__next__()
+        .read_text()
+        .splitlines()
+    ]
     assert sum("completion" in line for line in written) == 4

@@ -1,4 +1,6 @@
-"""`cudal1 import-kernels` and `export-kernels`: outcomes, exit codes, resuming, damaged input. What judges is made up here."""
+"""`cudal1 import-kernels` and `export-kernels`: outcomes, exit codes, resuming, damaged input. What
+judges is made up here.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line(task: int, code: str | None) -> str:
-    return json.dumps({"level_id": 1, "task_id": task, "ref_code": "r", "custom_code": code, "score_default": 9.0})
+    return json.dumps(
+        {"level_id": 1, "task_id": task, "ref_code": "r", "custom_code": code, "score_default": 9.0}
+    )
 
 
 def release(folder: Path, *lines: str) -> str:
@@ -82,7 +86,17 @@ def release(folder: Path, *lines: str) -> str:
 
 
 def imported(*arguments: str, folder: Path) -> int:
-    return main(["import-kernels", *arguments, "--device", "cpu", "--quiet", "--cache-dir", str(folder / "cache")])
+    return main(
+        [
+            "import-kernels",
+            *arguments,
+            "--device",
+            "cpu",
+            "--quiet",
+            "--cache-dir",
+            str(folder / "cache"),
+        ]
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -90,18 +104,29 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_one_task_answers_as_judge_does(fate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_task_answers_as_judge_does(
+    fate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.jsonl"
-    assert imported(release(tmp_path, line(1, fate)), "--json", str(out), folder=tmp_path) == EXITS[fate]
+    assert (
+        imported(release(tmp_path, line(1, fate)), "--json", str(out), folder=tmp_path)
+        == EXITS[fate]
+    )
     (found,) = read(out)
-    assert (found["outcome"], found["reason"], found["low"]) == (FATES[fate].outcome, FATES[fate].reason, FATES[fate].low)
+    assert (found["outcome"], found["reason"], found["low"]) == (
+        FATES[fate].outcome,
+        FATES[fate].reason,
+        FATES[fate].low,
+    )
     assert found["claims"] == {"score_default": 9.0}
     shown = capsys.readouterr().out
     assert FATES[fate].outcome.replace("_", " ") in shown
     assert FATES[fate].reason in shown
 
 
-def test_one_bad_line_never_stops_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_line_never_stops_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = release(tmp_path, line(1, "fast"), "{cut", line(2, None), line(3, "wrong"))
     assert imported(path, "--json", folder=tmp_path) == 1
     found = json.loads(capsys.readouterr().out)
@@ -109,13 +134,25 @@ def test_one_bad_line_never_stops_the_rest(tmp_path: Path, capsys: pytest.Captur
     assert found[1]["where"] == f"{path}:2"
 
 
-def test_several_with_a_result_each_are_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert imported(release(tmp_path, line(1, "fast"), line(2, "wrong"), line(3, None)), folder=tmp_path) == 0
+def test_several_with_a_result_each_are_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        imported(
+            release(tmp_path, line(1, "fast"), line(2, "wrong"), line(3, None)), folder=tmp_path
+        )
+        == 0
+    )
     assert "1 accepted, 1 rejected, 1 withdrawn" in capsys.readouterr().out
 
 
-def test_an_interrupted_import_goes_on_where_it_stopped_and_not_under_other_terms(tmp_path: Path) -> None:
-    path, out = release(tmp_path, line(1, "fast"), line(2, "machine"), line(3, "odd")), tmp_path / "out.jsonl"
+def test_an_interrupted_import_goes_on_where_it_stopped_and_not_under_other_terms(
+    tmp_path: Path,
+) -> None:
+    path, out = (
+        release(tmp_path, line(1, "fast"), line(2, "machine"), line(3, "odd")),
+        tmp_path / "out.jsonl",
+    )
     assert imported(path, "--json", str(out), folder=tmp_path) == 1
     with out.open("a") as file:
         file.write('{"outcome": "acc')  # killed while it wrote
@@ -127,7 +164,9 @@ def test_an_interrupted_import_goes_on_where_it_stopped_and_not_under_other_term
     assert StandIn.asked[3:] == ["fast", "wrong", "odd"] * 2
 
 
-def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(
+    tmp_path: Path,
+) -> None:
     path, out = release(tmp_path, line(1, "ours"), line(2, "fast")), tmp_path / "out.jsonl"
     for _ in range(2):
         assert imported(path, "--json", str(out), folder=tmp_path) == 1
@@ -148,7 +187,11 @@ def test_level_and_limit_choose(tmp_path: Path) -> None:
     [(["absent.json"], "a release file"), (["--reference", "absent", "release.json"], "absent")],
 )
 def test_a_path_that_is_not_there_is_wrong_usage(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     release(tmp_path, line(1, "fast"))
@@ -156,11 +199,20 @@ def test_a_path_that_is_not_there_is_wrong_usage(
     assert told in capsys.readouterr().err
 
 
-def test_a_stored_decision_is_written_as_flashinfer_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stored_decision_is_written_as_flashinfer_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     space: dict[str, Any] = {}
     exec(MODEL, space)
-    command = ["export-kernels", str(tmp_path / "model.py"), "--out", str(tmp_path / "trace"), "--device", "cpu"]
+    command = [
+        "export-kernels",
+        str(tmp_path / "model.py"),
+        "--out",
+        str(tmp_path / "trace"),
+        "--device",
+        "cpu",
+    ]
     command += ["--cache-dir", str(tmp_path / "cache"), "--quiet", "--json"]
     assert main(command) == 0
     (found,) = json.loads(capsys.readouterr().out)["exported"]
@@ -179,6 +231,21 @@ def test_a_stored_decision_is_written_as_flashinfer_trace(tmp_path: Path, capsys
     assert Trace.from_json(json.loads(texts["workloads"])).solution is None
 
 
-def test_a_target_that_cannot_be_loaded_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export-kernels", str(tmp_path / "none.py"), "--out", str(tmp_path), "--device", "cpu", "--quiet"]) == 2
+def test_a_target_that_cannot_be_loaded_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "export-kernels",
+                str(tmp_path / "none.py"),
+                "--out",
+                str(tmp_path),
+                "--device",
+                "cpu",
+                "--quiet",
+            ]
+        )
+        == 2
+    )
     assert "there is no file" in capsys.readouterr().err

@@ -23,7 +23,9 @@ def test_help_imports_no_torch() -> None:
         "except SystemExit as stop: assert not stop.code\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     for word in (*COMMANDS, "exit codes", "TARGET"):
         assert word in done.stdout
@@ -34,12 +36,16 @@ def test_the_module_runs_as_a_program_and_its_exit_code_is_the_processs(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("cudal1: setting 'KEY' is 'abcdef'; expected the start of exactly one key")
+    assert done.stderr.startswith(
+        "cudal1: setting 'KEY' is 'abcdef'; expected the start of exactly one key"
+    )
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_exit_codes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
@@ -84,7 +90,10 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
     ids=lambda value: type(value).__name__,
 )
 def test_outcomes_become_exit_codes_and_one_line(
-    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    raised: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*_: object) -> int:
         raise raised
@@ -122,28 +131,43 @@ def test_an_error_of_ours_is_not_hidden_as_a_users(monkeypatch: pytest.MonkeyPat
         main(["verify"])
 
 
-def test_a_misspelt_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_variable_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TORCH_CUDAL1_CACHEDIR", "/x")
     assert main(["list"]) == 2
     assert "TORCH_CUDAL1_CACHEDIR" in capsys.readouterr().err
 
 
-def test_options_reach_the_settings_and_win_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_settings_and_win_over_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     monkeypatch.setenv("TORCH_CUDAL1_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TORCH_CUDAL1_PRECISION", "strict")
-    monkeypatch.setattr(entries, "verify", lambda args, settings, screen: seen.append(settings) or 0)
+    monkeypatch.setattr(
+        entries, "verify", lambda args, settings, screen: seen.append(settings) or 0
+    )
     assert main(["verify", "--cache-dir", str(tmp_path)]) == 0
     assert seen[0].cache_dir == tmp_path
     assert seen[0].precision == "strict"
 
 
 def test_search_options_are_settings_by_name() -> None:
-    args = parser().parse_args(["warmup", "a", "b", "--budget", "7", "--on-miss", "tune", "--precision", "strict"])
-    assert (args.target, args.budget_s, args.on_miss, args.precision) == (["a", "b"], 7.0, "tune", "strict")
+    args = parser().parse_args(
+        ["warmup", "a", "b", "--budget", "7", "--on-miss", "tune", "--precision", "strict"]
+    )
+    assert (args.target, args.budget_s, args.on_miss, args.precision) == (
+        ["a", "b"],
+        7.0,
+        "tune",
+        "strict",
+    )
 
 
-def test_a_target_that_leads_nowhere_is_2_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_leads_nowhere_is_2_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["explain", "no_such_file.py:build", "--json"]) == 2
     shown = capsys.readouterr()
     assert "there is no file 'no_such_file.py'" in shown.err

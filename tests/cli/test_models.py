@@ -1,4 +1,6 @@
-"""`warmup`, `plan` and `explain`: several targets, exit codes, JSON and the page. The package's own work is a stand-in."""
+"""`warmup`, `plan` and `explain`: several targets, exit codes, JSON and the page. The package's own
+work is a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ REGION = RegionReport(
     runs="inductor",
     origin="baseline",
     reason="nothing was faster",
-    tried=({"label": "fold -> eager", "decision": "rejected", "reason": "too slow", "detector": "timing"},),
+    tried=(
+        {
+            "label": "fold -> eager",
+            "decision": "rejected",
+            "reason": "too slow",
+            "detector": "timing",
+        },
+    ),
 )
 
 
@@ -46,20 +55,30 @@ class Result:
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = tmp_path / "model.py"
     path.write_text(SOURCE)
-    monkeypatch.setenv("COLUMNS", "300")  # the temporary path is long; what a narrow table does is tested in view
+    monkeypatch.setenv(
+        "COLUMNS", "300"
+    )  # the temporary path is long; what a narrow table does is tested in view
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     return str(path)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     counters = SimpleNamespace(counters={"resolve.miss": 0})
-    explanation = Explanation(target="Linear", device="cpu", regions=(REGION,), left_out=("the optimizer",))
+    explanation = Explanation(
+        target="Linear", device="cpu", regions=(REGION,), left_out=("the optimizer",)
+    )
 
-    def accelerate(module: torch.nn.Module, inputs: object, *, settings: object, progress: object) -> torch.nn.Module:
+    def accelerate(
+        module: torch.nn.Module, inputs: object, *, settings: object, progress: object
+    ) -> torch.nn.Module:
         counters.counters["resolve.miss"] += 1
         return module
 
-    defaults = {"accelerate": accelerate, "explain": lambda m: explanation, "report": lambda: counters}
+    defaults = {
+        "accelerate": accelerate,
+        "explain": lambda m: explanation,
+        "report": lambda: counters,
+    }
     monkeypatch.setattr(models, "cudal1", SimpleNamespace(**(defaults | functions)))
 
 
@@ -110,9 +129,14 @@ def test_inputs_that_do_not_fit_are_a_target_error(
     assert len(json.loads(shown.out)["explanations"]) == 1
 
 
-def test_explain_writes_the_page(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_writes_the_page(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(monkeypatch)
-    assert main(["explain", f"{target}:good", "--device", "cpu", "--html", str(tmp_path / "p.html")]) == 0
+    assert (
+        main(["explain", f"{target}:good", "--device", "cpu", "--html", str(tmp_path / "p.html")])
+        == 0
+    )
     assert "too slow" in (tmp_path / "p.html").read_text()
 
 
@@ -120,12 +144,31 @@ def test_plan_shows_estimates_as_estimates(
     target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = (
-        PlanRow(region="a", key="k", share_of_time=0.5, techniques=("fold",), expected_speedup=2.0, cached=False, reason="guess"),
         PlanRow(
-            region="b", key="l", share_of_time=None, techniques=(), expected_speedup=1.0, cached=True, reason="nothing applies"
+            region="a",
+            key="k",
+            share_of_time=0.5,
+            techniques=("fold",),
+            expected_speedup=2.0,
+            cached=False,
+            reason="guess",
+        ),
+        PlanRow(
+            region="b",
+            key="l",
+            share_of_time=None,
+            techniques=(),
+            expected_speedup=1.0,
+            cached=True,
+            reason="nothing applies",
         ),
     )
-    stand_in(monkeypatch, plan=lambda module, inputs, settings: Plan(target="x", device="cpu", rows=rows, expected_end_to_end=1.33))
+    stand_in(
+        monkeypatch,
+        plan=lambda module, inputs, settings: Plan(
+            target="x", device="cpu", rows=rows, expected_end_to_end=1.33
+        ),
+    )
     assert main(["plan", f"{target}:good", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert all(part in shown for part in ("1.33x", "50%", "2.00x", "estimate", "stored", "fold"))
@@ -133,15 +176,34 @@ def test_plan_shows_estimates_as_estimates(
 
 @pytest.mark.parametrize(("error", "code"), [(None, 0), ("it broke", 1)])
 def test_warmup_exits_1_when_a_target_failed(
-    error: str | None, code: int, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: str | None,
+    code: int,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked: list[Any] = []
 
     def warmup(
-        name: str, *, settings: Any, progress: Any, training: bool, device: str, recording: Path | None
+        name: str,
+        *,
+        settings: Any,
+        progress: Any,
+        training: bool,
+        device: str,
+        recording: Path | None,
     ) -> tuple[Result, ...]:
         asked.append((name, settings.budget_s, device))
-        return (Result(name, None if error else Explanation(target=name, device=device, regions=(REGION,)), error, 1.5, 2, 3),)
+        return (
+            Result(
+                name,
+                None if error else Explanation(target=name, device=device, regions=(REGION,)),
+                error,
+                1.5,
+                2,
+                3,
+            ),
+        )
 
     stand_in(monkeypatch, warmup=warmup)
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--budget", "5"]) == code
@@ -153,7 +215,11 @@ def test_warmup_exits_1_when_a_target_failed(
 
 @pytest.mark.parametrize(("lacking", "code"), [({}, 0), ({"it": "its start failed"}, 1)])
 def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_could_not(
-    lacking: dict[str, str], code: int, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lacking: dict[str, str],
+    code: int,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked: list[Any] = []
 
@@ -162,7 +228,11 @@ def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_cou
         return lacking
 
     def warmup(name: str, **options: Any) -> tuple[Result, ...]:
-        return (Result(name, Explanation(target=name, device="cpu", regions=(REGION,)), None, 1.5, 2, 3),)
+        return (
+            Result(
+                name, Explanation(target=name, device="cpu", regions=(REGION,)), None, 1.5, 2, 3
+            ),
+        )
 
     monkeypatch.setattr(models.ahead, "collect", collect)
     stand_in(monkeypatch, warmup=warmup)
@@ -174,6 +244,8 @@ def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_cou
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_asking_for_a_gpu_that_is_not_there_is_2_with_the_reason(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_asking_for_a_gpu_that_is_not_there_is_2_with_the_reason(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["explain", f"{target}:good", "--device", "cuda"]) == 2
     assert "'cpu' on this machine: torch" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The HTML page: it holds every number and reason, escapes every text, needs no network, and works without matplotlib."""
+"""The HTML page: it holds every number and reason, escapes every text, needs no network, and works
+without matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,20 @@ from torch_cudal1.cli.view import page, plots
 from torch_cudal1.cli.view.page import Story, render, winners
 from torch_cudal1.core.report import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 
-ATTACKS = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title><script>", "'onload='x", "$\\frac{", "&lt;b&gt;"]
+ATTACKS = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</title><script>",
+    "'onload='x",
+    "$\\frac{",
+    "&lt;b&gt;",
+]
 MEASURED = EndToEnd(
-    eager_us=820.0, inductor_us=900.0, ours_us=400.0, vs_eager=Interval(2.05, 1.98, 2.11), vs_inductor=Interval(2.25, 2.1, 2.4)
+    eager_us=820.0,
+    inductor_us=900.0,
+    ours_us=400.0,
+    vs_eager=Interval(2.05, 1.98, 2.11),
+    vs_inductor=Interval(2.25, 2.1, 2.4),
 )
 
 
@@ -46,9 +59,15 @@ def region(**changes: object) -> RegionReport:
 
 def story(target: str = "DiagMatmul", /, **changes: object) -> Story:
     explanation = Explanation(
-        target=target, device="cpu", regions=(region(**changes),), left_out=("dropout in training mode",), end_to_end=MEASURED
+        target=target,
+        device="cpu",
+        regions=(region(**changes),),
+        left_out=("dropout in training mode",),
+        end_to_end=MEASURED,
     )
-    return Story(explanation=explanation, description="what it is", worst_error=1.2e-7, eager_error=2e-7)
+    return Story(
+        explanation=explanation, description="what it is", worst_error=1.2e-7, eager_error=2e-7
+    )
 
 
 class Tags(HTMLParser):
@@ -95,7 +114,15 @@ def test_the_page_holds_the_numbers_the_reasons_and_the_environment() -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_text_from_outside_becomes_markup(attack: str) -> None:
     tried = ({"label": attack, "decision": attack, "reason": attack, "detector": attack},)
-    made = story(attack, name=attack, runs=attack, reason=attack, tried=tried, techniques=(attack,), baselines_us={attack: 1.0})
+    made = story(
+        attack,
+        name=attack,
+        runs=attack,
+        reason=attack,
+        tried=tried,
+        techniques=(attack,),
+        baselines_us={attack: 1.0},
+    )
     content = render(attack, [made], {attack: attack}, intro=attack)
     found = Tags(content)
     assert found.stack == []
@@ -106,7 +133,12 @@ def test_no_text_from_outside_becomes_markup(attack: str) -> None:
 
 def test_the_page_asks_the_network_for_nothing() -> None:
     content = render("t", [story()], {})
-    links = [value for _, attrs in Tags(content).tags for key, value in attrs.items() if key in ("src", "href", "xlink:href")]
+    links = [
+        value
+        for _, attrs in Tags(content).tags
+        for key, value in attrs.items()
+        if key in ("src", "href", "xlink:href")
+    ]
     assert all(value is not None and value.startswith("#") for value in links)
     assert "url(http" not in content
     assert "@import" not in content
@@ -130,7 +162,9 @@ def test_the_page_can_be_read_aloud_and_by_keyboard() -> None:
     assert all("scope" in attrs for tag, attrs in tags if tag == "th")
 
 
-def test_without_matplotlib_the_page_says_why_there_are_no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_page_says_why_there_are_no_plots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(plots, "_MATPLOTLIB", False)
     content = render("t", [story()], {})
     assert "<svg" not in content
@@ -159,7 +193,13 @@ def test_a_module_without_measurements_and_one_that_failed_are_shown_as_such() -
 
 
 def test_a_swap_that_was_taken_back_does_not_count_as_won() -> None:
-    explanation = Explanation(target="t", device="cpu", regions=(region(), region()), end_to_end=MEASURED, undone="slower in place")
+    explanation = Explanation(
+        target="t",
+        device="cpu",
+        regions=(region(), region()),
+        end_to_end=MEASURED,
+        undone="slower in place",
+    )
     assert winners(explanation) == "eager runs: diag_matmul did not pay end to end"
     assert explanation.untouched
     assert "slower in place" in page.render("t", [Story(explanation=explanation)], {})
@@ -169,8 +209,14 @@ def test_a_swap_that_was_taken_back_does_not_count_as_won() -> None:
     ("regions", "shown"),
     [
         ((region(), region(), region(techniques=("fold_bn",))), "diag_matmul (2), fold_bn"),
-        ((region(origin="baseline", runs="inductor", techniques=()),), "inductor runs: nothing beat it"),
-        ((region(origin="baseline", runs=OWN_FORWARD, techniques=()),), "eager runs: no stored decision"),
+        (
+            (region(origin="baseline", runs="inductor", techniques=()),),
+            "inductor runs: nothing beat it",
+        ),
+        (
+            (region(origin="baseline", runs=OWN_FORWARD, techniques=()),),
+            "eager runs: no stored decision",
+        ),
         ((), "eager runs: left to PyTorch"),
     ],
 )
@@ -179,18 +225,32 @@ def test_winners_are_named_with_their_number(regions: tuple[RegionReport, ...], 
 
 
 def test_a_model_that_was_skipped_is_not_told_as_failed() -> None:
-    content = render("t", [Story(explanation=Explanation(target="m", device="cpu"), skipped="no time was left")], {})
+    content = render(
+        "t",
+        [Story(explanation=Explanation(target="m", device="cpu"), skipped="no time was left")],
+        {},
+    )
     assert "skipped: no time was left" in content
     assert "failed" not in content
 
 
 def test_a_candidate_that_was_never_judged_is_neither_good_nor_bad() -> None:
-    content = render("t", [story(tried=({"label": "x", "decision": "not judged", "reason": "the budget was spent"},))], {})
+    content = render(
+        "t",
+        [
+            story(
+                tried=({"label": "x", "decision": "not judged", "reason": "the budget was spent"},)
+            )
+        ],
+        {},
+    )
     assert '<span class="">not judged</span>' in content
 
 
 def test_what_the_whole_call_gained_is_not_told_as_left_out() -> None:
-    explanation = Explanation(target="m", device="cpu", regions=(region(),), gate=("end to end 1.3x",))
+    explanation = Explanation(
+        target="m", device="cpu", regions=(region(),), gate=("end to end 1.3x",)
+    )
     content = render("t", [Story(explanation=explanation)], {})
     assert "Measured before it was put in place: end to end 1.3x" in content
     assert "Left to PyTorch" not in content

@@ -1,4 +1,6 @@
-"""`keys`, `sign`, `revoke`, and what `list`, `show` and `verify` say about who vouches, over real folders."""
+"""`keys`, `sign`, `revoke`, and what `list`, `show` and `verify` say about who vouches, over real
+folders.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ def shared(tmp_path: Path) -> Path:
 @pytest.fixture
 def key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A private key; its public key is in publishers.toml, as the command printed it."""
-    code, out = run(capsys, "keys", "new", "team", "--out", str(tmp_path / "team.pem"), "--cache-dir", str(tmp_path / "own"))
+    code, out = run(
+        capsys,
+        "keys",
+        "new",
+        "team",
+        "--out",
+        str(tmp_path / "team.pem"),
+        "--cache-dir",
+        str(tmp_path / "own"),
+    )
     assert code == 0
     (tmp_path / "publishers.toml").write_text(out)
     return tmp_path / "team.pem"
@@ -33,7 +44,13 @@ def key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def elsewhere(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> tuple[int, Any]:
     """A command of a machine that reads the shared folder and allows the key."""
-    lists = ("--publishers", str(folder / "publishers.toml"), "--cache-dir", str(folder / "own"), "--json")
+    lists = (
+        "--publishers",
+        str(folder / "publishers.toml"),
+        "--cache-dir",
+        str(folder / "own"),
+        "--json",
+    )
     code, out = run(capsys, *arguments, *lists)
     return code, json.loads(out)
 
@@ -50,10 +67,15 @@ def test_what_keys_new_prints_is_the_list_it_belongs_into(key: Path, tmp_path: P
     assert publisher["key"].removeprefix("ed25519:") not in key.read_text()
 
 
-def test_a_key_is_not_made_inside_a_cache(tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_not_made_inside_a_cache(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in (tmp_path / "own", shared):
         path = folder / "team.pem"
-        assert main(["keys", "new", "team", "--out", str(path), "--cache-dir", str(tmp_path / "own")]) == 2
+        assert (
+            main(["keys", "new", "team", "--out", str(path), "--cache-dir", str(tmp_path / "own")])
+            == 2
+        )
         assert "outside the cache" in capsys.readouterr().err
         assert not path.exists()
 
@@ -63,17 +85,28 @@ def test_before_signing_nobody_vouches_and_afterwards_the_publisher_does(
 ) -> None:
     _, before = elsewhere(capsys, tmp_path, "list")
     assert {entry["vouched_by"] for entry in before["entries"]} == {None}
-    assert elsewhere(capsys, tmp_path, "verify")[1]["vouched"] == {"signed": 0, "refused": 0, "vouched for by nobody": 2}
+    assert elsewhere(capsys, tmp_path, "verify")[1]["vouched"] == {
+        "signed": 0,
+        "refused": 0,
+        "vouched for by nobody": 2,
+    }
     code, out = run(capsys, "sign", str(key), "--cache-dir", str(shared), "--json")
     assert (code, len(json.loads(out)["signed"])) == (0, 2)
     _, after = elsewhere(capsys, tmp_path, "list")
     assert {entry["vouched_by"] for entry in after["entries"]} == {"publisher 'team'"}
     code, told = elsewhere(capsys, tmp_path, "verify")
-    assert (code, told["vouched"]) == (0, {"signed": 2, "refused": 0, "vouched for by publisher 'team'": 2})
-    assert [one["digest"] for one in before["entries"]] == [one["digest"] for one in after["entries"]]
+    assert (code, told["vouched"]) == (
+        0,
+        {"signed": 2, "refused": 0, "vouched for by publisher 'team'": 2},
+    )
+    assert [one["digest"] for one in before["entries"]] == [
+        one["digest"] for one in after["entries"]
+    ]
 
 
-def test_one_entry_may_be_signed_by_its_key(key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_entry_may_be_signed_by_its_key(
+    key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = elsewhere(capsys, tmp_path, "list")[1]["entries"][0]
     assert run(capsys, "sign", str(key), first["key"][:12], "--cache-dir", str(shared))[0] == 0
     _, (shown,) = elsewhere(capsys, tmp_path, "show", first["key"])
@@ -94,7 +127,9 @@ def test_verify_finds_a_signature_that_does_not_fit_in_the_own_cache_too(
     code, out = run(capsys, "verify", "--cache-dir", str(shared), "--json")
     told = json.loads(out)
     assert (code, told["broken"]) == (1, [])
-    assert {(one["path"], "does not fit" in one["reason"]) for one in told["refused"]} == {(str(path), True)}
+    assert {(one["path"], "does not fit" in one["reason"]) for one in told["refused"]} == {
+        (str(path), True)
+    }
 
 
 def test_revoke_takes_entries_programs_and_keys(
@@ -103,15 +138,32 @@ def test_revoke_takes_entries_programs_and_keys(
     run(capsys, "sign", str(key), "--cache-dir", str(shared))
     first, second = elsewhere(capsys, tmp_path, "list")[1]["entries"]
     lists = ("--revoked", str(tmp_path / "revoked.toml"))
-    assert elsewhere(capsys, tmp_path, "revoke", first["key"][:12], "--reason", 'bad "NaN"', *lists)[0] == 0
+    assert (
+        elsewhere(capsys, tmp_path, "revoke", first["key"][:12], "--reason", 'bad "NaN"', *lists)[0]
+        == 0
+    )
     code, told = elsewhere(capsys, tmp_path, "verify", *lists)
     assert (code, [one["reason"] for one in told["refused"]]) == (1, ['revoked: bad "NaN"'])
-    code, _ = elsewhere(capsys, tmp_path, "revoke", f"entry:{second['digest']}", "program:" + "ab" * 32, "--reason", "x", *lists)
+    code, _ = elsewhere(
+        capsys,
+        tmp_path,
+        "revoke",
+        f"entry:{second['digest']}",
+        "program:" + "ab" * 32,
+        "--reason",
+        "x",
+        *lists,
+    )
     assert (code, len(elsewhere(capsys, tmp_path, "verify", *lists)[1]["refused"])) == (0, 2)
     public = tomllib.loads((tmp_path / "publishers.toml").read_text())["publisher"][0]["key"]
     elsewhere(capsys, tmp_path, "revoke", public, "--reason", "lost", *lists)
     records = tomllib.loads((tmp_path / "revoked.toml").read_text())["revoked"]
-    assert [sorted(set(record) - {"reason"}) for record in records] == [["entry"], ["entry"], ["program"], ["key"]]
+    assert [sorted(set(record) - {"reason"}) for record in records] == [
+        ["entry"],
+        ["entry"],
+        ["program"],
+        ["key"],
+    ]
     assert main(["sign", str(key), "--cache-dir", str(shared), *lists]) == 2
     assert "a key that is not revoked (lost)" in capsys.readouterr().err
 
@@ -130,7 +182,11 @@ def test_revoke_takes_entries_programs_and_keys(
     ],
 )
 def test_wrong_usage_is_2_says_what_is_expected_and_writes_nothing(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--cache-dir", "own"]) == 2
@@ -138,7 +194,9 @@ def test_wrong_usage_is_2_says_what_is_expected_and_writes_nothing(
     assert not [path for path in tmp_path.rglob("*") if path.suffix != ".lock"]
 
 
-def test_an_unusable_list_is_found_by_keys_list_and_verify(key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unusable_list_is_found_by_keys_list_and_verify(
+    key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, told = elsewhere(capsys, tmp_path, "keys", "list")
     assert (code, list(told["publishers"]["names"].values())) == (0, ["team"])
     (tmp_path / "publishers.toml").write_text("[[publisher]]\nname = 3\n")
@@ -148,15 +206,25 @@ def test_an_unusable_list_is_found_by_keys_list_and_verify(key: Path, tmp_path: 
         assert "line 1: name is 3" in told["problems"][0]
 
 
-def test_the_doctor_says_whom_this_machine_believes(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_whom_this_machine_believes(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publishers = tmp_path / "publishers.toml"
 
     def trust(**settings: Any) -> doctor.Finding:
-        return next(f for f in doctor.examine(Settings(cache_dir=tmp_path, **settings)) if f.name == "trust")
+        return next(
+            f for f in doctor.examine(Settings(cache_dir=tmp_path, **settings)) if f.name == "trust"
+        )
 
     assert (trust().ok, "0 publishers allowed" in trust().what) == (True, True)
-    assert (trust(publishers=publishers).ok, "1 publisher allowed" in trust(publishers=publishers).what) == (True, True)
+    assert (
+        trust(publishers=publishers).ok,
+        "1 publisher allowed" in trust(publishers=publishers).what,
+    ) == (True, True)
     monkeypatch.setattr(doctor, "_version", lambda name: "")
     assert "torch-cudal1[sign]" in trust(publishers=publishers).remedy
     publishers.write_text("[[publisher]]\nname = 3\n")
-    assert (trust(publishers=publishers).ok, "line 1: name is 3" in trust(publishers=publishers).what) == (False, True)
+    assert (
+        trust(publishers=publishers).ok,
+        "line 1: name is 3" in trust(publishers=publishers).what,
+    ) == (False, True)

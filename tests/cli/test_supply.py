@@ -1,4 +1,6 @@
-"""`lock`, `export`, `import`, `coverage` from the command line: what they write, what they refuse, and with which exit code."""
+"""`lock`, `export`, `import`, `coverage` from the command line: what they write, what they refuse,
+and with which exit code.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +70,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, cache: str = "ca
     return Done(code, shown.out, shown.err)
 
 
-# lock ----------------------------------------------------------------------------------------------------------------------------
+# lock
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_written_and_agrees_with_its_cache(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_is_written_and_agrees_with_its_cache(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = run(capsys, "lock", "model.py:make", "--device", "cpu")
     assert (done.code, done.out) == (0, "cudal1.lock: 1 entry and 1 alias for cpu-x86_64\n")
     body = json.loads((here / "cudal1.lock").read_text())
@@ -79,10 +84,14 @@ def test_a_lock_is_written_and_agrees_with_its_cache(here: Path, capsys: pytest.
     assert body["targets"]["model.py:make"] == [body["entries"][0]["key"]]
     (here / "model.py").unlink()
     done = run(capsys, "lock", "--check")
-    assert (done.code, done.out) == (0, "cudal1.lock: 1 entry as locked\n"), "nothing but files is read"
+    assert (done.code, done.out) == (0, "cudal1.lock: 1 entry as locked\n"), (
+        "nothing but files is read"
+    )
 
 
-def test_lock_check_fails_with_a_table_where_the_cache_differs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lock_check_fails_with_a_table_where_the_cache_differs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "lock")
     done = run(capsys, "lock", "--check", cache="empty")
     assert done.code == 1
@@ -93,14 +102,18 @@ def test_lock_check_fails_with_a_table_where_the_cache_differs(here: Path, capsy
     assert {one["kind"] for one in told["differences"]} == {"missing"}
 
 
-def test_no_lock_is_written_for_a_target_that_is_not_decided(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_lock_is_written_for_a_target_that_is_not_decided(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = run(capsys, "lock", "model.py:make", "model.py:other", "--device", "cpu")
     assert done.code == 1
     assert "model.py:other" in done.out
     assert "model.py:make" not in done.out
     assert "1 region not decided, so no lock was written" in done.err
     assert not (here / "cudal1.lock").exists()
-    assert run(capsys, "lock", "model.py:make", "--family", "cuda-sm_90", "--device", "cpu").code == 1
+    assert (
+        run(capsys, "lock", "model.py:make", "--family", "cuda-sm_90", "--device", "cpu").code == 1
+    )
 
 
 def test_lock_check_takes_no_target(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,16 +123,23 @@ def test_lock_check_takes_no_target(here: Path, capsys: pytest.CaptureFixture[st
     assert "the lock says what it is of" in done.err
 
 
-def test_lock_check_without_a_lock_says_how_to_write_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lock_check_without_a_lock_says_how_to_write_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = run(capsys, "lock", "--check")
     assert done.code == 1
-    assert done.err == "cudal1: cudal1.lock refused by rule 'form': absent; `cudal1 lock` writes it\n"
+    assert (
+        done.err == "cudal1: cudal1.lock refused by rule 'form': absent; `cudal1 lock` writes it\n"
+    )
 
 
-# export and import ---------------------------------------------------------------------------------------------------------------
+# export and import
+# ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_bundle_goes_from_one_cache_to_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_goes_from_one_cache_to_another(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, "lock").code == 0
     done = run(capsys, "export", "kernels.bundle")
     assert done.code == 0
@@ -135,7 +155,9 @@ def test_a_bundle_goes_from_one_cache_to_another(here: Path, capsys: pytest.Capt
     assert (here / "again.bundle").read_bytes() == (here / "kernels.bundle").read_bytes()
 
 
-def test_export_takes_the_start_of_a_key_and_refuses_what_fits_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_takes_the_start_of_a_key_and_refuses_what_fits_none(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (entry,) = run(capsys, "list", "--json").told["entries"]
     assert run(capsys, "export", "x.bundle", entry["key"][:6], "--json").told["aliases"] == 1
     for arguments in (("zz",), ("--family", "cuda-sm_90")):
@@ -156,7 +178,9 @@ def test_export_by_lock_takes_exactly_that(here: Path, capsys: pytest.CaptureFix
     assert not (here / "y.bundle").exists()
 
 
-def test_a_broken_entry_is_told_and_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_entry_is_told_and_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (loaded,) = targets.load("model.py:other")
     with torch.no_grad():
         plant(loaded.module, loaded.inputs, here / "cache")
@@ -167,7 +191,9 @@ def test_a_broken_entry_is_told_and_left_out(here: Path, capsys: pytest.CaptureF
     assert f"{broken.relative_to(here)} is left out: unreadable" in done.err
 
 
-def test_a_refused_bundle_is_named_with_its_rule(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_bundle_is_named_with_its_rule(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "export", "x.bundle")
     data = bytearray((here / "x.bundle").read_bytes())
     data[-1] ^= 1
@@ -179,16 +205,26 @@ def test_a_refused_bundle_is_named_with_its_rule(here: Path, capsys: pytest.Capt
     assert run(capsys, "import", "absent.bundle", cache="new").code == 2
 
 
-# coverage ------------------------------------------------------------------------------------------------------------------------
+# coverage
+# ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_coverage_says_what_a_deployment_will_have(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_coverage_says_what_a_deployment_will_have(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "lock", "model.py:make", "--device", "cpu")
     line = ("coverage", "cudal1.lock", "model.py:make", "--device", "cpu", "--json")
     done = run(capsys, *line)
     assert done.code == 0
     statuses = [(one["source"], one["status"], one["runs"]) for one in done.told["coverage"]]
-    assert statuses == [("model.py:make", "decided", "planted -> eager"), ("model.py:make", "measured", "cudal1")] * 2
+    assert (
+        statuses
+        == [
+            ("model.py:make", "decided", "planted -> eager"),
+            ("model.py:make", "measured", "cudal1"),
+        ]
+        * 2
+    )
     assert run(capsys, *line, cache="empty").code == 1
     assert run(capsys, *line, "--family", "cuda-sm_90").told["missing"] == 2
     done = run(capsys, "coverage", "cudal1.lock", "--sku", "NVIDIA H200")
@@ -207,12 +243,18 @@ def test_coverage_is_what_explain_finds(here: Path, capsys: pytest.CaptureFixtur
     run(capsys, "export", "x.bundle")
     run(capsys, "import", "x.bundle", cache="new")
     for cache, code in (("cache", 0), ("new", 1)):
-        assert len(take_inventory(LocalCache(here / cache, imported_roots(here / cache))).entries) == 1
+        assert (
+            len(take_inventory(LocalCache(here / cache, imported_roots(here / cache))).entries) == 1
+        )
         for command in (("coverage",), ("explain", "--fail-on-miss", "--quiet")):
-            assert run(capsys, *command, "model.py:make", "--device", "cpu", cache=cache).code == code, command
+            assert (
+                run(capsys, *command, "model.py:make", "--device", "cpu", cache=cache).code == code
+            ), command
 
 
-def test_coverage_and_lock_speak_of_what_production_called(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_coverage_and_lock_speak_of_what_production_called(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (loaded,) = targets.load("model.py:make")
     module = torch_cudal1.accelerate(loaded.module, cache_dir=here / "scratch")
     with torch_cudal1.record(here / "seen.jsonl"), torch.no_grad():
@@ -229,13 +271,19 @@ def test_coverage_and_lock_speak_of_what_production_called(here: Path, capsys: p
         plant(torch_cudal1.restore(module), torch.ones(4, 8), here / "cache")
     assert run(capsys, "coverage", *line).code == run(capsys, "lock", *line).code == 0
     assert sorted(json.loads((here / "cudal1.lock").read_text())["targets"]) == [decided, unknown]
-    assert run(capsys, "lock", "model.py:other", *line[1:]).code == 2, "the recording holds no call of it"
+    assert run(capsys, "lock", "model.py:other", *line[1:]).code == 2, (
+        "the recording holds no call of it"
+    )
 
 
-def test_what_was_revoked_is_neither_locked_nor_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_revoked_is_neither_locked_nor_exported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, "lock").code == 0
     (entry,) = json.loads((here / "cudal1.lock").read_text())["entries"]
-    (here / "revoked.toml").write_text(f'[[revoked]]\nentry = "{entry["digest"]}"\nreason = "wrong for NaN"\n')
+    (here / "revoked.toml").write_text(
+        f'[[revoked]]\nentry = "{entry["digest"]}"\nreason = "wrong for NaN"\n'
+    )
     (here / "revoked.toml").chmod(0o600)
     told = ("--revoked", "revoked.toml")
     done = run(capsys, "export", "x.bundle", *told)
@@ -247,7 +295,9 @@ def test_what_was_revoked_is_neither_locked_nor_exported(here: Path, capsys: pyt
     assert run(capsys, "lock", "--check").code == 0
 
 
-def test_a_lock_of_targets_is_of_one_precision(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_of_targets_is_of_one_precision(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = ("lock", "model.py:make", "--device", "cpu")
     assert run(capsys, *line).code == 0
     done = run(capsys, *line, "--precision", "strict", "--lock", "strict.lock", "--json")
@@ -256,7 +306,9 @@ def test_a_lock_of_targets_is_of_one_precision(here: Path, capsys: pytest.Captur
     (held,) = take_inventory(LocalCache(here / "cache")).entries
     assert isinstance(held.content, Entry)
     LocalCache(here / "cache").put(dataclasses.replace(held.content, contract=Contract("strict")))
-    assert run(capsys, "lock", "--check").code == 0, "an entry of another precision is none of its business"
+    assert run(capsys, "lock", "--check").code == 0, (
+        "an entry of another precision is none of its business"
+    )
     assert run(capsys, *line, "--precision", "strict", "--lock", "strict.lock").code == 0
     pinned = json.loads((here / "strict.lock").read_text())["entries"]
     assert [one["precision"] for one in pinned] == ["strict"]

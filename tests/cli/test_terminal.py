@@ -54,9 +54,12 @@ def test_the_display_is_closed_when_the_work_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "fraction", "shown"), [(10.0, 0.5, "about 10 s left"), (10.0, None, "10 s so far"), (10.0, 0.001, "10 s so far")]
+    ("passed", "fraction", "shown"),
+    [(10.0, 0.5, "about 10 s left"), (10.0, None, "10 s so far"), (10.0, 0.001, "10 s so far")],
 )
-def test_time_left_is_only_promised_when_something_is_known(passed: float, fraction: float | None, shown: str) -> None:
+def test_time_left_is_only_promised_when_something_is_known(
+    passed: float, fraction: float | None, shown: str
+) -> None:
     assert time_left(passed, fraction) == shown
 
 
@@ -73,7 +76,10 @@ def test_json_output_is_one_value_and_nothing_else() -> None:
     made.line("for people")
     made.table(("a",), [["b"]])
     made.json({"v": Interval(1.0, 1.0, 1.0), "inf": float("inf")})
-    assert json.loads(made.out.getvalue()) == {"v": {"value": 1.0, "low": 1.0, "high": 1.0}, "inf": "inf"}  # type: ignore[attr-defined]
+    assert json.loads(made.out.getvalue()) == {
+        "v": {"value": 1.0, "low": 1.0, "high": 1.0},
+        "inf": "inf",
+    }  # type: ignore[attr-defined]
 
 
 def test_text_output_holds_no_json() -> None:

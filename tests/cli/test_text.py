@@ -24,21 +24,37 @@ def test_a_speed_up_carries_its_interval(value: Interval | float | None, shown: 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.42, "0.4 s"), (12.2, "12 s"), (59.7, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
+    ("seconds", "shown"),
+    [
+        (0.42, "0.4 s"),
+        (12.2, "12 s"),
+        (59.7, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+    ],
 )
 def test_a_duration_uses_the_unit_that_fits(seconds: float, shown: str) -> None:
     assert text.duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
-    ("us", "shown"), [(4.123, "4.12 us"), (999.0, "999 us"), (12_345.0, "12.3 ms"), (1_234_567.0, "1.23 s"), (None, "-")]
+    ("us", "shown"),
+    [
+        (4.123, "4.12 us"),
+        (999.0, "999 us"),
+        (12_345.0, "12.3 ms"),
+        (1_234_567.0, "1.23 s"),
+        (None, "-"),
+    ],
 )
 def test_a_latency_is_never_in_the_wrong_unit(us: float | None, shown: str) -> None:
     assert text.latency(us) == shown
 
 
 def test_an_unmeasured_number_is_neither_zero_nor_one() -> None:
-    assert {text.speedup(None), text.ratio(None), text.error(None), text.latency(None)} == {text.ABSENT}
+    assert {text.speedup(None), text.ratio(None), text.error(None), text.latency(None)} == {
+        text.ABSENT
+    }
     assert text.ratio(0.001) == "<0.01"
     assert text.error(0.0) == "0"
 
@@ -59,7 +75,9 @@ def test_a_traceback_in_a_reason_is_cut_to_a_line() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_table_keeps_to_the_width_and_loses_no_word(width: int) -> None:
     long = "a candidate that was refused because a NaN input gives 0 instead of NaN"
-    made = text.table(("name", "n", "why"), [["diag", "12", long], ["x" * 30, "3", "short"]], width=width)
+    made = text.table(
+        ("name", "n", "why"), [["diag", "12", long], ["x" * 30, "3", "short"]], width=width
+    )
     assert max(map(len, made.splitlines())) <= width
     assert all(word in made.replace("\n", " ") for word in long.split())
 
@@ -72,9 +90,15 @@ def test_a_name_is_only_broken_when_sentences_cannot_give_way() -> None:
 
 
 def test_numbers_are_aligned_to_the_right() -> None:
-    assert text.table(("name", "size"), [["a", "5 B"], ["b", "512 B"]], width=80).splitlines()[2:] == ["a       5 B", "b     512 B"]
+    assert text.table(("name", "size"), [["a", "5 B"], ["b", "512 B"]], width=80).splitlines()[
+        2:
+    ] == ["a       5 B", "b     512 B"]
 
 
 def test_one_is_singular() -> None:
-    assert [text.counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert [text.counted(n, "entry", "entries") for n in (0, 1, 2)] == [
+        "0 entries",
+        "1 entry",
+        "2 entries",
+    ]
     assert text.counted(2, "region") == "2 regions"

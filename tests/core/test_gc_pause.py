@@ -1,4 +1,6 @@
-"""The garbage collector is off while a start imports and traces, and as it was afterwards, whatever happens meanwhile."""
+"""The garbage collector is off while a start imports and traces, and as it was afterwards, whatever
+happens meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_a_child_forked_meanwhile_collects():
 
 def told(script: str) -> list[str]:
     """The words that a process of its own prints."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()
 

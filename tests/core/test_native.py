@@ -26,7 +26,9 @@ def test_status_gives_a_reason_exactly_if_there_is_no_extension() -> None:
     assert present == (reason == "") == (native.extension() is not None)
 
 
-def test_an_absent_extension_says_why_it_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_absent_extension_says_why_it_was_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     note = tmp_path / "_native_build.txt"
     monkeypatch.setattr(native, "_BUILD_NOTE", note)
     monkeypatch.setattr(native, "find_spec", lambda name: None)
@@ -39,7 +41,9 @@ def test_an_absent_extension_says_why_it_was_not_built(monkeypatch: pytest.Monke
     assert "--no-build-isolation" in reason
 
 
-def test_an_unreadable_build_record_is_said_not_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreadable_build_record_is_said_not_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     note = tmp_path / "_native_build.txt"
     note.write_bytes(b"\xff\xfe\xff")
     monkeypatch.setattr(native, "_BUILD_NOTE", note)
@@ -47,7 +51,9 @@ def test_an_unreadable_build_record_is_said_not_raised(monkeypatch: pytest.Monke
     assert "unreadable" in native.status()[1]
 
 
-def test_an_extension_that_does_not_load_is_said_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extension_that_does_not_load_is_said_not_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(name: str) -> ModuleType:
         raise ImportError("undefined symbol: THPVariableClass")
 
@@ -70,7 +76,12 @@ def test_an_extension_of_another_torch_is_not_used(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("built", "running", "fits"),
-    [("2.13.0", "2.13.0+cpu", True), ("2.13.0", "2.13.1+cu130", True), ("2.13.0", "2.12.0", False), ("2.1.0", "2.13.0", False)],
+    [
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0", "2.13.1+cu130", True),
+        ("2.13.0", "2.12.0", False),
+        ("2.1.0", "2.13.0", False),
+    ],
 )
 def test_only_the_minor_release_has_to_be_the_same(built: str, running: str, fits: bool) -> None:
     assert (native.mismatch(built, running) == "") is fits

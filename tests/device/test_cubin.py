@@ -1,4 +1,6 @@
-"""A cubin tells its parameters without a GPU, misfits and impure machine code are refused, and no bytes crash the reader."""
+"""A cubin tells its parameters without a GPU, misfits and impure machine code are refused, and no
+bytes crash the reader.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def dot_kernel(a, b, out, BLOCK: tl.constexpr):
 
 
 KERNELS = {
-    "add": (add_kernel, {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "wide": "i64", "scale": "fp32"}, 128),
+    "add": (
+        add_kernel,
+        {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "wide": "i64", "scale": "fp32"},
+        128,
+    ),
     "print": (print_kernel, {"x": "*fp32", "out": "*fp32"}, 128),
     "dot": (dot_kernel, {"a": "*fp16", "b": "*fp16", "out": "*fp32"}, 64),
 }
@@ -73,7 +79,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
         if key not in made:
             function, signature, block = KERNELS[name]
             source = ASTSource(function, signature | {"BLOCK": "constexpr"}, {"BLOCK": block})
-            made[key] = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options).asm["cubin"]
+            made[key] = triton.compile(
+                source, target=GPUTarget("cuda", sm, 32), options=options
+            ).asm["cubin"]
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +102,10 @@ def refused(data: bytes, launch: Launch = ADD, sm: int = 90) -> ProgramError:
 
 def section_header(data: bytes, name: bytes) -> int:
     """Offset of the 64-byte header of section `name`."""
-    (start,), (count, names_at) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)
+    (start,), (count, names_at) = (
+        struct.unpack_from("<Q", data, 40),
+        struct.unpack_from("<HH", data, 60),
+    )
     (table,) = struct.unpack_from("<Q", data, start + names_at * 64 + 24)
     for at in range(start, start + count * 64, 64):
         (offset,) = struct.unpack_from("<I", data, at)
@@ -109,7 +120,8 @@ def patched(data: bytes, offset: int, layout: str, *values: int) -> bytes:
     return bytes(changed)
 
 
-# What is read ------------------------------------------------------------------------------------------------------------------
+# What is read
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
@@ -121,7 +133,11 @@ def test_parameters_block_and_architecture_are_read(build: Build, sm: int) -> No
     assert (kernel.required_block, kernel.cluster) == ((128, 1, 1), None)
     assert 8 <= kernel.registers <= 255
     assert kernel.stack_bytes == 0
-    assert (cubin.undefined_functions, cubin.writable_globals, cubin.constant_sections) == ((), (), ())
+    assert (cubin.undefined_functions, cubin.writable_globals, cubin.constant_sections) == (
+        (),
+        (),
+        (),
+    )
     assert check_launch(cubin, ADD, sm) is kernel
 
 
@@ -148,33 +164,52 @@ def test_parameter_sizes_cover_every_argument_kind() -> None:
     assert set(PARAM_BYTES) == {"ptr", "null", "i32", "i64", "fp32"}
 
 
-# What is refused ---------------------------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------------------------
 
 MISFITS: dict[str, tuple[Launch, str, str]] = {
     "no such kernel": (dataclasses.replace(ADD, symbol="sub_kernel"), "cubin_symbol", "add_kernel"),
-    "a parameter too few": (dataclasses.replace(ADD, args=ADD.args[:-1]), "cubin_params", "(8, 8, 8, 4, 8, 4, 8, 8)"),
-    "a parameter too many": (dataclasses.replace(ADD, args=(*ADD.args, HIDDEN[0])), "cubin_params", "bytes"),
+    "a parameter too few": (
+        dataclasses.replace(ADD, args=ADD.args[:-1]),
+        "cubin_params",
+        "(8, 8, 8, 4, 8, 4, 8, 8)",
+    ),
+    "a parameter too many": (
+        dataclasses.replace(ADD, args=(*ADD.args, HIDDEN[0])),
+        "cubin_params",
+        "bytes",
+    ),
     "no parameter": (dataclasses.replace(ADD, args=()), "cubin_params", "plan has ()"),
     "sizes swapped": (
         dataclasses.replace(ADD, args=(*ADD.args[:3], ADD.args[4], ADD.args[3], *ADD.args[5:])),
         "cubin_params",
         "(8, 8, 8, 8, 4, 4, 8, 8)",
     ),
-    "unknown kind": (dataclasses.replace(ADD, args=(LaunchArg("fp128", 1.0), *ADD.args[1:])), "cubin_params", "fp128"),
+    "unknown kind": (
+        dataclasses.replace(ADD, args=(LaunchArg("fp128", 1.0), *ADD.args[1:])),
+        "cubin_params",
+        "fp128",
+    ),
     "another block": (dataclasses.replace(ADD, block=256), "cubin_block", "(128, 1, 1)"),
     "a cluster": (dataclasses.replace(ADD, cluster=2), "cubin_cluster", "(1, 1, 1)"),
 }
 
 
 @pytest.mark.parametrize(("launch", "rule", "text"), MISFITS.values(), ids=MISFITS)
-def test_a_launch_that_does_not_fit_is_refused(add_90: bytes, launch: Launch, rule: str, text: str) -> None:
+def test_a_launch_that_does_not_fit_is_refused(
+    add_90: bytes, launch: Launch, rule: str, text: str
+) -> None:
     error = refused(add_90, launch)
     assert error.rule == rule
     assert text in error.found
 
 
-@pytest.mark.parametrize(("built", "device"), [(80, 86), (80, 90), (90, 100), (100, 90), (100, 103)])
-def test_machine_code_for_another_architecture_is_refused(build: Build, built: int, device: int) -> None:
+@pytest.mark.parametrize(
+    ("built", "device"), [(80, 86), (80, 90), (90, 100), (100, 90), (100, 103)]
+)
+def test_machine_code_for_another_architecture_is_refused(
+    build: Build, built: int, device: int
+) -> None:
     error = refused(build("add", built), sm=device)
     assert error.rule == "cubin_sm"
     assert f"sm_{built}" in error.found
@@ -186,7 +221,9 @@ def test_a_kernel_that_calls_the_device_runtime_is_refused(build: Build, sm: int
     data = build("print", sm)
     assert inspect_cubin(data).undefined_functions == ("vprintf",)
     assert ".nv.global.init" in inspect_cubin(data).writable_globals
-    error = refused(data, Launch("p", "print_kernel", (1, 1, 1), 128, 0, (*POINTERS[:2], *HIDDEN)), sm)
+    error = refused(
+        data, Launch("p", "print_kernel", (1, 1, 1), 128, 0, (*POINTERS[:2], *HIDDEN)), sm
+    )
     assert error.rule == "cubin_scan"
     assert "vprintf" in error.found
 
@@ -209,7 +246,8 @@ def test_a_cluster_that_the_plan_lacks_is_refused(build: Build) -> None:
     assert refused(build("dot", 90, num_ctas=2), launch).rule == "cubin_cluster"
 
 
-# Hostile bytes -----------------------------------------------------------------------------------------------------------------
+# Hostile bytes
+# -----------------------------------------------------------------------------------------------------------------
 
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
@@ -222,12 +260,22 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "65535 sections": lambda data: patched(data, 60, "<H", 65535),
     "no sections": lambda data: patched(data, 60, "<HH", 0, 0),
     "names in a section that is not there": lambda data: patched(data, 62, "<H", 999),
-    "symbols beyond the end": lambda data: patched(data, section_header(data, b".symtab") + 24, "<Q", 2**63),
-    "symbols of odd size": lambda data: patched(data, section_header(data, b".symtab") + 32, "<Q", 25),
-    "symbol names elsewhere": lambda data: patched(data, section_header(data, b".symtab") + 40, "<I", 10**6),
+    "symbols beyond the end": lambda data: patched(
+        data, section_header(data, b".symtab") + 24, "<Q", 2**63
+    ),
+    "symbols of odd size": lambda data: patched(
+        data, section_header(data, b".symtab") + 32, "<Q", 25
+    ),
+    "symbol names elsewhere": lambda data: patched(
+        data, section_header(data, b".symtab") + 40, "<I", 10**6
+    ),
     "two symbol tables": lambda data: patched(data, section_header(data, b".strtab") + 4, "<I", 2),
-    "kernel info cut": lambda data: patched(data, section_header(data, b".nv.info.add_kernel") + 32, "<Q", 17),
-    "kernel info gone": lambda data: patched(data, section_header(data, b".nv.info.add_kernel"), "<I", 0),
+    "kernel info cut": lambda data: patched(
+        data, section_header(data, b".nv.info.add_kernel") + 32, "<Q", 17
+    ),
+    "kernel info gone": lambda data: patched(
+        data, section_header(data, b".nv.info.add_kernel"), "<I", 0
+    ),
     "kernel info twice": lambda data: patched(
         data,
         section_header(data, b".nv.callgraph"),
@@ -275,19 +323,32 @@ def test_random_bytes_behind_the_magic_are_refused(tail: bytes) -> None:
 
 
 @given(
-    changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8), sm=st.sampled_from((90, 100))
+    changes=st.lists(
+        st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=8
+    ),
+    sm=st.sampled_from((90, 100)),
 )
 @settings(max_examples=400, deadline=None)
-def test_changed_bytes_never_crash_the_reader(build: Build, changes: list[tuple[int, int]], sm: int) -> None:
+def test_changed_bytes_never_crash_the_reader(
+    build: Build, changes: list[tuple[int, int]], sm: int
+) -> None:
     data = bytearray(build("add", sm))
     for place, value in changes:
         data[place % len(data)] = value
     assert isinstance(scan(bytes(data)), (Cubin, ProgramError))
 
 
-@given(words=st.lists(st.tuples(st.integers(0, 1 << 10), st.sampled_from((0, 1, 255, 2**31, 2**32 - 1))), min_size=1, max_size=4))
+@given(
+    words=st.lists(
+        st.tuples(st.integers(0, 1 << 10), st.sampled_from((0, 1, 255, 2**31, 2**32 - 1))),
+        min_size=1,
+        max_size=4,
+    )
+)
 @settings(max_examples=400, deadline=None)
-def test_absurd_header_fields_never_crash_the_reader(add_90: bytes, words: list[tuple[int, int]]) -> None:
+def test_absurd_header_fields_never_crash_the_reader(
+    add_90: bytes, words: list[tuple[int, int]]
+) -> None:
     data = bytearray(add_90)
     (start,) = struct.unpack_from("<Q", data, 40)
     fields = [*range(40, 64, 4), *range(start, len(data) - 3, 4)]

@@ -1,4 +1,6 @@
-"""One judge at a time has a GPU, whatever its cache and user; who holds it for ever, or tampers with the file, stops nobody."""
+"""One judge at a time has a GPU, whatever its cache and user; who holds it for ever, or tampers
+with the file, stops nobody.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Holder:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="made-up"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="made-up")
+    )
     monkeypatch.setattr(gpu_lock, "_FOLDER", tmp_path / "gpus")
     monkeypatch.setattr(gpu_lock, "_in_vain", set())
     return tmp_path / "gpus"
@@ -91,14 +95,18 @@ def test_another_process_is_waited_for_and_the_wait_ends(holder: Callable[..., H
 
 
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGTERM])
-def test_the_lock_of_a_dead_process_is_free(holder: Callable[..., Holder], ended: signal.Signals) -> None:
+def test_the_lock_of_a_dead_process_is_free(
+    holder: Callable[..., Holder], ended: signal.Signals
+) -> None:
     process = holder()
     process.signal(ended)
     process.process.join()
     assert tried() == ""
 
 
-def test_a_process_that_holds_it_and_is_stopped_costs_less_each_time(holder: Callable[..., Holder]) -> None:
+def test_a_process_that_holds_it_and_is_stopped_costs_less_each_time(
+    holder: Callable[..., Holder],
+) -> None:
     process = holder()
     process.signal(signal.SIGSTOP)
     assert tried(wait_s=1.0) == "another judge has timed on this GPU for 1 s"
@@ -124,7 +132,9 @@ def test_what_the_body_raises_lets_go_of_the_lock(folder: Path) -> None:
     assert tried() == ""
 
 
-def test_a_lock_file_that_was_cleaned_away_is_not_waited_for(holder: Callable[..., Holder], folder: Path) -> None:
+def test_a_lock_file_that_was_cleaned_away_is_not_waited_for(
+    holder: Callable[..., Holder], folder: Path
+) -> None:
     holder()
     (folder / "made-up.lock").unlink()
     with exclusive(GPU, "a test", wait_s=600.0) as why:

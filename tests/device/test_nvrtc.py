@@ -98,7 +98,12 @@ def test_pytorch_s_own_cuda_major_comes_first(monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "_folders", lambda: iter([tmp_path]))
     for major, other in (("12", "13"), ("13", "12")):
         monkeypatch.setattr(nvrtc.torch, "version", SimpleNamespace(cuda=f"{major}.4"))
-        assert [path.rsplit(".", 1)[-1] for path in nvrtc._candidates()] == [major, other, major, other]
+        assert [path.rsplit(".", 1)[-1] for path in nvrtc._candidates()] == [
+            major,
+            other,
+            major,
+            other,
+        ]
 
 
 @needs_nvrtc
@@ -109,12 +114,23 @@ def test_what_was_compiled_runs_on_the_device():
     built = compile_cuda(SCALE, f"sm_{major}{minor}")
     assert isinstance(built, Built), built
     spec = TensorSpec("float32", (500,), (1,), "cuda")
-    args = (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1)), LaunchArg("i32", 500), LaunchArg("fp32", 3.0))
+    args = (
+        LaunchArg("ptr", Value(0)),
+        LaunchArg("ptr", Value(1)),
+        LaunchArg("i32", 500),
+        LaunchArg("fp32", 3.0),
+    )
     launch = Launch("k", "scale", (4, 1, 1), 128, 0, args)
     cubin = torch.frombuffer(bytearray(built.cubin), dtype=torch.uint8)
-    run = prepare(Program((spec,), (Alloc(1, spec), launch), (1,), payloads={"k": cubin}), torch.device("cuda"))
+    run = prepare(
+        Program((spec,), (Alloc(1, spec), launch), (1,), payloads={"k": cubin}),
+        torch.device("cuda"),
+    )
     x = torch.randn(500, device="cuda")
     torch.testing.assert_close(run([x])[0], 3 * x)
     wrong = dataclasses.replace(launch, args=args[:3])
     with pytest.raises(ValueError, match="parameter"):
-        prepare(Program((spec,), (Alloc(1, spec), wrong), (1,), payloads={"k": cubin}), torch.device("cuda"))
+        prepare(
+            Program((spec,), (Alloc(1, spec), wrong), (1,), payloads={"k": cubin}),
+            torch.device("cuda"),
+        )

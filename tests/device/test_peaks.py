@@ -24,7 +24,9 @@ H200 = Ceiling({1: 2e15, 2: 1e15, 4: 5e14, 8: 1.25e14}, 4.8e12, 60e6)
         (Work(0.0, 4, 0), 0.1, True),
     ],
 )
-def test_faster_than_the_device_allows_is_refused(least: Work, time_us: float, passed: bool) -> None:
+def test_faster_than_the_device_allows_is_refused(
+    least: Work, time_us: float, passed: bool
+) -> None:
     check = roofline(least, H200, time_us)
     assert (check.name, check.passed) == ("roofline", passed)
     assert check.value is not None
@@ -39,7 +41,9 @@ def test_an_unknown_device_is_not_tested_and_says_so() -> None:
 
 def test_only_what_a_program_must_do_itself_counts() -> None:
     size = 64
-    product = Program((spec(size, size), spec(size, size)), (op("aten.mm.default", V(0), V(1), out=2),), (2,))
+    product = Program(
+        (spec(size, size), spec(size, size)), (op("aten.mm.default", V(0), V(1), out=2),), (2,)
+    )
     assert work(product) == Work(2.0 * size**3, 4, size * size * 4)
 
 

@@ -1,4 +1,7 @@
-"""The C++ timer calls in the order of its schedule and tells the time of each call, whatever Python's clocks were made to say."""
+# ruff: noqa: F811  fixtures of another file are arguments here
+"""The C++ timer calls in the order of its schedule and tells the time of each call, whatever
+Python's clocks were made to say.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError
 from torch_cudal1.device.cuda.timer import timer
 
-pytestmark = pytest.mark.skipif(native.extension() is None, reason=f"no C++ timer: {native.status()[1]}")
+pytestmark = pytest.mark.skipif(
+    native.extension() is None, reason=f"no C++ timer: {native.status()[1]}"
+)
 CPU = torch.device("cpu")
 
 
@@ -116,10 +121,12 @@ def test_a_schedule_that_makes_no_sense_is_refused(arguments: Any, error: type[E
         timer(CPU).run(*arguments)
 
 
-def test_on_a_device_every_call_is_flushed_joined_and_between_events(cuda):  # noqa: F811
+def test_on_a_device_every_call_is_flushed_joined_and_between_events(cuda):
     watch = timer(GPU)
     memory = torch.ones(1000, dtype=torch.uint8)
-    samples = watch.run((lambda: None, lambda: time.sleep(0.002)), [0, 1, 1], (memory.data_ptr(), 1000))
+    samples = watch.run(
+        (lambda: None, lambda: time.sleep(0.002)), [0, 1, 1], (memory.data_ptr(), 1000)
+    )
     assert not memory.any()
     assert [index for index, *_ in samples] == [0, 1, 1]
     assert all(device == pytest.approx(1500.0) for *_, device in samples)
@@ -131,7 +138,7 @@ def test_on_a_device_every_call_is_flushed_joined_and_between_events(cuda):  # n
     assert number(cuda, "events_alive") == 0
 
 
-def test_a_call_that_fails_leaves_the_context_as_it_was(cuda):  # noqa: F811
+def test_a_call_that_fails_leaves_the_context_as_it_was(cuda):
     def broken() -> None:
         raise KeyError("mine")
 
@@ -140,7 +147,7 @@ def test_a_call_that_fails_leaves_the_context_as_it_was(cuda):  # noqa: F811
     assert number(cuda, "calls_push") == number(cuda, "calls_pop")
 
 
-def test_a_driver_that_refuses_is_an_error_with_its_name(cuda):  # noqa: F811
+def test_a_driver_that_refuses_is_an_error_with_its_name(cuda):
     watch = timer(GPU)
     ctypes.c_int.in_dll(cuda.library, "fail_stream").value = 7
     with pytest.raises(DriverError, match="the current stream"):
@@ -172,5 +179,11 @@ def test_the_device_clock_sees_the_kernel_and_the_host_clock_every_stream():
         assert host < wall
         if index == 0:
             assert 15 < device < wall  # 128 MB at less than 8 TB/s
-    # The device clock stands on the current stream only; of five calls the host does not stall in each, which would look the same.
-    assert max(wall - device for index, wall, _, device in samples if index == 1 and device is not None) > 1_000
+    # The device clock stands on the current stream only; of five calls the host does not stall in
+    # each, which would look the same.
+    assert (
+        max(
+            wall - device for index, wall, _, device in samples if index == 1 and device is not None
+        )
+        > 1_000
+    )

@@ -1,4 +1,6 @@
-"""The examples of README and docs: Python ones run, command lines are accepted, names and files that are mentioned exist."""
+"""The examples of README and docs: Python ones run, command lines are accepted, names and files
+that are mentioned exist.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from torch_cudal1.core.settings import PREFIX, Settings
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_REGISTER = (
-    "import torch\nfrom torch_cudal1.api.backend import cudal1 as _backend\ntorch._dynamo.register_backend(_backend, 'cudal1')\n"
-)
+_REGISTER = "import torch\nfrom torch_cudal1.api.backend import cudal1 as _backend\ntorch._dynamo.register_backend(_backend, 'cudal1')\n"
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of a language, in order."""
-    return [content for found, content in _FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+    return [
+        content
+        for found, content in _FENCE.findall(page.read_text(encoding="utf-8"))
+        if found == language
+    ]
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -39,26 +43,43 @@ WITH_COMMANDS = [page for page in PAGES if commands(page)]
 
 
 def script_of(page: Path, folder: Path) -> str:
-    """The Python blocks of a page as one script, read on like the page; a block headed "# name.py" becomes that file."""
+    """The Python blocks of a page as one script, read on like the page; a block headed "# name.py"
+    becomes that file.
+    """
     parts = []
     for block in blocks(page, "python"):
         named = re.match(r"# (\w+\.py)\n", block)
         if named:
             (folder / named.group(1)).write_text(block)
         else:
-            parts.append(re.sub(r"budget_s=[\d.]+", "budget_s=0.5", block))  # enough to race the baselines, and no candidate
+            parts.append(
+                re.sub(r"budget_s=[\d.]+", "budget_s=0.5", block)
+            )  # enough to race the baselines, and no candidate
     return "\n".join(parts)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
 def test_python_examples_run(page: Path, tmp_path: Path) -> None:
-    # The entry point of an installed package makes the backend known by name; a checkout on the path has none.
+    # The entry point of an installed package makes the backend known by name; a checkout on the
+    # path has none.
     script = script_of(page, tmp_path)
-    (tmp_path / "example.py").write_text((_REGISTER if 'backend="cudal1"' in script else "") + script)
+    (tmp_path / "example.py").write_text(
+        (_REGISTER if 'backend="cudal1"' in script else "") + script
+    )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    environment |= {"PYTHONPATH": str(ROOT), PREFIX + "CACHE_DIR": str(tmp_path / "cache"), PREFIX + "STRICTNESS": "error"}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        PREFIX + "CACHE_DIR": str(tmp_path / "cache"),
+        PREFIX + "STRICTNESS": "error",
+    }
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -84,7 +105,11 @@ def test_the_readme_begins_with_exactly_two_commands() -> None:
 @pytest.mark.parametrize("setting", fields(Settings), ids=lambda f: f.name)
 def test_every_setting_is_documented_with_its_default(setting: object) -> None:
     name = setting.name  # type: ignore[attr-defined]
-    rows = [line for page in ("README.md", "docs/settings.md") for line in (ROOT / page).read_text().splitlines()]
+    rows = [
+        line
+        for page in ("README.md", "docs/settings.md")
+        for line in (ROOT / page).read_text().splitlines()
+    ]
     own = [line for line in rows if line.startswith(f"| `{name}` |")]
     assert len(own) == 2, f"{name} belongs in both settings tables"
     assert f"`{PREFIX}{name.upper()}`" in own[0]

@@ -18,8 +18,18 @@ from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 from torch_cudal1.judge.checks.validate import PROTOCOL
 
 PAGE = ROOT / "docs" / "judge.md"
-ABOUT_TIME = {"timing", "timing_state", "unstable", "wall_slope", "jump"}  # a busy machine may not be able to tell
-NAMED_AT = {"Check": 0, "Rejected": 1, "CandidateFailure": 2}  # where the name of a detector stands among the arguments
+ABOUT_TIME = {
+    "timing",
+    "timing_state",
+    "unstable",
+    "wall_slope",
+    "jump",
+}  # a busy machine may not be able to tell
+NAMED_AT = {
+    "Check": 0,
+    "Rejected": 1,
+    "CandidateFailure": 2,
+}  # where the name of a detector stands among the arguments
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -39,18 +49,30 @@ def constants(tree: ast.AST) -> Iterator[str]:
 def named(tree: ast.AST) -> Iterator[str]:
     """Names of detectors that stand where a check or a failure is made."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMED_AT:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in NAMED_AT
+        ):
             given = node.args[NAMED_AT[node.func.id] : NAMED_AT[node.func.id] + 1]
             yield from (
-                each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value
+                each.value
+                for each in given
+                if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value
             )
 
 
 def test_every_detector_of_the_code_is_on_the_page_and_no_other() -> None:
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "torch_cudal1" / "judge").rglob("*.py")]
+    trees = [
+        ast.parse(path.read_text()) for path in (ROOT / "torch_cudal1" / "judge").rglob("*.py")
+    ]
     written = {text for tree in trees for text in constants(tree)}
     functions = {step.detector.__name__ for step in PROTOCOL}
-    there = {name for tree in trees for name in named(tree)} | {name for name in DETECTORS if name in written | functions} | {"run"}
+    there = (
+        {name for tree in trees for name in named(tree)}
+        | {name for name in DETECTORS if name in written | functions}
+        | {"run"}
+    )
     documented = [row[0].strip("`") for row in rows("check")]
     assert len(documented) == len(set(documented))
     assert set(documented) - there == set(), "on the page, but not in the code"
@@ -72,11 +94,20 @@ def test_the_page_promises_no_detector_earlier_than_the_protocol_asks_it() -> No
         assert asked is None or name == "`mode`" or profile == f"`{asked}`", name
 
 
-def test_the_example_is_judged_right_and_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_is_judged_right_and_faster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a busy machine not at the first try: the sort is several times slower, whatever else runs."""
     for block in blocks(PAGE, "python"):
         (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
-    command = ["judge", str(tmp_path / "reference.py"), str(tmp_path / "candidate.py"), "--device", "cpu", "--quiet"]
+    command = [
+        "judge",
+        str(tmp_path / "reference.py"),
+        str(tmp_path / "candidate.py"),
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     for _ in range(3):
         code = main([*command, "--json", str(tmp_path / "verdict.json")])
         found = json.loads((tmp_path / "verdict.json").read_text())

@@ -1,12 +1,18 @@
-"""What the package decides for a fixed set of inputs, as short digests: `python -m tests.golden.record` writes `golden.json`.
+"""What the package decides for a fixed set of inputs, as short digests:
+`python -m tests.golden.record` writes `golden.json`.
 
-A change that is meant to change nothing (a move, a rename, another structure) must leave every value as it is. One that is meant to
-change kernels or decisions writes the file anew, and the diff shows how far it reaches. No section measures anything.
+A change that is meant to change nothing (a move, a rename, another structure) must leave every
+value as it is. One that is meant to change kernels or decisions writes the file anew, and the diff
+shows how far it reaches. No section measures anything.
 
-- `kernels`: region keys, proposals and the text of each kernel, for the islands of `tests/kernels` and large products
-- `cubins`: machine code of one island a family, compared where the same versions of Triton and PyTorch are installed
-- `graphs`: region keys, rewritten forms and fused islands of the benchmark models, in inference and in a training step
-- `decisions`: what a search stores under an evaluator with scripted answers, as the bytes of the entry
+- `kernels`: region keys, proposals and the text of each kernel, for the islands of `tests/kernels`
+  and large products
+- `cubins`: machine code of one island a family, compared where the same versions of Triton and
+  PyTorch are installed
+- `graphs`: region keys, rewritten forms and fused islands of the benchmark models, in inference and
+  in a training step
+- `decisions`: what a search stores under an evaluator with scripted answers, as the bytes of the
+  entry
 - `shipped`: every entry of `kernels_cache/`, opened and encoded again
 - `files`: entries, decision records, locks and bundles, made from fixed values
 """
@@ -36,7 +42,16 @@ from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.propose import few_product_islands, product_islands, rewritten
 from torch_cudal1.ir.program import Program, canonical_json
-from torch_cudal1.ir.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
+from torch_cudal1.ir.records import (
+    Accepted,
+    Candidate,
+    Check,
+    Region,
+    Rejected,
+    Target,
+    Timing,
+    Verdict,
+)
 from torch_cudal1.kernels import build, propose
 from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.proposal import Kernel
@@ -58,23 +73,44 @@ _MOMENT, _VERSION = "2026-01-01T00:00:00+00:00", "0"
 
 
 def _digest(value: Any) -> str:
-    data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
+    data = (
+        value
+        if isinstance(value, bytes)
+        else json.dumps(value, sort_keys=True, default=str).encode()
+    )
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _facts_of(kernel: Kernel) -> list[Any]:
     """What a compiler is given; positions instead of names, which may change."""
     cuda = kernel.cuda and [kernel.cuda.defines, kernel.cuda.shared_bytes, kernel.cuda.cluster]
-    return [kernel.symbol, kernel.text, kernel.arguments, kernel.grid, kernel.warps, kernel.stages, kernel.registers, cuda]
+    return [
+        kernel.symbol,
+        kernel.text,
+        kernel.arguments,
+        kernel.grid,
+        kernel.warps,
+        kernel.stages,
+        kernel.registers,
+        cuda,
+    ]
 
 
 def _kernels_of(program: Program) -> dict[str, Any]:
-    """The proposals and kernel texts of one island for several architectures; with TF32 allowed on the last."""
+    """The proposals and kernel texts of one island for several architectures; with TF32 allowed on
+    the last.
+    """
     digests: dict[str, Any] = {"key": _digest(program.digest)}
-    for name, sm, tf32_ops in (("80", 80, ()), ("90", 90, ()), ("90 tf32", 90, ("matmul", "conv")), ("100", 100, ())):
+    for name, sm, tf32_ops in (
+        ("80", 80, ()),
+        ("90", 90, ()),
+        ("90 tf32", 90, ("matmul", "conv")),
+        ("100", 100, ()),
+    ):
         proposals = propose(program, sm, tf32_ops)
         kernels = [
-            (proposal.to_json(), [_facts_of(kernel) for kernel in lower(program, proposal).kernels]) for proposal in proposals
+            (proposal.to_json(), [_facts_of(kernel) for kernel in lower(program, proposal).kernels])
+            for proposal in proposals
         ]
         digests[name] = [len(proposals), _digest(kernels)]
     return digests
@@ -88,18 +124,30 @@ def _large_islands() -> dict[str, tuple[Callable[..., Any], Sequence[torch.Tenso
     """Sizes at which tables of tiles and lower bounds on time decide, without memory."""
     large: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        for m, k, n in ((4096, 4096, 4096), (1, 4096, 11008), (64, 512, 51200), (32768, 1024, 1024)):
+        for m, k, n in (
+            (4096, 4096, 4096),
+            (1, 4096, 11008),
+            (64, 512, 51200),
+            (32768, 1024, 1024),
+        ):
             x, w, b = _meta(m, k, dtype=dtype), _meta(n, k, dtype=dtype), _meta(n, dtype=dtype)
-            large[f"linear {m}x{k}x{n} {dtype}"] = (lambda x, w, b: F.gelu(F.linear(x, w, b)), (x, w, b))
+            large[f"linear {m}x{k}x{n} {dtype}"] = (
+                lambda x, w, b: F.gelu(F.linear(x, w, b)),
+                (x, w, b),
+            )
     for channels, size, kernel, stride in ((64, 112, 3, 1), (256, 56, 1, 2), (3, 224, 7, 2)):
         x, w = _meta(16, channels, size, size), _meta(128, channels, kernel, kernel)
         large[f"conv {channels}x{size} {kernel} {stride}"] = (
-            lambda x, w, stride=stride: torch.ops.aten.convolution(x, w, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1),
+            lambda x, w, stride=stride: torch.ops.aten.convolution(
+                x, w, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
+            ),
             (x, w),
         )
     x, w = _meta(16, 64, 112, 112), _meta(64, 1, 3, 3)
     large["depthwise"] = (
-        lambda x, w: torch.ops.aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 64),
+        lambda x, w: torch.ops.aten.convolution(
+            x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 64
+        ),
         (x, w),
     )
     large["softmax 4096x131072"] = (lambda x: x.softmax(-1), (_meta(4096, 131072),))
@@ -112,7 +160,11 @@ def _large_islands() -> dict[str, tuple[Callable[..., Any], Sequence[torch.Tenso
 
 def kernels() -> dict[str, Any]:
     """Region keys, proposals and kernel texts."""
-    tables = {"": cases.all_cases(), "product: ": compare_products.CASES, "large: ": _large_islands()}
+    tables = {
+        "": cases.all_cases(),
+        "product: ": compare_products.CASES,
+        "large: ": _large_islands(),
+    }
     digests = {
         f"{prefix}{name}": _kernels_of(island(function, inputs))
         for prefix, table in tables.items()
@@ -124,7 +176,9 @@ def kernels() -> dict[str, Any]:
 
 
 def cubins() -> dict[str, Any]:
-    """Machine code of one small island a family, and what compiled it: other versions give other bytes."""
+    """Machine code of one small island a family, and what compiled it: other versions give other
+    bytes.
+    """
     x, w = torch.rand(64, 1000), torch.rand(1000)
     islands: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {
         "softmax": (lambda x: (x * 0.5).softmax(-1), (x.half(),)),
@@ -151,7 +205,11 @@ def _on_a_gpu(program: Program) -> Program:
         else step
         for step in program.steps
     ]
-    return replace(program, inputs=tuple(replace(spec, device="cuda") for spec in program.inputs), steps=tuple(steps))
+    return replace(
+        program,
+        inputs=tuple(replace(spec, device="cuda") for spec in program.inputs),
+        steps=tuple(steps),
+    )
 
 
 def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
@@ -167,8 +225,15 @@ def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
 
 def _islands_of(region: Region) -> list[Any]:
     on_gpu = replace(region, program=_on_a_gpu(region.program))
-    found = [*partition(on_gpu, products=True).islands, *partition(on_gpu).islands, *product_islands(on_gpu)]
-    return [(island.region.key, island.region.name, island.inputs) for island in (*found, *few_product_islands(on_gpu))]
+    found = [
+        *partition(on_gpu, products=True).islands,
+        *partition(on_gpu).islands,
+        *product_islands(on_gpu),
+    ]
+    return [
+        (island.region.key, island.region.name, island.inputs)
+        for island in (*found, *few_product_islands(on_gpu))
+    ]
 
 
 def graphs() -> dict[str, Any]:
@@ -181,7 +246,9 @@ def graphs() -> dict[str, Any]:
                 label = f"{name} {'training' if train else 'inference'} {region.kind}"
                 digests[label] = {
                     "key": _digest(region.key),
-                    "rewritten": None if variant is None else [_digest(variant.program.digest), "+".join(variant.techniques)],
+                    "rewritten": None
+                    if variant is None
+                    else [_digest(variant.program.digest), "+".join(variant.techniques)],
                     "islands": _digest(_islands_of(region)),
                 }
     return digests
@@ -192,15 +259,27 @@ class _Scripted:
 
     def rank_baselines(self, region: Region, schedules: Sequence[Any], job: Any) -> judge.Ranking:
         medians = {name: 100.0 + len(name) for name in schedules}
-        return judge.Ranking(Candidate(region.program, min(medians, key=medians.__getitem__), "baseline"), medians, {})
+        return judge.Ranking(
+            Candidate(region.program, min(medians, key=medians.__getitem__), "baseline"),
+            medians,
+            {},
+        )
 
-    def judge(self, region: Region, candidate: Candidate, ranking: Any, job: Any) -> judge.Judgement:
+    def judge(
+        self, region: Region, candidate: Candidate, ranking: Any, job: Any
+    ) -> judge.Judgement:
         verdict = Verdict((Check("numerics", True, 1.0, 2.0),))
         share = int(candidate.digest[:4], 16) / 0xFFFF
         if share < 0.2:
-            return judge.Judgement(candidate, Rejected("scripted", "numerics"), Verdict((Check("numerics", False),)))
+            return judge.Judgement(
+                candidate, Rejected("scripted", "numerics"), Verdict((Check("numerics", False),))
+            )
         gain = 1.1 + share
-        return judge.Judgement(candidate, Accepted(Timing(verdict, "eager", 100 / gain, 100.0, gain, gain, gain, 14)), verdict)
+        return judge.Judgement(
+            candidate,
+            Accepted(Timing(verdict, "eager", 100 / gain, 100.0, gain, gain, gain, 14)),
+            verdict,
+        )
 
 
 def _diagonal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -260,7 +339,12 @@ def shipped() -> dict[str, Any]:
     for path in paths:
         entry = open_entry(path.read_bytes())
         again = encode_entry(entry.entry)
-        value = [entry.entry.region_key, entry.entry.choice.label, hashlib.sha256(again).hexdigest(), entry.digest]
+        value = [
+            entry.entry.region_key,
+            entry.entry.choice.label,
+            hashlib.sha256(again).hexdigest(),
+            entry.digest,
+        ]
         digests.setdefault(path.parent.parent.name, []).append(value)
     return {place: [len(values), _digest(values)] for place, values in digests.items()}
 
@@ -272,7 +356,9 @@ def files() -> dict[str, Any]:
         cache = LocalCache(Path(folder) / "cache")
         for path in paths:
             cache.put(open_entry(path.read_bytes()).entry)
-        places = sorted(str(path.relative_to(cache.root)) for path in cache.root.rglob("*.safetensors"))
+        places = sorted(
+            str(path.relative_to(cache.root)) for path in cache.root.rglob("*.safetensors")
+        )
         inventory = take_inventory(cache)
         write_bundle(Path(folder) / "cache.bundle", inventory)
         write_lock(lock_of(inventory), Path(folder) / "cudal1.lock")
@@ -281,7 +367,9 @@ def files() -> dict[str, Any]:
             "places": _digest(places),
             "bundle": _digest((Path(folder) / "cache.bundle").read_bytes()),
             "lock": _digest((Path(folder) / "cudal1.lock").read_bytes()),
-            "decision record": _digest(encode_alias("ab" * 32, {"regions": ["cd" * 32]}, entry.target, entry.contract)),
+            "decision record": _digest(
+                encode_alias("ab" * 32, {"regions": ["cd" * 32]}, entry.target, entry.contract)
+            ),
             "json": _digest(canonical_json({"b": (1, 2.5), "a": None})),
         }
 

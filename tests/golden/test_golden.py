@@ -1,4 +1,6 @@
-"""The golden file holds: keys, decisions, entries and kernel texts of a fixed set of inputs are the recorded ones."""
+"""The golden file holds: keys, decisions, entries and kernel texts of a fixed set of inputs are the
+recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,13 @@ ANEW = "a change that is meant to change this runs `python -m tests.golden.recor
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_what_is_decided_is_what_was_recorded(section: str) -> None:
-    expected, actual = json.loads(GOLDEN.read_text())[section], json.loads(json.dumps(SECTIONS[section]()))
+    expected, actual = (
+        json.loads(GOLDEN.read_text())[section],
+        json.loads(json.dumps(SECTIONS[section]())),
+    )
     if section == "cubins" and expected["compilers"] != actual["compilers"]:
         pytest.skip(f"recorded with {expected['compilers']}; here is {actual['compilers']}")
-    differing = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
+    differing = sorted(
+        name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
+    )
     assert not differing, f"{differing[:10]} of {len(expected)}; {ANEW}"

@@ -1,4 +1,6 @@
-"""Attention of half types with its softmax in fp32 is one island of a transformer's graph, as a GPU's process captures it."""
+"""Attention of half types with its softmax in fp32 is one island of a transformer's graph, as a
+GPU's process captures it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def repeated(x: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A decoder layer as Hugging Face writes Llama's, with attention "eager". `capped`: scores as Gemma's, no rotary positions."""
+    """A decoder layer as Hugging Face writes Llama's, with attention "eager". `capped`: scores as
+    Gemma's, no rotary positions.
+    """
 
     def __init__(self, *, capped: bool = False) -> None:
         super().__init__()
@@ -65,14 +69,19 @@ class Layer(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
     def attended(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
-        q, k, v = (one(x).view(BATCH, LENGTH, -1, SIZE).transpose(1, 2) for one in (self.query, self.key, self.value))
+        q, k, v = (
+            one(x).view(BATCH, LENGTH, -1, SIZE).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
+        )
         q, k = (q, k) if self.capped else (turned(q, angles), turned(k, angles))
         scores = torch.matmul(q, repeated(k).transpose(2, 3)) * SIZE**-0.5
         scores = torch.tanh(scores / 50.0) * 50.0 if self.capped else scores
         weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype)
         weights = F.dropout(weights, p=0.0, training=False)
         made = torch.matmul(weights, repeated(v)).transpose(1, 2)
-        made = made.clone(memory_format=torch.contiguous_format)  # `contiguous` asks for a GPU even where nothing is computed
+        made = made.clone(
+            memory_format=torch.contiguous_format
+        )  # `contiguous` asks for a GPU even where nothing is computed
         return self.out(made.reshape(BATCH, LENGTH, -1))
 
 
@@ -81,9 +90,16 @@ def layer_on_a_gpu(dtype: torch.dtype, *, capped: bool = False) -> Region:
     names, weights = zip(*module.named_parameters(), strict=True)
 
     def model(x: Tensor, mask: Tensor, angles: Tensor, *given: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, given, strict=True)), (x, mask, angles))
+        return torch.func.functional_call(
+            module, dict(zip(names, given, strict=True)), (x, mask, angles)
+        )
 
-    shapes = ((BATCH, LENGTH, WIDTH), (BATCH, 1, LENGTH, LENGTH), (LENGTH, SIZE), *(weight.shape for weight in weights))
+    shapes = (
+        (BATCH, LENGTH, WIDTH),
+        (BATCH, 1, LENGTH, LENGTH),
+        (LENGTH, SIZE),
+        *(weight.shape for weight in weights),
+    )
     return lower(graph_on_a_gpu(lambda *given: model(*given), *shapes, dtype=dtype)).region
 
 
@@ -93,26 +109,44 @@ def targets(program: Program) -> list[str]:
 
 def attention_in(region: Region) -> list[Island]:
     """Its islands with a softmax or a batched product."""
-    return [i for i in partition(region, products=True).islands if {BMM, SOFTMAX} & set(targets(i.region.program))]
+    return [
+        i
+        for i in partition(region, products=True).islands
+        if {BMM, SOFTMAX} & set(targets(i.region.program))
+    ]
 
 
 # fp16 scores need no conversion before a softmax that yields fp32
 @pytest.mark.parametrize(("dtype", "conversions"), [(torch.bfloat16, 2), (torch.float16, 1)])
 @pytest.mark.parametrize("capped", [False, True])
-def test_the_whole_attention_of_a_layer_is_one_island_with_a_kernel(dtype: torch.dtype, conversions: int, *, capped: bool) -> None:
+def test_the_whole_attention_of_a_layer_is_one_island_with_a_kernel(
+    dtype: torch.dtype, conversions: int, *, capped: bool
+) -> None:
     (island,) = attention_in(layer_on_a_gpu(dtype, capped=capped))
     found = targets(island.region.program)
     assert (found.count(BMM), found.count(SOFTMAX), found.count(CONVERSION)) == (2, 1, conversions)
     assert len(propose(island.region.program, 90)) >= 2
 
 
-def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_inside_rows() -> None:
+def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_inside_rows() -> (
+    None
+):
     region = layer_on_a_gpu(torch.bfloat16)
     (island,) = attention_in(region)
-    values = (BATCH * LENGTH, SHARED * SIZE)  # rows of the projection: what makes heads of them is layout, and inside
+    values = (
+        BATCH * LENGTH,
+        SHARED * SIZE,
+    )  # rows of the projection: what makes heads of them is layout, and inside
     given = {spec.shape for spec in island.region.program.inputs}
-    assert given == {(BATCH, n, LENGTH, SIZE) for n in (HEADS, SHARED)} | {(BATCH, 1, LENGTH, LENGTH), values}
-    readers = [step.target for step in region.program.steps if isinstance(step, Aten) and Value(island.outputs[0]) in step.args]
+    assert given == {(BATCH, n, LENGTH, SIZE) for n in (HEADS, SHARED)} | {
+        (BATCH, 1, LENGTH, LENGTH),
+        values,
+    }
+    readers = [
+        step.target
+        for step in region.program.steps
+        if isinstance(step, Aten) and Value(island.outputs[0]) in step.args
+    ]
     assert readers == ["aten.mm.default"]
 
 
@@ -124,27 +158,41 @@ def test_a_layer_whose_attention_is_spliced_back_computes_the_same() -> None:
     check_program(spliced)
     assert len(spliced.steps) == len(region.program.steps) - len(island.steps) + 1
     given = [torch.randn(spec.shape).to(torch.bfloat16) for spec in region.program.inputs]
-    (expected,), (found,) = (prepare(program, torch.device("cpu"))(given) for program in (region.program, spliced))
+    (expected,), (found,) = (
+        prepare(program, torch.device("cpu"))(given) for program in (region.program, spliced)
+    )
     assert expected is not None
     assert expected.isfinite().all()
     assert torch.equal(found, expected)
 
 
 def test_scores_of_another_type_than_the_values_are_left_in_parts() -> None:
-    """As GPT-J has it: queries and keys in fp32, values of a half type; no one kernel multiplies both."""
+    """As GPT-J has it: queries and keys in fp32, values of a half type; no one kernel multiplies
+    both.
+    """
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(2, 3)) * 0.25
         return torch.matmul(scores.softmax(-1).to(v.dtype), v)
 
-    islands = attention_in(lower(graph_on_a_gpu(model, *[(BATCH, HEADS, LENGTH, SIZE)] * 3, dtype=torch.bfloat16)).region)
-    products = [targets(island.region.program) for island in islands if BMM in targets(island.region.program)]
+    islands = attention_in(
+        lower(
+            graph_on_a_gpu(model, *[(BATCH, HEADS, LENGTH, SIZE)] * 3, dtype=torch.bfloat16)
+        ).region
+    )
+    products = [
+        targets(island.region.program)
+        for island in islands
+        if BMM in targets(island.region.program)
+    ]
     assert [found.count(BMM) for found in products] == [1, 1]
     assert all(propose(island.region.program, 90) for island in islands)
 
 
 def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outside() -> None:
-    """A chunk of a state-space model: a mask of all heads is read, exponentials for each score are computed where they are used."""
+    """A chunk of a state-space model: a mask of all heads is read, exponentials for each score are
+    computed where they are used.
+    """
     batch, length, heads = 2, 64, 3
 
     def model(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
@@ -164,7 +212,9 @@ def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outsid
 
 
 def test_weights_on_the_right_of_the_second_product_are_weights() -> None:
-    """So einsum contracts a chunk of a state-space model where opt_einsum is installed: values by weights, both transposed."""
+    """So einsum contracts a chunk of a state-space model where opt_einsum is installed: values by
+    weights, both transposed.
+    """
 
     def model(c: Tensor, b: Tensor, decays: Tensor, x: Tensor) -> Tensor:
         weights = (torch.bmm(c, b.transpose(1, 2)) * decays).transpose(1, 2)
@@ -180,12 +230,17 @@ def test_a_product_of_three_matrices_is_no_attention_for_being_read_from_the_rig
     def model(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return torch.bmm(a, torch.bmm(b, c))
 
-    products = [targets(island.region.program) for island in attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)]
+    products = [
+        targets(island.region.program)
+        for island in attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
+    ]
     assert all(found.count(BMM) < 2 for found in products)
 
 
 def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
-    """Heads as large as the sequence is long: what makes queries of them has as many elements as the scores."""
+    """Heads as large as the sequence is long: what makes queries of them has as many elements as
+    the scores.
+    """
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(q.sigmoid() * 2, k.transpose(1, 2)).relu(), v)
@@ -206,7 +261,9 @@ def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None
     (island,) = attention_in(lower(graph_on_a_gpu(model, heads, heads, heads, mask)).region)
     found = targets(island.region.program)
     assert (found.count(BMM), found.count("aten._safe_softmax.default")) == (2, 1)
-    assert mask in {spec.shape for spec in island.region.program.inputs}  # not written out for all heads
+    assert mask in {
+        spec.shape for spec in island.region.program.inputs
+    }  # not written out for all heads
     assert len(propose(island.region.program, 90)) >= 2
 
 
@@ -214,6 +271,13 @@ def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None
 def test_a_fused_operator_with_a_mask_has_kernels(operator: str) -> None:
     fused = getattr(torch.ops.aten, f"_scaled_dot_product_{operator}_attention")
     heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, HEADS, LENGTH, LENGTH)
-    graph = graph_on_a_gpu(lambda q, k, v, m: fused(q, k, v, m, False)[0], heads, heads, heads, mask, dtype=torch.float16)
+    graph = graph_on_a_gpu(
+        lambda q, k, v, m: fused(q, k, v, m, False)[0],
+        heads,
+        heads,
+        heads,
+        mask,
+        dtype=torch.float16,
+    )
     (island,) = partition(lower(graph).region, products=True).islands
     assert len(propose(island.region.program, 90)) >= 2

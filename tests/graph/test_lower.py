@@ -1,4 +1,6 @@
-"""Fingerprints: equal computations share a key whatever they are called; anything that changes the answer changes the key."""
+"""Fingerprints: equal computations share a key whatever they are called; anything that changes the
+answer changes the key.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,24 @@ CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
-    """Two branches and a norm; `swapped` builds and computes the same in another order under other names."""
+    """Two branches and a norm; `swapped` builds and computes the same in another order under other
+    names.
+    """
 
     def __init__(self, swapped: bool = False, width: int = 8, eps: float = 1e-5) -> None:
         super().__init__()
         if swapped:
-            self.zeta, self.second, self.first = nn.LayerNorm(width, eps=eps), nn.Linear(width, width), nn.Linear(width, width)
+            self.zeta, self.second, self.first = (
+                nn.LayerNorm(width, eps=eps),
+                nn.Linear(width, width),
+                nn.Linear(width, width),
+            )
         else:
-            self.first, self.second, self.zeta = nn.Linear(width, width), nn.Linear(width, width), nn.LayerNorm(width, eps=eps)
+            self.first, self.second, self.zeta = (
+                nn.Linear(width, width),
+                nn.Linear(width, width),
+                nn.LayerNorm(width, eps=eps),
+            )
         self.swapped = swapped
 
     def forward(self, x):
@@ -83,7 +95,12 @@ BIG = torch.ones(600_000)
 
 
 def test_the_same_block_has_one_key_whatever_the_order_and_the_names():
-    keys = {key_of(Block(), X), key_of(Block(swapped=True), X), key_of(OtherNames(), X), key_of(copy.deepcopy(Block()), X)}
+    keys = {
+        key_of(Block(), X),
+        key_of(Block(swapped=True), X),
+        key_of(OtherNames(), X),
+        key_of(copy.deepcopy(Block()), X),
+    }
     assert len(keys) == 1
 
 
@@ -137,7 +154,12 @@ def test_the_order_in_which_terms_are_computed_does_not_matter(order, scale):
         terms = {index: functions[index](x) for index in order}
         return terms[0] + terms[1] + terms[2] + terms[3] + terms[4]
 
-    plain = key_of(Scaled(lambda x: torch.relu(x) + torch.tanh(x) + torch.sigmoid(x) + torch.abs(x) + x * scale), X)
+    plain = key_of(
+        Scaled(
+            lambda x: torch.relu(x) + torch.tanh(x) + torch.sigmoid(x) + torch.abs(x) + x * scale
+        ),
+        X,
+    )
     assert key_of(Scaled(in_order), X) == plain
 
 
@@ -189,23 +211,40 @@ def flash(q, k, v):
 
 
 def test_numbers_that_nobody_reads_keep_no_graph_out():
-    """Fused attention of half types yields some for its backward; every half-precision transformer on a GPU has it."""
-    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
+    """Fused attention of half types yields some for its backward; every half-precision transformer
+    on a GPU has it.
+    """
+    graph = graph_on_a_gpu(
+        lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16
+    )
     region = lower(graph).region
-    assert [step.target for step in region.program.steps] == ["aten._scaled_dot_product_flash_attention.default", "aten.mul.Tensor"]
+    assert [step.target for step in region.program.steps] == [
+        "aten._scaled_dot_product_flash_attention.default",
+        "aten.mul.Tensor",
+    ]
     assert lower(raise_to_fx(region.program)).region.key == region.key
     specs = value_specs(region.program)
     assert [specs[out].shape for out in region.program.outputs] == [(2, 3, 16, 64)]
     assert not unaligned_values(region.program, 16)
-    assert all(check.passed for check in contract(region, Candidate(region.program, "eager", "baseline")))
+    assert all(
+        check.passed for check in contract(region, Candidate(region.program, "eager", "baseline"))
+    )
     assert analyse(region.program).shapes[region.program.outputs[0]] == (2, 3, 16, 64)
 
 
 def test_numbers_that_are_read_still_do():
-    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0], *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
-    (fused,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten._scaled_dot_product_flash_attention.default)
+    graph = graph_on_a_gpu(
+        lambda q, k, v: flash(q, k, v)[0], *[(2, 3, 16, 64)] * 3, dtype=torch.float16
+    )
+    (fused,) = (
+        node
+        for node in graph.graph.nodes
+        if node.target is torch.ops.aten._scaled_dot_product_flash_attention.default
+    )
     (end,) = (node for node in graph.graph.nodes if node.op == "output")
-    with graph.graph.inserting_before(end):  # as in the forward graph of training, which keeps it for the backward
+    with graph.graph.inserting_before(
+        end
+    ):  # as in the forward graph of training, which keeps it for the backward
         longest = graph.graph.call_function(operator.getitem, (fused, 4))
     end.args = ((end.args[0], longest),)
     with pytest.raises(NotLowerableError, match="yields a number"):
@@ -213,7 +252,9 @@ def test_numbers_that_are_read_still_do():
 
 
 def test_a_program_with_such_a_step_runs():
-    """With a stand-in for the kernel, which the CPU lacks: attention, and what a GPU's yields beside it."""
+    """With a stand-in for the kernel, which the CPU lacks: attention, and what a GPU's yields
+    beside it.
+    """
 
     def stand_in(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
         nothing = torch.empty(0)
@@ -221,7 +262,9 @@ def test_a_program_with_such_a_step_runs():
         return out, nothing, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
 
     given = torch.randn(3, 2, 3, 16, 64).half()
-    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
+    graph = graph_on_a_gpu(
+        lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16
+    )
     program = lower(graph).region.program
     on_cpu = replace(program, inputs=tuple(replace(one, device="cpu") for one in program.inputs))
     expected = nn.functional.scaled_dot_product_attention(*given, is_causal=True) * 2

@@ -27,7 +27,10 @@ def region_of(module, *inputs):
 
 def random_inputs(region):
     torch.manual_seed(0)
-    return [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype).uniform_(0.5, 1.5) for s in region.program.inputs]
+    return [
+        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype).uniform_(0.5, 1.5)
+        for s in region.program.inputs
+    ]
 
 
 class Diamond(nn.Module):
@@ -39,7 +42,9 @@ class Diamond(nn.Module):
 
 
 class Chunk(nn.Module):
-    """The states that a chunk of a state-space model leaves, and what they give to the next one; heads inside rows throughout."""
+    """The states that a chunk of a state-space model leaves, and what they give to the next one;
+    heads inside rows throughout.
+    """
 
     def forward(self, x, b, c, decay):
         states = torch.einsum("blhn,blhp->bhpn", b * decay.unsqueeze(3), x)
@@ -51,10 +56,18 @@ NORM = "_native_batch_norm_legit_no_training"
 CHUNK = (*(torch.rand(2, 24, 3, width) for width in (20, 8, 8)), torch.rand(2, 24, 3))
 NETS = {
     "chunk": (Chunk(), *CHUNK),
-    "mlp": (nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8), nn.Softmax(-1)), torch.randn(4, 8)),
+    "mlp": (
+        nn.Sequential(
+            nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8), nn.Softmax(-1)
+        ),
+        torch.randn(4, 8),
+    ),
     "diamond": (Diamond(), torch.randn(8, 8)),
     "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 6, 16)),
-    "conv": (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(2, 3, 9, 9)),
+    "conv": (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)),
+        torch.randn(2, 3, 9, 9),
+    ),
 }
 
 
@@ -74,9 +87,13 @@ def test_splicing_every_island_back_changes_nothing(name, products):
     spliced = splice(region.program, {island: island.region.program for island in islands})
     check_program(spliced)
     inputs = random_inputs(region)
-    for ours, plain in zip(prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True):
+    for ours, plain in zip(
+        prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True
+    ):
         assert torch.equal(ours, plain)
-    assert len(spliced.steps) == len(region.program.steps) - sum(len(island.steps) - 1 for island in islands)
+    assert len(spliced.steps) == len(region.program.steps) - sum(
+        len(island.steps) - 1 for island in islands
+    )
 
 
 @pytest.mark.parametrize("products", [False, True])
@@ -108,19 +125,27 @@ def test_a_product_starts_its_own_island_and_takes_what_follows_it():
             return torch.tanh(self.inner(torch.sigmoid(x) * 2)).softmax(-1)
 
     region = region_of(Layer(), torch.randn(2, 6, 16))
-    found = [[region.program.steps[s].target.split(".")[1] for s in i.steps] for i in partition(region, products=True).islands]
+    found = [
+        [region.program.steps[s].target.split(".")[1] for s in i.steps]
+        for i in partition(region, products=True).islands
+    ]
     products = [names for names in found if "addmm" in names]
     assert products == [["addmm", "view", "tanh"]]
     assert ["_softmax"] in found
     assert not any(
-        "addmm" in names for names in ([step.target for step in i.region.program.steps] for i in partition(region).islands)
+        "addmm" in names
+        for names in (
+            [step.target for step in i.region.program.steps] for i in partition(region).islands
+        )
     )
 
 
 def test_equal_islands_of_different_models_share_a_key():
     norm = [nn.LayerNorm(16), nn.GELU()]
     one = region_of(nn.Sequential(nn.Linear(8, 16), *norm), torch.randn(4, 8))
-    two = region_of(nn.Sequential(nn.Linear(32, 16, bias=False), *norm, nn.Linear(16, 2)), torch.randn(4, 32))
+    two = region_of(
+        nn.Sequential(nn.Linear(32, 16, bias=False), *norm, nn.Linear(16, 2)), torch.randn(4, 32)
+    )
     keys = [{island.region.key for island in partition(region).islands} for region in (one, two)]
     assert keys[0] & keys[1]
 
@@ -129,7 +154,9 @@ def test_what_is_left_out_has_a_reason():
     region = region_of(*NETS["mlp"])
     left = partition(region).left
     assert any("addmm" in reason and "Inductor" in reason for reason in left)
-    assert sum(left.values()) + sum(len(island.steps) for island in partition(region).islands) == len(region.program.steps)
+    assert sum(left.values()) + sum(
+        len(island.steps) for island in partition(region).islands
+    ) == len(region.program.steps)
 
 
 def test_a_rewritten_region_keeps_all_inputs_even_those_it_no_longer_reads():
@@ -147,7 +174,9 @@ def test_a_rewritten_region_keeps_all_inputs_even_those_it_no_longer_reads():
     check_program(variant.program)
     assert variant.program.inputs == region.program.inputs
     inputs = random_inputs(region)
-    ours, plain = (prepare(program, CPU)(inputs)[0] for program in (variant.program, region.program))
+    ours, plain = (
+        prepare(program, CPU)(inputs)[0] for program in (variant.program, region.program)
+    )
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
@@ -156,20 +185,26 @@ def test_inputs_can_be_put_in_another_order():
     spec = region.program.inputs
     moved = with_inputs(region.program, (2, 0, 1), (spec[1], spec[2], spec[0]))
     a, b, c = random_inputs(region)
-    assert torch.equal(prepare(moved, CPU)([b, c, a])[0], prepare(region.program, CPU)([a, b, c])[0])
+    assert torch.equal(
+        prepare(moved, CPU)([b, c, a])[0], prepare(region.program, CPU)([a, b, c])[0]
+    )
 
 
 class Scans(nn.Module):
     """Exclusive sums, a masked sum from the end, and a slice that belongs to neither."""
 
     def forward(self, x, mask):
-        before = torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), torch.cumsum(x.narrow(1, 0, 9), 1)), 1)
+        before = torch.cat(
+            (torch.zeros_like(x.select(1, 0).unsqueeze(1)), torch.cumsum(x.narrow(1, 0, 9), 1)), 1
+        )
         after = (x * mask).flip(1).cumsum(1).flip(1)
         return before, after, x[:, 2:4].tanh()
 
 
 class Losses(nn.Module):
-    """A triplet's two distances in one mean, the cross entropy, and a mean of what is no result of rows."""
+    """A triplet's two distances in one mean, the cross entropy, and a mean of what is no result of
+    rows.
+    """
 
     def forward(self, a, p, n, target):
         triplet = nn.functional.triplet_margin_loss(a, p, n)
@@ -195,7 +230,9 @@ def test_sums_of_what_rows_yield_are_in_the_rows_island():
     found = [names_of(island) for island in partition(region_of(Losses(), *inputs)).islands]
     assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
     assert ["_log_softmax", "nll_loss_forward"] in found
-    assert any("_softmax" in names and "mean" not in names for names in found)  # it would be a sum over whole rows
+    assert any(
+        "_softmax" in names and "mean" not in names for names in found
+    )  # it would be a sum over whole rows
 
 
 class FourBits(nn.Module):
@@ -203,7 +240,9 @@ class FourBits(nn.Module):
 
     def __init__(self, rows: int = 48, columns: int = 64) -> None:
         super().__init__()
-        self.register_buffer("packed", torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8))
+        self.register_buffer(
+            "packed", torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+        )
         self.register_buffer("zeros", torch.full((rows, columns // 32), 8.0))
         self.register_buffer("scales", torch.rand(rows, columns // 32))
         self.bias = nn.Parameter(torch.randn(rows))
@@ -211,7 +250,9 @@ class FourBits(nn.Module):
     def weight(self, dtype: torch.dtype) -> torch.Tensor:
         rows, half = self.packed.shape
         bits = torch.stack((self.packed & 15, self.packed >> 4), -1).view(rows, 2 * half // 32, 32)
-        return ((bits.to(dtype) - self.zeros[..., None]) * self.scales[..., None]).view(rows, 2 * half)
+        return ((bits.to(dtype) - self.zeros[..., None]) * self.scales[..., None]).view(
+            rows, 2 * half
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.gelu(nn.functional.linear(x, self.weight(x.dtype), self.bias))
@@ -223,7 +264,19 @@ class Twice(FourBits):
         return nn.functional.linear(x, weight) + weight.sum()
 
 
-MAKING = ["bitwise_and", "__rshift__", "stack", "view", "_to_copy", "unsqueeze", "sub", "unsqueeze", "mul", "view", "t"]
+MAKING = [
+    "bitwise_and",
+    "__rshift__",
+    "stack",
+    "view",
+    "_to_copy",
+    "unsqueeze",
+    "sub",
+    "unsqueeze",
+    "mul",
+    "view",
+    "t",
+]
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
@@ -234,17 +287,37 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     assert all("addmm" not in names_of(island) for island in partition(region).islands)
 
 
-@pytest.mark.parametrize(("module", "rows"), [(FourBits(), 257), (Twice(), 1)], ids=["many rows", "weights of another use"])
+@pytest.mark.parametrize(
+    ("module", "rows"),
+    [(FourBits(), 257), (Twice(), 1)],
+    ids=["many rows", "weights of another use"],
+)
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
-    found = [names_of(island) for island in partition(region_of(module, torch.randn(rows, 64)), products=True).islands]
+    found = [
+        names_of(island)
+        for island in partition(region_of(module, torch.randn(rows, 64)), products=True).islands
+    ]
     assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)
 
 
 def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
     """Instead of copies before and after it; but for what is element-wise, which it reads."""
-    found = [names_of(i) for i in partition(region_of(*NETS["chunk"]), products=True).islands if "bmm" in names_of(i)]
+    found = [
+        names_of(i)
+        for i in partition(region_of(*NETS["chunk"]), products=True).islands
+        if "bmm" in names_of(i)
+    ]
     assert found == [
-        ["clone", "_unsafe_view", "bmm", "view", "permute", "view", "mul", "add"],  # states come as they are
+        [
+            "clone",
+            "_unsafe_view",
+            "bmm",
+            "view",
+            "permute",
+            "view",
+            "mul",
+            "add",
+        ],  # states come as they are
         ["clone", "_unsafe_view", "clone", "_unsafe_view", "bmm", "view"],
     ]
 
@@ -252,15 +325,25 @@ def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
 @pytest.mark.parametrize(
     ("layers", "x", "names"),
     [
-        ([nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()], torch.randn(2, 3, 9, 9), ["convolution", NORM, "relu"]),
-        ([nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU()], torch.randn(4, 8), ["addmm", NORM, "gelu"]),
+        (
+            [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()],
+            torch.randn(2, 3, 9, 9),
+            ["convolution", NORM, "relu"],
+        ),
+        (
+            [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU()],
+            torch.randn(4, 8),
+            ["addmm", NORM, "gelu"],
+        ),
     ],
     ids=["convolution", "linear"],
 )
 def test_a_product_takes_the_batch_norm_of_inference_that_follows_it(layers, x, names):
     region = region_of(nn.Sequential(*layers), x)
     assert [names_of(island) for island in partition(region, products=True).islands] == [names]
-    assert all(NORM not in names_of(island) for island in partition(region).islands)  # Inductor does that as well
+    assert all(
+        NORM not in names_of(island) for island in partition(region).islands
+    )  # Inductor does that as well
 
 
 def test_copies_that_cost_little_beside_their_product_stay_outside():
@@ -268,7 +351,9 @@ def test_copies_that_cost_little_beside_their_product_stay_outside():
         def forward(self, x, y):
             return torch.einsum("blhn,blhp->bhpn", x, y)
 
-    found = partition(region_of(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True).islands
+    found = partition(
+        region_of(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True
+    ).islands
     assert [names_of(island)[0] for island in found] == ["bmm"]
 
 
@@ -278,7 +363,9 @@ def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_island_without_it():
             rows = x.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format)
             return torch.bmm(rows.view(2, 12, 10), y)
 
-    found = partition(region_of(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True).islands
+    found = partition(
+        region_of(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True
+    ).islands
     assert ["bmm"] in [names_of(island) for island in found]
 
 
@@ -287,7 +374,9 @@ def test_layout_after_a_product_that_nothing_of_its_island_reads_stays_outside()
         def forward(self, x, y):
             return torch.bmm(x, y).view(2, 3, 4, 6).permute(0, 2, 1, 3), torch.bmm(x.tanh(), y)
 
-    found = partition(region_of(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True).islands
+    found = partition(
+        region_of(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True
+    ).islands
     assert ["bmm", "view"] in [names_of(island) for island in found]
     assert all("permute" not in names_of(island) for island in found)
 
@@ -307,7 +396,9 @@ class Sliced(nn.Module):
 def test_what_reads_an_unaligned_view_is_no_island_and_says_so(first, islands):
     found = partition(region_of(Sliced(first), torch.randn(8, 8)))
     assert len(found.islands) == islands
-    assert any("begins at no multiple of 16 bytes" in reason for reason in found.left) == (islands == 0)
+    assert any("begins at no multiple of 16 bytes" in reason for reason in found.left) == (
+        islands == 0
+    )
 
 
 class Rotary(nn.Module):
@@ -334,19 +425,36 @@ ROTATED = torch.rand(2, 9, 4, 16), torch.rand(2, 9, 2, 16), torch.rand(9, 16), t
 def test_a_rotary_embedding_is_one_island_a_tensor():
     region = region_of(Rotary(), *ROTATED)
     islands = partition(region).islands
-    assert [sum(step.target == "aten.cat.default" for step in island.region.program.steps) for island in islands] == [1, 1]
+    assert [
+        sum(step.target == "aten.cat.default" for step in island.region.program.steps)
+        for island in islands
+    ] == [1, 1]
     assert all(len(island.outputs) == 1 and len(island.steps) == 5 for island in islands)
     inputs = random_inputs(region)
     spliced = splice(region.program, {island: island.region.program for island in islands})
-    for new, old in zip(prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True):
+    for new, old in zip(
+        prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True
+    ):
         assert torch.equal(new, old)
 
 
 def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor():
     across = region_of(Rotary(dim=2), *ROTATED[:2], torch.rand(9, 16), torch.rand(9, 16))
-    assert not [s for i in partition(across).islands for s in i.region.program.steps if s.target == "aten.cat.default"]
+    assert not [
+        s
+        for i in partition(across).islands
+        for s in i.region.program.steps
+        if s.target == "aten.cat.default"
+    ]
     shared = region_of(Rotary(kept=True), *ROTATED)
-    joined = [s for i in partition(shared).islands for s in i.region.program.steps if s.target == "aten.cat.default"]
-    assert len(joined) >= 1  # the queries' at least; whatever the keys' is, results of two sizes are never one island's
+    joined = [
+        s
+        for i in partition(shared).islands
+        for s in i.region.program.steps
+        if s.target == "aten.cat.default"
+    ]
+    assert (
+        len(joined) >= 1
+    )  # the queries' at least; whatever the keys' is, results of two sizes are never one island's
     for island in partition(shared).islands:
         assert len({s.shape for s in (value_specs(shared.program)[v] for v in island.outputs)}) == 1

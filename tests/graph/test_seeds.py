@@ -1,4 +1,6 @@
-"""Attention without dropout: no seed goes from the forward of a training step to its backward, and the attention gets kernels."""
+"""Attention without dropout: no seed goes from the forward of a training step to its backward, and
+the attention gets kernels.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HEADS = (2, 4, 70, 32)
 KINDS = ("efficient", "flash", "cudnn")
 
 
-def attended(kind: str, dropout: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+def attended(
+    kind: str, dropout: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> Any:
     forward = getattr(aten, f"_scaled_dot_product_{kind}_attention")
     if kind == "flash":
         return forward(query, key, value, dropout, True)
@@ -37,14 +41,25 @@ def gradients(kind: str, dropout: float, grad: torch.Tensor, given: Any, made: A
         return backward(grad, *given, None, *made, dropout, [True, True, True, False], True)
     out, total, _, _, rows, columns, seed, offset, _ = made
     if kind == "flash":
-        return backward(grad, *given, out, total, None, None, rows, columns, dropout, True, seed, offset)
-    return backward(grad, *given, out, total, seed, offset, None, None, None, rows, columns, dropout, True)
+        return backward(
+            grad, *given, out, total, None, None, rows, columns, dropout, True, seed, offset
+        )
+    return backward(
+        grad, *given, out, total, seed, offset, None, None, None, rows, columns, dropout, True
+    )
 
 
 def joint(dropout: float, kind: str = "efficient") -> fx.GraphModule:
-    """Two attentions after one another, forward and backward in one graph as AOTAutograd has them on a GPU."""
+    """Two attentions after one another, forward and backward in one graph as AOTAutograd has them
+    on a GPU.
+    """
 
-    def step(primals_1: torch.Tensor, primals_2: torch.Tensor, primals_3: torch.Tensor, tangents_1: torch.Tensor) -> Any:
+    def step(
+        primals_1: torch.Tensor,
+        primals_2: torch.Tensor,
+        primals_3: torch.Tensor,
+        tangents_1: torch.Tensor,
+    ) -> Any:
         first = attended(kind, dropout, primals_1, primals_2, primals_3)
         second = attended(kind, dropout, first[0], primals_2, primals_3)
         above = gradients(kind, dropout, tangents_1, (first[0], primals_2, primals_3), second)
@@ -56,7 +71,9 @@ def joint(dropout: float, kind: str = "efficient") -> fx.GraphModule:
 
 
 def cut(graph: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    forward, backward = min_cut_rematerialization_partition(graph, None, compiler="inductor", num_fwd_outputs=1)
+    forward, backward = min_cut_rematerialization_partition(
+        graph, None, compiler="inductor", num_fwd_outputs=1
+    )
     return forward, backward
 
 
@@ -64,7 +81,11 @@ def integers(graph: fx.GraphModule, *, results: bool) -> list[fx.Node]:
     """Inputs, or results, that hold whole numbers."""
     output = next(node for node in graph.graph.nodes if node.op == "output")
     nodes = output.args[0] if results else graph.graph.find_nodes(op="placeholder")
-    return [node for node in nodes if isinstance(node, fx.Node) and not node.meta["val"].is_floating_point()]
+    return [
+        node
+        for node in nodes
+        if isinstance(node, fx.Node) and not node.meta["val"].is_floating_point()
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,19 +122,30 @@ def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int, kind
     graph = joint(0.0, kind)
     without_undefined_seeds(graph)
     islands: tuple[Island, ...] = partition(lower(cut(graph)[side]).region, products=True).islands
-    found = [island for island in islands if "scaled_dot_product" in str(island.region.program.steps)]
+    found = [
+        island for island in islands if "scaled_dot_product" in str(island.region.program.steps)
+    ]
     assert len(found) == 2
     assert all(propose(island.region.program, 90) for island in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", [0, 1])
-def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candidate(side: int, kind: str) -> None:
+def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candidate(
+    side: int, kind: str
+) -> None:
     graph = joint(0.0, kind)
     without_undefined_seeds(graph)
     region = lower(cut(graph)[side]).region
-    islands = [island for island in partition(region, products=True).islands if "scaled_dot" in str(island.region.program.steps)]
-    kernels = {island: build(island.region.program, propose(island.region.program, 90)[0], 90) for island in islands}
+    islands = [
+        island
+        for island in partition(region, products=True).islands
+        if "scaled_dot" in str(island.region.program.steps)
+    ]
+    kernels = {
+        island: build(island.region.program, propose(island.region.program, 90)[0], 90)
+        for island in islands
+    }
     whole = Candidate(splice(region.program, kernels), "eager", "builtin", ("attention",))
     checks = contract(region, whole)
     assert [check.name for check in checks] == ["contract", "cubin_scan"]

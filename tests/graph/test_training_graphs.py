@@ -1,4 +1,6 @@
-"""Graphs of a training step are searched for kernels as those of inference are: products dominate forward and backward alike."""
+"""Graphs of a training step are searched for kernels as those of inference are: products dominate
+forward and backward alike.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from torch_cudal1.store.context import Place, place_for
 
 
 class Block(nn.Module):
-    """Half of a transformer's layer, with the activation and the norm whose gradients stand beside products."""
+    """Half of a transformer's layer, with the activation and the norm whose gradients stand beside
+    products.
+    """
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -50,41 +54,70 @@ def graphs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, Region]:
 
 
 def on_gpu(region: Region) -> Any:
-    return replace(region.program, inputs=tuple(replace(spec, device="cuda") for spec in region.program.inputs))
+    return replace(
+        region.program, inputs=tuple(replace(spec, device="cuda") for spec in region.program.inputs)
+    )
 
 
 def searched(region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> searching.Search:
     monkeypatch.setattr(searching, "IslandKernels", Recorder)
     settings = Settings(cache_dir=str(tmp_path))
     place: Place = replace(place_for(torch.device("cpu"), settings), device=torch.device("cuda"))
-    return searching.search(region, place, judge.Job(settings, place.contract, place.device, None), lambda *_: None)
+    return searching.search(
+        region, place, judge.Job(settings, place.contract, place.device, None), lambda *_: None
+    )
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), nn.ELU(), nn.LeakyReLU(0.1), nn.Tanh()])
+@pytest.mark.parametrize(
+    "activation",
+    [nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), nn.ELU(), nn.LeakyReLU(0.1), nn.Tanh()],
+)
 def test_every_product_of_a_step_has_kernels(activation: nn.Module) -> None:
     step = graphs(Block(activation), torch.randn(8, 128, 256, requires_grad=True))
     for kind, products in (("forward", 2), ("backward", 4)):
-        found = [i for i in partition(step[kind], products=True).islands if "mm.default" in str(i.region.program.steps)]
+        found = [
+            i
+            for i in partition(step[kind], products=True).islands
+            if "mm.default" in str(i.region.program.steps)
+        ]
         assert len(found) == products
         assert all(propose(island.region.program, 90) for island in found)
 
 
 def test_the_gradient_of_an_activation_is_taken_into_the_product_before_it() -> None:
     backward = graphs(Block(nn.GELU()), torch.randn(8, 128, 256, requires_grad=True))["backward"]
-    targets = [[step.target for step in island.region.program.steps] for island in partition(backward, products=True).islands]  # type: ignore[union-attr]
-    assert ["aten.mm.default", "aten.view.default", "aten.gelu_backward.default", "aten.view.default"] in targets
+    targets = [
+        [step.target for step in island.region.program.steps]
+        for island in partition(backward, products=True).islands
+    ]  # type: ignore[union-attr]
+    assert [
+        "aten.mm.default",
+        "aten.view.default",
+        "aten.gelu_backward.default",
+        "aten.view.default",
+    ] in targets
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_a_search_begins_with_the_products_of_a_training_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = searched(graphs(Block(nn.GELU()), torch.randn(64, 128, 256, requires_grad=True))[kind], tmp_path, monkeypatch)
+def test_a_search_begins_with_the_products_of_a_training_graph(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = searched(
+        graphs(Block(nn.GELU()), torch.randn(64, 128, 256, requires_grad=True))[kind],
+        tmp_path,
+        monkeypatch,
+    )
     assert not space.is_empty
     assert space.kernels is not None
     assert space.kernels.islands == list(space.dense)  # type: ignore[attr-defined]
 
 
-def test_a_training_graph_without_products_is_left_to_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = graphs(nn.Sequential(nn.LayerNorm(64), nn.Softmax(-1)), torch.randn(512, 64, requires_grad=True))
+def test_a_training_graph_without_products_is_left_to_inductor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = graphs(
+        nn.Sequential(nn.LayerNorm(64), nn.Softmax(-1)), torch.randn(512, 64, requires_grad=True)
+    )
     for region in step.values():
         space = searched(region, tmp_path, monkeypatch)
         assert space.kernels is None

@@ -1,4 +1,6 @@
-"""The whole way of a published task: an accepted one is used without a search, a cheat is refused and leaves nothing behind."""
+"""The whole way of a published task: an accepted one is used without a search, a cheat is refused
+and leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ REFERENCE = HEAD + MODULE.format(name="Model", body=SLOW) + INPUTS
 
 
 def task(body: str = FAST) -> Task:
-    return Task("here:1", "level 1 task 7", REFERENCE, HEAD + MODULE.format(name="ModelNew", body=body), {"score": 9.0})
+    return Task(
+        "here:1",
+        "level 1 task 7",
+        REFERENCE,
+        HEAD + MODULE.format(name="ModelNew", body=body),
+        {"score": 9.0},
+    )
 
 
 class Believer:
@@ -69,7 +77,18 @@ class Believer:
 
 def won(trial: Any, ranking: Any, verdict: Verdict, job: Any) -> tuple[Verdict, Timing]:
     """The measurement of a Program that was found right."""
-    return verdict, Timing(verdict, ranking.best.label, 10.0, 100.0, 10.0, 9.0, 11.0, 50, dict(ranking.medians_us), score=9.0)
+    return verdict, Timing(
+        verdict,
+        ranking.best.label,
+        10.0,
+        100.0,
+        10.0,
+        9.0,
+        11.0,
+        50,
+        dict(ranking.medians_us),
+        score=9.0,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +99,9 @@ def nursery() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One baseline, and a clock that every right Program wins on: what is raced, and how long, is tested elsewhere."""
+    """One baseline, and a clock that every right Program wins on: what is raced, and how long, is
+    tested elsewhere.
+    """
     monkeypatch.setattr(tune, "_schedules", lambda place: ["eager"])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
     monkeypatch.setattr(evaluator, "_measured", won)
@@ -94,7 +115,9 @@ def place(tmp_path: Path) -> Place:
 @pytest.fixture
 def adoption(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adoption]:
     monkeypatch.setattr(adopt, "PairCourt", Believer)
-    with Adoption(place, PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")) as made:
+    with Adoption(
+        place, PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")
+    ) as made:
         yield made
 
 
@@ -109,7 +132,9 @@ def measured_whole(region: Region, entry: Entry, place: Place) -> None:
     place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
 
 
-def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(adoption: Adoption, place: Place) -> None:
+def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
+    adoption: Adoption, place: Place
+) -> None:
     found = adoption.adopt(task())
     assert (found.outcome, found.stored) == ("accepted", True), found
     assert found.low == 9.0
@@ -138,7 +163,9 @@ def test_a_program_for_which_no_time_was_left_is_not_rejected(
 ) -> None:
     late = [{"label": "one -> eager", "decision": "not judged", "reason": "the budget was spent"}]
 
-    def raced_too_long(region: Region, place: Place, programs: Any, *, origin: str, **_: Any) -> Entry:
+    def raced_too_long(
+        region: Region, place: Place, programs: Any, *, origin: str, **_: Any
+    ) -> Entry:
         baseline = Candidate(region.program, "eager", "baseline")
         return replace(entry_for(region, baseline, place.settings), tried=tuple(late))
 
@@ -167,12 +194,16 @@ def measured(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
     monkeypatch.setattr(adopt, "tune_with", stand_in)
 
 
-def test_a_stored_decision_goes_only_for_a_faster_one(adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_decision_goes_only_for_a_faster_one(
+    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for low, stored in ((2.0, True), (1.5, False), (3.0, True)):
         measured(monkeypatch, low)
         found = adoption.adopt(task())
         assert (found.outcome, found.stored) == ("accepted", stored)
-        assert (found.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x") == (not stored)
+        assert (
+            found.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x"
+        ) == (not stored)
     (entry,) = (one.entry for one in entries(place))
     assert entry.speedup == 3.0
 
@@ -180,14 +211,28 @@ def test_a_stored_decision_goes_only_for_a_faster_one(adoption: Adoption, place:
 def test_a_program_that_is_right_and_no_faster_is_not_stored(
     adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = {"label": "x -> eager", "decision": "rejected", "reason": "0.98x", "detector": "timing", "speedup": 0.99, "low": 0.98}
+    slow = {
+        "label": "x -> eager",
+        "decision": "rejected",
+        "reason": "0.98x",
+        "detector": "timing",
+        "speedup": 0.99,
+        "low": 0.98,
+    }
 
     def stand_in(region: Region, place: Place, programs: Any, **_: Any) -> Entry:
-        return entry_at(1.0, region, place, Candidate(region.program, "eager", "baseline"), tried=(slow,))
+        return entry_at(
+            1.0, region, place, Candidate(region.program, "eager", "baseline"), tried=(slow,)
+        )
 
     monkeypatch.setattr(adopt, "tune_with", stand_in)
     found = adoption.adopt(task())
-    assert (found.outcome, found.reason, found.low, found.stored) == ("not_faster", "0.98x", 0.98, False)
+    assert (found.outcome, found.reason, found.low, found.stored) == (
+        "not_faster",
+        "0.98x",
+        0.98,
+        False,
+    )
     assert adoption.adopt(task(SLOW)).reason == "it is the reference's own graph"
     assert not entries(place)
 
@@ -200,7 +245,9 @@ LIES = {  # right when it is run, and not what it lets itself be traced as
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(name: str, adoption: Adoption, place: Place) -> None:
+def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(
+    name: str, adoption: Adoption, place: Place
+) -> None:
     found = adoption.adopt(task(LIES[name]))
     assert found.outcome == "rejected", found
     assert found.detector
@@ -224,7 +271,9 @@ def test_a_cheating_source_is_refused_before_it_is_lowered(place: Place) -> None
     assert not entries(place)
 
 
-def test_what_is_not_lowerable_says_why_and_stores_nothing(adoption: Adoption, place: Place) -> None:
+def test_what_is_not_lowerable_says_why_and_stores_nothing(
+    adoption: Adoption, place: Place
+) -> None:
     found = adoption.adopt(task(f"if x.sum() > 0: pass\n        {FAST}"))
     assert found.outcome == "not_lowerable"
     assert "values of tensors" in found.reason

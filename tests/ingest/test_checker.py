@@ -45,7 +45,9 @@ def test_a_case_is_nearest_to_itself_whatever_its_names() -> None:
         assert SHIPPED.nearest(renamed, 1)[0].likeness > 0.99
     near = SHIPPED.nearest(next(iter(SHIPPED)).cheat)
     assert len(near) == 3
-    assert [match.likeness for match in near] == sorted((match.likeness for match in near), reverse=True)
+    assert [match.likeness for match in near] == sorted(
+        (match.likeness for match in near), reverse=True
+    )
 
 
 def test_most_cheats_for_speed_are_recognised_when_they_are_known() -> None:
@@ -60,7 +62,9 @@ def test_some_are_when_their_whole_family_is_unknown() -> None:
     caught = 0
     for case in cheats:
         family = case.name.split("_")[0]
-        caught += verdict(case.cheat, CaseBase(one for one in SHIPPED if not one.name.startswith(family))).cheat
+        caught += verdict(
+            case.cheat, CaseBase(one for one in SHIPPED if not one.name.startswith(family))
+        ).cheat
     assert caught >= 8
 
 
@@ -69,7 +73,9 @@ def test_honest_programs_are_left_alone() -> None:
     assert len(accused) <= 1, accused
     twins = [case for case in SHIPPED if case.twin]
     suspected = [case.name for case in twins if verdict(case.twin).cheat]
-    assert len(suspected) <= 0.05 * len(twins), suspected  # twins use on purpose what their cheat abuses
+    assert len(suspected) <= 0.05 * len(twins), (
+        suspected
+    )  # twins use on purpose what their cheat abuses
     assert not verdict(source()).cheat
 
 
@@ -95,7 +101,9 @@ class Suspicious:
     def __init__(self) -> None:
         self.asked: list[tuple[str, float, float | None]] = []
 
-    def check(self, task: TrainingTask, program: Decoded, score: float, best: float | None) -> Finding:
+    def check(
+        self, task: TrainingTask, program: Decoded, score: float, best: float | None
+    ) -> Finding:
         self.asked.append((program.program, score, best))
         return Finding(True, "it smells", "nose")
 
@@ -107,14 +115,18 @@ def test_only_jumps_are_checked_and_each_program_once() -> None:
     assert [one[0] for one in checker.asked] == ["d"]
     assert outcomes == ["ok", "ok", "ok", "hack", "hack"]
     checked.best["relu"] = 0.5
-    assert checked.measure(TASK, [program("a", source())])[0].outcome == "hack"  # over twice the best
+    assert (
+        checked.measure(TASK, [program("a", source())])[0].outcome == "hack"
+    )  # over twice the best
 
 
 def test_what_the_checker_calls_a_cheat_has_no_score_and_joins_the_cases(tmp_path: Path) -> None:
     grown = tmp_path / "cases.jsonl"
     cases = CaseBase([], grown)
     checked = Checked(Script(a=9.0, b="cache: seen before"), Suspicious(), cases)
-    found = checked.measure(TASK, [program("a", source("x + 1")), program("b", source("x + 2 * x"))])
+    found = checked.measure(
+        TASK, [program("a", source("x + 1")), program("b", source("x + 2 * x"))]
+    )
     assert [one.score for one in found] == [None, None]
     assert "checked by nose: it smells" in found[0].detail
     assert checked.best == {}
@@ -151,14 +163,20 @@ def test_earlier_scores_are_no_jumps_again() -> None:
         ("", False, "rules"),
     ],
 )
-def test_a_models_verdict_counts_and_silence_falls_back_on_the_rules(answer: str, cheat: bool, by: str) -> None:
-    found = ModelChecker(lambda prompt: answer, SHIPPED).check(TASK, program("p", source()), 9.0, 1.5)
+def test_a_models_verdict_counts_and_silence_falls_back_on_the_rules(
+    answer: str, cheat: bool, by: str
+) -> None:
+    found = ModelChecker(lambda prompt: answer, SHIPPED).check(
+        TASK, program("p", source()), 9.0, 1.5
+    )
     assert (found.cheat, found.by) == (cheat, by)
 
 
 def test_a_model_is_shown_the_claim_and_the_three_nearest_cases() -> None:
     cheat = next(case for case in SHIPPED if case.name == "caching/replay_pointer")
-    prompt = ModelChecker(lambda prompt: "", SHIPPED).prompt(TASK, program("p", cheat.cheat), 9.0, 1.5)
+    prompt = ModelChecker(lambda prompt: "", SHIPPED).prompt(
+        TASK, program("p", cheat.cheat), 9.0, 1.5
+    )
     assert "9.00x" in prompt
     assert "1.50x" in prompt
     assert prompt.count("\n## ") == 3
@@ -166,7 +184,10 @@ def test_a_model_is_shown_the_claim_and_the_three_nearest_cases() -> None:
 
 
 def test_likeness_is_of_code_and_not_of_words() -> None:
-    one, other = SHIPPED.nearest(source("x * 2"), 1)[0], SHIPPED.nearest(source("x * 2") + "# a comment\n", 1)[0]
+    one, other = (
+        SHIPPED.nearest(source("x * 2"), 1)[0],
+        SHIPPED.nearest(source("x * 2") + "# a comment\n", 1)[0],
+    )
     assert one == other
     grams = next(iter(SHIPPED)).grams
     assert likeness(grams, grams) == 1.0
@@ -183,7 +204,9 @@ def test_measurements_are_told_as_they_come_and_checked(tmp_path: Path) -> None:
         told: Callable[[Measured], None]
         memory = "its memory"
 
-        def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
+        def measure_all(
+            self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
+        ) -> list[list[Measured]]:
             answers = [self.measure(*question) for question in questions]
             for one in (one for found in answers for one in found):
                 self.told(one)

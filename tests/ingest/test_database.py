@@ -15,7 +15,12 @@ from torch_cudal1.judge.pool.measured import Measured
 
 
 def good(name: str, program: str, score: float, task: str = "t") -> Sample:
-    return Sample(name, Measured(task, program, "ok", score, buckets=(score,) * 7), source=f"source of {program}", origin="rules")
+    return Sample(
+        name,
+        Measured(task, program, "ok", score, buckets=(score,) * 7),
+        source=f"source of {program}",
+        origin="rules",
+    )
 
 
 def bad(name: str, program: str, outcome: str, task: str = "t") -> Sample:
@@ -137,7 +142,19 @@ def test_a_line_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
         database.commit()
     lines = path.read_text().splitlines()
     lines[1] = "{" + "[" * 50_000
-    lines.insert(2, json.dumps({"kind": "sample", "name": "x", "task": "t", "program": "p", "outcome": "ok", "score": -1}))
+    lines.insert(
+        2,
+        json.dumps(
+            {
+                "kind": "sample",
+                "name": "x",
+                "task": "t",
+                "program": "p",
+                "outcome": "ok",
+                "score": -1,
+            }
+        ),
+    )
     path.write_text("\n".join(lines) + "\n")
     with Database(path) as again:
         assert again.damaged == [2, 3]
@@ -181,7 +198,9 @@ for index in range(10**9):
     database.add(Sample(str(index), Measured("t", f"p{index}", "ok", 1.5)))
     print(index, flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     told = [int(child.stdout.readline()) for _ in range(50)]
     child.send_signal(signal.SIGKILL)
@@ -189,7 +208,9 @@ for index in range(10**9):
     child.wait()
     with Database(path) as database:
         kept = {sample.name for sample in database.samples()}
-        assert {str(index) for index in told[:-1]} <= kept  # the last number may itself have been cut
+        assert {
+            str(index) for index in told[:-1]
+        } <= kept  # the last number may itself have been cut
 
 
 def test_a_sample_from_an_uncommitted_round_is_not_lost_and_not_shown(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ from tests.training import loopback as acts
 from tests.training.loopback import Loopback, loopback, reply, status
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.llm.endpoint import Answer, Endpoint, EndpointError, NoAnswer, Patience, Prices
+from torch_cudal1.ingest.llm.endpoint import (
+    Answer,
+    Endpoint,
+    EndpointError,
+    NoAnswer,
+    Patience,
+    Prices,
+)
 
 
 def client(server: Loopback, pauses: list[float] | None = None, **more: object) -> Endpoint:
@@ -58,9 +65,18 @@ def test_a_fault_is_tried_again_and_one_that_stays_is_told(fault: acts.Act, told
 def test_a_server_that_is_too_slow_is_given_up_and_asked_again() -> None:
     with loopback(acts.slow, reply("hi")) as server:
         patience = Patience(attempts=20, timeout_s=1.0)
-        assert isinstance(asked(Endpoint(server.url, "tiny", patience=patience, sleep=lambda s: None)), Answer)
+        assert isinstance(
+            asked(Endpoint(server.url, "tiny", patience=patience, sleep=lambda s: None)), Answer
+        )
     with loopback(acts.slow) as server:
-        found = asked(Endpoint(server.url, "tiny", patience=Patience(attempts=2, timeout_s=0.2), sleep=lambda s: None))
+        found = asked(
+            Endpoint(
+                server.url,
+                "tiny",
+                patience=Patience(attempts=2, timeout_s=0.2),
+                sleep=lambda s: None,
+            )
+        )
         assert isinstance(found, NoAnswer)
         assert "timed out" in found.reason
 
@@ -69,9 +85,14 @@ def test_pauses_double_and_the_servers_wish_is_followed_up_to_a_bound() -> None:
     pauses: list[float] = []
     with loopback(status(500)) as server:
         asked(client(server, pauses))
-    assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1.0, 2.0), pauses, strict=True)] == [True] * 3
+    assert [
+        low <= pause <= 2 * low for low, pause in zip((0.5, 1.0, 2.0), pauses, strict=True)
+    ] == [True] * 3
     pauses.clear()
-    wishes = [status(429, headers={"Retry-After": wish}) for wish in ("7", "3600", "Wed, 21 Oct 2026 07:28:00 GMT")]
+    wishes = [
+        status(429, headers={"Retry-After": wish})
+        for wish in ("7", "3600", "Wed, 21 Oct 2026 07:28:00 GMT")
+    ]
     with loopback(*wishes, reply("hi")) as server:
         asked(client(server, pauses))
     assert pauses[:2] == [7, 20]
@@ -90,7 +111,11 @@ def test_nobody_at_the_other_end_is_told() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        found = asked(Endpoint(url, "tiny", patience=Patience(attempts=2, timeout_s=1.0), sleep=lambda s: None))
+        found = asked(
+            Endpoint(
+                url, "tiny", patience=Patience(attempts=2, timeout_s=1.0), sleep=lambda s: None
+            )
+        )
     assert isinstance(found, NoAnswer)
     assert "refused" in found.reason
 
@@ -119,7 +144,10 @@ def test_a_server_with_one_model_need_not_be_told_which() -> None:
         endpoint = Endpoint(server.url)
         asked(endpoint)
         assert endpoint.model == "tiny"
-    with loopback(reply("hi"), models=("a", "b")) as server, pytest.raises(EndpointError, match="has 2 models; name one of a, b"):
+    with (
+        loopback(reply("hi"), models=("a", "b")) as server,
+        pytest.raises(EndpointError, match="has 2 models; name one of a, b"),
+    ):
         asked(Endpoint(server.url))
 
 
@@ -134,7 +162,14 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://host/v1", "http:///v1", "https://user:pass@host/v1", "https://host/v1?key=1"]
+    "url",
+    [
+        "localhost:8000",
+        "ftp://host/v1",
+        "http:///v1",
+        "https://user:pass@host/v1",
+        "https://host/v1?key=1",
+    ],
 )
 def test_what_is_no_url_is_refused_without_repeating_a_password(url: str) -> None:
     with pytest.raises(SettingError, match="a URL such as") as seen:

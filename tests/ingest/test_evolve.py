@@ -1,4 +1,6 @@
-"""Evolution against a scripted server and evaluator: what is asked, what is paid, what is shown, what survives a kill."""
+"""Evolution against a scripted server and evaluator: what is asked, what is paid, what is shown,
+what survives a kill.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 
 class Scores:
-    """Programs that return x plus a number have that number as their speed-up; negative ones are wrong."""
+    """Programs that return x plus a number have that number as their speed-up; negative ones are
+    wrong.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -32,7 +36,11 @@ class Scores:
         for one in programs:
             self.asked.append(one.program)
             value = float(one.source.split("x + ")[1].split("\n")[0])
-            good = Measured(task.id, one.program, "ok", value, buckets=(value,) * 7) if value > 0 else None
+            good = (
+                Measured(task.id, one.program, "ok", value, buckets=(value,) * 7)
+                if value > 0
+                else None
+            )
             found.append(good or Measured(task.id, one.program, "wrong"))
         return found
 
@@ -58,8 +66,12 @@ def endpoint(server: Loopback, **more: Any) -> Endpoint:
     return Endpoint(server.url, "tiny", patience=patience, parallel=2, sleep=lambda s: None, **more)
 
 
-def evolved(server: Loopback, folder: Path, plan: Plan, scores: Scores | None = None, **more: Any) -> Evolved:
-    with Evolution(TASK, endpoint(server, **more), TextCodec(), scores or Scores(), folder) as evolution:
+def evolved(
+    server: Loopback, folder: Path, plan: Plan, scores: Scores | None = None, **more: Any
+) -> Evolved:
+    with Evolution(
+        TASK, endpoint(server, **more), TextCodec(), scores or Scores(), folder
+    ) as evolution:
         return evolution.run(plan)
 
 
@@ -71,7 +83,9 @@ def test_later_prompts_show_what_earlier_rounds_found(tmp_path: Path) -> None:
     assert all("Earlier versions" not in prompt for prompt in prompts[:4])
     assert all("## Version 2" in prompt for prompt in prompts[4:])
     assert (found.rounds, found.best, found.outcomes, found.stopped) == (3, 2.5, {"ok": 12}, "")
-    assert [entry.score for entry in found.winners] == sorted((entry.score for entry in found.winners), reverse=True)
+    assert [entry.score for entry in found.winners] == sorted(
+        (entry.score for entry in found.winners), reverse=True
+    )
     assert found.spent.tokens == 12 * 110
 
 
@@ -85,7 +99,9 @@ def test_faults_of_a_server_cost_no_round_and_become_no_samples(tmp_path: Path) 
     assert 6 <= found.outcomes["ok"] <= 8  # a prompt that met two faults went without
 
 
-def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown(tmp_path: Path) -> None:
+def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown(
+    tmp_path: Path,
+) -> None:
     half = answer(9.0)[:-12]
     texts = iter(["I would rather not.", half, answer(-1), answer(1.5), *[answer(2.0)] * 4])
     with loopback(answer=lambda prompt: next(texts)) as server:
@@ -97,7 +113,9 @@ def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown
     assert "x + -1" not in shown
 
 
-def test_a_server_that_is_down_ends_the_run_with_its_words_and_keeps_what_was_found(tmp_path: Path) -> None:
+def test_a_server_that_is_down_ends_the_run_with_its_words_and_keeps_what_was_found(
+    tmp_path: Path,
+) -> None:
     with loopback(answer=improving()) as server:
         evolved(server, tmp_path, Plan(rounds=1, samples=2))
     with loopback(status(503, body=b"out for lunch")) as server:
@@ -122,7 +140,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("dies_at", range(1, 9))
-def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(tmp_path: Path, dies_at: int) -> None:
+def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(
+    tmp_path: Path, dies_at: int
+) -> None:
     def run(folder: Path, dies_at: int | None) -> tuple[Evolved | None, list[str]]:
         texts: dict[int, str] = {}
         scores = Scores()
@@ -131,7 +151,9 @@ def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(tmp_pat
         class Mortal:
             name, parallel = "mortal", 1
 
-            def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
+            def ask_all(
+                self, wanted: Sequence[tuple[str, int]], *, temperature: float
+            ) -> list[Answer | NoAnswer]:
                 ((_, seed),) = wanted
                 count[0] += 1
                 if count[0] == dies_at:
@@ -202,10 +224,14 @@ def test_a_local_policy_is_a_writer_too(tmp_path: Path) -> None:
     class Local:
         name = "local"
 
-        def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+        def sample(
+            self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+        ) -> list[list[str]]:
             return [[answer(1.5)] * count for _ in prompts]
 
-    with Evolution(TASK, LocalWriter(Local(), tokens=len), TextCodec(), Scores(), tmp_path) as evolution:
+    with Evolution(
+        TASK, LocalWriter(Local(), tokens=len), TextCodec(), Scores(), tmp_path
+    ) as evolution:
         found = evolution.run(Plan(rounds=1, samples=2, selector=Nothing()))
     assert found.best == 1.5
     assert found.spent.money == 0

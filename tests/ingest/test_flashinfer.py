@@ -1,4 +1,6 @@
-"""FlashInfer-Trace records: read, refused by their field, written; folders as tasks; a stored decision there and back again."""
+"""FlashInfer-Trace records: read, refused by their field, written; folders as tasks; a stored
+decision there and back again.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,20 @@ SOLUTION: dict[str, Any] = {
         "dependencies": [],
         "destination_passing_style": True,
     },
-    "sources": [{"path": "main.py", "content": "import torch\n\ndef go(x, w, scale, y):\n    y.copy_(x @ (w * scale))\n"}],
+    "sources": [
+        {
+            "path": "main.py",
+            "content": "import torch\n\ndef go(x, w, scale, y):\n    y.copy_(x @ (w * scale))\n",
+        }
+    ],
 }
 WORKLOAD: dict[str, Any] = {
     "axes": {"m": 4},
-    "inputs": {"x": {"type": "random"}, "w": {"type": "random"}, "scale": {"type": "scalar", "value": 0.5}},
+    "inputs": {
+        "x": {"type": "random"},
+        "w": {"type": "random"},
+        "scale": {"type": "scalar", "value": 0.5},
+    },
     "uuid": "w1",
 }
 EVALUATION: dict[str, Any] = {
@@ -62,7 +73,12 @@ EVALUATION: dict[str, Any] = {
     "correctness": {"max_relative_error": 0.0, "max_absolute_error": 0.0, "extra": None},
     "performance": {"latency_ms": 1.0, "reference_latency_ms": 2.0, "speedup_factor": 2.0},
 }
-TRACE: dict[str, Any] = {"definition": "scaled_gemm", "workload": WORKLOAD, "solution": "fused", "evaluation": EVALUATION}
+TRACE: dict[str, Any] = {
+    "definition": "scaled_gemm",
+    "workload": WORKLOAD,
+    "solution": "fused",
+    "evaluation": EVALUATION,
+}
 RECORDS = {
     "definition": (Definition, DEFINITION),
     "solution": (Solution, SOLUTION),
@@ -94,32 +110,88 @@ def test_a_record_reads_back_as_it_was_written(name: str) -> None:
 
 BAD: dict[str, tuple[type, dict[str, Any], str]] = {
     "no name": (Definition, without(DEFINITION, "name"), "no field 'name'"),
-    "an axis of no kind": (Definition, without(DEFINITION, "axes", "m", value={"type": "ragged"}), "axes.m: type 'ragged'"),
-    "an axis below zero": (Definition, without(DEFINITION, "axes", "k", "value", value=-1), "axes.k: value: -1"),
-    "an undefined axis": (Definition, without(DEFINITION, "axes", "m"), "axes ['m'] are not defined"),
-    "an unknown dtype": (Definition, without(DEFINITION, "inputs", "x", "dtype", value="complex64"), "inputs.x: dtype 'complex64'"),
+    "an axis of no kind": (
+        Definition,
+        without(DEFINITION, "axes", "m", value={"type": "ragged"}),
+        "axes.m: type 'ragged'",
+    ),
+    "an axis below zero": (
+        Definition,
+        without(DEFINITION, "axes", "k", "value", value=-1),
+        "axes.k: value: -1",
+    ),
+    "an undefined axis": (
+        Definition,
+        without(DEFINITION, "axes", "m"),
+        "axes ['m'] are not defined",
+    ),
+    "an unknown dtype": (
+        Definition,
+        without(DEFINITION, "inputs", "x", "dtype", value="complex64"),
+        "inputs.x: dtype 'complex64'",
+    ),
     "a name on both sides": (
         Definition,
         without(DEFINITION, "outputs", value={"x": DEFINITION["inputs"]["x"]}),
         "['x'] are inputs and outputs",
     ),
-    "a reference without run": (Definition, without(DEFINITION, "reference", value="x = 1"), "no function 'run'"),
-    "a reference that is no Python": (Definition, without(DEFINITION, "reference", value="def run(:"), "not valid Python"),
+    "a reference without run": (
+        Definition,
+        without(DEFINITION, "reference", value="x = 1"),
+        "no function 'run'",
+    ),
+    "a reference that is no Python": (
+        Definition,
+        without(DEFINITION, "reference", value="def run(:"),
+        "not valid Python",
+    ),
     "a path out of the solution": (
         Solution,
         without(SOLUTION, "sources", value=[{"path": "../a.py", "content": "x"}]),
         "'../a.py'",
     ),
-    "an absolute path": (Solution, without(SOLUTION, "sources", value=[{"path": "/a.py", "content": "x"}]), "'/a.py'"),
-    "an entry that is not there": (Solution, without(SOLUTION, "spec", "entry_point", value="b.py::go"), "'b.py::go'"),
-    "an entry of no form": (Solution, without(SOLUTION, "spec", "entry_point", value="main.py"), "'path::function'"),
+    "an absolute path": (
+        Solution,
+        without(SOLUTION, "sources", value=[{"path": "/a.py", "content": "x"}]),
+        "'/a.py'",
+    ),
+    "an entry that is not there": (
+        Solution,
+        without(SOLUTION, "spec", "entry_point", value="b.py::go"),
+        "'b.py::go'",
+    ),
+    "an entry of no form": (
+        Solution,
+        without(SOLUTION, "spec", "entry_point", value="main.py"),
+        "'path::function'",
+    ),
     "no sources": (Solution, without(SOLUTION, "sources", value=[]), "at least one file"),
-    "two files of one path": (Solution, without(SOLUTION, "sources", value=SOLUTION["sources"] * 2), "same path"),
-    "an unknown language": (Solution, without(SOLUTION, "spec", "language", value="fortran"), "'fortran'"),
+    "two files of one path": (
+        Solution,
+        without(SOLUTION, "sources", value=SOLUTION["sources"] * 2),
+        "same path",
+    ),
+    "an unknown language": (
+        Solution,
+        without(SOLUTION, "spec", "language", value="fortran"),
+        "'fortran'",
+    ),
     "a size that is no number": (Workload, without(WORKLOAD, "axes", "m", value="4"), "m: '4'"),
-    "an input of no kind": (Workload, without(WORKLOAD, "inputs", "x", value={"type": "pickle"}), "inputs.x: type 'pickle'"),
-    "a pass without a time": (Evaluation, without(EVALUATION, "performance", value=None), "status PASSED"),
-    "a failure with a time": (Evaluation, without(EVALUATION, "status", value="TIMEOUT"), "status TIMEOUT"),
+    "an input of no kind": (
+        Workload,
+        without(WORKLOAD, "inputs", "x", value={"type": "pickle"}),
+        "inputs.x: type 'pickle'",
+    ),
+    "a pass without a time": (
+        Evaluation,
+        without(EVALUATION, "performance", value=None),
+        "status PASSED",
+    ),
+    "a failure with a time": (
+        Evaluation,
+        without(EVALUATION, "status", value="TIMEOUT"),
+        "status TIMEOUT",
+    ),
     "a status of no kind": (Evaluation, without(EVALUATION, "status", value="FINE"), "'FINE'"),
     "no object": (Trace, ["a"], "expected a JSON object"),  # type: ignore[dict-item]
 }
@@ -134,13 +206,23 @@ def test_a_record_that_is_not_as_it_should_be_names_the_field(name: str) -> None
     assert word in str(caught.value)
 
 
-def dataset(root: Path, *, definitions: Any = (DEFINITION,), solutions: Any = (SOLUTION,), traces: Any = (TRACE,)) -> Path:
+def dataset(
+    root: Path,
+    *,
+    definitions: Any = (DEFINITION,),
+    solutions: Any = (SOLUTION,),
+    traces: Any = (TRACE,),
+) -> Path:
     for folder, records in (("definitions/gemm", definitions), ("solutions/gemm", solutions)):
         (root / folder).mkdir(parents=True)
         for number, record in enumerate(records):
-            (root / folder / f"{number}.json").write_text(record if isinstance(record, str) else json.dumps(record))
+            (root / folder / f"{number}.json").write_text(
+                record if isinstance(record, str) else json.dumps(record)
+            )
     (root / "workloads").mkdir()
-    (root / "workloads" / "a.jsonl").write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in traces) + "\n")
+    (root / "workloads" / "a.jsonl").write_text(
+        "\n".join(r if isinstance(r, str) else json.dumps(r) for r in traces) + "\n"
+    )
     return root
 
 
@@ -168,7 +250,12 @@ def test_what_cannot_be_read_does_not_stop_the_rest(tmp_path: Path) -> None:
     other = without(SOLUTION, "definition", value="unheard_of")
     cuda = {**without(SOLUTION, "spec", "language", value="cuda"), "name": "c"}
     file_input = {"type": "safetensors", "path": "../../etc/passwd", "tensor_key": "x"}
-    foreign = without({**TRACE, "workload": without(WORKLOAD, "inputs", "x", value=file_input)}, "workload", "uuid", value="w2")
+    foreign = without(
+        {**TRACE, "workload": without(WORKLOAD, "inputs", "x", value=file_input)},
+        "workload",
+        "uuid",
+        value="w2",
+    )
     root = dataset(tmp_path, solutions=(SOLUTION, other, "{", cuda), traces=(TRACE, "[1", foreign))
     found = list(tasks_in(root))
     reasons = " ".join(one.reason for one in found if isinstance(one, Damaged))
@@ -185,7 +272,9 @@ def test_a_variable_axis_without_a_workload_is_said(tmp_path: Path) -> None:
     assert "no workload" in found.reason
 
 
-def region_of(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *inputs: torch.Tensor) -> Region:
+def region_of(
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *inputs: torch.Tensor
+) -> Region:
     class Module(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return forward(x, y)
@@ -195,16 +284,29 @@ def region_of(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *in
     return region
 
 
-def test_a_stored_decision_that_is_written_is_read_back_as_the_same_region_and_program(tmp_path: Path) -> None:
+def test_a_stored_decision_that_is_written_is_read_back_as_the_same_region_and_program(
+    tmp_path: Path,
+) -> None:
     x, y = torch.randn(3, 4), torch.randn(4, 4)
-    region = region_of(lambda x, y: torch.softmax((x @ y).clamp(min=float("-inf"), max=2.5), -1).to(torch.float16), x, y)
-    better = region_of(lambda x, y: torch.softmax(torch.mm(x, y).clamp_max(2.5), -1).to(torch.float16), x, y)
-    entry = entry_for(region, Candidate(better.program, "inductor", "rewrites", ("planted",)), Settings())
+    region = region_of(
+        lambda x, y: torch.softmax((x @ y).clamp(min=float("-inf"), max=2.5), -1).to(torch.float16),
+        x,
+        y,
+    )
+    better = region_of(
+        lambda x, y: torch.softmax(torch.mm(x, y).clamp_max(2.5), -1).to(torch.float16), x, y
+    )
+    entry = entry_for(
+        region, Candidate(better.program, "inductor", "rewrites", ("planted",)), Settings()
+    )
     made = exported(region, entry)
     assert isinstance(made, Exported)
     (task,) = tasks_in(
         dataset(
-            tmp_path, definitions=(made.definition.to_json(),), solutions=(made.solution.to_json(),), traces=(made.trace.to_json(),)
+            tmp_path,
+            definitions=(made.definition.to_json(),),
+            solutions=(made.solution.to_json(),),
+            traces=(made.trace.to_json(),),
         )
     )
     assert isinstance(task, Task)
@@ -228,12 +330,20 @@ def test_what_the_format_cannot_say_is_said() -> None:
     region = Region(Program((spec,), (step,), (1,)), ("input",))
     entry = entry_for(region, Candidate(region.program, "eager", "rewrites"), Settings())
     assert "strides [1, 2]" in refusal(region, entry)
-    wide = Region(Program((replace(spec, dtype="complex64", strides=(3, 1)),), (step,), (1,)), ("input",))
-    assert "complex64" in refusal(wide, entry_for(wide, Candidate(wide.program, "eager", "rewrites"), Settings()))
+    wide = Region(
+        Program((replace(spec, dtype="complex64", strides=(3, 1)),), (step,), (1,)), ("input",)
+    )
+    assert "complex64" in refusal(
+        wide, entry_for(wide, Candidate(wide.program, "eager", "rewrites"), Settings())
+    )
     held = Program((), (replace(step, args=(Value(0),)),), (1,), ("c",), {"c": torch.ones(2)})
     fixed = Region(held, ())
-    assert "constants" in refusal(fixed, entry_for(fixed, Candidate(held, "eager", "rewrites"), Settings()))
-    assert "baseline" in refusal(region, replace(entry, choice=Candidate(region.program, "eager", "baseline")))
+    assert "constants" in refusal(
+        fixed, entry_for(fixed, Candidate(held, "eager", "rewrites"), Settings())
+    )
+    assert "baseline" in refusal(
+        region, replace(entry, choice=Candidate(region.program, "eager", "baseline"))
+    )
 
 
 def refusal(region: Region, entry: Any) -> str:

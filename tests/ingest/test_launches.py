@@ -1,4 +1,6 @@
-"""User-defined Triton kernels become launches of machine code. What they compute is the judge's question: nothing is run here."""
+"""User-defined Triton kernels become launches of machine code. What they compute is the judge's
+question: nothing is run here.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def module(body: str, folder: Path) -> ModuleType:
 def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
     """As `trace.traced` has it, with tensors on the CPU in the place of those on a GPU."""
     with torch.no_grad(), launches.traceable(sm):
-        found = run_once(module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {})
+        found = run_once(
+            module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {}
+        )
         (graph,) = found.graphs
         tidy.without_copies(graph.module)
         return lower(graph.module, kernels=True).region.program
@@ -80,16 +84,24 @@ def launch_of(program: Program) -> tuple[Program, Launch]:
         ("decided", "", 2, 128),
     ],
 )
-def test_a_kernel_becomes_a_launch_of_checked_machine_code(kernel: str, given: str, grid: int, block: int, tmp_path: Path) -> None:
-    program = program_of(LAUNCH.replace("KERNEL", kernel).replace("BLOCK=128)", f"{given})"), tmp_path)
+def test_a_kernel_becomes_a_launch_of_checked_machine_code(
+    kernel: str, given: str, grid: int, block: int, tmp_path: Path
+) -> None:
+    program = program_of(
+        LAUNCH.replace("KERNEL", kernel).replace("BLOCK=128)", f"{given})"), tmp_path
+    )
     check_program(program)
-    assert [type(step) for step in program.steps] == [Call]  # the copy into `out` and its empty memory are gone
+    assert [type(step) for step in program.steps] == [
+        Call
+    ]  # the copy into `out` and its empty memory are gone
     inner, launch = launch_of(program)
     assert (launch.grid, launch.block) == ((grid, 1, 1), block)
     assert [arg.kind for arg in launch.args] == ["ptr", "ptr", "ptr", "i32", "fp32", "null", "null"]
     assert [arg.value for arg in launch.args][:5] == [Value(0), Value(1), Value(2), 1000, 1.5]
     assert [step.spec.shape for step in inner.steps if isinstance(step, Alloc)] == [(10, 100)]
-    kernel_found = check_launch(inspect_cubin(bytes(inner.payloads[launch.payload].tolist())), launch, SM)
+    kernel_found = check_launch(
+        inspect_cubin(bytes(inner.payloads[launch.payload].tolist())), launch, SM
+    )
     assert kernel_found.symbol == "scale_add"
 
 
@@ -106,20 +118,38 @@ def test_what_one_kernel_wrote_the_next_one_reads_and_aten_goes_on(tmp_path: Pat
 
 
 REFUSED = {
-    "two_ways": (LAUNCH.replace("KERNEL", "two_ways").replace(", BLOCK=128", ""), "tunes itself among 2 configurations"),
-    "an input": ("out = x; scale_add[(8,)](x, y, x, n, 1.0, BLOCK=128)", "writes to no fresh memory"),
-    "zeros": ("out = torch.zeros_like(x); scale_add[(8,)](x, y, out, n, 1.0, BLOCK=128)", "writes to no fresh memory"),
+    "two_ways": (
+        LAUNCH.replace("KERNEL", "two_ways").replace(", BLOCK=128", ""),
+        "tunes itself among 2 configurations",
+    ),
+    "an input": (
+        "out = x; scale_add[(8,)](x, y, x, n, 1.0, BLOCK=128)",
+        "writes to no fresh memory",
+    ),
+    "zeros": (
+        "out = torch.zeros_like(x); scale_add[(8,)](x, y, out, n, 1.0, BLOCK=128)",
+        "writes to no fresh memory",
+    ),
     "twice the same": (
         "out = torch.empty_like(x); scale_add[(8,)](x, out, out, n, 1.0, BLOCK=128)",
         "the memory that it writes twice",
     ),
-    "a grid of tensors": ("out = torch.empty_like(x); scale_add[(n, 'a')](x, y, out, n, 1.0, BLOCK=128)", "a grid of"),
+    "a grid of tensors": (
+        "out = torch.empty_like(x); scale_add[(n, 'a')](x, y, out, n, 1.0, BLOCK=128)",
+        "a grid of",
+    ),
     "an unknown option": (
         "out = torch.empty_like(x); scale_add[(8,)](x, y, out, n, 1.0, BLOCK=128, launch_pdl=True)",
         "launch_pdl",
     ),
-    "a missing argument": ("out = torch.empty_like(x); scale_add[(8,)](x, y, out, n, BLOCK=128)", "without 'factor'"),
-    "no code": ("out = torch.empty_like(x); scale_add[(8,)](x, y, out, n, 1.0, BLOCK=100)", "Triton does not compile"),
+    "a missing argument": (
+        "out = torch.empty_like(x); scale_add[(8,)](x, y, out, n, BLOCK=128)",
+        "without 'factor'",
+    ),
+    "no code": (
+        "out = torch.empty_like(x); scale_add[(8,)](x, y, out, n, 1.0, BLOCK=100)",
+        "Triton does not compile",
+    ),
 }
 
 
@@ -139,7 +169,11 @@ def test_without_a_gpu_there_is_nothing_to_compile_for(tmp_path: Path) -> None:
 
 def test_a_region_may_not_hold_a_kernel(tmp_path: Path) -> None:
     with torch.no_grad(), launches.traceable(SM):
-        found = run_once(module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(), (torch.randn(4), torch.randn(4)), {})
+        found = run_once(
+            module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(),
+            (torch.randn(4), torch.randn(4)),
+            {},
+        )
     with pytest.raises(NotLowerableError, match="belongs to another library"):
         lower(found.graphs[0].module)
 

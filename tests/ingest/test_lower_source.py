@@ -1,4 +1,6 @@
-"""A published source becomes data in a child, fitted to its reference's region; what cannot says why, attacks stay there."""
+"""A published source becomes data in a child, fitted to its reference's region; what cannot says
+why, attacks stay there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ingest.published import lower_source
-from torch_cudal1.ingest.published.lower_source import NotLowerable, Reference, fitted, lowered, reference_of
+from torch_cudal1.ingest.published.lower_source import (
+    NotLowerable,
+    Reference,
+    fitted,
+    lowered,
+    reference_of,
+)
 from torch_cudal1.ir.aten import is_functional
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Contract
@@ -59,13 +67,17 @@ RESULT = "return torch.addcmul(self.shift, (x - y).clamp_min(0), self.scale)"
 
 
 def candidate(body: str = RESULT, *, top: str = "", init: str = "pass") -> str:
-    """The honest candidate, which holds its parameters in another order, with statements in its places."""
+    """The honest candidate, which holds its parameters in another order, with statements in its
+    places.
+    """
     return CANDIDATE.format(top=top, init=init, body="\n        ".join(body.splitlines()))
 
 
 @pytest.fixture(scope="module")
 def job() -> PairJob:
-    return PairJob(Settings(candidate_timeout_s=20.0), Contract(), CPU, gradients=False, trust="foreign")
+    return PairJob(
+        Settings(candidate_timeout_s=20.0), Contract(), CPU, gradients=False, trust="foreign"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,23 +109,36 @@ def test_the_references_region_is_the_one_that_accelerate_looks_up(reference: Re
     assert region.roles == reference.region.roles
 
 
-def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(reference: Reference, job: PairJob) -> None:
+def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(
+    reference: Reference, job: PairJob
+) -> None:
     program = program_of(candidate(), reference, job)
     inputs = reference.inputs()
     assert inputs is not None
-    (expected,), (found,) = prepare(reference.region.program, CPU)(inputs), prepare(program, CPU)(inputs)
+    (expected,), (found,) = (
+        prepare(reference.region.program, CPU)(inputs),
+        prepare(program, CPU)(inputs),
+    )
     torch.testing.assert_close(found, expected)
     assert program.inputs == reference.region.program.inputs
 
 
-def test_results_that_are_written_into_fresh_memory_are_plain_results(reference: Reference, job: PairJob) -> None:
+def test_results_that_are_written_into_fresh_memory_are_plain_results(
+    reference: Reference, job: PairJob
+) -> None:
     written = f"out = torch.empty(x.shape)\nout.copy_({RESULT.removeprefix('return ')})\nreturn out"
     assert program_of(candidate(written), reference, job) == program_of(candidate(), reference, job)
 
 
 NOT_LOWERABLE = {
-    "a branch on data": (candidate(f"if x.sum() > 0: return x\n{RESULT}"), "looks at the values of tensors"),
-    "state in Python": (candidate(f"self.calls = getattr(self, 'calls', 0) + 1\n{RESULT}"), "changes the module itself"),
+    "a branch on data": (
+        candidate(f"if x.sum() > 0: return x\n{RESULT}"),
+        "looks at the values of tensors",
+    ),
+    "state in Python": (
+        candidate(f"self.calls = getattr(self, 'calls', 0) + 1\n{RESULT}"),
+        "changes the module itself",
+    ),
     "an operator of its own": (
         candidate(
             "return torch.ops.stranger.op(x) * self.scale + self.shift",
@@ -127,13 +152,25 @@ NOT_LOWERABLE = {
         candidate(top="from torch.utils.cpp_extension import load_inline", init="load_inline('x')"),
         "builds an extension of its own (load_inline, line 9)",
     ),
-    "parameters of other names": (candidate(init="self.more = torch.nn.Parameter(torch.ones(width))"), "state_dict"),
+    "parameters of other names": (
+        candidate(init="self.more = torch.nn.Parameter(torch.ones(width))"),
+        "state_dict",
+    ),
     "a buffer that is not in the state": (
-        candidate("return x * self.own", init="self.register_buffer('own', torch.ones(width), persistent=False)"),
+        candidate(
+            "return x * self.own",
+            init="self.register_buffer('own', torch.ones(width), persistent=False)",
+        ),
         "reads 'own', which the reference's graph does not",
     ),
-    "a write to its input": (candidate("x.sub_(y)\nreturn torch.relu(x)"), "writes to argument 1, the reference's to nothing"),
-    "a random number": (candidate("import random\nreturn x * random.random()"), "Python's random module"),
+    "a write to its input": (
+        candidate("x.sub_(y)\nreturn torch.relu(x)"),
+        "writes to argument 1, the reference's to nothing",
+    ),
+    "a random number": (
+        candidate("import random\nreturn x * random.random()"),
+        "Python's random module",
+    ),
     "an early end": (candidate("import os\nos._exit(0)"), "exited with status 0"),
     "an endless loop": (candidate("while True: pass"), "deadline"),
 }
@@ -142,7 +179,11 @@ NOT_LOWERABLE = {
 @pytest.mark.parametrize("name", NOT_LOWERABLE)
 def test_what_has_no_data_form_says_why(name: str, reference: Reference, job: PairJob) -> None:
     text, word = NOT_LOWERABLE[name]
-    short = replace(job, settings=replace(job.settings, candidate_timeout_s=3.0)) if name == "an endless loop" else job
+    short = (
+        replace(job, settings=replace(job.settings, candidate_timeout_s=3.0))
+        if name == "an endless loop"
+        else job
+    )
     found = lowered(text, "ModelNew", reference, short)
     assert isinstance(found, NotLowerable), found
     assert word in found.reason, found.reason
@@ -167,7 +208,9 @@ def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_th
         kept_on = lowered(candidate(f"{quietly}\n{RESULT}"), "ModelNew", reference, job)
         with pytest.raises(TimeoutError):
             server.accept()
-    assert all(isinstance(found, NotLowerable) for found in tried), tried  # no such file, or no permission, as the level has it
+    assert all(isinstance(found, NotLowerable) for found in tried), (
+        tried
+    )  # no such file, or no permission, as the level has it
     assert isinstance(kept_on, Program)  # refused acts that it shrugs off cost it nothing
     assert (victim.read_text(), (tmp_path / "new").exists()) == ("mine", False)
 
@@ -190,8 +233,18 @@ def honest(program: Program, folder: Path) -> dict[str, Any]:
     """The answer of a child that says the truth."""
     empty = folder / "empty.safetensors"
     payloads = [[], save_tensors([], empty), str(empty)]
-    parts = {"sources": [0, 1, "scale", "shift"], "roles": ["input", "input", "parameter", "parameter"]}
-    return {"program": program.to_json(), "payloads": payloads, **parts, "same": {}, "writes": [], "name": "x"}
+    parts = {
+        "sources": [0, 1, "scale", "shift"],
+        "roles": ["input", "input", "parameter", "parameter"],
+    }
+    return {
+        "program": program.to_json(),
+        "payloads": payloads,
+        **parts,
+        "same": {},
+        "writes": [],
+        "name": "x",
+    }
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -217,7 +270,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_an_answer_that_is_none_is_a_reason_and_nothing_else(name: str, tmp_path: Path, reference: Reference) -> None:
+def test_an_answer_that_is_none_is_a_reason_and_nothing_else(
+    name: str, tmp_path: Path, reference: Reference
+) -> None:
     ordered = [reference.sources.index(source) for source in (0, 1, "scale", "shift")]
     assert ordered == [0, 1, 2, 3]  # what `honest` says is the truth
     answer = {**honest(reference.region.program, tmp_path), **LIES[name]}
@@ -235,7 +290,9 @@ def test_the_truth_is_taken(tmp_path: Path, reference: Reference) -> None:
     assert fitted(found.program, found.sources, found.writes, reference) == reference.region.program
 
 
-def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(reference: Reference) -> None:
+def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(
+    reference: Reference,
+) -> None:
     tied = replace(reference, same={"offset": "shift"})
     sources = (0, 1, "scale", "offset")
     assert fitted(reference.region.program, sources, (), tied) == reference.region.program
@@ -257,7 +314,9 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
         form = reference.form
 
     monkeypatch.setattr(lower_source, "_child", lambda job: _entered(liar))
-    monkeypatch.setattr(lower_source, "read_reference", lambda *given: (Subject, list(reference.examples)))
+    monkeypatch.setattr(
+        lower_source, "read_reference", lambda *given: (Subject, list(reference.examples))
+    )
     monkeypatch.setattr(lower_source, "read_program", lambda *given: program)
     found = reference_of(REFERENCE, job)
     assert isinstance(found, NotLowerable)

@@ -1,4 +1,6 @@
-"""A real Hugging Face model, made from nothing, offline: from a folder by `from_pretrained`, and behind a server."""
+"""A real Hugging Face model, made from nothing, offline: from a folder by `from_pretrained`, and
+behind a server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.endpoint import Endpoint
-from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny, recovered, replaced, token_logprobs
+from torch_cudal1.ingest.llm.policy import (
+    TinySpec,
+    Writer,
+    create_tiny,
+    recovered,
+    replaced,
+    token_logprobs,
+)
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.replay import ReplayEvaluator
@@ -40,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_tiny(tmp_path_factory.mktemp("model") / "tiny", CODEC.vocabulary, SPEC)
 
 
-def test_the_same_seed_makes_the_same_weights_and_leaves_the_callers_numbers_alone(folder, tmp_path):
+def test_the_same_seed_makes_the_same_weights_and_leaves_the_callers_numbers_alone(
+    folder, tmp_path
+):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -73,15 +84,23 @@ def test_the_same_seed_samples_the_same_and_another_one_does_not(folder):
 def test_batches_are_joined_with_padding_that_moves_nothing(folder):
     model = Writer.load(folder, max_new_tokens=8)
     model.batch = 2
-    rollout = model.rollout(["<go>", "<task> cpu row op=max <go>", "<task> <go>"], count=2, temperature=1.0, seed=3)
+    rollout = model.rollout(
+        ["<go>", "<task> cpu row op=max <go>", "<task> <go>"], count=2, temperature=1.0, seed=3
+    )
     assert rollout.ids.shape[0] == 6
     logs, _ = token_logprobs(model.model, rollout, 1.0)
     alone = model.rebuilt(
-        ["<go>"], [row[: int(mask.sum())].tolist() for row, mask in zip(rollout.ids[:2], rollout.mask[:2], strict=True)]
+        ["<go>"],
+        [
+            row[: int(mask.sum())].tolist()
+            for row, mask in zip(rollout.ids[:2], rollout.mask[:2], strict=True)
+        ],
     )
     expected, _ = token_logprobs(model.model, alone, 1.0)
     width = alone.ids.shape[1]
-    torch.testing.assert_close((logs[:2, :width] * alone.mask), expected * alone.mask, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        (logs[:2, :width] * alone.mask), expected * alone.mask, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_the_mask_ends_with_the_first_end_token(folder):
@@ -93,7 +112,9 @@ def test_the_mask_ends_with_the_first_end_token(folder):
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(folder):
     with pytest.raises(SettingError, match=r"90 tokens.*1 to 32"):
-        Writer.load(folder, max_new_tokens=64).sample(["<go> " * 90], count=1, temperature=1.0, seed=0)
+        Writer.load(folder, max_new_tokens=64).sample(
+            ["<go> " * 90], count=1, temperature=1.0, seed=0
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"hidden": 33}, {"layers": 0}, {"context": 4}, {"heads": 0}])
@@ -129,10 +150,24 @@ def test_a_model_writes_programs_from_its_folder_and_behind_a_server(folder, tmp
     tasks = evaluator.split().train[:2]
     taught = Writer.load(folder, max_new_tokens=16)
     with Database(None) as database:
-        collect(Appraiser(CODEC, evaluator, database), tasks, tuple(GENERATORS.values()), CollectConfig(), seed=0)
-        fit(taught, rows(CODEC, tasks, database, seed=0), FitConfig(steps=60, batch=8, learning_rate=1e-2), seed=0)
+        collect(
+            Appraiser(CODEC, evaluator, database),
+            tasks,
+            tuple(GENERATORS.values()),
+            CollectConfig(),
+            seed=0,
+        )
+        fit(
+            taught,
+            rows(CODEC, tasks, database, seed=0),
+            FitConfig(steps=60, batch=8, learning_rate=1e-2),
+            seed=0,
+        )
     taught.save(tmp_path / "taught")
-    local, served = Writer.load(tmp_path / "taught", max_new_tokens=16), Writer.load(tmp_path / "taught", max_new_tokens=16)
+    local, served = (
+        Writer.load(tmp_path / "taught", max_new_tokens=16),
+        Writer.load(tmp_path / "taught", max_new_tokens=16),
+    )
     lock, calls = threading.Lock(), [0]
 
     def answer(prompt: str) -> str:
@@ -142,7 +177,13 @@ def test_a_model_writes_programs_from_its_folder_and_behind_a_server(folder, tmp
 
     with loopback(answer=answer) as server, Database(None) as database:
         endpoint = Endpoint(server.url)
-        problems = collect(Appraiser(CODEC, evaluator, database), tasks, [local, endpoint], CollectConfig(attempts=8), seed=0)
+        problems = collect(
+            Appraiser(CODEC, evaluator, database),
+            tasks,
+            [local, endpoint],
+            CollectConfig(attempts=8),
+            seed=0,
+        )
         counts = collected(database)
     assert problems == []
     assert json.loads(json.dumps(server.seen[0]))["messages"][0]["content"].endswith("<go>")

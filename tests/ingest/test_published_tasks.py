@@ -1,4 +1,6 @@
-"""Published kernels as files: what is a task, which reference belongs to it, and what is said of the rest."""
+"""Published kernels as files: what is a task, which reference belongs to it, and what is said of
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,38 @@ def release(path: Path, *lines: str) -> Path:
 
 def line(task: int, code: str | None = CANDIDATE, level: object = 1) -> str:
     return json.dumps(
-        {"level_id": level, "task_id": task, "ref_code": REFERENCE, "custom_code": code, "score_default": 2.5, "x": 1}
+        {
+            "level_id": level,
+            "task_id": task,
+            "ref_code": REFERENCE,
+            "custom_code": code,
+            "score_default": 2.5,
+            "x": 1,
+        }
     )
 
 
 def test_a_release_file_yields_a_task_a_line_and_a_reason_for_a_damaged_one(tmp_path: Path) -> None:
-    path = release(tmp_path / "r.json", line(1), "", "{cut", line(2, None), line(3, "None"), '{"task_id": 4}', line(5, level="II"))
+    path = release(
+        tmp_path / "r.json",
+        line(1),
+        "",
+        "{cut",
+        line(2, None),
+        line(3, "None"),
+        '{"task_id": 4}',
+        line(5, level="II"),
+    )
     found = list(tasks_in(path))
     assert [type(one) for one in found] == [Task, Damaged, Task, Task, Damaged, Task]
     assert [one.where.rpartition(":")[2] for one in found] == ["1", "3", "4", "5", "6", "7"]
     first, _, withdrawn, spoken, _, last = found
     assert isinstance(first, Task)
-    assert (first.name, first.reference, first.candidate) == ("level 1 task 1", REFERENCE, CANDIDATE)
+    assert (first.name, first.reference, first.candidate) == (
+        "level 1 task 1",
+        REFERENCE,
+        CANDIDATE,
+    )
     assert first.claims == {"score_default": 2.5}
     assert first.labels == {"level_id": 1, "task_id": "1"}
     assert [one.candidate for one in (withdrawn, spoken) if isinstance(one, Task)] == [None, None]
@@ -65,9 +87,16 @@ def test_a_file_with_both_sides_is_its_own_pair(tmp_path: Path) -> None:
 
 
 def test_candidates_find_their_reference_by_place_and_then_by_name(tmp_path: Path) -> None:
-    references = files(tmp_path / "ref", a__1_square="# a1\n" + REFERENCE, b__1_square="# b1\n" + REFERENCE, b__12_cube="# b12\n")
+    references = files(
+        tmp_path / "ref",
+        a__1_square="# a1\n" + REFERENCE,
+        b__1_square="# b1\n" + REFERENCE,
+        b__12_cube="# b12\n",
+    )
     candidates = files(
-        tmp_path / "new", a__1_square=CANDIDATE, **{"12_cube_sample_0": CANDIDATE, "1_square_x": CANDIDATE, "7_other": CANDIDATE}
+        tmp_path / "new",
+        a__1_square=CANDIDATE,
+        **{"12_cube_sample_0": CANDIDATE, "1_square_x": CANDIDATE, "7_other": CANDIDATE},
     )
     found = {Path(one.where).name: one for one in tasks_in(candidates, references)}
     own, longest = found["1_square.py"], found["12_cube_sample_0.py"]
@@ -75,7 +104,10 @@ def test_candidates_find_their_reference_by_place_and_then_by_name(tmp_path: Pat
     assert own.reference.startswith("# a1")
     assert isinstance(longest, Task)
     assert longest.reference.startswith("# b12")
-    for name, word in (("1_square_x.py", "2 references fit its name"), ("7_other.py", "no reference has its name")):
+    for name, word in (
+        ("1_square_x.py", "2 references fit its name"),
+        ("7_other.py", "no reference has its name"),
+    ):
         problem = found[name]
         assert isinstance(problem, Damaged)
         assert word in problem.reason
@@ -105,13 +137,17 @@ def test_a_file_that_is_no_candidate_says_why(text: str, word: str, tmp_path: Pa
     assert word in found.reason
 
 
-def test_a_folder_without_candidates_is_said_and_references_beside_them_are_passed_over(tmp_path: Path) -> None:
+def test_a_folder_without_candidates_is_said_and_references_beside_them_are_passed_over(
+    tmp_path: Path,
+) -> None:
     (found,) = tasks_in(files(tmp_path, ref=REFERENCE))
     assert isinstance(found, Damaged)
     assert "no Python file below it defines ModelNew (1 were looked at)" in found.reason
 
 
-def test_a_source_of_any_size_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_of_any_size_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(published_tasks, "_SOURCE_BYTES", 10)
     (found,) = tasks_in(files(tmp_path, new=CANDIDATE) / "new.py")
     assert isinstance(found, Damaged)

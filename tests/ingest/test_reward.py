@@ -23,9 +23,19 @@ def test_buckets_are_blocks_of_runs_and_not_ranges_of_values() -> None:
         bucket_means([1.0] * 6)
 
 
-@pytest.mark.parametrize(("mean", "score"), [(1.118, 1.11), (0.992, 1.0), (2.30, 2.30), (1.15, 1.15), (0.5, 0.5)])
-def test_the_score_is_the_median_of_bucket_means_rounded_towards_one(mean: float, score: float) -> None:
-    assert score_of([mean * 0.99, mean * 0.99, mean * 0.99, mean, mean * 1.01, mean * 1.01, mean * 1.01], "cudal1") == score
+@pytest.mark.parametrize(
+    ("mean", "score"), [(1.118, 1.11), (0.992, 1.0), (2.30, 2.30), (1.15, 1.15), (0.5, 0.5)]
+)
+def test_the_score_is_the_median_of_bucket_means_rounded_towards_one(
+    mean: float, score: float
+) -> None:
+    assert (
+        score_of(
+            [mean * 0.99, mean * 0.99, mean * 0.99, mean, mean * 1.01, mean * 1.01, mean * 1.01],
+            "cudal1",
+        )
+        == score
+    )
     assert conservative(mean) == score
 
 
@@ -46,7 +56,9 @@ def test_the_variance_gate_is_absolute_for_the_paper_and_relative_in_strict(
     assert (not isinstance(score_of(means, "strict"), Unstable)) == relative
 
 
-@pytest.mark.parametrize("means", [[1.0] * 6, [1.0] * 6 + [0.0], [1.0] * 6 + [math.inf], [1.0] * 6 + [math.nan]])
+@pytest.mark.parametrize(
+    "means", [[1.0] * 6, [1.0] * 6 + [0.0], [1.0] * 6 + [math.inf], [1.0] * 6 + [math.nan]]
+)
 def test_means_that_mean_nothing_are_refused(means: list[float]) -> None:
     with pytest.raises(ValueError, match="expected 7 finite speed-ups"):
         score_of(means, "cudal1")
@@ -61,6 +73,12 @@ def test_a_failure_becomes_a_number_only_here() -> None:
     assert [reward_of(WRONG, kind) for kind in ("speedup", "log", "milestone")] == [0, -1, -1]
     assert reward_of(ok(2.5)) == 2.5
     assert reward_of(ok(2.5), "log") == pytest.approx(math.log(2.5))
-    assert [reward_of(ok(score), "milestone") for score in (0.2, 1.04, 1.05, 1.99, 2.0)] == [1, 1, 2, 2, 3]
+    assert [reward_of(ok(score), "milestone") for score in (0.2, 1.04, 1.05, 1.99, 2.0)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
     with pytest.raises(ValueError, match="reward 'raw'"):
         reward_of(WRONG, "raw")  # type: ignore[arg-type]

@@ -42,7 +42,12 @@ def test_other_seeds_tasks_and_generations_draw_otherwise(name: str) -> None:
     database = Database(None)
     for index, score in enumerate(SPREAD * 3):
         for task in ("t", "u"):
-            database.add(Sample(f"{task}{index}", Measured(task, f"program {index}", "ok", score * (1 + index / 100))))
+            database.add(
+                Sample(
+                    f"{task}{index}",
+                    Measured(task, f"program {index}", "ok", score * (1 + index / 100)),
+                )
+            )
     database.commit()
     first = database.view()
     database.add(Sample("of another task", Measured("v", "program", "ok", 1.0)))
@@ -98,7 +103,11 @@ def test_exemplars_are_shown_worst_to_best_and_are_different_programs(name: str)
 def test_buckets_are_distinct() -> None:
     chosen = Buckets()
     view = view_of(SPREAD)
-    home = {entry.program: index for index, (_, known) in enumerate(chosen.buckets(view.entries("t"))) for entry in known}
+    home = {
+        entry.program: index
+        for index, (_, known) in enumerate(chosen.buckets(view.entries("t")))
+        for entry in known
+    }
     for seed in range(200):
         shown = exemplars(chosen, seed, "t", view)
         assert len({home[each.program] for each in shown}) == 2
@@ -126,7 +135,9 @@ def test_units_of_scores_do_not_matter_to_buckets() -> None:
     chosen = Buckets()
     slow, fast = view_of(SPREAD), view_of([1_000 * score for score in SPREAD])
     for seed in range(30):
-        programs = [[each.program for each in exemplars(chosen, seed, "t", view)] for view in (slow, fast)]
+        programs = [
+            [each.program for each in exemplars(chosen, seed, "t", view)] for view in (slow, fast)
+        ]
         assert programs[0] == programs[1]
 
 
@@ -134,14 +145,19 @@ def test_faster_programs_are_shown_more_often_by_buckets_and_not_by_chance() -> 
     view = view_of(SPREAD)
 
     def mean_score(name: str) -> float:
-        shown = [each.score for seed in range(400) for each in exemplars(selector(name), seed, "t", view)]
+        shown = [
+            each.score for seed in range(400) for each in exemplars(selector(name), seed, "t", view)
+        ]
         return sum(shown) / len(shown)
 
     assert mean_score("bucket") > 1.2 * mean_score("random")
 
 
 def test_top_shows_the_fastest() -> None:
-    assert [each.score for each in exemplars(selector("top"), 0, "t", view_of(SPREAD))] == [3.0, 4.0]
+    assert [each.score for each in exemplars(selector("top"), 0, "t", view_of(SPREAD))] == [
+        3.0,
+        4.0,
+    ]
 
 
 def test_islands_evolve_apart_until_the_weaker_half_starts_again() -> None:
@@ -166,7 +182,9 @@ def test_failures_are_never_shown() -> None:
 
 
 def test_nonsense_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="selector 'best'; expected one of none, random, bucket, island, top"):
+    with pytest.raises(
+        ValueError, match="selector 'best'; expected one of none, random, bucket, island, top"
+    ):
         selector("best")
     with pytest.raises(ValueError, match="tau"):
         selector("random", tau=3)

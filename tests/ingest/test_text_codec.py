@@ -18,12 +18,22 @@ ANSWER = "## Analysis\n\nVersion 2 is faster.\n\n## Design\n\nOne pass.\n\n## Co
 @pytest.mark.parametrize(("name", "exemplars"), [("alone", ()), ("one", SHOWN[:1]), ("two", SHOWN)])
 def test_prompts_are_those_on_record(name: str, exemplars: tuple[Exemplar, ...]) -> None:
     expected = (GOLDEN / f"text_v{VERSION}_{name}.txt").read_text()
-    assert CODEC.prompt(TASK, exemplars) == expected, "another wording is another VERSION, with golden files of its own"
+    assert CODEC.prompt(TASK, exemplars) == expected, (
+        "another wording is another VERSION, with golden files of its own"
+    )
 
 
 def test_a_prompt_asks_for_three_sections_and_shows_reference_versions_and_scores() -> None:
     prompt = CODEC.prompt(TASK, SHOWN)
-    for part in ("## Analysis", "## Design", "## Code", "0.98x", "1.50x", TASK.reference.strip(), "scores 0"):
+    for part in (
+        "## Analysis",
+        "## Design",
+        "## Code",
+        "0.98x",
+        "1.50x",
+        TASK.reference.strip(),
+        "scores 0",
+    ):
         assert part in prompt
     assert prompt.index("0.98x") < prompt.index("1.50x")
 
@@ -66,7 +76,15 @@ def test_an_answer_in_three_sections_is_a_program_with_its_analysis() -> None:
         f"```python\n{source('x')}```\nBetter:\n```python\n{source()}```\n```python\nprint(ModelNew)\n```",
         f"```python\n{source()}```\n```bash\npip install",
     ],
-    ids=["crlf", "white space", "tildes", "four ticks", "thoughts", "several blocks", "an open block of something else"],
+    ids=[
+        "crlf",
+        "white space",
+        "tildes",
+        "four ticks",
+        "thoughts",
+        "several blocks",
+        "an open block of something else",
+    ],
 )
 def test_the_same_program_is_found_however_it_is_wrapped(answer: str) -> None:
     assert decoded(answer).program == source().strip("\n") + "\n"

@@ -15,9 +15,13 @@ from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Progra
 CPU = TensorSpec("float32", (4, 8), (8, 1), "cpu")
 GPU = TensorSpec("float32", (4, 8), (8, 1), "cuda")
 RELU = Aten("aten.relu.default", (Value(0),), (), (1,))
-LAUNCH = Launch("k", "kernel", (2, 1, 1), 128, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))
+LAUNCH = Launch(
+    "k", "kernel", (2, 1, 1), 128, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1)))
+)
 GOOD = Program((CPU,), (RELU,), (1,))
-KERNEL = Program((GPU,), (Alloc(1, GPU), LAUNCH), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+KERNEL = Program(
+    (GPU,), (Alloc(1, GPU), LAUNCH), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)}
+)
 VIEW = Aten("aten.t.default", (Value(1),), (), (2,))
 TWO_VIEWS = (*LAUNCH.args, LaunchArg("ptr", Value(2)))
 
@@ -63,21 +67,43 @@ BROKEN = [
     ("launch", with_launch(args=(*LAUNCH.args, LaunchArg("i32", -(2**31) - 1))), "argument i32"),
     ("launch", with_launch(args=(*LAUNCH.args, LaunchArg("i64", 2**63))), "argument i64"),
     ("launch", with_launch(args=(*LAUNCH.args, LaunchArg("ptr", 4096))), "argument ptr"),
-    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(2**50, 8))), LAUNCH)), "impossible"),
-    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(2**40, 1))), LAUNCH)), "impossible"),
-    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(0, 1))), LAUNCH)), "share memory"),
-    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(4, 1))), LAUNCH)), "share memory"),
+    (
+        "alloc",
+        replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(2**50, 8))), LAUNCH)),
+        "impossible",
+    ),
+    (
+        "alloc",
+        replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(2**40, 1))), LAUNCH)),
+        "impossible",
+    ),
+    (
+        "alloc",
+        replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(0, 1))), LAUNCH)),
+        "share memory",
+    ),
+    (
+        "alloc",
+        replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(4, 1))), LAUNCH)),
+        "share memory",
+    ),
     (
         "launch",
         replace(KERNEL, steps=(KERNEL.steps[0], VIEW, replace(LAUNCH, args=TWO_VIEWS))),
         "values 1 and 2 are the same memory",
     ),
     ("call", replace(GOOD, steps=(Call(GOOD, (0, 0), (1,)),)), "fit the callee"),
-    ("call", replace(GOOD, steps=(Call(replace(GOOD, outputs=(None,)), (0,), (1,)),)), "tensor for every output"),
+    (
+        "call",
+        replace(GOOD, steps=(Call(replace(GOOD, outputs=(None,)), (0,), (1,)),)),
+        "tensor for every output",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("rule", "program", "words"), BROKEN, ids=[f"{b[0]}-{i}" for i, b in enumerate(BROKEN)])
+@pytest.mark.parametrize(
+    ("rule", "program", "words"), BROKEN, ids=[f"{b[0]}-{i}" for i, b in enumerate(BROKEN)]
+)
 def test_a_program_that_breaks_a_rule_is_refused_by_it(rule, program, words):
     with pytest.raises(ProgramError, match=words) as caught:
         check_program(program)
@@ -91,7 +117,10 @@ SOUND = [
     replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(1, 4))), LAUNCH)),
     replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(1, 8), strides=(0, 1))), LAUNCH)),
     replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(0, 8), strides=(0, 0))), LAUNCH)),
-    replace(KERNEL, steps=(KERNEL.steps[0], replace(LAUNCH, args=(*LAUNCH.args, LaunchArg("ptr", Value(1)))))),
+    replace(
+        KERNEL,
+        steps=(KERNEL.steps[0], replace(LAUNCH, args=(*LAUNCH.args, LaunchArg("ptr", Value(1))))),
+    ),
 ]
 
 
@@ -104,9 +133,21 @@ RANDOM = [
     ("aten.rand_like.default", (Value(0),), True),
     ("aten.native_dropout.default", (Value(0), 0.5, True), True),
     ("aten.native_dropout.default", (Value(0), 0.5, False), False),
-    ("aten._scaled_dot_product_flash_attention_for_cpu.default", (Value(0), Value(0), Value(0), 0.0), False),
-    ("aten._scaled_dot_product_flash_attention_for_cpu.default", (Value(0), Value(0), Value(0), 0.1), True),
-    ("aten._scaled_dot_product_flash_attention_for_cpu.default", (Value(0), Value(0), Value(0)), False),
+    (
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (Value(0), Value(0), Value(0), 0.0),
+        False,
+    ),
+    (
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (Value(0), Value(0), Value(0), 0.1),
+        True,
+    ),
+    (
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (Value(0), Value(0), Value(0)),
+        False,
+    ),
     ("aten.relu.default", (Value(0),), False),
 ]
 

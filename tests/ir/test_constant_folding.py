@@ -1,4 +1,6 @@
-"""What depends on no input is computed once: the same results, never memory that the caller gets, and nothing that may change."""
+"""What depends on no input is computed once: the same results, never memory that the caller gets,
+and nothing that may change.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many steps ar
     "also a result": (lambda x: (x + (a := torch.ones(4)), a), 0),
     "a result's operand": (lambda x: ((a := torch.arange(4.0)) + x, a.exp()), 1),
     "a view as a result": (lambda x: (x + (a := torch.arange(16.0)).view(4, 4), a.view(2, 8)), 0),
-    "pieces of one as results": (lambda x: (x + (a := torch.arange(16.0)).view(4, 4), *torch.unsafe_split(a, 8)), 0),
+    "pieces of one as results": (
+        lambda x: (x + (a := torch.arange(16.0)).view(4, 4), *torch.unsafe_split(a, 8)),
+        0,
+    ),
     "numbers drawn": (lambda x: x + torch.rand(4), 0),
     "a shape's own": (lambda x: x + torch.zeros_like(x), 0),
     "nothing": (lambda x: x.relu(), 0),
@@ -69,14 +74,18 @@ def test_the_executor_in_cpp_has_fewer_steps() -> None:
 def test_what_is_too_large_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of(lambda x: x + torch.arange(4096.0)[:4], torch.randn(X))
     assert computed_once(program, CPU, interpret) is not program
-    monkeypatch.setattr(constant_folding, "MOST_BYTES", 4096 * 4 - 1)  # of the memory, not of the view
+    monkeypatch.setattr(
+        constant_folding, "MOST_BYTES", 4096 * 4 - 1
+    )  # of the memory, not of the view
     assert computed_once(program, CPU, interpret) is program
 
 
 def test_what_fails_fails_when_it_is_called() -> None:
     spec = TensorSpec("float32", X, (4, 1), "cpu")
     wrong = Aten("aten.ones.default", ((2, -3),), (), (1,))
-    program = Program((spec,), (wrong, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,))
+    program = Program(
+        (spec,), (wrong, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,)
+    )
     run = prepare(program, CPU)
     with pytest.raises(RuntimeError):
         run([torch.randn(X)])
@@ -85,14 +94,21 @@ def test_what_fails_fails_when_it_is_called() -> None:
 def test_what_lies_on_another_device_stays_a_step() -> None:
     spec = TensorSpec("float32", X, (4, 1), "cpu")
     meta = Aten("aten.ones.default", ((4,),), (("device", torch.device("cpu")),), (1,))
-    program = Program((spec,), (meta, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,))
-    assert computed_once(program, torch.device("meta"), lambda one, _: interpret(one, CPU)) is program
+    program = Program(
+        (spec,), (meta, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,)
+    )
+    assert (
+        computed_once(program, torch.device("meta"), lambda one, _: interpret(one, CPU)) is program
+    )
 
 
 def test_a_nested_program_that_hands_its_operand_on_gets_no_constant() -> None:
     spec = TensorSpec("float32", (4,), (1,), "cpu")
     inner = Program((spec,), (), (0,))
-    for passes, fewer in ((inner, 0), (Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,)), 1)):
+    for passes, fewer in (
+        (inner, 0),
+        (Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,)), 1),
+    ):
         ones = Aten("aten.ones.default", ((4,),), (), (1,))
         program = Program((spec,), (ones, Call(passes, (1,), (2,))), (2, 0))
         assert len(program.steps) - len(computed_once(program, CPU, interpret).steps) == fewer

@@ -28,7 +28,9 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def norm(device: torch.device, outputs: tuple[int, ...] = (5,)) -> tuple[Program, list[torch.Tensor]]:
+def norm(
+    device: torch.device, outputs: tuple[int, ...] = (5,)
+) -> tuple[Program, list[torch.Tensor]]:
     """A batch norm in inference as it is traced, of (input, weight, bias, mean, variance)."""
     torch.manual_seed(0)
     given = [torch.randn(2, 4, 9, 9), *(torch.rand(4) + 0.5 for _ in range(4))]
@@ -37,14 +39,22 @@ def norm(device: torch.device, outputs: tuple[int, ...] = (5,)) -> tuple[Program
     return Program(tuple(map(TensorSpec.of, given)), (step,), outputs, payloads={}), given
 
 
-def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+def eager(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+) -> torch.Tensor:
     return F.batch_norm(x, mean, variance, weight, bias, False, 0.1, 1e-5)
 
 
 @pytest.mark.parametrize("python", [False, True], ids=["C++", "Python"])
 def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
     if python:
-        monkeypatch.setattr(executor, "compile_program", lambda *_: compiled.NotCompiled("the test says so"))
+        monkeypatch.setattr(
+            executor, "compile_program", lambda *_: compiled.NotCompiled("the test says so")
+        )
     program, given = norm(CPU)
     run = executor.prepare(program, CPU)
     with torch.no_grad():
@@ -57,7 +67,9 @@ def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
 
 def test_results_that_somebody_reads_are_made_as_they_were_traced():
     program, given = norm(CPU, outputs=(5, 6))
-    assert_same(executor.prepare(program, CPU)(given), interpreter.interpret(program, CPU)(given), given)
+    assert_same(
+        executor.prepare(program, CPU)(given), interpreter.interpret(program, CPU)(given), given
+    )
 
 
 @pytest.mark.gpu
@@ -77,4 +89,8 @@ def kernels(call) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return [event.name for event in profile.events() if "Memcpy" not in event.name and "Synchronize" not in event.name]
+    return [
+        event.name
+        for event in profile.events()
+        if "Memcpy" not in event.name and "Synchronize" not in event.name
+    ]

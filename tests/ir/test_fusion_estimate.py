@@ -24,10 +24,15 @@ def program(*steps: Aten, inputs: tuple[torch.Tensor, ...] = (X, W, B)) -> Progr
 
 
 def test_a_convolution_leaves_its_bias_to_the_pass_behind_it() -> None:
-    whole = program(CONV, step("hardswish.default", Value(3), out=4), step("mul.Tensor", Value(4), 2.0, out=5))
+    whole = program(
+        CONV, step("hardswish.default", Value(3), out=4), step("mul.Tensor", Value(4), 2.0, out=5)
+    )
     found = in_one_pass(whole)
     assert found is not None
-    assert [one.target for one in found.steps if isinstance(one, Aten)] == ["aten.convolution.default", "aten.relu.default"]
+    assert [one.target for one in found.steps if isinstance(one, Aten)] == [
+        "aten.convolution.default",
+        "aten.relu.default",
+    ]
     assert torch.equal(interpret(found, CPU)([X, W, B])[0], torch.conv2d(X, W).relu())
 
 
@@ -53,9 +58,20 @@ def test_what_comes_before_the_product_and_a_bias_that_it_adds_itself_stay() -> 
         (CONV, step("_softmax.default", Value(3), 1, False, out=4)),
         (CONV, step("mean.dim", Value(3), (2, 3), out=4)),
         (step("relu.default", Value(0), out=3),),
-        (CONV, step("relu.default", Value(3), out=4), step("convolution.default", Value(4), Value(4), None, *HOW, out=5)),
+        (
+            CONV,
+            step("relu.default", Value(3), out=4),
+            step("convolution.default", Value(4), Value(4), None, *HOW, out=5),
+        ),
     ],
-    ids=["nothing behind it", "only a view", "a softmax", "a reduction", "no product", "two products"],
+    ids=[
+        "nothing behind it",
+        "only a view",
+        "a softmax",
+        "a reduction",
+        "no product",
+        "two products",
+    ],
 )
 def test_what_inductor_would_not_do_so_is_not_told(steps: tuple[Aten, ...]) -> None:
     assert in_one_pass(program(*steps)) is None

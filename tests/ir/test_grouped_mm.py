@@ -1,4 +1,6 @@
-"""Products of groups: the operator against its formula, its gradients, and what it takes the place of."""
+"""Products of groups: the operator against its formula, its gradients, and what it takes the place
+of.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def by_formula(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("columns", [8, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_it_is_its_formula_in_every_dtype_and_alignment(dtype: torch.dtype, columns: int, device: str) -> None:
+def test_it_is_its_formula_in_every_dtype_and_alignment(
+    dtype: torch.dtype, columns: int, device: str
+) -> None:
     left, right = torch.randn(9, 8).to(device, dtype), torch.randn(3, 8, columns).to(device, dtype)
     ends = ENDS.to(device)
     found = PRODUCTS(left, right, ends)
@@ -38,18 +42,26 @@ def test_rows_behind_the_last_group_are_zero() -> None:
 
 
 def test_its_gradients_are_those_of_the_formula() -> None:
-    left, right = torch.randn(9, 6, dtype=torch.float64, requires_grad=True), torch.randn(3, 6, 4, dtype=torch.float64)
+    left, right = (
+        torch.randn(9, 6, dtype=torch.float64, requires_grad=True),
+        torch.randn(3, 6, 4, dtype=torch.float64),
+    )
     right.requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: PRODUCTS(a, b, ENDS), (left, right))
 
 
 def test_operands_that_do_not_fit_are_refused_with_their_shapes() -> None:
-    with pytest.raises(ValueError, match=r"expected \(rows, terms\).*came \(9, 8\), \(3, 7, 4\) and \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected \(rows, terms\).*came \(9, 8\), \(3, 7, 4\) and \(3,\)"
+    ):
         PRODUCTS(torch.randn(9, 8), torch.randn(3, 7, 4), ENDS)
 
 
 def test_it_passes_pytorchs_own_checks_of_operators() -> None:
-    torch.library.opcheck(PRODUCTS, (torch.randn(9, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True), ENDS))
+    torch.library.opcheck(
+        PRODUCTS,
+        (torch.randn(9, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True), ENDS),
+    )
 
 
 def test_the_operator_of_transformers_is_replaced_however_it_is_called() -> None:

@@ -85,7 +85,14 @@ def test_what_is_not_data_is_refused(argument):
 
 
 @pytest.mark.parametrize(
-    "forged", [{"dtype": "nn"}, {"dtype": "load"}, {"layout": "float32"}, {"device": "cpu:x:y"}, {"call": "os.system"}]
+    "forged",
+    [
+        {"dtype": "nn"},
+        {"dtype": "load"},
+        {"layout": "float32"},
+        {"device": "cpu:x:y"},
+        {"call": "os.system"},
+    ],
 )
 def test_forged_arguments_are_refused(forged):
     with pytest.raises((ProgramError, RuntimeError)):

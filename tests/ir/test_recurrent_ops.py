@@ -1,4 +1,6 @@
-"""A recurrent layer is one step of a Program, with eager's result on both executors and through Inductor."""
+"""A recurrent layer is one step of a Program, with eager's result on both executors and through
+Inductor.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def program_of(module: nn.Module, x: torch.Tensor) -> tuple[Program, list[torch.
     (graph,) = traced.graphs
     lowered = lower(graph.module, static=graph.static)
     origins = [graph.origins[position] for position in lowered.order]
-    return lowered.region.program, [call.inputs[origin].detach() for origin in origins if isinstance(origin, int)]
+    return lowered.region.program, [
+        call.inputs[origin].detach() for origin in origins if isinstance(origin, int)
+    ]
 
 
 def steps_of(program: Program) -> list[str]:
@@ -65,7 +69,9 @@ def steps_of(program: Program) -> list[str]:
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("options", SHAPES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_step_has_eagers_result_and_knows_its_shape_beforehand(name: str, options: dict[str, Any]) -> None:
+def test_the_step_has_eagers_result_and_knows_its_shape_beforehand(
+    name: str, options: dict[str, Any]
+) -> None:
     layer = LAYERS[name](5, 7, **options).eval()
     x = torch.randn(3, 4, 5)
     with torch.no_grad():
@@ -96,7 +102,9 @@ def test_a_module_with_a_recurrent_layer_is_one_graph_with_one_step_for_it(name:
     with torch.no_grad():
         for run in (prepare(program, CPU), interpret(program, CPU)):
             (found,) = run(inputs)
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # the head's product may be another one
+            torch.testing.assert_close(
+                found, expected, rtol=1e-6, atol=1e-6
+            )  # the head's product may be another one
 
 
 def test_inductor_takes_the_layer_as_one_node() -> None:
@@ -143,12 +151,16 @@ def test_what_is_not_a_pure_step_is_left_to_pytorch(case: str) -> None:
     asked: list[Any] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             asked.append(func)
             return func(*args, **(kwargs or {}))
 
     with (
-        torch.backends.mkldnn.flags(enabled=case != "autocast"),  # oneDNN has no bfloat16 LSTM on a CPU without such instructions
+        torch.backends.mkldnn.flags(
+            enabled=case != "autocast"
+        ),  # oneDNN has no bfloat16 LSTM on a CPU without such instructions
         torch.autocast("cpu", enabled=case == "autocast"),
         torch.set_grad_enabled(case == "gradient"),
         Watch(),
@@ -173,7 +185,9 @@ def test_names_go_both_ways_and_the_schema_is_atens(target: str) -> None:
     operator = overload(target)
     original = getattr(torch.ops.aten, target.split(".")[1]).input
     assert name_of(operator) == name_of(original) == target
-    assert [str(a.type) for a in operator._schema.arguments] == [str(a.type) for a in original._schema.arguments]
+    assert [str(a.type) for a in operator._schema.arguments] == [
+        str(a.type) for a in original._schema.arguments
+    ]
 
 
 @pytest.mark.gpu
@@ -181,9 +195,17 @@ def test_names_go_both_ways_and_the_schema_is_atens(target: str) -> None:
 @pytest.mark.parametrize("schedule", ["eager", "eager+graph", "inductor", "inductor+graph"])
 @pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh"])
 def test_cudnns_layer_is_served_under_every_schedule(name: str, schedule: str) -> None:
-    module, x = Tagger(LAYERS[name](5, 7, 2, batch_first=True)).eval().cuda(), torch.randn(3, 6, 5, device="cuda")
+    module, x = (
+        Tagger(LAYERS[name](5, 7, 2, batch_first=True)).eval().cuda(),
+        torch.randn(3, 6, 5, device="cuda"),
+    )
     program, inputs = program_of(module, x)
-    run = build(program, schedule, torch.device("cuda"), static=[i for i, t in enumerate(inputs) if t is not x])
+    run = build(
+        program,
+        schedule,
+        torch.device("cuda"),
+        static=[i for i, t in enumerate(inputs) if t is not x],
+    )
     with torch.no_grad():
         for _ in range(3):
             (found,) = run(inputs)

@@ -30,7 +30,9 @@ def linear_relu(dtype: torch.dtype = torch.float32) -> Region:
         op("aten.relu.default", V(4), out=5),
     )
     inputs = (spec(BATCH, WIDE, dtype=dtype), spec(OUT, WIDE, dtype=dtype), spec(OUT, dtype=dtype))
-    return Region(Program(inputs, steps, (5,)), ("input", "parameter", "parameter"), name="linear_relu")
+    return Region(
+        Program(inputs, steps, (5,)), ("input", "parameter", "parameter"), name="linear_relu"
+    )
 
 
 def with_steps(region: Region, *steps: Aten, output: int) -> Program:

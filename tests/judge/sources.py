@@ -1,4 +1,6 @@
-"""A reference source, candidates made from it by changing a piece of text, and a bench that judges them in fresh processes."""
+"""A reference source, candidates made from it by changing a piece of text, and a bench that judges
+them in fresh processes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import (
+    PairSubject,
+    SourceCandidate,
+    read_reference,
+)
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
@@ -45,7 +51,13 @@ def source(*, top: str = "", init: str = "", before: str = "pass", result: str =
     def indented(text: str) -> str:
         return "\n".join(f"        {line}" for line in text.splitlines())
 
-    return HEAD + top + MODULE.format(entry="ModelNew", init=indented(init), before=indented(before), result=result)
+    return (
+        HEAD
+        + top
+        + MODULE.format(
+            entry="ModelNew", init=indented(init), before=indented(before), result=result
+        )
+    )
 
 
 @dataclass
@@ -56,7 +68,9 @@ class SourceBench:
     examples: list[torch.Tensor]
 
     def checks(self, text: str, *detectors: Detector) -> list[Check]:
-        """What the detectors say of a candidate, up to the first failed check. `numerics` draws the inputs most of them need."""
+        """What the detectors say of a candidate, up to the first failed check. `numerics` draws the
+        inputs most of them need.
+        """
         candidate, terms = SourceCandidate(text), Contract()
         with Child(limits_for(Settings(), CPU), terms) as child:
             trial = Trial(self.subject, candidate, terms, CPU, child, self.examples)

@@ -12,11 +12,22 @@ from tests.judge.programs import V, candidate, linear_relu, op
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ir.program import Program, TensorSpec
-from torch_cudal1.ir.records import SCHEDULES, Accepted, Candidate, Contract, Region, Rejected, Target
+from torch_cudal1.ir.records import (
+    SCHEDULES,
+    Accepted,
+    Candidate,
+    Contract,
+    Region,
+    Rejected,
+    Target,
+)
 from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
 from torch_cudal1.kernels import propose
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 CUDA = torch.device("cuda", 0)
 JOB = Job(Settings(), Contract(), CUDA)
 
@@ -27,38 +38,55 @@ def cuda(*shape: int) -> TensorSpec:
 
 def target() -> Target:
     major, minor = torch.cuda.get_device_capability()
-    return Target("cuda", f"sm_{major}{minor}", torch.cuda.get_device_name(), "", torch.__version__, "")
+    return Target(
+        "cuda", f"sm_{major}{minor}", torch.cuda.get_device_name(), "", torch.__version__, ""
+    )
 
 
 def product(size: int = 1024) -> Region:
     return Region(
-        Program((cuda(size, size), cuda(size, size)), (op("aten.mm.default", V(0), V(1), out=2),), (2,)), ("input", "parameter")
+        Program(
+            (cuda(size, size), cuda(size, size)), (op("aten.mm.default", V(0), V(1), out=2),), (2,)
+        ),
+        ("input", "parameter"),
     )
 
 
 def test_every_schedule_runs_and_one_wins() -> None:
     region = linear_relu()
-    program = replace(region.program, inputs=tuple(replace(s, device="cuda") for s in region.program.inputs))
+    program = replace(
+        region.program, inputs=tuple(replace(s, device="cuda") for s in region.program.inputs)
+    )
     schedules = [name for name in SCHEDULES if "autotune" not in name]
     ranking = rank_baselines(replace(region, program=program), schedules, JOB)
     assert set(ranking.medians_us) == set(schedules), ranking.failures
     assert ranking.best.schedule in schedules
-    judgement = judge(replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB)
+    judgement = judge(
+        replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB
+    )
     assert judgement.verdict.passed, judgement.verdict.failure
 
 
 def test_inductor_races_where_a_model_has_many_kernels() -> None:
     """With a few of them it compiles in its own process, with many in workers."""
-    blocks = [nn.Sequential(nn.Linear(64 * i, 64 * i + 64), nn.GELU(), nn.LayerNorm(64 * i + 64)) for i in range(1, 13)]
+    blocks = [
+        nn.Sequential(nn.Linear(64 * i, 64 * i + 64), nn.GELU(), nn.LayerNorm(64 * i + 64))
+        for i in range(1, 13)
+    ]
     with torch.no_grad():
-        (region,) = captured_regions(nn.Sequential(*blocks).cuda().eval(), (torch.randn(32, 64, device="cuda"),))
+        (region,) = captured_regions(
+            nn.Sequential(*blocks).cuda().eval(), (torch.randn(32, 64, device="cuda"),)
+        )
     schedules = [name for name in SCHEDULES if "autotune" not in name]
     ranking = rank_baselines(region, schedules, JOB)
     assert set(ranking.medians_us) == set(schedules), ranking.failures
 
 
 def test_a_built_kernel_is_judged_with_numbers() -> None:
-    region = Region(Program((cuda(512, 4000),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",))
+    region = Region(
+        Program((cuda(512, 4000),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)),
+        ("input",),
+    )
     proposals = propose(region.program, 90)[:2]
     built = build(region, proposals, JOB, target())
     assert all(isinstance(one, Candidate) for one in built), built
@@ -73,16 +101,24 @@ def test_a_built_kernel_is_judged_with_numbers() -> None:
 
 @pytest.mark.parametrize(("rights", "detector"), [((), "numerics"), (("matmul",), None)])
 def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | None) -> None:
-    """Operands rounded to TF32's 10 bits: the error of a tensor-core product, whatever the switches say."""
+    """Operands rounded to TF32's 10 bits: the error of a tensor-core product, whatever the switches
+    say.
+    """
     region = product()
     steps, last = [], 2
     for source in (0, 1):
-        scaled = op("aten.mul.Tensor", V(source), 8193.0, out=last)  # Dekker's split with 2^13 + 1 keeps the upper 11 bits
+        scaled = op(
+            "aten.mul.Tensor", V(source), 8193.0, out=last
+        )  # Dekker's split with 2^13 + 1 keeps the upper 11 bits
         rest = op("aten.sub.Tensor", V(last), V(source), out=last + 1)
         steps += [scaled, rest, op("aten.sub.Tensor", V(last), V(last + 1), out=last + 2)]
         last += 3
-    rounded = Program(region.program.inputs, (*steps, op("aten.mm.default", V(4), V(7), out=8)), (8,))
-    job = Job(Settings(), Contract(rights=rights, assume_finite=True), CUDA)  # the split of an infinity is NaN
+    rounded = Program(
+        region.program.inputs, (*steps, op("aten.mm.default", V(4), V(7), out=8)), (8,)
+    )
+    job = Job(
+        Settings(), Contract(rights=rights, assume_finite=True), CUDA
+    )  # the split of an infinity is NaN
     ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
     decision = judge(region, candidate(rounded), ranking, job).decision
     assert not isinstance(decision, Accepted)  # it does more work than the product alone
@@ -92,5 +128,13 @@ def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | No
 
 def test_the_users_switches_are_as_before() -> None:
     before = (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
-    judge(product(64), candidate(product(64).program), Ranking(Candidate(product(64).program, "eager", "baseline"), {}), JOB)
-    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == before
+    judge(
+        product(64),
+        candidate(product(64).program),
+        Ranking(Candidate(product(64).program, "eager", "baseline"), {}),
+        JOB,
+    )
+    assert (
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+    ) == before

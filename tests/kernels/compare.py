@@ -1,7 +1,8 @@
-"""The interpreted process of `test_numerics`: run as `python -m tests.kernels.compare` with TRITON_INTERPRET=1; prints one JSON.
+"""The interpreted process of `test_numerics`: run as `python -m tests.kernels.compare` with
+TRITON_INTERPRET=1; prints one JSON.
 
-For each case and proposal: the largest error against float64 in units of what one rounding of the output dtype allows, next to
-PyTorch's own, and whether NaN and infinity are where eager has them.
+For each case and proposal: the largest error against float64 in units of what one rounding of the
+output dtype allows, next to PyTorch's own, and whether NaN and infinity are where eager has them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-
 
 
 def errors(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> dict[str, Any]:
-    """Facts of one output: exact match of integers, or largest error of `got` and `eager` in units of the output's scale."""
+    """Facts of one output: exact match of integers, or largest error of `got` and `eager` in units
+    of the output's scale.
+    """
     same = got.dtype == eager.dtype and got.shape == eager.shape and got.stride() == eager.stride()
     if not got.dtype.is_floating_point:
         return {
@@ -34,12 +37,20 @@ def errors(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> dict[
             "error": 0.0 if torch.equal(got, eager) else float("inf"),
             "eager": 0.0,
         }
-    # where eager's half-precision intermediate overflows, the fp32 one may stay right: then float64 decides
-    special = any(torch.equal(got.isnan(), t.isnan()) and torch.equal(got.isinf(), t.isinf()) for t in (eager, exact.to(got.dtype)))
+    # where eager's half-precision intermediate overflows, the fp32 one may stay right: then float64
+    # decides
+    special = any(
+        torch.equal(got.isnan(), t.isnan()) and torch.equal(got.isinf(), t.isinf())
+        for t in (eager, exact.to(got.dtype))
+    )
     finite = eager.isfinite()
-    # element-wise relative to the element plus a tenth of the typical size: small results of large sums are not amplified
+    # element-wise relative to the element plus a tenth of the typical size: small results of large
+    # sums are not amplified
     scale = exact.abs() + 0.1 * exact[finite].pow(2).mean().sqrt().nan_to_num(1.0) + 1e-30
-    worst = [(((t.double() - exact).abs() / scale)[finite].max().item() if finite.any() else 0.0) for t in (got, eager)]
+    worst = [
+        (((t.double() - exact).abs() / scale)[finite].max().item() if finite.any() else 0.0)
+        for t in (got, eager)
+    ]
     return {
         "dtype": str(got.dtype),
         "spec": same,
@@ -50,7 +61,9 @@ def errors(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> dict[
 
 
 def as_interpreted(text: str) -> str:
-    """What the interpreter can run: it has no products in pieces, and no other program comes while one looks for its team."""
+    """What the interpreter can run: it has no products in pieces, and no other program comes while
+    one looks for its team.
+    """
     text = re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
     return re.sub(r"looks < \d+", "looks < 2", text)
 
@@ -63,7 +76,9 @@ def outputs_of(function: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
 
 def main(wanted: Sequence[str]) -> None:
     """Compare the wanted cases (all without names) and print the facts."""
-    warnings.simplefilter("ignore")  # numpy reports every overflow and NaN, which these cases are about
+    warnings.simplefilter(
+        "ignore"
+    )  # numpy reports every overflow and NaN, which these cases are about
     facts: dict[str, list[dict[str, Any]]] = {}
     for name, (function, inputs) in all_cases().items():
         if wanted and name not in wanted:

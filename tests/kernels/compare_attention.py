@@ -1,6 +1,8 @@
-"""The interpreted process of `test_attention`: `python -m tests.kernels.compare_attention`, TRITON_INTERPRET=1; prints one JSON.
+"""The interpreted process of `test_attention`: `python -m tests.kernels.compare_attention`,
+TRITON_INTERPRET=1; prints one JSON.
 
-As `compare_products`: the interpreter shows addresses, masks and the online softmax; how exact products in pieces are, a GPU tells.
+As `compare_products`: the interpreter shows addresses, masks and the online softmax; how exact
+products in pieces are, a GPU tells.
 """
 
 from __future__ import annotations
@@ -32,14 +34,22 @@ Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 
 def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
-    """PyTorch's fused operator for fp32 on CUDA; its result has heads inside rows, as has what the reference gives here."""
+    """PyTorch's fused operator for fp32 on CUDA; its result has heads inside rows, as has what the
+    reference gives here.
+    """
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         made = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
         return made.transpose(1, 2).contiguous().transpose(1, 2)
 
     args = (Value(0), Value(1), Value(2), None, False, 0.0, causal)
-    return Step("aten._scaled_dot_product_efficient_attention.default", args, 4, reference, (("scale", scale),) if scale else ())
+    return Step(
+        "aten._scaled_dot_product_efficient_attention.default",
+        args,
+        4,
+        reference,
+        (("scale", scale),) if scale else (),
+    )
 
 
 def _biased(kind: str = "efficient") -> Step:
@@ -47,14 +57,25 @@ def _biased(kind: str = "efficient") -> Step:
 
     def reference(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         made = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return made.transpose(1, 2).contiguous().transpose(1, 2) if kind == "efficient" else made.contiguous()
+        return (
+            made.transpose(1, 2).contiguous().transpose(1, 2)
+            if kind == "efficient"
+            else made.contiguous()
+        )
 
     args = (Value(0), Value(1), Value(2), Value(3), False, 0.0, False)
-    return Step(f"aten._scaled_dot_product_{kind}_attention.default", args, 4 if kind == "efficient" else 9, reference)
+    return Step(
+        f"aten._scaled_dot_product_{kind}_attention.default",
+        args,
+        4 if kind == "efficient" else 9,
+        reference,
+    )
 
 
 def safely(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """As PyTorch takes attention apart where it has no fused operator: under a mask, a softmax that is 0 in rows without keys."""
+    """As PyTorch takes attention apart where it has no fused operator: under a mask, a softmax that
+    is 0 in rows without keys.
+    """
     scores = torch.bmm(q, k.transpose(1, 2)).view(1, *mask.shape[:1], -1, k.shape[1]) * 0.2
     weights = torch.ops.aten._safe_softmax(scores + mask, -1)
     return torch.bmm(weights.view(-1, *weights.shape[2:]), v)
@@ -66,52 +87,81 @@ def _with_total(operator: str, *, causal: bool = False) -> Step:
     def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         made = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).triu(1).bool() & causal, -INF)
-        top = scores.amax(-1, keepdim=True)  # an infinite one makes NaN in PyTorch's kernels, but not in its `logsumexp`
+        scores = scores.masked_fill(
+            scores.new_ones(scores.shape[-2:]).triu(1).bool() & causal, -INF
+        )
+        top = scores.amax(
+            -1, keepdim=True
+        )  # an infinite one makes NaN in PyTorch's kernels, but not in its `logsumexp`
         total = ((scores - top).exp().sum(-1, keepdim=True).log() + top).squeeze(-1)
         if operator == "efficient":
-            return made.transpose(1, 2).contiguous().transpose(1, 2), F.pad(total, (0, -q.shape[2] % 32), value=INF)
+            return made.transpose(1, 2).contiguous().transpose(1, 2), F.pad(
+                total, (0, -q.shape[2] % 32), value=INF
+            )
         return made, total.unsqueeze(-1) if operator == "cudnn" else total
 
     v = (Value(0), Value(1), Value(2))
     args = (*v, 0.0, causal) if operator == "flash" else (*v, None, True, 0.0, causal)
     outs = 4 if operator == "efficient" else 9
-    return Step(f"aten._scaled_dot_product_{operator}_attention.default", args, outs, reference, read=2)
+    return Step(
+        f"aten._scaled_dot_product_{operator}_attention.default", args, outs, reference, read=2
+    )
 
 
 def _shared(*, causal: bool = False) -> Step:
-    """The operator for half types on CUDA, whose keys and values may have fewer heads than the queries."""
+    """The operator for half types on CUDA, whose keys and values may have fewer heads than the
+    queries.
+    """
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).contiguous()
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=True
+        ).contiguous()
 
-    return Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2), 0.0, causal), 9, reference)
+    return Step(
+        "aten._scaled_dot_product_flash_attention.default",
+        (Value(0), Value(1), Value(2), 0.0, causal),
+        9,
+        reference,
+    )
 
 
 def heads_of(x: Tensor, count: int) -> Tensor:
     """Keys or values repeated for `count` heads of queries, as Llama does."""
     batch, own, length, size = x.shape
-    return x.unsqueeze(2).expand(batch, own, count // own, length, size).reshape(batch, count, length, size)
+    return (
+        x.unsqueeze(2)
+        .expand(batch, own, count // own, length, size)
+        .reshape(batch, count, length, size)
+    )
 
 
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention written out, with keys and values of fewer heads than the queries."""
-    return torch.softmax(q @ heads_of(k, q.shape[1]).transpose(2, 3) * 0.2, -1) @ heads_of(v, q.shape[1])
+    return torch.softmax(q @ heads_of(k, q.shape[1]).transpose(2, 3) * 0.2, -1) @ heads_of(
+        v, q.shape[1]
+    )
 
 
 def wide_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """As Hugging Face writes it for half types ("eager"): a softmax in fp32, whose weights are rounded for the second product."""
+    """As Hugging Face writes it for half types ("eager"): a softmax in fp32, whose weights are
+    rounded for the second product.
+    """
     k, v = (heads_of(x, q.shape[1]) if x.shape[1] < q.shape[1] else x for x in (k, v))
     scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
     scores = scores if mask is None else scores + mask
-    weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(
+        q.dtype
+    )
     return torch.matmul(weights, v).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def with_prims(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same with the conversions of a decomposed graph."""
     convert = torch.ops.prims.convert_element_type
-    scores = convert(torch.bmm(q, k.transpose(1, 2)) * 0.2, torch.promote_types(q.dtype, torch.float32))
+    scores = convert(
+        torch.bmm(q, k.transpose(1, 2)) * 0.2, torch.promote_types(q.dtype, torch.float32)
+    )
     return torch.bmm(convert(scores.softmax(-1), q.dtype), v)
 
 
@@ -123,7 +173,9 @@ def relu_in_fp32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OnAGpu:
-    """An island as a GPU's process captures it: there the softmax of fp16 itself yields fp32, without a conversion before it."""
+    """An island as a GPU's process captures it: there the softmax of fp16 itself yields fp32,
+    without a conversion before it.
+    """
 
     function: Callable[..., Tensor]
 
@@ -132,9 +184,19 @@ class OnAGpu:
 
     def program(self, inputs: tuple[Tensor, ...]) -> Program:
         """Its steps, for inputs in this order."""
-        found = lower(graph_on_a_gpu(lambda *given: self.function(*given), *(x.shape for x in inputs), dtype=inputs[0].dtype))
+        found = lower(
+            graph_on_a_gpu(
+                lambda *given: self.function(*given),
+                *(x.shape for x in inputs),
+                dtype=inputs[0].dtype,
+            )
+        )
         specs = found.region.program.inputs
-        return with_inputs(found.region.program, found.order, tuple(specs[found.order.index(i)] for i in range(len(specs))))
+        return with_inputs(
+            found.region.program,
+            found.order,
+            tuple(specs[found.order.index(i)] for i in range(len(specs))),
+        )
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -152,9 +214,11 @@ def with_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def decayed(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """What a chunk of a state-space model (Mamba 2) gives to itself. The scores are weighted under another order of dimensions.
+    """What a chunk of a state-space model (Mamba 2) gives to itself. The scores are weighted under
+    another order of dimensions.
 
-    c, b: (batch, length, heads, states); a: (batch, heads, length), running sums; x: (batch, length, heads, size).
+    c, b: (batch, length, heads, states); a: (batch, heads, length), running sums; x: (batch,
+    length, heads, size).
     """
     apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
     scores = torch.einsum("blhn,bshn->blhs", c, b)
@@ -167,7 +231,9 @@ def decayed_turned(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> 
     apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
     scores = torch.einsum("blhn,bshn->blhs", c, b) * apart.exp().permute(0, 2, 1, 3)
     weights = scores.permute(0, 2, 3, 1).reshape(batch * heads, length, length)
-    return (x.permute(0, 2, 3, 1).reshape(batch * heads, size, length) @ weights).view(batch, heads, size, length)
+    return (x.permute(0, 2, 3, 1).reshape(batch * heads, size, length) @ weights).view(
+        batch, heads, size, length
+    )
 
 
 def decayed_turned_inside_rows(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
@@ -190,32 +256,44 @@ def _three(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return whole[0].clone(), whole[1].clone(), whole[2].clone()
 
 
-def _grouped(batch: int, heads: int, own: int, length: int, size: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
+def _grouped(
+    batch: int, heads: int, own: int, length: int, size: int, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, ...]:
     shapes = ((batch, heads, length, size), (batch, own, length, size), (batch, own, length, size))
     return tuple(normal(*shape).to(dtype) for shape in shapes)
 
 
 def _causal(length: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: the lowest number of the type for keys after the query, and for all keys of the last query."""
+    """What is added to scores: the lowest number of the type for keys after the query, and for all
+    keys of the last query.
+    """
     above = torch.ones(length, length).triu(1)
     above[-1] = 1
-    return torch.zeros(1, 1, length, length, dtype=dtype).masked_fill(above.bool(), torch.finfo(dtype).min)
+    return torch.zeros(1, 1, length, length, dtype=dtype).masked_fill(
+        above.bool(), torch.finfo(dtype).min
+    )
 
 
 def _padding(batch: int, length: int, dtype: torch.dtype) -> Tensor:
-    """Minus infinity for the first keys, more of them than a tile has columns; and for all of the last one: there eager has NaN."""
+    """Minus infinity for the first keys, more of them than a tile has columns; and for all of the
+    last one: there eager has NaN.
+    """
     mask = torch.zeros(batch, 1, 1, length, dtype=dtype)
     mask[0, ..., :66] = mask[-1] = -INF
     return mask
 
 
 def aligned(bias: Tensor) -> Tensor:
-    """The same numbers with rows 8 elements apart or a multiple: what PyTorch's operators want, and its own front makes."""
+    """The same numbers with rows 8 elements apart or a multiple: what PyTorch's operators want, and
+    its own front makes.
+    """
     return torch.nn.functional.pad(bias, (0, -bias.shape[-1] % 8))[..., : bias.shape[-1]]
 
 
 def _hidden(batch: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(batch, 1, rows, columns): numbers, and minus infinity where a key is hidden; for rows 3 and the last all of them are."""
+    """(batch, 1, rows, columns): numbers, and minus infinity where a key is hidden; for rows 3 and
+    the last all of them are.
+    """
     bias = aligned(normal(batch, 1, length, length).to(dtype))
     bias[..., 5] = bias[..., 3, :] = bias[..., -1, :] = -INF
     bias[..., 7, :66] = -INF
@@ -233,16 +311,25 @@ CASES: dict[str, Case] = {
     "exact tiles": (_fused(), _three(1, 2, 128, 32)),
     "causal": (_fused(causal=True), _three(1, 2, 130, 32)),
     "log-sum-exp, ragged": (_with_total("efficient"), _three(2, 3, 70, 24)),
-    "log-sum-exp, padded beyond a tile": (_with_total("efficient", causal=True), _three(1, 2, 130, 32)),
+    "log-sum-exp, padded beyond a tile": (
+        _with_total("efficient", causal=True),
+        _three(1, 2, 130, 32),
+    ),
     "log-sum-exp, exact tiles": (_with_total("efficient"), _three(1, 2, 128, 32)),
     "log-sum-exp, NaN and infinity": (_with_total("efficient"), _marked()),
     "log-sum-exp, flash": (_with_total("flash", causal=True), _grouped(2, 3, 3, 70, 24)),
     "log-sum-exp, cudnn": (_with_total("cudnn"), _grouped(1, 2, 2, 70, 32)),
     "own scale": (_fused(scale=0.3), _three(1, 2, 33, 16)),
-    "keys of another length": (_fused(), (normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 16) * 2)),
+    "keys of another length": (
+        _fused(),
+        (normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 16) * 2),
+    ),
     "heads inside rows": (_fused(), tuple(part.transpose(1, 2) for part in _three(2, 70, 3, 16))),  # type: ignore[dict-item]
     "NaN and infinity": (_fused(), _marked()),
-    "written out, causal": (written_out, (*_three(2, 70, 32), torch.tril(torch.ones(1, 1, 128, 128)))),
+    "written out, causal": (
+        written_out,
+        (*_three(2, 70, 32), torch.tril(torch.ones(1, 1, 128, 128))),
+    ),
     "four heads of queries for one of keys": (_shared(), _grouped(2, 8, 2, 70, 40)),
     "two, causal": (_shared(causal=True), _grouped(2, 4, 2, 130, 24)),
     "one head of keys": (_shared(), _grouped(1, 3, 1, 33, 16)),
@@ -258,22 +345,46 @@ CASES: dict[str, Case] = {
         OnAGpu(wide_softmax),
         (*_grouped(3, 4, 1, 130, 24), _padding(3, 130, HALF)),
     ),
-    "softmax in fp32, bf16, padding": (wide_softmax, (*_grouped(3, 2, 2, 100, 16, BF16), _padding(3, 100, BF16))),
-    "softmax in fp32, fp16, a query without keys": (wide_softmax, (*_grouped(1, 4, 2, 130, 24), _causal(130, HALF))),
-    "softmax in fp32, decomposed": (with_prims, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16))),
+    "softmax in fp32, bf16, padding": (
+        wide_softmax,
+        (*_grouped(3, 2, 2, 100, 16, BF16), _padding(3, 100, BF16)),
+    ),
+    "softmax in fp32, fp16, a query without keys": (
+        wide_softmax,
+        (*_grouped(1, 4, 2, 130, 24), _causal(130, HALF)),
+    ),
+    "softmax in fp32, decomposed": (
+        with_prims,
+        tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16)),
+    ),
     "relu in fp32, fp16": (relu_in_fp32, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20))),
     "bias": (_biased(), (*_three(2, 3, 70, 24), aligned(normal(2, 3, 70, 70)))),
-    "bias, a key for nobody and a query without keys": (_biased(), (*_three(2, 3, 70, 24), _hidden(2, 70).expand(2, 3, 70, 70))),
-    "bias, fp16": (_biased(), (*_grouped(1, 2, 2, 70, 32), _hidden(1, 70, HALF).expand(1, 2, 70, 70))),
-    "bias, cudnn": (_biased("cudnn"), (*_grouped(1, 2, 2, 64, 32), _hidden(1, 64, HALF).expand(1, 2, 64, 64))),
+    "bias, a key for nobody and a query without keys": (
+        _biased(),
+        (*_three(2, 3, 70, 24), _hidden(2, 70).expand(2, 3, 70, 70)),
+    ),
+    "bias, fp16": (
+        _biased(),
+        (*_grouped(1, 2, 2, 70, 32), _hidden(1, 70, HALF).expand(1, 2, 70, 70)),
+    ),
+    "bias, cudnn": (
+        _biased("cudnn"),
+        (*_grouped(1, 2, 2, 64, 32), _hidden(1, 64, HALF).expand(1, 2, 64, 64)),
+    ),
     "safe softmax": (safely, (*_three(3, 70, 20), _hidden(3, 70)[:, 0])),
     "relu": (with_relu, _three(3, 70, 20)),
     "decays": (decayed, _chunk(2, 64, 3, 16, 40)),
     "decays, ragged": (decayed, _chunk(2, 70, 3, 20, 16)),
     "decays, weights on the right": (decayed_turned, _chunk(2, 70, 3, 20, 40)),
-    "decays, weights on the right, heads inside rows": (decayed_turned_inside_rows, _chunk(2, 70, 3, 20, 16)),
+    "decays, weights on the right, heads inside rows": (
+        decayed_turned_inside_rows,
+        _chunk(2, 70, 3, 20, 16),
+    ),
     "softmax, weights on the right": (softmax_turned, (*_three(3, 70, 20)[:2], normal(3, 70, 33))),
-    "epilogue": (lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r, (*_three(3, 70, 20), normal(3, 70, 20))),
+    "epilogue": (
+        lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r,
+        (*_three(3, 70, 20), normal(3, 70, 20)),
+    ),
 }
 
 
@@ -313,11 +424,14 @@ def _in_tf32(read: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) 
 
 
 def _cut_off_facts() -> list[dict[str, Any]]:
-    """Of plain TF32 kernels, with what tensor cores do to their operands: root mean square errors beside those of operands that are
-    rounded to the nearest, and cut off.
+    """Of plain TF32 kernels, with what tensor cores do to their operands: root mean square errors
+    beside those of operands that are rounded to the nearest, and cut off.
     """
     inputs = tuple(tensor.abs() for tensor in _three(2, 65, 32))
-    program, exact = program_of(with_relu, inputs), with_relu(*(tensor.double() for tensor in inputs))
+    program, exact = (
+        program_of(with_relu, inputs),
+        with_relu(*(tensor.double() for tensor in inputs)),
+    )
     facts = []
     for proposal in propose(program, 90, ["matmul"]):
         if proposal.config["method"] != "tf32":
@@ -326,12 +440,23 @@ def _cut_off_facts() -> list[dict[str, Any]]:
         def edited(text: str) -> str:
             head, _, kernel = text.rpartition("\n@triton.jit\ndef ")
             symbol, _, body = kernel.partition("(")
-            return head + _TENSOR_CORES.replace("SYMBOL", symbol) + body.replace("tl.dot(", "cut_dot(")
+            return (
+                head + _TENSOR_CORES.replace("SYMBOL", symbol) + body.replace("tl.dot(", "cut_dot(")
+            )
 
         (got,) = interpret(program, proposal, inputs, edited)
         assert got is not None
-        ways = {"error": got, "nearest": _in_tf32(_nearest, *inputs), "cut off": _in_tf32(_cut_off, *inputs)}
-        facts.append({name: float((made.double() - exact).square().mean().sqrt()) for name, made in ways.items()})
+        ways = {
+            "error": got,
+            "nearest": _in_tf32(_nearest, *inputs),
+            "cut off": _in_tf32(_cut_off, *inputs),
+        }
+        facts.append(
+            {
+                name: float((made.double() - exact).square().mean().sqrt())
+                for name, made in ways.items()
+            }
+        )
     return facts
 
 
@@ -340,12 +465,18 @@ def main() -> None:
     warnings.simplefilter("ignore")
     facts: dict[str, list[dict[str, Any]]] = {CUT_OFF: _cut_off_facts()}
     for name, (function, inputs) in CASES.items():
-        eager, exact = outputs_of(function, inputs), outputs_of(function, [t.double() for t in inputs])
+        eager, exact = (
+            outputs_of(function, inputs),
+            outputs_of(function, [t.double() for t in inputs]),
+        )
         program = program_of(function, inputs)
         facts[name] = []
         for proposal in propose(program, 90)[::3]:
             found = interpret(
-                program, proposal, inputs, lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
+                program,
+                proposal,
+                inputs,
+                lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text),
             )
             for got, plain, wide in zip(found, eager, exact, strict=True):
                 assert got is not None

@@ -1,7 +1,8 @@
-"""The interpreted process of `test_attention_backward`: `python -m tests.kernels.compare_attention_backward`, TRITON_INTERPRET=1;
-prints one JSON.
+"""The interpreted process of `test_attention_backward`:
+`python -m tests.kernels.compare_attention_backward`, TRITON_INTERPRET=1; prints one JSON.
 
-As `compare_attention`: addresses, masks and formulas are seen here; how exact products in pieces are, a GPU tells.
+As `compare_attention`: addresses, masks and formulas are seen here; how exact products in pieces
+are, a GPU tells.
 """
 
 from __future__ import annotations
@@ -39,12 +40,20 @@ class Case:
     operator: str = "efficient"
     wanted: tuple[str, ...] = RESULTS
     bias: Tensor | None = None
-    grad_of_rows: bool = False  # the gradient of a sum over elements: each row's is one number in memory
+    grad_of_rows: bool = (
+        False  # the gradient of a sum over elements: each row's is one number in memory
+    )
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, a bias: as the operators get them."""
+        """grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, a bias: as the
+        operators get them.
+        """
         out, total = self.forward(torch.float32)
-        grad = normal(*out.shape[:-1], 1).expand(out.shape) if self.grad_of_rows else normal(*out.shape)
+        grad = (
+            normal(*out.shape[:-1], 1).expand(out.shape)
+            if self.grad_of_rows
+            else normal(*out.shape)
+        )
         kind = self.query.dtype
         grad = grad if self.grad_of_rows else grad.to(kind)
         rows = out.shape[2]
@@ -61,7 +70,9 @@ class Case:
         query, key, value = (one.to(dtype) for one in (self.query, self.key, self.value))
         scores = self._scores(query, key)
         weights, total = torch.ops.aten._safe_softmax(scores, -1), scores.logsumexp(-1)
-        return weights @ heads_of(value, query.shape[1]), total.masked_fill(total == -INF, 0.0) if self.bias is not None else total
+        return weights @ heads_of(value, query.shape[1]), total.masked_fill(
+            total == -INF, 0.0
+        ) if self.bias is not None else total
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
@@ -76,19 +87,34 @@ class Case:
         v = [Value(index) for index in range(len(specs))]
         kwargs = () if self.scale is None else (("scale", self.scale),)
         rows, columns = self.query.shape[2], self.key.shape[2]
-        args: tuple[Any, ...] = (*v[:4], None if self.bias is None else v[8], *v[4:8], 0.0, (True, True, True, False), self.causal)
+        args: tuple[Any, ...] = (
+            *v[:4],
+            None if self.bias is None else v[8],
+            *v[4:8],
+            0.0,
+            (True, True, True, False),
+            self.causal,
+        )
         if self.operator == "flash":
             args = (*v[:6], None, None, rows, columns, 0.0, self.causal, *v[6:])
         elif self.operator == "cudnn":
             args = (*v[:8], None, None, None, rows, columns, 0.0, self.causal)
         outs = tuple(range(len(specs), len(specs) + (4 if self.operator == "efficient" else 3)))
-        step = Aten(f"aten._scaled_dot_product_{self.operator}_attention_backward.default", args, kwargs, outs, True)
+        step = Aten(
+            f"aten._scaled_dot_product_{self.operator}_attention_backward.default",
+            args,
+            kwargs,
+            outs,
+            True,
+        )
         return Program(specs, (step,), tuple(outs[RESULTS.index(name)] for name in self.wanted))
 
     def expected(self, dtype: torch.dtype) -> list[Tensor]:
-        """The gradients that are read, by the operators' formula from the result and log-sum-exp that are given.
+        """The gradients that are read, by the operators' formula from the result and log-sum-exp
+        that are given.
 
-        In fp32 as eager's kernels have it: weights and slopes are rounded to the type of what they are multiplied with.
+        In fp32 as eager's kernels have it: weights and slopes are rounded to the type of what they
+        are multiplied with.
         """
         grad, query, key, value, out, total = (one.to(dtype) for one in self.inputs()[:6])
         heads, own = query.shape[1], key.shape[1]
@@ -123,7 +149,10 @@ def _shared(heads: int, own: int, length: int, size: int, dtype: torch.dtype) ->
 
 def _inside_rows(batch: int, length: int, heads: int, size: int) -> tuple[Tensor, ...]:
     """Three parts of one projection, turned to heads before rows: what models give."""
-    return tuple(part.unflatten(-1, (heads, size)).transpose(1, 2) for part in normal(batch, length, 3 * heads * size).chunk(3, -1))
+    return tuple(
+        part.unflatten(-1, (heads, size)).transpose(1, 2)
+        for part in normal(batch, length, 3 * heads * size).chunk(3, -1)
+    )
 
 
 def _marked(name: str, value: float) -> tuple[Tensor, ...]:
@@ -143,7 +172,9 @@ CASES: dict[str, Case] = {
     "causal, more queries than keys": Case(*_cross(150, 70, 16), causal=True),
     "causal, fewer queries than keys": Case(*_cross(40, 130, 16), causal=True),
     "keys of another length": Case(*_cross(40, 90, 16)),
-    "values of another size": Case(normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 48)),
+    "values of another size": Case(
+        normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 48)
+    ),
     "own scale": Case(*_three(1, 2, 33, 16), scale=0.3),
     "heads inside rows": Case(*_inside_rows(2, 70, 3, 32), causal=True),  # type: ignore[arg-type]
     "a gradient that is one number a row": Case(*_three(1, 2, 70, 32), grad_of_rows=True),
@@ -154,14 +185,22 @@ CASES: dict[str, Case] = {
     "NaN in a key": Case(*_marked("key", NAN)),  # type: ignore[arg-type]
     "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
     "bias": Case(*_three(2, 3, 70, 32), bias=aligned(normal(2, 3, 70, 70))),
-    "bias, a key for nobody and a query without keys": Case(*_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)),
+    "bias, a key for nobody and a query without keys": Case(
+        *_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)
+    ),
     "bias, one for all heads, keys of another length": Case(
         *_cross(40, 90, 16), bias=aligned(normal(1, 1, 40, 90)).expand(1, 2, 40, 90)
     ),
-    "bias, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90, HALF).expand(1, 2, 90, 90)),
+    "bias, fp16": Case(
+        *_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90, HALF).expand(1, 2, 90, 90)
+    ),
     "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
-    "flash, bf16, causal, heads of 128": Case(*_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True),
-    "flash, fp16, shared keys, causal": Case(*_shared(6, 2, 70, 24, HALF), operator="flash", causal=True),  # type: ignore[arg-type]
+    "flash, bf16, causal, heads of 128": Case(
+        *_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True
+    ),
+    "flash, fp16, shared keys, causal": Case(
+        *_shared(6, 2, 70, 24, HALF), operator="flash", causal=True
+    ),  # type: ignore[arg-type]
     "cudnn, bf16": Case(*_three(1, 2, 90, 32, dtype=BF16), operator="cudnn"),
     "efficient, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF)),
 }
@@ -174,11 +213,20 @@ def _facts(case: Case) -> list[dict[str, Any]]:
     first, *_, last = propose(program, 90)
     for proposal in (first, last):
         found = interpret(
-            program, proposal, inputs, lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
+            program,
+            proposal,
+            inputs,
+            lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text),
         )
         for name, got, plain, wide in zip(case.wanted, found, eager, exact, strict=True):
             assert got is not None
-            facts.append({"config": dict(proposal.config), "of": name, **errors(got, _like(plain, got), wide)})
+            facts.append(
+                {
+                    "config": dict(proposal.config),
+                    "of": name,
+                    **errors(got, _like(plain, got), wide),
+                }
+            )
     return facts
 
 

@@ -1,4 +1,6 @@
-"""Runs CUDA C++ kernels of emitted Programs on the CPU, a thread for each of theirs; see `cuda_on_cpu.h` for what that shows."""
+"""Runs CUDA C++ kernels of emitted Programs on the CPU, a thread for each of theirs; see
+`cuda_on_cpu.h` for what that shows.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,33 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("c++")
 
 
-def run_on_cpu(program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor], folder: Path) -> list[torch.Tensor]:
+def run_on_cpu(
+    program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor], folder: Path
+) -> list[torch.Tensor]:
     """Outputs of the emitted Program. Memory starts as NaN, so that what nobody wrote shows."""
     built, lowered = emitted(program, proposal)
     library = _compiled(lowered.kernels, folder)
     values: dict[int, torch.Tensor] = dict(enumerate(inputs))
     for step in built.steps:
         if isinstance(step, Alloc):
-            room = torch.full((step.spec.numel * step.spec.torch_dtype.itemsize + 16,), 255, dtype=torch.uint8)
-            values[step.out] = room[:-16].view(step.spec.torch_dtype).as_strided(step.spec.shape, step.spec.strides)
+            room = torch.full(
+                (step.spec.numel * step.spec.torch_dtype.itemsize + 16,), 255, dtype=torch.uint8
+            )
+            values[step.out] = (
+                room[:-16]
+                .view(step.spec.torch_dtype)
+                .as_strided(step.spec.shape, step.spec.strides)
+            )
         elif isinstance(step, Launch):
-            pointers = [values[arg.value.index].data_ptr() for arg in step.args if isinstance(arg.value, Value)]
+            pointers = [
+                values[arg.value.index].data_ptr()
+                for arg in step.args
+                if isinstance(arg.value, Value)
+            ]
             blocks = step.grid[0] * step.cluster  # as the driver starts them
-            getattr(library, f"run_{step.symbol}")(blocks, step.block, step.cluster, (ctypes.c_void_p * len(pointers))(*pointers))
+            getattr(library, f"run_{step.symbol}")(
+                blocks, step.block, step.cluster, (ctypes.c_void_p * len(pointers))(*pointers)
+            )
     return [values[value] for value in built.outputs if value is not None]
 
 

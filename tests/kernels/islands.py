@@ -1,8 +1,10 @@
-"""Test helper: an island's reference Program from a Python function, and emitted kernels run under Triton's interpreter.
+"""Test helper: an island's reference Program from a Python function, and emitted kernels run under
+Triton's interpreter.
 
-The interpreter runs the very source text and launch arguments of the emitted Program, on CPU tensors. It cannot call libdevice, so
-those functions are stand-ins from PyTorch; bfloat16 stores truncate there, and it multiplies such matrices as the whole numbers of
-their bits, so they are given to it in fp32; races and misalignment do not show.
+The interpreter runs the very source text and launch arguments of the emitted Program, on CPU
+tensors. It cannot call libdevice, so those functions are stand-ins from PyTorch; bfloat16 stores
+truncate there, and it multiplies such matrices as the whole numbers of their bits, so they are
+given to it in fp32; races and misalignment do not show.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ LIBDEVICE = {
 }
 
 
-def island(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cuda") -> Program:
+def island(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cuda"
+) -> Program:
     """The ATen steps of `function` on tensors like `inputs`, as a Program on `device`."""
     if isinstance(function, Step):
         return function.program(inputs, device)
-    graph = make_fx(lambda *tensors: function(*tensors))(*inputs).graph  # default arguments would be taken for inputs
+    graph = make_fx(lambda *tensors: function(*tensors))(
+        *inputs
+    ).graph  # default arguments would be taken for inputs
     numbers: dict[Any, Any] = {}
     steps: list[Aten] = []
     specs = tuple(replace(TensorSpec.of(tensor), device=device) for tensor in inputs)
@@ -58,7 +64,9 @@ def island(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device:
             outs = tuple(range(count, count + width))
             args = torch.fx.map_arg(node.args, lambda n: numbers[n])
             kwargs = {
-                k: v for k, v in torch.fx.map_arg(node.kwargs, lambda n: numbers[n]).items() if k not in ("device", "pin_memory")
+                k: v
+                for k, v in torch.fx.map_arg(node.kwargs, lambda n: numbers[n]).items()
+                if k not in ("device", "pin_memory")
             }
             steps.append(
                 Aten(
@@ -76,7 +84,9 @@ def island(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device:
 
 @dataclass(frozen=True)
 class Step:
-    """An island of one ATen op that CPU traces never show; `reference` computes the same on the CPU."""
+    """An island of one ATen op that CPU traces never show; `reference` computes the same on the
+    CPU.
+    """
 
     target: str
     args: tuple[Any, ...]
@@ -93,11 +103,17 @@ class Step:
         """One step, whose first results (`read` of them) are the outputs."""
         specs = tuple(replace(TensorSpec.of(tensor), device=device) for tensor in inputs)
         outs = tuple(range(len(specs), len(specs) + self.outs))
-        return Program(specs, (Aten(self.target, self.args, self.kwargs, outs, self.outs > 1),), outs[: self.read])
+        return Program(
+            specs,
+            (Aten(self.target, self.args, self.kwargs, outs, self.outs > 1),),
+            outs[: self.read],
+        )
 
 
 def _functional(target: str) -> str:
-    """`aten.add_.Scalar`, which rms_norm uses on its own temporary, as capture's functionalisation gives it."""
+    """`aten.add_.Scalar`, which rms_norm uses on its own temporary, as capture's functionalisation
+    gives it.
+    """
     return target if "__." in target else target.replace("_.", ".")
 
 
@@ -111,23 +127,34 @@ def emitted(program: Program, proposal: Proposal) -> tuple[Program, Lowered]:
     cubins = {}
     for kernel in lowered.kernels:
         body = torch.frombuffer(bytearray(kernel.text.encode()), dtype=torch.uint8)
-        cubins[kernel.symbol] = Cubin(hashlib.sha256(kernel.text.encode()).hexdigest(), body, kernel.warps, 0)
+        cubins[kernel.symbol] = Cubin(
+            hashlib.sha256(kernel.text.encode()).hexdigest(), body, kernel.warps, 0
+        )
     return assemble(program, lowered, cubins), lowered
 
 
 def interpret(
-    program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor], edited: Callable[[str], str] = str
+    program: Program,
+    proposal: Proposal,
+    inputs: Sequence[torch.Tensor],
+    edited: Callable[[str], str] = str,
 ) -> list[torch.Tensor | None]:
-    """Outputs of the emitted Program under the interpreter (set TRITON_INTERPRET=1 before Triton is imported).
+    """Outputs of the emitted Program under the interpreter (set TRITON_INTERPRET=1 before Triton is
+    imported).
 
     `edited` may change what the interpreter does not know in a kernel's text.
 
-    Outputs start as a poison pattern inside guard bands; AssertionError when a kernel writes outside its output.
+    Outputs start as a poison pattern inside guard bands; AssertionError when a kernel writes
+    outside its output.
     """
     stand_in_for_libdevice()
     built, lowered = emitted(program, proposal)
-    sources = {kernel.symbol: replace(kernel, text=edited(kernel.text)) for kernel in lowered.kernels}
-    values: dict[int, torch.Tensor] = dict(enumerate([*inputs, *(program.payloads[name] for name in program.constants)]))
+    sources = {
+        kernel.symbol: replace(kernel, text=edited(kernel.text)) for kernel in lowered.kernels
+    }
+    values: dict[int, torch.Tensor] = dict(
+        enumerate([*inputs, *(program.payloads[name] for name in program.constants)])
+    )
     bands: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         for step in built.steps:
@@ -145,14 +172,24 @@ def interpret(
 
 
 def _guarded(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    poison: Any = float("nan") if spec.torch_dtype.is_floating_point else True if spec.dtype == "bool" else -77
+    poison: Any = (
+        float("nan")
+        if spec.torch_dtype.is_floating_point
+        else True
+        if spec.dtype == "bool"
+        else -77
+    )
     band = torch.full((spec.numel + 2 * GUARD,), poison, dtype=spec.torch_dtype)
-    bits = band.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[band.element_size()])
+    bits = band.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[band.element_size()]
+    )
     return band.as_strided(spec.shape, spec.strides, GUARD), bits
 
 
 def stand_in_for_libdevice() -> None:
-    """Give libdevice functions a body that the interpreter can run, and reductions with our combiners a fast one."""
+    """Give libdevice functions a body that the interpreter can run, and reductions with our
+    combiners a fast one.
+    """
     import numpy
     import triton.language as tl
     from triton.language.extra import libdevice
@@ -162,35 +199,53 @@ def stand_in_for_libdevice() -> None:
         def call(*args: Any) -> Any:
             arrays = numpy.broadcast_arrays(*(a.handle.data for a in args))
             result = function(*(torch.from_numpy(numpy.array(a)) for a in arrays)).numpy()
-            kind = tl.block_type(args[0].dtype, list(result.shape)) if result.shape else args[0].dtype
+            kind = (
+                tl.block_type(args[0].dtype, list(result.shape)) if result.shape else args[0].dtype
+            )
             return tl.core.tensor(TensorHandle(result, args[0].handle.dtype), kind)
 
         return call
 
     names = "exp exp2 expm1 log log2 log10 log1p erf erfc rsqrt asin acos atan sinh cosh tanh asinh acosh atanh"
     for name in names.split():
-        setattr(libdevice, name, stand_in(getattr(torch, name, None) or getattr(torch.special, name)))
+        setattr(
+            libdevice, name, stand_in(getattr(torch, name, None) or getattr(torch.special, name))
+        )
     for name, function in LIBDEVICE.items():
         setattr(libdevice, name, stand_in(function))
 
     def reduce(self: Any, inputs: Any) -> list[Any]:
-        ufunc = {"nan_max": numpy.maximum, "nan_min": numpy.minimum, "product": numpy.multiply}[self.combine_fn.fn.__name__]
+        ufunc = {"nan_max": numpy.maximum, "nan_min": numpy.minimum, "product": numpy.multiply}[
+            self.combine_fn.fn.__name__
+        ]
         data = inputs[0].handle.data
-        return [self.to_tensor(ufunc.reduce(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype), inputs[0].dtype)]
+        return [
+            self.to_tensor(
+                ufunc.reduce(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype),
+                inputs[0].dtype,
+            )
+        ]
 
     def doubling(ufunc: Any) -> Callable[..., list[Any]]:
         def scan(self: Any, given: Any) -> list[Any]:
-            """As warps do it, in steps of 1, 2, 4, ...: numpy goes element by element, and its error grows with the length."""
+            """As warps do it, in steps of 1, 2, 4, ...: numpy goes element by element, and its
+            error grows with the length.
+            """
             data, step = numpy.moveaxis(numpy.array(given.handle.data), self.axis, -1), 1
             while step < data.shape[-1]:
-                data = numpy.concatenate([data[..., :step], ufunc(data[..., :-step], data[..., step:])], -1)
+                data = numpy.concatenate(
+                    [data[..., :step], ufunc(data[..., :-step], data[..., step:])], -1
+                )
                 step *= 2
             return [self.to_tensor(numpy.moveaxis(data, -1, self.axis), given.dtype)]
 
         return scan
 
     def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        wide = [self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)]
+        wide = [
+            self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one
+            for one in (a, b)
+        ]
         return plain_dot(self, *wide, *rest)
 
     plain_dot = getattr(InterpreterBuilder.create_dot, "plain", InterpreterBuilder.create_dot)

@@ -22,7 +22,9 @@ AFFINE = [
 ]
 
 
-def settle(sizes: tuple[int, ...], target: tuple[int, ...]) -> tuple[tuple[Atom, ...], tuple[Form, ...]]:
+def settle(
+    sizes: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[tuple[Atom, ...], tuple[Form, ...]]:
     """Refine the atoms until the target's digits are affine, as the scheduler does."""
     parts = list(sizes)
     for _ in range(8):
@@ -39,13 +41,18 @@ def value(form: Form, at: dict[Atom, int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "target"), [*AFFINE, ((24,), (2, 3, 4)), ((6, 4), (3, 8)), ((4, 6), (2, 12)), ((12, 2), (2, 3, 4))]
+    ("sizes", "target"),
+    [*AFFINE, ((24,), (2, 3, 4)), ((6, 4), (3, 8)), ((4, 6), (2, 12)), ((12, 2), (2, 3, 4))],
 )
-def test_a_reshape_reads_every_element_at_numpys_index(sizes: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_a_reshape_reads_every_element_at_numpys_index(
+    sizes: tuple[int, ...], target: tuple[int, ...]
+) -> None:
     atoms, digits = settle(sizes, target)
     for flat, point in enumerate(itertools.product(*(range(a.extent) for a in atoms))):
         at = dict(zip(atoms, point, strict=True))
-        assert tuple(value(d, at) for d in digits) == tuple(int(i) for i in np.unravel_index(flat, target))
+        assert tuple(value(d, at) for d in digits) == tuple(
+            int(i) for i in np.unravel_index(flat, target)
+        )
 
 
 def test_flatten_undoes_unflatten() -> None:
@@ -55,13 +62,17 @@ def test_flatten_undoes_unflatten() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "target"), [((6,), (4,)), ((5, 5), (2, 2))])
-def test_digits_that_are_not_affine_are_refused(sizes: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_digits_that_are_not_affine_are_refused(
+    sizes: tuple[int, ...], target: tuple[int, ...]
+) -> None:
     with pytest.raises((NotLowerableError, Cut)):
         unflatten(natural(tuple(Atom(i, size) for i, size in enumerate(sizes))), target)
 
 
 def test_a_shifted_slice_that_would_carry_is_refused() -> None:
-    """x[:, 2:5] of width 6, read as (.., 2, 3): position 2 + j crosses a digit, which no affine form says."""
+    """x[:, 2:5] of width 6, read as (.., 2, 3): position 2 + j crosses a digit, which no affine
+    form says.
+    """
     atom = Atom(0, 3)
     with pytest.raises(NotLowerableError, match="carries"):
         unflatten(Form(2, ((atom, 1),)), (2, 3))

@@ -1,4 +1,6 @@
-"""Attention in one kernel gives what float64 gives, for every mask, layout and length; it compiles, and is found in a graph."""
+"""Attention in one kernel gives what float64 gives, for every mask, layout and length; it compiles,
+and is found in a graph.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.runtime.executor import prepare
 
 ROOT = Path(__file__).parents[2]
-# of the result's type; a chain of two products and an exponential, relative to results that are small beside their terms
+# of the result's type; a chain of two products and an exponential, relative to results that are
+# small beside their terms
 ROUNDINGS = {"torch.float32": 200.0, "torch.float16": 2.0, "torch.bfloat16": 2.0}
 WIDE = "softmax in fp32"  # and its weights rounded: cases whose names begin so
 Facts = dict[str, list[dict[str, Any]]]
@@ -47,7 +50,9 @@ def test_attention_matches_float64(facts: Facts, name: str) -> None:
     for fact in facts[name]:
         assert fact["spec"], f"dtype, shape or strides differ: {fact}"
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
-        assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), f"too large an error: {fact}"
+        assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), (
+            f"too large an error: {fact}"
+        )
 
 
 def test_tf32_operands_are_rounded_before_tensor_cores_cut_them_off(facts: Facts) -> None:
@@ -89,7 +94,9 @@ def test_causal_attention_looks_at_no_tile_beyond_the_diagonal() -> None:
         return lower(program, propose(program, 90)[0]).kernels[0].text
 
     assert "min(130, (block % 2 + 1) * 128)" in text("causal")
-    assert "min(" not in text("ragged").split("SYMBOL", 1)[-1].split("for start", 1)[1].splitlines()[0]
+    assert (
+        "min(" not in text("ragged").split("SYMBOL", 1)[-1].split("for start", 1)[1].splitlines()[0]
+    )
 
 
 def test_products_of_half_the_accuracy_need_the_right() -> None:
@@ -98,7 +105,10 @@ def test_products_of_half_the_accuracy_need_the_right() -> None:
     assert "tf32" in {p.config["method"] for p in propose(reference, 90, ["matmul"])}
 
 
-@pytest.mark.parametrize("config", [{"method": "half"}, {"method": "tf32x3", "rows": 128, "columns": 48, "warps": 8, "stages": 2}])
+@pytest.mark.parametrize(
+    "config",
+    [{"method": "half"}, {"method": "tf32x3", "rows": 128, "columns": 48, "warps": 8, "stages": 2}],
+)
 def test_a_nonsense_proposal_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ProgramError, match="none of the tiles"):
         lower(program_of(*CASES["ragged"]), Proposal("attention", config))
@@ -117,7 +127,10 @@ def test_seeds_that_are_read_are_refused_since_pytorch_leaves_them_undefined() -
     (step,) = program.steps
     assert isinstance(step, Aten)
     assert propose(program, 90)
-    assert refusal(replace(program, outputs=step.outs)) == "output 5 (int64 of shape ()) is a result that no kernel yields"
+    assert (
+        refusal(replace(program, outputs=step.outs))
+        == "output 5 (int64 of shape ()) is a result that no kernel yields"
+    )
 
 
 def refusal(program: Program) -> str:
@@ -138,16 +151,27 @@ def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1, dtype=torch.float32).bfloat16().half(), v)
+    return torch.bmm(
+        torch.bmm(q, k.transpose(1, 2)).softmax(-1, dtype=torch.float32).bfloat16().half(), v
+    )
 
 
 def test_products_of_two_types_are_refused() -> None:
     reason = refusal(island(rounded, three(torch.float32, torch.float32, HALF)))
-    assert reason == "a product of torch.float32 for the scores and of torch.float16 with the values"
-    assert refusal(island(rounded, three(HALF, HALF, torch.float32))) == "a product of torch.float16 and torch.float32"
+    assert (
+        reason == "a product of torch.float32 for the scores and of torch.float16 with the values"
+    )
+    assert (
+        refusal(island(rounded, three(HALF, HALF, torch.float32)))
+        == "a product of torch.float16 and torch.float32"
+    )
 
 
-@pytest.mark.parametrize(("odd", "reason"), [(1, "keys have another type"), (2, "float32 with the values")], ids=["keys", "values"])
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [(1, "keys have another type"), (2, "float32 with the values")],
+    ids=["keys", "values"],
+)
 def test_a_fused_operator_of_two_types_is_refused(odd: int, reason: str) -> None:
     given = [torch.zeros(1, 2, 70, 16).half() for _ in range(3)]
     given[odd] = given[odd].float()
@@ -160,7 +184,9 @@ def test_queries_and_keys_of_two_types_are_refused() -> None:
     half = island(with_relu, three(HALF, HALF, HALF))
     assert propose(half, 90)
     keys = replace(half.inputs[1], dtype="float32")
-    assert "expected scalar type" in refusal(replace(half, inputs=(half.inputs[0], keys, half.inputs[2])))
+    assert "expected scalar type" in refusal(
+        replace(half, inputs=(half.inputs[0], keys, half.inputs[2]))
+    )
 
 
 def test_weights_rounded_to_another_type_than_the_values_are_refused() -> None:
@@ -169,12 +195,16 @@ def test_weights_rounded_to_another_type_than_the_values_are_refused() -> None:
 
 
 def test_the_exact_result_has_no_rounded_weights() -> None:
-    """The judge's run in float64, of what a GPU captures: conversions round nothing there, in whichever form they are."""
+    """The judge's run in float64, of what a GPU captures: conversions round nothing there, in
+    whichever form they are.
+    """
     for name in (f"{WIDE}, fp16 on a GPU", f"{WIDE}, decomposed"):
         function, inputs = CASES[name]
         exact = exact_outputs(on_the_cpu(program_of(function, inputs)), inputs, torch.device("cpu"))
         assert not isinstance(exact, Infeasible)
-        torch.testing.assert_close(exact[0], function(*(one.double() for one in inputs)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            exact[0], function(*(one.double() for one in inputs)), rtol=1e-12, atol=1e-12
+        )
 
 
 def whole(*, inner: int = 32, also: bool = False) -> Region:
@@ -182,9 +212,15 @@ def whole(*, inner: int = 32, also: bool = False) -> Region:
 
     def model(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> Any:
         out = written_out(x @ w, torch.sin(x), x * 2, mask)
-        return (torch.tanh(out) @ w, torch.bmm(x, x.transpose(1, 2)).softmax(-1)) if also else torch.tanh(out) @ w
+        return (
+            (torch.tanh(out) @ w, torch.bmm(x, x.transpose(1, 2)).softmax(-1))
+            if also
+            else torch.tanh(out) @ w
+        )
 
-    program: Program = island(model, (torch.randn(2, 64, inner), torch.randn(inner, inner), MASK), device="cpu")
+    program: Program = island(
+        model, (torch.randn(2, 64, inner), torch.randn(inner, inner), MASK), device="cpu"
+    )
     return Region(program, tuple("input" for _ in program.inputs), "inference", "whole", "model")
 
 
@@ -194,7 +230,9 @@ def targets(region: Region) -> list[str]:
 
 def test_written_out_attention_is_one_island_and_splices_back() -> None:
     region = whole(also=True)
-    found = [i for i in partition(region, products=True).islands if targets(i.region).count("bmm") == 2]
+    found = [
+        i for i in partition(region, products=True).islands if targets(i.region).count("bmm") == 2
+    ]
     assert len(found) == 1
     assert "_softmax" in targets(found[0].region)
     assert targets(found[0].region)[-1] in (
@@ -203,15 +241,23 @@ def test_written_out_attention_is_one_island_and_splices_back() -> None:
         "tanh",
     )  # heads go back inside rows, and what follows element by element
     given = [torch.randn(spec.shape) for spec in region.program.inputs]
-    spliced = splice(region.program, {island: island.region.program for island in partition(region, products=True).islands})
+    spliced = splice(
+        region.program,
+        {island: island.region.program for island in partition(region, products=True).islands},
+    )
     for expected, got in zip(
-        prepare(region.program, torch.device("cpu"))(given), prepare(spliced, torch.device("cpu"))(given), strict=True
+        prepare(region.program, torch.device("cpu"))(given),
+        prepare(spliced, torch.device("cpu"))(given),
+        strict=True,
     ):
         torch.testing.assert_close(got, expected)
 
 
 def test_attention_of_long_queries_or_without_products_stays_in_parts() -> None:
-    assert all(targets(i.region).count("bmm") < 2 for i in partition(whole(inner=512), products=True).islands)
+    assert all(
+        targets(i.region).count("bmm") < 2
+        for i in partition(whole(inner=512), products=True).islands
+    )
     assert all("bmm" not in targets(i.region) for i in partition(whole()).islands)
 
 
@@ -220,7 +266,9 @@ def heads_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     aten = torch.ops.aten
     batch, own, length, size = x.shape
     wide = aten.expand(aten.unsqueeze(x, 2), [batch, own, times, length, size])
-    return aten._unsafe_view(aten.clone(wide, memory_format=torch.contiguous_format), [batch, own * times, length, size])
+    return aten._unsafe_view(
+        aten.clone(wide, memory_format=torch.contiguous_format), [batch, own * times, length, size]
+    )
 
 
 def fused_on_a_gpu(*, times: int, also: bool = False) -> Region:
@@ -229,26 +277,49 @@ def fused_on_a_gpu(*, times: int, also: bool = False) -> Region:
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, True)[0] * 2
         return (out, keys) if also else out
 
-    return lower_graph(graph_on_a_gpu(model, (2, 8, 70, 40), (2, 2, 70, 40), (2, 2, 70, 40), dtype=torch.float16)).region
+    return lower_graph(
+        graph_on_a_gpu(model, (2, 8, 70, 40), (2, 2, 70, 40), (2, 2, 70, 40), dtype=torch.float16)
+    ).region
 
 
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_fused_operator_reads_the_few_heads_of_keys_that_there_are(times: int) -> None:
     region = fused_on_a_gpu(times=times)
-    (island,) = (i for i in partition(region, products=True).islands if "_scaled_dot_product_flash_attention" in targets(i.region))
-    assert sorted(spec.shape for spec in island.region.program.inputs) == [(2, 2, 70, 40), (2, 2, 70, 40), (2, 8, 70, 40)]
+    (island,) = (
+        i
+        for i in partition(region, products=True).islands
+        if "_scaled_dot_product_flash_attention" in targets(i.region)
+    )
+    assert sorted(spec.shape for spec in island.region.program.inputs) == [
+        (2, 2, 70, 40),
+        (2, 2, 70, 40),
+        (2, 8, 70, 40),
+    ]
     assert len(propose(island.region.program, 90)) >= 2
 
 
 def test_repeated_keys_that_something_else_reads_are_written_once() -> None:
     region = fused_on_a_gpu(times=4, also=True)
-    (island,) = (i for i in partition(region, products=True).islands if "_scaled_dot_product_flash_attention" in targets(i.region))
-    assert sorted(spec.shape for spec in island.region.program.inputs) == [(2, 2, 70, 40), (2, 8, 70, 40), (2, 8, 70, 40)]
+    (island,) = (
+        i
+        for i in partition(region, products=True).islands
+        if "_scaled_dot_product_flash_attention" in targets(i.region)
+    )
+    assert sorted(spec.shape for spec in island.region.program.inputs) == [
+        (2, 2, 70, 40),
+        (2, 8, 70, 40),
+        (2, 8, 70, 40),
+    ]
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     given = (torch.zeros(1, 6, 70, 16).half(), *(torch.zeros(1, 4, 70, 16).half(),) * 2)
-    step = Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2)), 9, lambda *_: None)
+    step = Step(
+        "aten._scaled_dot_product_flash_attention.default",
+        (Value(0), Value(1), Value(2)),
+        9,
+        lambda *_: None,
+    )
     with pytest.raises(NotLowerableError, match="1 x 4 heads for queries of 1 x 6"):
         lower(step.program(given, "cuda"), Proposal("attention", {}))
 
@@ -261,27 +332,45 @@ class Attended(nn.Module):
         self.project, self.shared = nn.Linear(256, 256), nn.Linear(256, 128)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = [one.unflatten(-1, (-1, 32)).transpose(1, 2) for one in (self.project(x), *self.shared(x).chunk(2, -1))]
-        return nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+        heads = [
+            one.unflatten(-1, (-1, 32)).transpose(1, 2)
+            for one in (self.project(x), *self.shared(x).chunk(2, -1))
+        ]
+        return (
+            nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(dtype: torch.dtype, tmp_path: Path) -> None:
-    module, x = Attended().cuda().to(dtype).eval(), torch.randn(2, 512, 256, device="cuda", dtype=dtype)
+def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    module, x = (
+        Attended().cuda().to(dtype).eval(),
+        torch.randn(2, 512, 256, device="cuda", dtype=dtype),
+    )
     with torch.no_grad():
         (region,) = captured_regions(module, (x,))
         assert any("_scaled_dot_product" in target for target in targets(region))
         expected = module(x)  # before: the module itself is what is accelerated
-        served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=10.0, strictness="error")
+        served = cudal1.accelerate(
+            module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=10.0, strictness="error"
+        )
         torch.testing.assert_close(served(x), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_both_ways_of_fp32s_accuracy_are_proposed_with_and_without_a_softmax() -> None:
-    """Six products without one were wrong on an H100 where ptxas made code that is refused now (`kernels.codegen.sass`)."""
+    """Six products without one were wrong on an H100 where ptxas made code that is refused now
+    (`kernels.codegen.sass`).
+    """
     methods = {}
     for name in ("relu", "ragged"):
         function, given = CASES[name]
-        methods[name] = {proposal.config["method"] for proposal in propose(program_of(function, given), 90)}
+        methods[name] = {
+            proposal.config["method"] for proposal in propose(program_of(function, given), 90)
+        }
     assert methods == {"relu": {"tf32x3", "bf16x6"}, "ragged": {"tf32x3", "bf16x6"}}

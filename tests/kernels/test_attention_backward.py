@@ -1,4 +1,6 @@
-"""The kernels of attention's backward give what float64 gives, for every mask, layout and length; they compile, and are found."""
+"""The kernels of attention's backward give what float64 gives, for every mask, layout and length;
+they compile, and are found.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ from torch_cudal1.kernels.templates.attention_backward import FAMILY
 from torch_cudal1.search.shortlist import RACED
 
 ROOT = Path(__file__).parents[2]
-# of the result's type: a chain of three products and an exponential, relative to results that are small beside their terms. In fp32
-# NumPy's order of sums differs between processors, up to 420 times; factors in TF32 would be 10,000 off
+# of the result's type: a chain of three products and an exponential, relative to results that are
+# small beside their terms. In fp32 NumPy's order of sums differs between processors, up to 420
+# times; factors in TF32 would be 10,000 off
 ROUNDINGS = {"torch.float32": 1000.0, "torch.float16": 2.0, "torch.bfloat16": 2.0}
 Facts = dict[str, list[dict[str, Any]]]
 
@@ -50,10 +53,14 @@ def test_gradients_match_float64(facts: Facts, name: str) -> None:
     assert len(facts[name]) >= 2 * len(CASES[name].wanted)
     for fact in facts[name]:
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
-        assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), f"too large an error: {fact}"
+        assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), (
+            f"too large an error: {fact}"
+        )
 
 
-@pytest.mark.parametrize("name", ["causal", "heads of 128", "flash, fp16, shared keys, causal", "bias, fp16"])
+@pytest.mark.parametrize(
+    "name", ["causal", "heads of 128", "flash, fp16, shared keys, causal", "bias, fp16"]
+)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
     reference = CASES[name].program()
@@ -70,7 +77,10 @@ def test_offsets_beyond_31_bits_are_computed_in_64() -> None:
     far = replace(plain.inputs[2], strides=(1 << 33, 1 << 32, 32, 1))
     program = replace(plain, inputs=(*plain.inputs[:2], far, *plain.inputs[3:]))
     (proposal, *_) = propose(program, 90)
-    assert all(".to(tl.int64)" in kernel.text.split("SYMBOL")[-1] for kernel in lower(program, proposal).kernels)
+    assert all(
+        ".to(tl.int64)" in kernel.text.split("SYMBOL")[-1]
+        for kernel in lower(program, proposal).kernels
+    )
     assert not any(".to(tl.int64)" in kernel.text for kernel in lower(plain, proposal).kernels)
     check_program(build(program, proposal, 90))
 
@@ -80,12 +90,18 @@ def test_tensor_memory_is_not_filled_beyond_what_there_is() -> None:
     case = Case(*_three(1, 2, 128, 64))
     pieces = [(p.config["method"], p.config["own"]) for p in propose(case.program(), 100)]
     assert set(pieces) == {("tf32x3", 64), ("tf32x3", 32), ("bf16x6", 32)}
-    assert ("bf16x6", 128) in [(p.config["method"], p.config["own"]) for p in propose(case.program(), 90)]
+    assert ("bf16x6", 128) in [
+        (p.config["method"], p.config["own"]) for p in propose(case.program(), 90)
+    ]
 
 
 def text_of(name: str, kernel: str) -> str:
     program = CASES[name].program()
-    return next(k.text for k in lower(program, propose(program, 90)[0]).kernels if k.symbol.startswith(f"attention_{kernel}_"))
+    return next(
+        k.text
+        for k in lower(program, propose(program, 90)[0]).kernels
+        if k.symbol.startswith(f"attention_{kernel}_")
+    )
 
 
 def test_a_causal_mask_skips_blocks_on_both_sides_of_the_diagonal() -> None:
@@ -97,7 +113,10 @@ def test_a_causal_mask_skips_blocks_on_both_sides_of_the_diagonal() -> None:
 def test_of_gradients_that_nobody_reads_no_kernel_is_made() -> None:
     def kernels(name: str) -> list[str]:
         program = CASES[name].program()
-        return [kernel.symbol.split("_")[1] for kernel in lower(program, propose(program, 90)[0]).kernels]
+        return [
+            kernel.symbol.split("_")[1]
+            for kernel in lower(program, propose(program, 90)[0]).kernels
+        ]
 
     assert kernels("queries' only") == ["delta", "queries"]
     assert kernels("values' only") == ["delta", "keys"]
@@ -114,13 +133,22 @@ def test_products_of_half_the_accuracy_need_the_right() -> None:
     assert "tf32" not in {p.config["method"] for p in propose(reference, 90)}
     plain = next(p for p in propose(reference, 90, ["matmul"]) if p.config["method"] == "tf32")
     for kernel in lower(reference, plain).kernels[1:]:  # the first has no product
-        read = {name for pair in re.findall(r"tl\.dot\((\w+), (?:tl\.trans\()?(\w+)", kernel.text) for name in pair}
+        read = {
+            name
+            for pair in re.findall(r"tl\.dot\((\w+), (?:tl\.trans\()?(\w+)", kernel.text)
+            for name in pair
+        }
         assert read
-        assert {name for name in read if f"{name} = nearest_tf32({name})" not in kernel.text} == set()
+        assert {
+            name for name in read if f"{name} = nearest_tf32({name})" not in kernel.text
+        } == set()
     build(reference, plain, 90)
 
 
-@pytest.mark.parametrize("config", [{"method": "half"}, {"method": "tf32x3", "own": 64, "other": 48, "warps": 4, "stages": 2}])
+@pytest.mark.parametrize(
+    "config",
+    [{"method": "half"}, {"method": "tf32x3", "own": 64, "other": 48, "warps": 4, "stages": 2}],
+)
 def test_a_nonsense_proposal_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ProgramError, match="none of the tiles"):
         lower(CASES["ragged"].program(), Proposal(FAMILY, config))
@@ -129,7 +157,11 @@ def test_a_nonsense_proposal_is_refused(config: dict[str, Any]) -> None:
 def test_tiles_that_the_compiler_gets_wrong_are_neither_proposed_nor_made() -> None:
     """Out of shared memory's range on an H100, Triton 3.6: TF32 products of 16 rows in eight warps."""
     program = CASES["heads of 128"].program()
-    assert not [p for p in propose(program, 90) if p.config["method"] == "tf32x3" and p.config["other"] == 16]
+    assert not [
+        p
+        for p in propose(program, 90)
+        if p.config["method"] == "tf32x3" and p.config["other"] == 16
+    ]
     config = {"method": "tf32x3", "own": 64, "other": 16, "warps": 8, "stages": 2}
     with pytest.raises(ProgramError, match="expected 32"):
         lower(program, Proposal(FAMILY, config))
@@ -147,7 +179,10 @@ def changed(program: Program, position: int, argument: Any) -> Program:
     """The step with another argument at that place."""
     (step,) = program.steps
     assert isinstance(step, Aten)
-    return replace(program, steps=(replace(step, args=(*step.args[:position], argument, *step.args[position + 1 :])),))
+    return replace(
+        program,
+        steps=(replace(step, args=(*step.args[:position], argument, *step.args[position + 1 :])),),
+    )
 
 
 def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
@@ -159,7 +194,9 @@ def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
     cudnn = CASES["cudnn, bf16"].program()
     assert "bias of the efficient operators" in refusal(changed(cudnn, 8, Value(1)))
     assert "heads of at most 128" in refusal(Case(*_three(1, 1, 40, 160)).program())
-    assert "one log-sum-exp" in refusal(replace(plain, inputs=(*plain.inputs[:5], plain.inputs[4], *plain.inputs[6:])))  # `out`
+    assert "one log-sum-exp" in refusal(
+        replace(plain, inputs=(*plain.inputs[:5], plain.inputs[4], *plain.inputs[6:]))
+    )  # `out`
     mixed = replace(plain.inputs[0], dtype="float16")
     assert "one type" in refusal(replace(plain, inputs=(mixed, *plain.inputs[1:])))
     flash = CASES["flash, fp16"].program()
@@ -167,11 +204,17 @@ def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
     assert isinstance(step, Aten)
     assert "no packed sequences" in refusal(changed(flash, 6, step.args[-1]))
     odd = replace(flash.inputs[2], shape=(1, 3, 70, 64), strides=(3 * 70 * 64, 70 * 64, 64, 1))
-    assert "which divide" in refusal(replace(flash, inputs=(*flash.inputs[:2], odd, odd, *flash.inputs[4:])))
+    assert "which divide" in refusal(
+        replace(flash, inputs=(*flash.inputs[:2], odd, odd, *flash.inputs[4:]))
+    )
 
 
-@pytest.mark.parametrize(("operator", "served"), [("efficient", True), ("flash", False), ("cudnn", False)])
-def test_causal_masks_that_operators_align_differently_are_refused(operator: str, served: bool) -> None:
+@pytest.mark.parametrize(
+    ("operator", "served"), [("efficient", True), ("flash", False), ("cudnn", False)]
+)
+def test_causal_masks_that_operators_align_differently_are_refused(
+    operator: str, served: bool
+) -> None:
     rows, columns = normal(1, 2, 40, 16).half(), normal(1, 2, 90, 16).half()
     program = Case(rows, columns, columns, causal=True, operator=operator).program()
     if served:
@@ -184,33 +227,58 @@ def test_the_gradient_of_a_bias_is_no_result_of_these_kernels() -> None:
     program = CASES["ragged"].program()
     (step,) = program.steps
     assert isinstance(step, Aten)
-    assert "no gradient of queries" in refusal(replace(program, outputs=(step.outs[0], step.outs[3])))
+    assert "no gradient of queries" in refusal(
+        replace(program, outputs=(step.outs[0], step.outs[3]))
+    )
 
 
-EXACT = ("ragged", "causal", "keys of another length", "own scale", "flash, fp16, shared keys, causal")
+EXACT = (
+    "ragged",
+    "causal",
+    "keys of another length",
+    "own scale",
+    "flash, fp16, shared keys, causal",
+)
 
 
-@pytest.mark.parametrize("name", [*EXACT, "bias", "bias, a key for nobody and a query without keys"])
+@pytest.mark.parametrize(
+    "name", [*EXACT, "bias", "bias, a key for nobody and a query without keys"]
+)
 def test_the_exact_result_is_autograds_in_float64(name: str) -> None:
     """Of the result and log-sum-exp of a forward in float64."""
     case = CASES[name]
     bias = None if case.bias is None else case.bias.double()
-    case = replace(case, query=case.query.double(), key=case.key.double(), value=case.value.double(), bias=bias)
+    case = replace(
+        case, query=case.query.double(), key=case.key.double(), value=case.value.double(), bias=bias
+    )
     (grad, *_), rest = case.inputs(), case.inputs()[6:]
     out, total = case.forward(torch.float64)
-    found = exact_outputs(case.program(), [grad, case.query, case.key, case.value, out, total, *rest], torch.device("cpu"))
+    found = exact_outputs(
+        case.program(),
+        [grad, case.query, case.key, case.value, out, total, *rest],
+        torch.device("cpu"),
+    )
     assert not isinstance(found, Infeasible)
     given = [one.clone().requires_grad_() for one in (case.query, case.key, case.value)]
-    how: dict[str, Any] = {"is_causal": case.causal, "scale": case.scale, "attn_mask": bias, "enable_gqa": True}
+    how: dict[str, Any] = {
+        "is_causal": case.causal,
+        "scale": case.scale,
+        "attn_mask": bias,
+        "enable_gqa": True,
+    }
     made = nn.functional.scaled_dot_product_attention(*given, **how)
     for got, expected in zip(found, torch.autograd.grad(made, given, grad), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["causal", "flash, bf16, causal, heads of 128"])
-def test_causal_blocks_are_no_larger_than_pytorchs_so_that_a_hidden_nan_reaches_no_further(name: str) -> None:
+def test_causal_blocks_are_no_larger_than_pytorchs_so_that_a_hidden_nan_reaches_no_further(
+    name: str,
+) -> None:
     case = CASES[name]
-    sizes = {max(int(p.config[one]) for one in ("own", "other")) for p in propose(case.program(), 90)}
+    sizes = {
+        max(int(p.config[one]) for one in ("own", "other")) for p in propose(case.program(), 90)
+    }
     assert max(sizes) == 64
     plain = propose(replace(case, causal=False).program(), 90)
     assert max(int(proposal.config["own"]) for proposal in plain) == 128
@@ -219,10 +287,15 @@ def test_causal_blocks_are_no_larger_than_pytorchs_so_that_a_hidden_nan_reaches_
 def test_in_the_exact_result_nothing_that_the_mask_hides_takes_part() -> None:
     case = Case(*_three(1, 1, 70, 16), causal=True)
     inputs = [one.clone() for one in case.inputs()]
-    inputs[0][0, 0, 20, 3] = inputs[1][0, 0, 30, 2] = float("nan")  # of the gradient's row 20, of query 30
+    inputs[0][0, 0, 20, 3] = inputs[1][0, 0, 30, 2] = float(
+        "nan"
+    )  # of the gradient's row 20, of query 30
     found = exact_outputs(case.program(), inputs, torch.device("cpu"))
     assert not isinstance(found, Infeasible)
-    of_query, of_key, of_value = ([] if one is None else one.isnan().any(-1)[0, 0].nonzero().flatten().tolist() for one in found)
+    of_query, of_key, of_value = (
+        [] if one is None else one.isnan().any(-1)[0, 0].nonzero().flatten().tolist()
+        for one in found
+    )
     assert of_query == [20, 30]
     assert of_key == of_value == list(range(31))
 
@@ -239,7 +312,9 @@ def step_on_a_gpu(*, causal: bool) -> Region:
     aten = torch.ops.aten
 
     def model(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> Any:
-        q, k, v = (aten.select((x @ w).view(8, 1024, 3, 4, 32), 2, i).transpose(1, 2) for i in range(3))
+        q, k, v = (
+            aten.select((x @ w).view(8, 1024, 3, 4, 32), 2, i).transpose(1, 2) for i in range(3)
+        )
         made = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
         out, total, seed, offset = made
         back = grad.view(8, 1024, 4, 32).transpose(1, 2) * 2
@@ -254,19 +329,26 @@ def step_on_a_gpu(*, causal: bool) -> Region:
 
 
 def backward_island(region: Region) -> Island:
-    found = [i for i in product_islands(region) if "efficient_attention_backward" in str(i.region.program.steps)]
+    found = [
+        i
+        for i in product_islands(region)
+        if "efficient_attention_backward" in str(i.region.program.steps)
+    ]
     assert len(found) == 1
     return found[0]
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposals(causal: bool) -> None:
+def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposals(
+    causal: bool,
+) -> None:
     island = backward_island(step_on_a_gpu(causal=causal))
     assert len(island.steps) == 1
     assert len(island.region.program.outputs) == 3
     assert len(propose(island.region.program, 90)) >= 6
     assert [
-        kernel.symbol.split("_")[1] for kernel in lower(island.region.program, propose(island.region.program, 90)[0]).kernels
+        kernel.symbol.split("_")[1]
+        for kernel in lower(island.region.program, propose(island.region.program, 90)[0]).kernels
     ] == [
         "delta",
         "queries",
@@ -275,7 +357,10 @@ def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposal
 
 
 def test_without_products_it_stays_with_inductor() -> None:
-    assert all("attention" not in str(i.region.program.steps) for i in partition(step_on_a_gpu(causal=True)).islands)
+    assert all(
+        "attention" not in str(i.region.program.steps)
+        for i in partition(step_on_a_gpu(causal=True)).islands
+    )
 
 
 class Attended(nn.Module):
@@ -284,7 +369,9 @@ class Attended(nn.Module):
         self.project, self.back = nn.Linear(256, 768), nn.Linear(256, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = [one.unflatten(-1, (-1, 64)).transpose(1, 2) for one in self.project(x).chunk(3, -1)]
+        heads = [
+            one.unflatten(-1, (-1, 64)).transpose(1, 2) for one in self.project(x).chunk(3, -1)
+        ]
         made = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
         return self.back(made.transpose(1, 2).flatten(2))
 
@@ -295,8 +382,12 @@ def test_a_training_step_of_fp32_attention_has_eagers_gradients(tmp_path: Path) 
     module, x = Attended().cuda(), torch.randn(4, 1024, 256, device="cuda", requires_grad=True)
     wanted = (x, *module.parameters())
     weights = torch.randn(4, 1024, 256, device="cuda")
-    expected = torch.autograd.grad((module(x) * weights).sum(), wanted)  # before: the module itself is what is accelerated
-    served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=60.0, strictness="error")
+    expected = torch.autograd.grad(
+        (module(x) * weights).sum(), wanted
+    )  # before: the module itself is what is accelerated
+    served = cudal1.accelerate(
+        module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=60.0, strictness="error"
+    )
     found = torch.autograd.grad((served(x) * weights).sum(), wanted)
     for got, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(got, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))

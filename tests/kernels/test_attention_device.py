@@ -1,5 +1,6 @@
-"""On a GPU, machine code of attention, its gradients and batched products gives what float64 gives, for every case that the
-interpreter is asked; and NaN, infinities and zeros where PyTorch's own operator has them.
+"""On a GPU, machine code of attention, its gradients and batched products gives what float64 gives,
+for every case that the interpreter is asked; and NaN, infinities and zeros where PyTorch's own
+operator has them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,31 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.runtime.executor import prepare
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-ROUNDINGS = {torch.float32: 300.0, torch.float16: 3.0, torch.bfloat16: 3.0}  # of sums whose terms are larger than they are
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+ROUNDINGS = {
+    torch.float32: 300.0,
+    torch.float16: 3.0,
+    torch.bfloat16: 3.0,
+}  # of sums whose terms are larger than they are
 LAYOUTS = [name for name in compare_products.CASES if "batch" in name or "heads" in name]
 
 
-def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
-    """Every proposal that has usable machine code, twice, against eager's results on this GPU and float64's. A search passes over
-    one whose machine code is refused (`kernels.codegen.sass`); all of them refused is a failure here.
+def check(
+    program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]
+) -> None:
+    """Every proposal that has usable machine code, twice, against eager's results on this GPU and
+    float64's. A search passes over one whose machine code is refused (`kernels.codegen.sass`); all
+    of them refused is a failure here.
     """
     major, minor = torch.cuda.get_device_capability()
-    built = [(one, found) for one in propose(program, 10 * major + minor) if (found := usable(program, one, 10 * major + minor))]
+    built = [
+        (one, found)
+        for one in propose(program, 10 * major + minor)
+        if (found := usable(program, one, 10 * major + minor))
+    ]
     assert built
     for proposal, found in built:
         run = prepare(found, torch.device("cuda"))
@@ -42,11 +57,15 @@ def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], e
             assert fact["spec"], f"{proposal}: dtype, shape or strides differ: {fact}"
             assert fact["special"], f"{proposal}: NaN or infinity misplaced: {fact}"
             assert fact["error"] <= limit, f"{proposal}: error over {limit}: {fact}"
-            assert torch.equal(got.nan_to_num(), again.nan_to_num()), proposal  # the same bits every time
+            assert torch.equal(got.nan_to_num(), again.nan_to_num()), (
+                proposal
+            )  # the same bits every time
 
 
 def usable(program: Program, proposal: Proposal, sm: int) -> Program | None:
-    """The proposal's program, None where ptxas made code of it that reads registers which nothing wrote."""
+    """The proposal's program, None where ptxas made code of it that reads registers which nothing
+    wrote.
+    """
     try:
         return build(program, proposal, sm)
     except NotLowerableError as error:
@@ -57,14 +76,23 @@ def usable(program: Program, proposal: Proposal, sm: int) -> Program | None:
 
 def by_pytorch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     """What the island's own steps give here: a fused operator is PyTorch's."""
-    return [tensor for tensor in prepare(program, torch.device("cuda"))(list(inputs)) if tensor is not None]
+    return [
+        tensor
+        for tensor in prepare(program, torch.device("cuda"))(list(inputs))
+        if tensor is not None
+    ]
 
 
 @pytest.mark.parametrize("name", compare_attention.CASES)
 def test_attention_matches_float64_and_the_operator(name: str) -> None:
     function, given = compare_attention.CASES[name]
-    program, inputs = compare_attention.program_of(function, given), [placed(tensor) for tensor in given]
-    exact = [tensor.cuda() for tensor in outputs_of(function, [tensor.double() for tensor in given])]
+    program, inputs = (
+        compare_attention.program_of(function, given),
+        [placed(tensor) for tensor in given],
+    )
+    exact = [
+        tensor.cuda() for tensor in outputs_of(function, [tensor.double() for tensor in given])
+    ]
     check(program, inputs, by_pytorch(program, inputs), exact)
 
 
@@ -72,7 +100,12 @@ def test_attention_matches_float64_and_the_operator(name: str) -> None:
 def test_gradients_match_float64_and_the_operator(name: str) -> None:
     case = compare_attention_backward.CASES[name]
     program, inputs = case.program(), [placed(tensor) for tensor in case.inputs()]
-    check(program, inputs, by_pytorch(program, inputs), [tensor.cuda() for tensor in case.expected(torch.float64)])
+    check(
+        program,
+        inputs,
+        by_pytorch(program, inputs),
+        [tensor.cuda() for tensor in case.expected(torch.float64)],
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -101,4 +134,7 @@ def test_in_plain_tf32_it_is_as_exact_as_pytorchs_products(monkeypatch: pytest.M
     plain = [one for one in propose(program, sm, ["matmul"]) if one.config["method"] == "tf32"]
     assert plain
     for proposal in plain:
-        assert error(prepare(build(program, proposal, sm), torch.device("cuda"))(given)[0]) <= 1.5 * eager, proposal
+        assert (
+            error(prepare(build(program, proposal, sm), torch.device("cuda"))(given)[0])
+            <= 1.5 * eager
+        ), proposal

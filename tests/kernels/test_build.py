@@ -1,4 +1,6 @@
-"""`build` compiles without a GPU and yields Programs that fit the reference, the checks and the cubin's own parameter list."""
+"""`build` compiles without a GPU and yields Programs that fit the reference, the checks and the
+cubin's own parameter list.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,29 @@ def eight_bits(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> t
 ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (lambda x: (x * 0.5).softmax(-1), (X.half(),)),
     "log_softmax, rows not contiguous": (lambda x: x.log_softmax(1), (X4,)),
-    "layer norm with statistics": (lambda x, w: torch.ops.aten.native_layer_norm(x, [1000], w, w, 1e-5), (X, W)),
+    "layer norm with statistics": (
+        lambda x, w: torch.ops.aten.native_layer_norm(x, [1000], w, w, 1e-5),
+        (X, W),
+    ),
     "group norm": (lambda x, w: F.gelu(F.group_norm(x, 3, w, w)), (X4.bfloat16(), W6.bfloat16())),
     "argmax": (lambda x: x.argmax(-1), (X,)),
     "split sum": (lambda x: x.sum(), (torch.empty(1 << 20),)),
     "long rows in a loop": (lambda x: x.softmax(-1), (torch.empty(200, 70000),)),
-    "exclusive sums": (lambda x: torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1].cumsum(1)), 1), (X,)),
+    "exclusive sums": (
+        lambda x: torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1].cumsum(1)), 1),
+        (X,),
+    ),
     "reversed sums in a loop": (lambda x: x.flip(1).cumsum(1).flip(1), (torch.empty(200, 70000),)),
     "cross entropy": (F.cross_entropy, (X, torch.zeros(64, dtype=torch.int64))),
-    "max pool": (lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], (X4,)),
+    "max pool": (
+        lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0],
+        (X4,),
+    ),
     "moments in one pass": (lambda x: F.layer_norm(x, (70000,)), (torch.empty(200, 70000),)),
-    "weights of four bits": (four_bits, (X[:1].half(), torch.zeros(48, 500, dtype=torch.uint8), torch.empty(48, 1).half())),
+    "weights of four bits": (
+        four_bits,
+        (X[:1].half(), torch.zeros(48, 500, dtype=torch.uint8), torch.empty(48, 1).half()),
+    ),
     "weights of four bits, many rows": (
         four_bits,
         (X[:40].bfloat16(), torch.zeros(48, 500, dtype=torch.uint8), torch.rand(48, 1).bfloat16()),
@@ -64,10 +78,20 @@ ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     ),
     "weights of eight bits, e5m2": (
         eight_bits,
-        (X[:1].bfloat16(), torch.zeros(48, 1000).to(torch.float8_e5m2), torch.empty(48, 1).bfloat16()),
+        (
+            X[:1].bfloat16(),
+            torch.zeros(48, 1000).to(torch.float8_e5m2),
+            torch.empty(48, 1).bfloat16(),
+        ),
     ),
-    "logarithms of Bessel functions": (lambda x, w: log_bessel_i(w, x) - log_bessel_k(w, x), (X[:4], W)),
-    "element-wise": (lambda x, w: (F.silu(x) * w, x > 0, F.gelu(x, approximate="tanh"), torch.erf(x).exp()), (X, W)),
+    "logarithms of Bessel functions": (
+        lambda x, w: log_bessel_i(w, x) - log_bessel_k(w, x),
+        (X[:4], W),
+    ),
+    "element-wise": (
+        lambda x, w: (F.silu(x) * w, x > 0, F.gelu(x, approximate="tanh"), torch.erf(x).exp()),
+        (X, W),
+    ),
 }
 SMS = (80, 86, 89, 90, 100)
 
@@ -86,8 +110,12 @@ def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> N
     for launch in launches(built):
         body = bytes(built.payloads[launch.payload].numpy())
         assert hashlib.sha256(body).hexdigest() == launch.payload
-        check_launch(inspect_cubin(body), launch, 90)  # symbol, parameter count and sizes, block, architecture
-        assert launch.aligned == tuple(arg.value.index for arg in launch.args if isinstance(arg.value, Value))
+        check_launch(
+            inspect_cubin(body), launch, 90
+        )  # symbol, parameter count and sizes, block, architecture
+        assert launch.aligned == tuple(
+            arg.value.index for arg in launch.args if isinstance(arg.value, Value)
+        )
         assert [arg.kind for arg in launch.args[-2:]] == ["null", "null"]
     assert set(built.payloads) == {launch.payload for launch in launches(built)}
 
@@ -117,7 +145,11 @@ def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:
 
 def test_output_specs_are_exactly_those_of_eager() -> None:
     last = torch.empty(2, 6, 4, 5).to(memory_format=torch.channels_last)
-    for function, inputs in (*ISLANDS.values(), (lambda a: F.relu(a) + 1, (last,)), (lambda a: a.t() * 2, (X,))):
+    for function, inputs in (
+        *ISLANDS.values(),
+        (lambda a: F.relu(a) + 1, (last,)),
+        (lambda a: a.t() * 2, (X,)),
+    ):
         reference = island(function, inputs)
         proposal = propose(reference, 90)[0]
         eager = function(*inputs) if sum(t.numel() for t in inputs) < 1e6 else None
@@ -143,12 +175,16 @@ def test_building_twice_gives_the_same_bytes_and_leaves_the_environment_alone() 
     assert first.digest == second.digest
     assert dict(os.environ) == before
     for body in first.payloads.values():
-        assert b"/tmp" not in bytes(body.numpy())  # no path of the building machine travels with the cubin
+        assert b"/tmp" not in bytes(
+            body.numpy()
+        )  # no path of the building machine travels with the cubin
 
 
 def test_a_constant_of_the_reference_stays_a_payload() -> None:
     reference = island(lambda x, w: x * w, (X, W))
-    held = replace(reference, inputs=reference.inputs[:1], constants=("w",), payloads={"w": torch.ones(1000)})
+    held = replace(
+        reference, inputs=reference.inputs[:1], constants=("w",), payloads={"w": torch.ones(1000)}
+    )
     built = build(held, propose(held, 90)[0], 90)
     assert built.constants == ("w",)
     assert torch.equal(built.payloads["w"], torch.ones(1000))
@@ -176,13 +212,17 @@ def test_a_tensor_of_more_than_2_31_elements_is_addressed_with_64_bits() -> None
         ("softmax", {"rows": 1, "columns": 2048, "warps": 4, "split": 7}, "pieces"),
     ],
 )
-def test_a_nonsense_proposal_is_refused_by_name(family: str, config: dict[str, int | str | bool], word: str) -> None:
+def test_a_nonsense_proposal_is_refused_by_name(
+    family: str, config: dict[str, int | str | bool], word: str
+) -> None:
     with pytest.raises(ProgramError, match=word):
         lower(island(*ISLANDS["softmax"]), Proposal(family, config))
 
 
 def test_every_unary_function_compiles_to_code_without_module_memory() -> None:
-    """The scan refuses a cubin with module memory; libdevice leaves a dead string in each, which `build` drops."""
+    """The scan refuses a cubin with module memory; libdevice leaves a dead string in each, which
+    `build` drops.
+    """
     names = [name for name in FLOAT_UNARY if hasattr(torch.ops.aten, name)]
     reference = island(lambda x: tuple(getattr(torch.ops.aten, name)(x) for name in names), (X,))
     built = build(reference, propose(reference, 90)[0], 90)
@@ -199,10 +239,19 @@ def test_only_globals_that_nothing_reads_are_dropped() -> None:
 
 
 def test_what_no_device_can_run_is_refused() -> None:
-    """The compiler accepts any shared memory and emits `trap` for impossible bodies: both stop here."""
+    """The compiler accepts any shared memory and emits `trap` for impossible bodies: both stop
+    here.
+    """
 
     class Metadata:
-        name, shared, num_warps, num_ctas, global_scratch_size, profile_scratch_size = "k", 0, 4, 1, 0, 0
+        name, shared, num_warps, num_ctas, global_scratch_size, profile_scratch_size = (
+            "k",
+            0,
+            4,
+            1,
+            0,
+            0,
+        )
 
     class Compiled:
         metadata, asm = Metadata(), {"ptx": "st.global.b32", "cubin": b"code"}

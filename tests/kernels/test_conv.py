@@ -1,4 +1,6 @@
-"""Convolutions' CUDA C++, run on the CPU thread by thread: taps of every class, edges, layouts, epilogues; and what is refused."""
+"""Convolutions' CUDA C++, run on the CPU thread by thread: taps of every class, edges, layouts,
+epilogues; and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,26 @@ needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason="needs NVRTC")
 
 
 def normal(*shape: int) -> Tensor:
-    """Standard normal, the same at every run, in what TF32 holds: products are exact, and only sums round."""
+    """Standard normal, the same at every run, in what TF32 holds: products are exact, and only sums
+    round.
+    """
     whole = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
     return ((whole.view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def cut(**how: int) -> Schedule:
     """A schedule, most of it the usual."""
-    return Schedule(**{"z": 1, "y": 1, "channels": 8, "taps": 1, "wide": 1, "stages": 3, "blocks": 1, **how})
+    return Schedule(
+        **{"z": 1, "y": 1, "channels": 8, "taps": 1, "wide": 1, "stages": 3, "blocks": 1, **how}
+    )
 
 
 def normed(y: Tensor, *vectors: Tensor) -> Tensor:
     """Batch norm in inference: scale, shift, mean, and what the variance is the square of."""
     scale, shift, mean, deviation = vectors
-    made: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(y, scale, shift, mean, deviation * deviation, 0.1, 1e-5)[0]
+    made: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
+        y, scale, shift, mean, deviation * deviation, 0.1, 1e-5
+    )[0]
     return made
 
 
@@ -82,11 +90,21 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[tuple[int, ...], ...]
         lambda x, w: F.conv2d(x, w, groups=2, padding=1),
         ((1, 8, 5, 16), (10, 4, 3, 3)),
     ),
-    "1 x 1": (cut(x=128, columns=16, channels=16), lambda x, w: F.conv2d(x, w), ((1, 16, 12, 16), (16, 16, 1, 1))),
-    "transposed, stride 1": (cut(x=128, columns=8), lambda x, w: F.conv_transpose1d(x, w), ((1, 8, 140), (8, 8, 3))),
+    "1 x 1": (
+        cut(x=128, columns=16, channels=16),
+        lambda x, w: F.conv2d(x, w),
+        ((1, 16, 12, 16), (16, 16, 1, 1)),
+    ),
+    "transposed, stride 1": (
+        cut(x=128, columns=8),
+        lambda x, w: F.conv_transpose1d(x, w),
+        ((1, 8, 140), (8, 8, 3)),
+    ),
     "transposed, stride 2, tanh": (
         cut(y=8, x=16, columns=8),
-        lambda x, w, b: torch.tanh(F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1)),
+        lambda x, w, b: torch.tanh(
+            F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1)
+        ),
         ((1, 16, 7, 9), (16, 8, 3, 3), (8,)),
     ),
     "transposed, three axes, kernel 4": (
@@ -125,7 +143,9 @@ def test_convolutions_match_float64(name: str, tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("shapes", [((1, 8, 9, 18), (12, 8, 3, 3)), ((1, 3, 9, 18), (8, 3, 3, 3))])
-def test_three_products_have_the_error_of_fp32(shapes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+def test_three_products_have_the_error_of_fp32(
+    shapes: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
     x, w = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in shapes)
     schedule = cut(y=4, x=32, columns=16, channels=shapes[0][1], taps=3, products=3)
     (got,) = run_on_cpu(island(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
@@ -135,7 +155,9 @@ def test_three_products_have_the_error_of_fp32(shapes: tuple[tuple[int, ...], ..
 
 @needs_compiler
 @pytest.mark.parametrize("products", [1, 3])
-def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(products: int, tmp_path: Path) -> None:
+def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(
+    products: int, tmp_path: Path
+) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
 
@@ -152,9 +174,21 @@ TRANSPOSED: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] =
     "stride 2": ({"stride": 2, "padding": 1, "output_padding": 1}, (1, 8, 7, 9), (8, 8, 3, 3)),
     "stride 1": ({"padding": 1}, (1, 8, 7, 9), (8, 8, 3, 3)),
     "copied four at a time": ({}, (1, 8, 7, 40), (8, 8, 3, 3)),
-    "stride and dilation of 2": ({"stride": 2, "padding": 1, "dilation": 2}, (1, 8, 7, 36), (8, 8, 3, 3)),
-    "a stride beyond the taps": ({"stride": 5, "padding": 1, "dilation": 2}, (1, 8, 5, 24), (8, 8, 3, 3)),
-    "in every way": ({"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2}, (2, 16, 6, 7), (16, 8, 3, 5)),
+    "stride and dilation of 2": (
+        {"stride": 2, "padding": 1, "dilation": 2},
+        (1, 8, 7, 36),
+        (8, 8, 3, 3),
+    ),
+    "a stride beyond the taps": (
+        {"stride": 5, "padding": 1, "dilation": 2},
+        (1, 8, 5, 24),
+        (8, 8, 3, 3),
+    ),
+    "in every way": (
+        {"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2},
+        (2, 16, 6, 7),
+        (16, 8, 3, 5),
+    ),
 }
 
 
@@ -170,9 +204,16 @@ def with_specials(name: str) -> tuple[Callable[..., Tensor], Tensor, Tensor]:
 @needs_compiler
 @pytest.mark.parametrize("products", [1, 3])
 @pytest.mark.parametrize("name", TRANSPOSED)
-def test_beside_the_input_a_transposed_convolution_has_no_products(name: str, products: int, tmp_path: Path) -> None:
+def test_beside_the_input_a_transposed_convolution_has_no_products(
+    name: str, products: int, tmp_path: Path
+) -> None:
     function, x, w = with_specials(name)
-    (got,) = run_on_cpu(island(function, (x, w)), cut(y=8, x=16, columns=8, products=products).proposal(), (x, w), tmp_path)
+    (got,) = run_on_cpu(
+        island(function, (x, w)),
+        cut(y=8, x=16, columns=8, products=products).proposal(),
+        (x, w),
+        tmp_path,
+    )
     with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
         plain = function(x, w)
     assert plain.isnan().any()
@@ -180,7 +221,9 @@ def test_beside_the_input_a_transposed_convolution_has_no_products(name: str, pr
 
 
 @needs_compiler
-def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products(tmp_path: Path) -> None:
+def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products(
+    tmp_path: Path,
+) -> None:
     x, w = normal(1, 8, 6, 18).abs(), normal(8, 8, 3, 3)
     w[:, 0] *= 0.125  # the largest number's products stay finite
     w[1, 5, 0, 0], w[2, 0, 1, 1] = float("inf"), float("nan")
@@ -192,12 +235,17 @@ def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products
 
 @needs_nvrtc
 def test_every_proposal_becomes_machine_code_for_sm_90() -> None:
-    program = island(lambda x, w: F.gelu(F.conv_transpose2d(x, w, stride=2)), (normal(1, 16, 20, 24), normal(16, 8, 3, 3)))
+    program = island(
+        lambda x, w: F.gelu(F.conv_transpose2d(x, w, stride=2)),
+        (normal(1, 16, 20, 24), normal(16, 8, 3, 3)),
+    )
     proposals = propose(program, 90, ("conv",), most=3)
     assert len(proposals) == 3
     for proposal in proposals:
         built = build(program, proposal, 90)
-        assert [step.symbol.partition("_")[0] for step in built.steps if isinstance(step, Launch)] == ["pack", "convolve"]
+        assert [
+            step.symbol.partition("_")[0] for step in built.steps if isinstance(step, Launch)
+        ] == ["pack", "convolve"]
 
 
 def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
@@ -208,7 +256,11 @@ def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
 
 
 DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
-    "3x3, bias and relu": (lambda x, w, b: F.relu(F.conv2d(x, w, b, groups=3)), ((2, 3, 13, 37), (3, 1, 3, 3), (3,)), 8),
+    "3x3, bias and relu": (
+        lambda x, w, b: F.relu(F.conv2d(x, w, b, groups=3)),
+        ((2, 3, 13, 37), (3, 1, 3, 3), (3,)),
+        8,
+    ),
     "batch norm": (
         lambda x, w, *vectors: F.hardtanh(normed(F.conv2d(x, w, groups=3), *vectors), 0, 6),
         ((2, 3, 13, 37), (3, 1, 3, 3), *[(3,)] * 4),
@@ -219,9 +271,17 @@ DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]
         ((1, 2, 14, 40), (2, 1, 3, 7)),
         2,
     ),
-    "two outputs a group, small image": (lambda x, w: F.conv2d(x, w, groups=4, padding=1), ((2, 4, 7, 7), (8, 1, 3, 3)), 4),
+    "two outputs a group, small image": (
+        lambda x, w: F.conv2d(x, w, groups=4, padding=1),
+        ((2, 4, 7, 7), (8, 1, 3, 3)),
+        4,
+    ),
     "one axis": (lambda x, w: F.conv1d(x, w, groups=3, padding=2), ((2, 3, 70), (3, 1, 5)), 1),
-    "three axes": (lambda x, w: F.conv3d(x, w, groups=2, padding=1), ((1, 2, 4, 5, 9), (2, 1, 3, 3, 3)), 4),
+    "three axes": (
+        lambda x, w: F.conv3d(x, w, groups=2, padding=1),
+        ((1, 2, 4, 5, 9), (2, 1, 3, 3, 3)),
+        4,
+    ),
 }
 
 
@@ -229,7 +289,9 @@ DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None:
     function, shapes, rows = DEPTHWISE[name]
-    inputs = tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(1)) for shape in shapes)
+    inputs = tuple(
+        torch.randn(*shape, generator=torch.Generator().manual_seed(1)) for shape in shapes
+    )
     program = island(function, inputs)
     (proposal,) = (p for p in propose(program, 86) if p.config["rows"] == rows)
     (got,) = run_on_cpu(program, proposal, inputs, tmp_path)
@@ -241,7 +303,10 @@ def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None
 @needs_nvrtc
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_depthwise_convolutions_become_machine_code(sm: int) -> None:
-    program = island(lambda x, w: torch.sigmoid(F.conv2d(x, w, groups=8)), (normal(1, 8, 9, 40), normal(8, 1, 3, 3)))
+    program = island(
+        lambda x, w: torch.sigmoid(F.conv2d(x, w, groups=8)),
+        (normal(1, 8, 9, 40), normal(8, 1, 3, 3)),
+    )
     for proposal in propose(program, sm, most=2):
         assert any(isinstance(step, Launch) for step in build(program, proposal, sm).steps)
 
@@ -258,11 +323,17 @@ def has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
-on_hopper = pytest.mark.skipif(not has_hopper(), reason="wgmma is sm_90's own: needs an H100 or H200")
+on_hopper = pytest.mark.skipif(
+    not has_hopper(), reason="wgmma is sm_90's own: needs an H100 or H200"
+)
 
 
-def on_gpu(function: Callable[..., Any], proposal: Proposal, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Three calls of the machine code, which must have the same bits; and the inputs where it read them."""
+def on_gpu(
+    function: Callable[..., Any], proposal: Proposal, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Three calls of the machine code, which must have the same bits; and the inputs where it read
+    them.
+    """
     run = prepare(build(island(function, inputs), proposal, 90), torch.device("cuda"))
     given = tuple(tensor.cuda() for tensor in inputs)
     first, second, third = (run(given)[0] for _ in range(3))

@@ -1,4 +1,6 @@
-"""On a GPU, the machine code itself gives what float64 gives, for every case and proposal that the interpreter is asked."""
+"""On a GPU, the machine code itself gives what float64 gives, for every case and proposal that the
+interpreter is asked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NAMES = sorted(all_cases())
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the GPU with the same strides; what shares its elements shares them there."""
-    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    sizes = [
+        size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     room = torch.empty_strided(sizes, tensor.stride(), dtype=tensor.dtype, device="cuda")
     room.copy_(tensor.as_strided(sizes, tensor.stride()))
     return room.as_strided(tensor.shape, tensor.stride())
@@ -30,8 +34,16 @@ def test_machine_code_matches_float64(name: str) -> None:
     major, minor = torch.cuda.get_device_capability()
     program = island(function, given)
     inputs = [placed(tensor) for tensor in given]
-    # Next to the distance of its mean from zero a value is rounded coarsely, and a difference from the mean shows it.
-    far = max((float(t.double().nanmean().abs().nan_to_num(posinf=0.0)) for t in given if t.is_floating_point()), default=0.0)
+    # Next to the distance of its mean from zero a value is rounded coarsely, and a difference from
+    # the mean shows it.
+    far = max(
+        (
+            float(t.double().nanmean().abs().nan_to_num(posinf=0.0))
+            for t in given
+            if t.is_floating_point()
+        ),
+        default=0.0,
+    )
     eager = outputs_of(function, inputs)
     exact = outputs_of(function, [t.double() if t.is_floating_point() else t for t in inputs])
     proposals = propose(program, 10 * major + minor)
@@ -43,9 +55,12 @@ def test_machine_code_matches_float64(name: str) -> None:
             assert got is not None
             assert again is not None
             fact = errors(got, plain, wide)
-            # There eager's multiply-adds are one rounding. Where a sum of large addends is near zero, ours of two shows.
+            # There eager's multiply-adds are one rounding. Where a sum of large addends is near
+            # zero, ours of two shows.
             limit = max(2.5 if got.dtype.itemsize == 2 else 32.0 * (1 + far), 2.5 * fact["eager"])
             assert fact["spec"], f"{proposal}: dtype, shape or strides differ: {fact}"
             assert fact["special"], f"{proposal}: NaN or infinity misplaced: {fact}"
             assert fact["error"] <= limit, f"{proposal}: error over {limit}: {fact}"
-            assert torch.equal(got.nan_to_num(), again.nan_to_num())  # no atomics, no races: the same bits every time
+            assert torch.equal(
+                got.nan_to_num(), again.nan_to_num()
+            )  # no atomics, no races: the same bits every time

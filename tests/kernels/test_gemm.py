@@ -1,4 +1,6 @@
-"""Matrix products give what float64 gives in every layout, with epilogues; what is proposed fits the rights and the device."""
+"""Matrix products give what float64 gives in every layout, with epilogues; what is proposed fits
+the rights and the device.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ from torch_cudal1.kernels.templates.gemm import parts_of
 from torch_cudal1.kernels.templates.gemm_tiles import Schedule, bound_s, schedules
 
 ROOT = Path(__file__).parents[2]
-# Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order are about sqrt(300) roundings of
-# the typical size apart, and an element near zero is measured in tenths of that size. The interpreter multiplies in fp32, whatever
-# the method: how exact the methods are is test_gemm_device's question.
+# Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order
+# are about sqrt(300) roundings of the typical size apart, and an element near zero is measured in
+# tenths of that size. The interpreter multiplies in fp32, whatever the method: how exact the
+# methods are is test_gemm_device's question.
 ROUNDINGS = 128.0
 A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 PACKED = (
@@ -72,14 +75,22 @@ def methods(program: Program, sm: int, rights: tuple[str, ...] = ()) -> set[str]
 
 def test_methods_no_more_exact_than_tf32_need_the_right() -> None:
     program = product_program(torch.mm, torch.empty(4096, 4096), torch.empty(4096, 4096))
-    assert methods(program, 90) == {"bf16x6", "tf32x3", "packed-f16x3", "packed-bf16x6", "packed-stream"}
+    assert methods(program, 90) == {
+        "bf16x6",
+        "tf32x3",
+        "packed-f16x3",
+        "packed-bf16x6",
+        "packed-stream",
+    }
     assert methods(program, 90, ("conv",)) == methods(program, 90)
     assert methods(program, 90, ("matmul",)) == methods(program, 90) | {"tf32", "packed-f16x1"}
 
 
 def test_wgmma_is_for_hopper_only() -> None:
     for sm in (80, 86, 89, 100, 120):
-        assert not any(name.startswith("packed") for name in methods(product_program(), sm, ("matmul",)))
+        assert not any(
+            name.startswith("packed") for name in methods(product_program(), sm, ("matmul",))
+        )
     assert methods(product_program(), 75) == set()
 
 
@@ -103,7 +114,9 @@ def test_half_types_are_never_split_and_fp32_is_never_rounded_to_them() -> None:
         (lambda a, b: a.int() @ b.int(), (A.int(), B.int()), "int32"),
     ],
 )
-def test_what_is_not_one_product_with_element_wise_steps_is_refused(function: Any, inputs: tuple[Tensor, ...], word: str) -> None:
+def test_what_is_not_one_product_with_element_wise_steps_is_refused(
+    function: Any, inputs: tuple[Tensor, ...], word: str
+) -> None:
     program = island(function, inputs)
     assert propose(program, 90, ("matmul",)) == ()
     with pytest.raises(NotLowerableError, match=word):
@@ -121,8 +134,14 @@ def test_what_is_not_one_product_with_element_wise_steps_is_refused(function: An
         ({"split": 0}, "positive"),
         ({"depth": "deep"}, "number"),
         ({"method": "packed-f16x3", "rows": 64}, "packed tile"),
-        ({"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "promote": 0}, "less exact"),
-        ({"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "cluster": 3}, "cluster"),
+        (
+            {"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "promote": 0},
+            "less exact",
+        ),
+        (
+            {"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "cluster": 3},
+            "cluster",
+        ),
         ({"cluster": 2}, "cluster"),
         ({"method": "packed-f16x3", "rows": 128, "columns": 256, "depth": 64}, "packed tile"),
     ],
@@ -159,7 +178,9 @@ def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:
     with torch.device("meta"):
         wide, narrow = torch.empty(70000, 40000), torch.empty(40000, 64)
     schedule = Schedule("bf16x6", 64, 64, 32).proposal()
-    assert "to(tl.int64)" in lower(product_program(torch.mm, wide, narrow), schedule).kernels[0].text
+    assert (
+        "to(tl.int64)" in lower(product_program(torch.mm, wide, narrow), schedule).kernels[0].text
+    )
     assert "to(tl.int64)" not in lower(product_program(), schedule).kernels[0].text
 
 
@@ -185,14 +206,21 @@ def test_a_split_product_compiles_to_two_launches_of_one_scratch_tensor() -> Non
 @needs_nvrtc
 @pytest.mark.parametrize("schedule", PACKED, ids=lambda s: f"{s.method} {s.columns}")
 def test_packed_products_compile_to_pure_machine_code_without_spills(schedule: Schedule) -> None:
-    program = product_program(lambda c, a, b: F.silu(F.gelu(torch.addmm(c, a, b.t())) * 0.5 + c), BIAS, A, torch.empty(384, 512))
+    program = product_program(
+        lambda c, a, b: F.silu(F.gelu(torch.addmm(c, a, b.t())) * 0.5 + c),
+        BIAS,
+        A,
+        torch.empty(384, 512),
+    )
     built = build(program, schedule.proposal(), 90)
     check_program(built)
     launches = [step for step in built.steps if isinstance(step, Launch)]
     assert [launch.block for launch in launches] == [256, 256, 384]
     assert all(check.passed for check in cubin_scan(built, 90))
     for launch in launches:
-        kernel = check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90)
+        kernel = check_launch(
+            inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90
+        )
         assert kernel.stack_bytes == 0
         assert launch.shared_bytes <= shared_limit(90)
 

@@ -1,4 +1,6 @@
-"""On a GPU: products by every method are as exact as cuBLAS, keep NaN and infinity, repeat, and survive ill-scaled numbers."""
+"""On a GPU: products by every method are as exact as cuBLAS, keep NaN and infinity, repeat, and
+survive ill-scaled numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from torch_cudal1.kernels import Proposal, build
 from torch_cudal1.kernels.templates.gemm_tiles import Schedule
 from torch_cudal1.runtime.executor import prepare
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 SCHEDULES = {
     "bf16x6": Schedule("bf16x6", 128, 128, 32, 8, 3),
@@ -41,17 +46,28 @@ FAST = {
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + sum(shape)))
+    return torch.randn(
+        *shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + sum(shape))
+    )
 
 
 def wide(*shape: int) -> Tensor:
     """Magnitudes over 2^40, some of them zero."""
-    return normal(*shape) * torch.exp2(torch.randint(-20, 21, shape, device="cuda").float()) * (normal(*shape, seed=1) > -1)
+    return (
+        normal(*shape)
+        * torch.exp2(torch.randint(-20, 21, shape, device="cuda").float())
+        * (normal(*shape, seed=1) > -1)
+    )
 
 
 def with_specials(*shape: int) -> Tensor:
     made = normal(*shape)
-    made[3, 7], made[5, 1], made[200, 9], made[200, 11] = float("nan"), float("inf"), float("-inf"), float("inf")
+    made[3, 7], made[5, 1], made[200, 9], made[200, 11] = (
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        float("inf"),
+    )
     return made
 
 
@@ -64,19 +80,37 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
     "tt": (lambda a, b: a.t() @ b.t(), lambda: (normal(511, 300), normal(390, 511))),
     "odd columns": (torch.mm, lambda: (normal(130, 70), normal(70, 131))),
     "batch": (torch.bmm, lambda: (normal(5, 200, 96), normal(5, 96, 300))),
-    "batch sharing a matrix": (lambda a, b: torch.bmm(a, b.expand(3, 96, 300)), lambda: (normal(3, 200, 96), normal(1, 96, 300))),
-    "bias and gelu": (lambda c, a, b: F.gelu(torch.addmm(c, a, b)), lambda: (normal(260), normal(200, 96), normal(96, 260))),
-    "residual": (lambda r, a, b: F.silu(a @ b) * 0.5 + r, lambda: (normal(200, 260), normal(200, 96), normal(96, 260))),
-    "rows cut": (lambda a, b: (a @ b).view(4, 50, 260) + 1, lambda: (normal(200, 96), normal(96, 260))),
+    "batch sharing a matrix": (
+        lambda a, b: torch.bmm(a, b.expand(3, 96, 300)),
+        lambda: (normal(3, 200, 96), normal(1, 96, 300)),
+    ),
+    "bias and gelu": (
+        lambda c, a, b: F.gelu(torch.addmm(c, a, b)),
+        lambda: (normal(260), normal(200, 96), normal(96, 260)),
+    ),
+    "residual": (
+        lambda r, a, b: F.silu(a @ b) * 0.5 + r,
+        lambda: (normal(200, 260), normal(200, 96), normal(96, 260)),
+    ),
+    "rows cut": (
+        lambda a, b: (a @ b).view(4, 50, 260) + 1,
+        lambda: (normal(200, 96), normal(96, 260)),
+    ),
     "deep": (torch.mm, lambda: (normal(128, 16384), normal(16384, 192))),
     "positive": (torch.mm, lambda: (normal(256, 2048).abs(), normal(2048, 256).abs())),
     "rows far apart": (
         torch.mm,
-        lambda: (normal(256, 256) * torch.logspace(-30, 5, 256, device="cuda")[:, None], normal(256, 256)),
+        lambda: (
+            normal(256, 256) * torch.logspace(-30, 5, 256, device="cuda")[:, None],
+            normal(256, 256),
+        ),
     ),
     "nearly the largest": (torch.mm, lambda: (normal(256, 256) * 1e37, normal(256, 256) * 1e-3)),
     "subnormal": (torch.mm, lambda: (normal(256, 256) * 1e-39, normal(256, 256) * 1e3)),
-    "zeros": (torch.mm, lambda: (F.relu(normal(256, 512)) * (normal(256, 1) > 0), F.relu(normal(512, 256)))),
+    "zeros": (
+        torch.mm,
+        lambda: (F.relu(normal(256, 512)) * (normal(256, 1) > 0), F.relu(normal(512, 256))),
+    ),
 }
 
 
@@ -87,7 +121,11 @@ def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: Sche
     major, minor = torch.cuda.get_device_capability()
     shapes = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs)
     try:
-        program = build(island(function, shapes), Proposal("gemm", schedule.proposal().config), 10 * major + minor)
+        program = build(
+            island(function, shapes),
+            Proposal("gemm", schedule.proposal().config),
+            10 * major + minor,
+        )
     except NotLowerableError as reason:
         if schedule.method != "packed-stream" and schedule.split == 1:
             raise
@@ -96,19 +134,25 @@ def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: Sche
     first, second = runner(list(inputs))[0], runner(list(inputs))[0]
     assert first is not None
     assert second is not None
-    assert torch.equal(first.view(torch.int32), second.view(torch.int32))  # no atomics, no races: the same bits every time
+    assert torch.equal(
+        first.view(torch.int32), second.view(torch.int32)
+    )  # no atomics, no races: the same bits every time
     return first
 
 
 def errors(got: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Root mean square and worst, row by row in units of the row's size, so that small rows count as much as large ones."""
+    """Root mean square and worst, row by row in units of the row's size, so that small rows count
+    as much as large ones.
+    """
     scale = exact.pow(2).mean(-1, keepdim=True).sqrt() + 1e-300
     apart = (got.double() - exact).abs() / scale
     return apart.pow(2).mean().sqrt().item(), apart.max().item()
 
 
 def lost_below(inputs: tuple[Tensor, ...], exact: Tensor) -> float:
-    """What pieces that end at 2^-134 may lose of operands, in units of the result: nothing but for subnormal numbers."""
+    """What pieces that end at 2^-134 may lose of operands, in units of the result: nothing but for
+    subnormal numbers.
+    """
     sizes = [t.double().pow(2).mean().sqrt().item() for t in inputs[-2:]]
     return 2.0**-133 * max(sizes) * inputs[-1].shape[-2] ** 0.5 / exact.pow(2).mean().sqrt().item()
 
@@ -144,17 +188,26 @@ def test_nan_and_infinity_go_where_fp32_sends_them(method: str) -> None:
     assert torch.equal(got[plain.isinf()], plain[plain.isinf()])
 
 
-@pytest.mark.parametrize("method", ["packed-f16x3", "packed-f16x3, wide", "packed-stream", "packed-bf16x6"])
+@pytest.mark.parametrize(
+    "method", ["packed-f16x3", "packed-f16x3, wide", "packed-stream", "packed-bf16x6"]
+)
 def test_numbers_that_pieces_cannot_hold_are_computed_in_fp32(method: str) -> None:
-    """A row's huge number meets only zeros: what is left of the row is 2^-40 of its scale, below what fp16 pieces hold."""
+    """A row's huge number meets only zeros: what is left of the row is 2^-40 of its scale, below
+    what fp16 pieces hold.
+    """
     a, b = normal(256, 256), normal(256, 256)
     a[:, 0], b[0] = 2.0**40, 0.0
     inputs = (a, b)
-    ours, eager = (errors(c, a.double() @ b.double()) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs)))
+    ours, eager = (
+        errors(c, a.double() @ b.double())
+        for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
+    )
     assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
     inputs = (b.t().contiguous(), a.t().contiguous())  # the same of columns
     exact = inputs[0].double() @ inputs[1].double()
-    ours, eager = (errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs)))
+    ours, eager = (
+        errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
+    )
     assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
 
 
@@ -162,5 +215,7 @@ def test_numbers_that_pieces_cannot_hold_are_computed_in_fp32(method: str) -> No
 def test_magnitudes_over_many_powers_of_two_stay_as_exact(method: str) -> None:
     inputs = (wide(256, 512), wide(512, 256))
     exact = inputs[0].double() @ inputs[1].double()
-    ours, eager = (errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs)))
+    ours, eager = (
+        errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
+    )
     assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)

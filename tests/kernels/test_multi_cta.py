@@ -34,7 +34,9 @@ def shared(program: Program, **changes: int | bool) -> Proposal:
 
 def test_what_is_read_again_in_long_rows_is_proposed_for_teams() -> None:
     found = propose(island(softmax, (torch.empty(512, 131072),)), 90)
-    teams = [(one.config["columns"], one.config["warps"]) for one in found if one.config.get("team")]
+    teams = [
+        (one.config["columns"], one.config["warps"]) for one in found if one.config.get("team")
+    ]
     assert teams == [(8192, 8), (16384, 8), (8192, 4)]
     assert found[0].config["team"], "the best guess first"
 
@@ -50,11 +52,16 @@ def test_what_is_read_again_in_long_rows_is_proposed_for_teams() -> None:
     ids=["a tile", "rows only", "too many", "a scan"],
 )
 def test_no_team_where_it_is_of_no_use(function: Function, shape: tuple[int, ...]) -> None:
-    assert not any(one.config.get("team") for one in propose(island(function, (torch.empty(shape),)), 90, most=20))
+    assert not any(
+        one.config.get("team")
+        for one in propose(island(function, (torch.empty(shape),)), 90, most=20)
+    )
 
 
 def test_a_team_meets_once_for_each_level_and_its_count_is_cleared_before() -> None:
-    program = island(lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (ROWS,))
+    program = island(
+        lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (ROWS,)
+    )
     cleared, kernel = lower(program, shared(program)).kernels
     ((count, kind),) = cleared.arguments
     assert kind == "*i32"

@@ -1,6 +1,8 @@
-"""Every emitted kernel, run under Triton's interpreter, gives what float64 gives; NaN and infinity land where eager has them.
+"""Every emitted kernel, run under Triton's interpreter, gives what float64 gives; NaN and infinity
+land where eager has them.
 
-One subprocess computes all cases (the interpreter is chosen when Triton is imported); the tests below read its facts.
+One subprocess computes all cases (the interpreter is chosen when Triton is imported); the tests
+below read its facts.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from tests.kernels.cases import all_cases
 from tests.once import interpreted
 
 NAMES = sorted(all_cases())
-LIMIT = {"fp32": 16.0, "half": 2.5}  # roundings of the output dtype; eager's own error is the other measure
+LIMIT = {
+    "fp32": 16.0,
+    "half": 2.5,
+}  # roundings of the output dtype; eager's own error is the other measure
 ROOT = Path(__file__).parents[2]
 Facts = dict[str, list[dict[str, Any]]]
 
@@ -36,7 +41,9 @@ def test_every_proposal_matches_float64(facts: Facts, name: str) -> None:
 
 
 def test_the_corrected_two_pass_variance_beats_plain_two_pass_far_from_zero(facts: Facts) -> None:
-    """At mean 1000 the rounded mean alone costs thousands of roundings; after its correction a handful remain."""
+    """At mean 1000 the rounded mean alone costs thousands of roundings; after its correction a
+    handful remain.
+    """
     assert all(fact["error"] < 16 for fact in facts["layer_norm far from zero"])
 
 

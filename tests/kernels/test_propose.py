@@ -31,15 +31,43 @@ FAMILIES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
 }
 REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "an unknown op": (lambda x: torch.roll(x, 1, 0) + 1, (X,), "aten.roll"),
-    "a scan of what another scan yields, across": (lambda x: x.cumsum(0).cumsum(1), (X,), "another dimension"),
-    "a pool with its places": (lambda x: aten.max_pool2d_with_indices(x[None], [2, 2]), (X,), "no kernel yields"),
-    "a pool of what is computed": (lambda x: aten.avg_pool2d(x[None] * 2, [2, 2]), (X,), "once for every tap"),
-    "a pool beyond its input": (lambda x: aten.avg_pool2d(x[None], [5, 5], [5, 5], [0, 0], True), (X,), "leaves the padded"),
-    "a pool with a large window": (lambda x: aten.avg_pool2d(x[None], [8, 12]), (X,), "a window of"),
+    "a scan of what another scan yields, across": (
+        lambda x: x.cumsum(0).cumsum(1),
+        (X,),
+        "another dimension",
+    ),
+    "a pool with its places": (
+        lambda x: aten.max_pool2d_with_indices(x[None], [2, 2]),
+        (X,),
+        "no kernel yields",
+    ),
+    "a pool of what is computed": (
+        lambda x: aten.avg_pool2d(x[None] * 2, [2, 2]),
+        (X,),
+        "once for every tap",
+    ),
+    "a pool beyond its input": (
+        lambda x: aten.avg_pool2d(x[None], [5, 5], [5, 5], [0, 0], True),
+        (X,),
+        "leaves the padded",
+    ),
+    "a pool with a large window": (
+        lambda x: aten.avg_pool2d(x[None], [8, 12]),
+        (X,),
+        "a window of",
+    ),
     "a flip without a scan": (lambda x: x.flip(0) * 2, (X,), "Flip has no kernel"),
     "a concatenation of many": (lambda x: torch.cat((x,) * 9), (X,), "a concatenation of 9 pieces"),
-    "running sums of some elements only": (lambda x: torch.cat((X[:, :1] * 0, x[:, 1:].cumsum(1)), 1), (X,), "concatenation"),
-    "likelihoods of weighted classes": (lambda x, t, w: F.nll_loss(x, t, w), (X, torch.zeros(8).long(), X[0]), "weights"),
+    "running sums of some elements only": (
+        lambda x: torch.cat((X[:, :1] * 0, x[:, 1:].cumsum(1)), 1),
+        (X,),
+        "concatenation",
+    ),
+    "likelihoods of weighted classes": (
+        lambda x, t, w: F.nll_loss(x, t, w),
+        (X, torch.zeros(8).long(), X[0]),
+        "weights",
+    ),
     "random numbers": (lambda x: torch.bernoulli(x) * 2, (X,), "aten.bernoulli"),
     "float64": (lambda x: x + 1, (X.double(),), "is float64"),
     "an 8-bit type": (lambda x: x + 1, (X.to(torch.uint8),), "dtype='uint8'"),
@@ -50,10 +78,22 @@ REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "two outputs that share memory": (lambda x: _with_view(x + 1), (X,), "shares memory"),
     "an expanded output": (lambda x: (x[:, :1] + 1).expand(8, 12), (X,), "not dense"),
     "outputs of different sizes": (lambda x: (x + 1, x[:2] * 2), (X,), "24 elements"),
-    "reductions over different dimensions": (lambda x: x.softmax(0).softmax(1), (S,), "every column"),
-    "reductions of different lengths": (lambda x: x / (x.sum(0, keepdim=True) + x.sum(1, keepdim=True)), (X,), "every column"),
+    "reductions over different dimensions": (
+        lambda x: x.softmax(0).softmax(1),
+        (S,),
+        "every column",
+    ),
+    "reductions of different lengths": (
+        lambda x: x / (x.sum(0, keepdim=True) + x.sum(1, keepdim=True)),
+        (X,),
+        "every column",
+    ),
     "a reduction inside another one": (lambda x: (x - x.mean(0)).amax(1), (X,), "8 elements"),
-    "integer division": (lambda x: torch.div(x, 3, rounding_mode="floor"), (X.long(),), "div.Tensor_mode"),
+    "integer division": (
+        lambda x: torch.div(x, 3, rounding_mode="floor"),
+        (X.long(),),
+        "div.Tensor_mode",
+    ),
     "a third-order norm": (lambda x: torch.linalg.vector_norm(x, 3, 1), (X,), "order 3"),
 }
 
@@ -92,16 +132,24 @@ def test_cpu_programs_nested_programs_and_old_devices_get_nothing() -> None:
 def test_a_cpu_scalar_beside_cuda_tensors_gets_nothing() -> None:
     scalar = TensorSpec("float32", (), (), "cpu")
     reference = Program(
-        (TensorSpec("float32", (8,), (1,), "cuda"), scalar), (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,)),), (2,)
+        (TensorSpec("float32", (8,), (1,), "cuda"), scalar),
+        (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,)),),
+        (2,),
     )
     assert propose(reference, 90) == ()
-    assert propose(replace(reference, inputs=(reference.inputs[0], replace(scalar, device="cuda"))), 90)
+    assert propose(
+        replace(reference, inputs=(reference.inputs[0], replace(scalar, device="cuda"))), 90
+    )
 
 
 def test_a_positional_argument_given_by_name_is_refused_and_not_overlooked() -> None:
     spec = TensorSpec("float32", (8, 12), (12, 1), "cuda")
-    by_position = Program((spec,), (Aten("aten.sum.dim_IntList", (Value(0), (1,)), (), (1,)),), (1,))
-    by_name = Program((spec,), (Aten("aten.sum.dim_IntList", (Value(0),), (("dim", (1,)),), (1,)),), (1,))
+    by_position = Program(
+        (spec,), (Aten("aten.sum.dim_IntList", (Value(0), (1,)), (), (1,)),), (1,)
+    )
+    by_name = Program(
+        (spec,), (Aten("aten.sum.dim_IntList", (Value(0),), (("dim", (1,)),), (1,)),), (1,)
+    )
     assert propose(by_position, 90)
     assert propose(by_name, 90) == ()
 
@@ -112,15 +160,25 @@ def test_a_positional_argument_given_by_name_is_refused_and_not_overlooked() -> 
         ((10000, 16), {"rows": 64, "columns": 16, "loop": False}),  # short rows share a program
         ((4096, 1024), {"rows": 1, "columns": 1024, "loop": False}),
         ((512, 30000), {"rows": 1, "columns": 32768, "loop": False}),
-        ((512, 70000), {"rows": 1, "columns": 8192, "loop": False, "team": True}),  # does not fit a tile, but several
+        (
+            (512, 70000),
+            {"rows": 1, "columns": 8192, "loop": False, "team": True},
+        ),  # does not fit a tile, but several
         ((512, 200000), {"rows": 1, "columns": 8192, "loop": False, "team": True}),
-        ((512, 9 << 20), {"rows": 1, "columns": 4096, "loop": True}),  # too many tiles to run at the same time
+        (
+            (512, 9 << 20),
+            {"rows": 1, "columns": 4096, "loop": True},
+        ),  # too many tiles to run at the same time
         ((2, 1 << 20), {"split": 264, "loop": True}),  # two rows leave the device idle
     ],
 )
-def test_the_first_tile_follows_the_row_length(shape: tuple[int, int], expected: dict[str, object]) -> None:
+def test_the_first_tile_follows_the_row_length(
+    shape: tuple[int, int], expected: dict[str, object]
+) -> None:
     spec = TensorSpec("float16", shape, (shape[1], 1), "cuda")
-    reference = Program((spec,), (Aten("aten._softmax.default", (Value(0), -1, False), (), (1,)),), (1,))
+    reference = Program(
+        (spec,), (Aten("aten._softmax.default", (Value(0), -1, False), (), (1,)),), (1,)
+    )
     config = propose(reference, 90)[0].config
     if "split" in expected:
         assert config["split"] >= 64

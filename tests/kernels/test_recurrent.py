@@ -1,4 +1,6 @@
-"""Recurrent layers' CUDA C++, run on the CPU thread by thread against float64; what it does not serve is refused with reasons."""
+"""Recurrent layers' CUDA C++, run on the CPU thread by thread against float64; what it does not
+serve is refused with reasons.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,28 @@ class Case:
         shape = (self.sequences, self.steps) if self.batch_first else (self.steps, self.sequences)
         state = (self.layers * (1 + self.bidirectional), self.sequences, self.hidden)
         states = [torch.randn(state, generator=generator) for _ in range(1 + (self.kind == "lstm"))]
-        return [torch.randn(*shape, self.width, generator=generator), *states, *self.module()._flat_weights]
+        return [
+            torch.randn(*shape, self.width, generator=generator),
+            *states,
+            *self.module()._flat_weights,
+        ]
 
     def arguments(self, values: Any) -> tuple[Any, ...]:
         """Those of the operator, with `values` in the places of the tensors."""
         count = 1 + (self.kind == "lstm")
         states = tuple(values[1 : 1 + count]) if count > 1 else values[1]
         weights = tuple(values[1 + count :])
-        return (values[0], states, weights, self.bias, self.layers, 0.0, False, self.bidirectional, self.batch_first)
+        return (
+            values[0],
+            states,
+            weights,
+            self.bias,
+            self.layers,
+            0.0,
+            False,
+            self.bidirectional,
+            self.batch_first,
+        )
 
     def program(self) -> Program:
         inputs = self.inputs()
@@ -75,15 +91,21 @@ class Case:
         first, count = len(specs), 2 + (self.kind == "lstm")
         outs = tuple(range(first, first + count))
         values = [Value(number) for number in range(first)]
-        return Program(specs, (Aten(f"aten.{self.kind}.input", self.arguments(values), (), outs, True),), outs)
+        return Program(
+            specs, (Aten(f"aten.{self.kind}.input", self.arguments(values), (), outs, True),), outs
+        )
 
 
 CASES = {
     "one LSTM layer": Case("lstm", 20, steps=5),
-    "a stack of LSTM layers, batch first": Case("lstm", 36, layers=2, sequences=3, batch_first=True),
+    "a stack of LSTM layers, batch first": Case(
+        "lstm", 36, layers=2, sequences=3, batch_first=True
+    ),
     "both ways, without biases": Case("lstm", 9, layers=2, bidirectional=True, bias=False),
     "a stack of GRU layers": Case("gru", 64, layers=2, sequences=1),
-    "GRU both ways, three layers, batch first": Case("gru", 33, layers=3, bidirectional=True, batch_first=True),
+    "GRU both ways, three layers, batch first": Case(
+        "gru", 33, layers=3, bidirectional=True, batch_first=True
+    ),
     "tanh with rows too long for two in a thread": Case("rnn_tanh", 300, sequences=5),
     "relu of one step": Case("rnn_relu", 8, layers=2, steps=1),
 }
@@ -93,7 +115,9 @@ def exact(case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Eager's results in float32 and in float64."""
     operator = getattr(torch, case.kind)
     inputs = case.inputs()
-    return operator(*case.arguments(inputs)), operator(*case.arguments([tensor.double() for tensor in inputs]))
+    return operator(*case.arguments(inputs)), operator(
+        *case.arguments([tensor.double() for tensor in inputs])
+    )
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -123,7 +147,10 @@ def test_not_a_number_stays_in_its_sequence(tmp_path: Path) -> None:
 
 
 def test_a_stack_is_one_launch_and_both_ways_one_for_each_layer() -> None:
-    for name, count in (("a stack of LSTM layers, batch first", 1), ("GRU both ways, three layers, batch first", 3)):
+    for name, count in (
+        ("a stack of LSTM layers, batch first", 1),
+        ("GRU both ways, three layers, batch first", 3),
+    ):
         (proposal,) = propose(CASES[name].program(), 90)
         built, _ = emitted(CASES[name].program(), proposal)
         launches = [step for step in built.steps if isinstance(step, Launch)]
@@ -160,7 +187,9 @@ def test_the_layer_is_an_island_by_itself_where_products_are() -> None:
     assert isinstance(step, Aten)
     first = len(program.inputs)
     before = Aten("aten.neg.default", (Value(0),), (), (first,), False)
-    moved = replace(step, args=(Value(first), *step.args[1:]), outs=tuple(out + 1 for out in step.outs))
+    moved = replace(
+        step, args=(Value(first), *step.args[1:]), outs=tuple(out + 1 for out in step.outs)
+    )
     after = Aten("aten.relu.default", (Value(moved.outs[0]),), (), (moved.outs[-1] + 1,), False)
     whole = Program(program.inputs, (before, moved, after), after.outs)
     region = Region(whole, tuple("input" for _ in whole.inputs))
@@ -178,7 +207,9 @@ def test_it_compiles_to_machine_code_without_spilling_into_memory(name: str) -> 
 
 LARGE = {
     "LSTM": Case("lstm", 128, 256, layers=6, sequences=10, steps=40, batch_first=True),
-    "LSTM both ways": Case("lstm", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True, batch_first=True),
+    "LSTM both ways": Case(
+        "lstm", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True, batch_first=True
+    ),
     "GRU": Case("gru", 128, 256, layers=6, sequences=10, steps=40),
     "GRU both ways": Case("gru", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True),
     "tanh": Case("rnn_tanh", 500, 192, layers=4, sequences=16, steps=40),
@@ -190,7 +221,9 @@ LARGE = {
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("name", {**CASES, **LARGE})
 def test_on_a_gpu_too_and_again_and_again(name: str) -> None:
-    """Flags are cleared by each call, and two calls on streams of their own wait for nobody for ever."""
+    """Flags are cleared by each call, and two calls on streams of their own wait for nobody for
+    ever.
+    """
     case = {**CASES, **LARGE}[name]
     sm = 10 * torch.cuda.get_device_capability()[0]
     proposals = recurrences(case.program(), sm)

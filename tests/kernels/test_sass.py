@@ -1,4 +1,6 @@
-"""Machine code that reads uniform registers which nothing wrote: what is found in text, and that such a kernel is refused."""
+"""Machine code that reads uniform registers which nothing wrote: what is found in text, and that
+such a kernel is refused.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,21 @@ def test_what_is_written_before_it_is_read_is_in_order() -> None:
         ("UIADD3.64 UR20, UR5, 0x20, URZ", "the upper half of a pair: UR6 is not written yet"),
         ("@P1 MOV R7, UR30", "behind a predicate"),
         ("LDG.E R0, desc[UR30][R2.64]", "of a memory operand"),
-        ("HGMMA.64x16x16.F32.BF16 R24, R104, gdesc[UR8].tnspB, R24", "the second pair of a descriptor: UR10 and UR11"),
-        ("HGMMA.64x16x16.F32.BF16 R24, gdesc[UR2], R24", "the first pair, where A lies in shared memory too"),
+        (
+            "HGMMA.64x16x16.F32.BF16 R24, R104, gdesc[UR8].tnspB, R24",
+            "the second pair of a descriptor: UR10 and UR11",
+        ),
+        (
+            "HGMMA.64x16x16.F32.BF16 R24, gdesc[UR2], R24",
+            "the first pair, where A lies in shared memory too",
+        ),
     ],
 )
 def test_what_nothing_wrote_is_found(instruction: str, why: str) -> None:
     before = "\n".join(WRITTEN.splitlines()[:5])
-    assert unwritten(f"{before}\n        /*2fe8*/  {instruction} ;") == [f"2fe8: {instruction.removeprefix('@P1 ')}"], why
+    assert unwritten(f"{before}\n        /*2fe8*/  {instruction} ;") == [
+        f"2fe8: {instruction.removeprefix('@P1 ')}"
+    ], why
 
 
 def test_after_a_subroutine_nothing_is_said() -> None:
@@ -52,9 +62,15 @@ def test_after_a_subroutine_nothing_is_said() -> None:
 
 
 def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = SimpleNamespace(shared=0, global_scratch_size=0, profile_scratch_size=0, name="kernel", num_warps=4)
-    compiled = SimpleNamespace(metadata=metadata, asm={"ptx": "st.global wgmma.mma_async", "cubin": b"code"})
-    monkeypatch.setattr(compiling, "disassembled", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;")
+    metadata = SimpleNamespace(
+        shared=0, global_scratch_size=0, profile_scratch_size=0, name="kernel", num_warps=4
+    )
+    compiled = SimpleNamespace(
+        metadata=metadata, asm={"ptx": "st.global wgmma.mma_async", "cubin": b"code"}
+    )
+    monkeypatch.setattr(
+        compiling, "disassembled", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;"
+    )
     with pytest.raises(NotLowerableError, match="nothing wrote, such as 2d30: UIADD3 UR12"):
         compiling._checked(compiled, "kernel", 90)
     monkeypatch.setattr(compiling, "disassembled", lambda cubin: None)

@@ -1,4 +1,6 @@
-"""Packed products' CUDA C++, run on the CPU thread by thread: layouts, edges, scales, and when a tile is computed again in fp32."""
+"""Packed products' CUDA C++, run on the CPU thread by thread: layouts, edges, scales, and when a
+tile is computed again in fp32.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,12 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]]
         (normal(2, 66, 50), normal(2, 66, 41)),
         1.5,
     ),
-    "a pair of blocks shares columns": (PAIR, lambda a, b: a.t() @ b, (normal(200, 250), normal(200, 60)), 1.5),
+    "a pair of blocks shares columns": (
+        PAIR,
+        lambda a, b: a.t() @ b,
+        (normal(200, 250), normal(200, 60)),
+        1.5,
+    ),
     "rows far apart": (THREE, torch.mm, far_apart(), 1.5),
     "hidden by a huge number": (THREE, torch.mm, hidden(30, 70), 1.01),
     "streamed, the weight is": (
@@ -77,10 +84,20 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]]
         (normal(140), normal(70, 132), normal(140, 132)),
         1.5,
     ),
-    "streamed, the left one is, in a batch": (STREAM, torch.bmm, (normal(2, 130, 68), normal(2, 68, 41)), 1.5),
+    "streamed, the left one is, in a batch": (
+        STREAM,
+        torch.bmm,
+        (normal(2, 130, 68), normal(2, 68, 41)),
+        1.5,
+    ),
     "streamed, rows and depths far apart": (STREAM, torch.mm, depths_far_apart(), 1.5),
     "streamed, hidden by a huge number": (STREAM, torch.mm, hidden(30, 72), 1.01),
-    "tf32's accuracy, never promoted": (NEVER, lambda a, b: a @ b, (normal(33, 192), normal(192, 34)), 5e3),
+    "tf32's accuracy, never promoted": (
+        NEVER,
+        lambda a, b: a @ b,
+        (normal(33, 192), normal(192, 34)),
+        5e3,
+    ),
     "tf32's accuracy": (ONE, lambda a, b: F.relu(a @ b), (normal(33, 192), normal(192, 34)), 5e3),
 }
 
@@ -103,7 +120,13 @@ def test_packed_products_match_float64(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", [SIX, STREAM])
 def test_nan_and_infinity_go_where_fp32_sends_them(schedule: Schedule, tmp_path: Path) -> None:
     a, b = normal(36, 72), normal(72, 66)
-    a[3, 7], a[5, 1], a[7, 9], a[7, 11], b[2, 65] = float("nan"), float("inf"), float("-inf"), float("inf"), 3.4e38
+    a[3, 7], a[5, 1], a[7, 9], a[7, 11], b[2, 65] = (
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        float("inf"),
+        3.4e38,
+    )
     (got,) = run_on_cpu(island(torch.mm, (a, b)), schedule.proposal(), (a, b), tmp_path)
     plain = a @ b
     assert torch.equal(got.isnan(), plain.isnan())
@@ -114,7 +137,9 @@ def test_nan_and_infinity_go_where_fp32_sends_them(schedule: Schedule, tmp_path:
 
 @pytest.mark.parametrize("schedule", [THREE, PAIR])
 def test_as_many_blocks_are_launched_as_there_are_tiles(schedule: Schedule) -> None:
-    """A launch counts clusters: twice the blocks of a pair's kernel would read and write beyond every operand."""
+    """A launch counts clusters: twice the blocks of a pair's kernel would read and write beyond
+    every operand.
+    """
     (a, b), rows, columns = (normal(500, 64), normal(64, 200)), 4, 4
     built, _ = emitted(island(torch.mm, (a, b)), schedule.proposal())
     launches = [step for step in built.steps if isinstance(step, Launch)]

@@ -1,4 +1,6 @@
-"""What the text of a tile says: addresses by the number of a row, channels that are one number, means that are summed once."""
+"""What the text of a tile says: addresses by the number of a row, channels that are one number,
+means that are summed once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def looped(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], colum
 def test_what_lies_in_order_is_addressed_by_the_number_of_its_row_whatever_else_is_read() -> None:
     program = island(lambda x, bias: x + bias, (torch.randn(4, 6, 5, 7), torch.randn(6, 1, 1)))
     text = lower(program, propose(program, 90)[0]).kernels[-1].text
-    assert "tl.load(p0 + row, " in text  # contiguous, as a compiler can tell: 35 is no multiple of a vector
+    assert (
+        "tl.load(p0 + row, " in text
+    )  # contiguous, as a compiler can tell: 35 is no multiple of a vector
     assert "tl.load(p1 + row1, " in text
 
 
@@ -53,7 +57,10 @@ def test_a_channel_is_one_number_where_a_tile_lies_within_it(columns: int, stead
 
 
 def test_offsets_beyond_31_bits_are_computed_in_64() -> None:
-    wide, vector = torch.empty(2, 65536, 64, 1024, device="meta"), torch.empty(65536, device="meta")  # 2^32 elements a row
+    wide, vector = (
+        torch.empty(2, 65536, 64, 1024, device="meta"),
+        torch.empty(65536, device="meta"),
+    )  # 2^32 elements a row
     text = looped(lambda x, weight: F.group_norm(x, 1, weight), (wide, vector), 4096)
     assert "at_column0 = (start + tl.full([], 0, tl.int64)) // 65536" in text
 

@@ -1,4 +1,6 @@
-"""The two executors side by side: inputs for a Program, what "the same results" means, and calls from several threads."""
+"""The two executors side by side: inputs for a Program, what "the same results" means, and calls
+from several threads.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,24 @@ __all__ = ["assert_same", "bits", "drawn", "in_threads", "outcome"]
 
 
 def drawn(program: Program, device: torch.device, whole: int) -> list[torch.Tensor]:
-    """Tensors of the Program's specs: numbers in [0, 1), integers below `whole` (they may be indices), truth at random.
+    """Tensors of the Program's specs: numbers in [0, 1), integers below `whole` (they may be
+    indices), truth at random.
 
-    Some of PyTorch's kernels take probabilities only, and one that meets anything else on a GPU ends the process's use of it.
+    Some of PyTorch's kernels take probabilities only, and one that meets anything else on a GPU
+    ends the process's use of it.
     """
-    return [_tensor(spec, torch.device(spec.device) if spec.device == "cpu" else device, whole) for spec in program.inputs]
+    return [
+        _tensor(spec, torch.device(spec.device) if spec.device == "cpu" else device, whole)
+        for spec in program.inputs
+    ]
 
 
 def _tensor(spec: TensorSpec, device: torch.device, whole: int) -> torch.Tensor:
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+    extent = (
+        1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+        if spec.numel
+        else 0
+    )
     dtype = spec.torch_dtype
     if dtype.is_floating_point or dtype.is_complex:
         flat = torch.rand(extent, dtype=dtype if dtype.is_complex else torch.float32).to(dtype)
@@ -32,26 +43,49 @@ def _tensor(spec: TensorSpec, device: torch.device, whole: int) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of its elements in order, on the CPU: equal exactly if the values are, NaN included."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of its elements in order, on the CPU: equal exactly if the values are, NaN
+    included.
+    """
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .cpu()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+    )
 
 
-def assert_same(left: Sequence[Any], right: Sequence[Any], inputs: Sequence[torch.Tensor], values: bool = True) -> None:
-    """Kind, dtype, layout, place, identity with the inputs and (if `values`) every bit of each result are the same."""
+def assert_same(
+    left: Sequence[Any], right: Sequence[Any], inputs: Sequence[torch.Tensor], values: bool = True
+) -> None:
+    """Kind, dtype, layout, place, identity with the inputs and (if `values`) every bit of each
+    result are the same.
+    """
     assert len(left) == len(right)
     for ours, theirs in zip(left, right, strict=True):
         assert type(ours) is type(theirs)
         if not isinstance(ours, torch.Tensor):
             assert ours == theirs
             continue
-        assert (ours.dtype, ours.shape, ours.stride(), ours.device) == (theirs.dtype, theirs.shape, theirs.stride(), theirs.device)
+        assert (ours.dtype, ours.shape, ours.stride(), ours.device) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.stride(),
+            theirs.device,
+        )
         assert [ours is t for t in inputs] == [theirs is t for t in inputs]
         some = [t for t in inputs if t.numel()]
-        assert [ours.data_ptr() == t.data_ptr() for t in some] == [theirs.data_ptr() == t.data_ptr() for t in some]
+        assert [ours.data_ptr() == t.data_ptr() for t in some] == [
+            theirs.data_ptr() == t.data_ptr() for t in some
+        ]
         assert not values or torch.equal(bits(ours), bits(theirs)), "the values differ"
 
 
-def outcome(run: Callable[[Sequence[torch.Tensor]], list[Any]], inputs: Sequence[torch.Tensor]) -> list[Any] | type[Exception]:
+def outcome(
+    run: Callable[[Sequence[torch.Tensor]], list[Any]], inputs: Sequence[torch.Tensor]
+) -> list[Any] | type[Exception]:
     """The results of a seeded call without gradients, or the type of what it raised."""
     torch.manual_seed(0)
     try:
@@ -62,7 +96,9 @@ def outcome(run: Callable[[Sequence[torch.Tensor]], list[Any]], inputs: Sequence
 
 
 def in_threads(work: Callable[[], None], count: int = 4) -> None:
-    """`work` in `count` threads at once. What it raises is raised here: a thread of its own would swallow it."""
+    """`work` in `count` threads at once. What it raises is raised here: a thread of its own would
+    swallow it.
+    """
     with ThreadPoolExecutor(count) as threads:
         for running in [threads.submit(work) for _ in range(count)]:
             running.result()

@@ -1,6 +1,9 @@
-"""A stored kernel that the driver refuses costs nothing but itself: its name and the reason are told, the module answers as it is.
+# ruff: noqa: F811  fixtures of another file are arguments here
+"""A stored kernel that the driver refuses costs nothing but itself: its name and the reason are
+told, the module answers as it is.
 
-End to end, with `test_driver`'s recording library in place of the driver and CPU tensors in place of device memory.
+End to end, with `test_driver`'s recording library in place of the driver and CPU tensors in place
+of device memory.
 """
 
 from __future__ import annotations
@@ -32,17 +35,34 @@ def launching(program: Program, cubin: torch.Tensor, changes: dict[str, Any]) ->
     """`program` with a launch of add_kernel behind it, into memory that nobody else uses."""
     out = program.value_count
     pointers = (LaunchArg("ptr", Value(out)),) * 3
-    launch = dataclasses.replace(ADD, args=(*pointers, LaunchArg("i32", 500), LaunchArg("i64", 0), LaunchArg("fp32", 2.0), *HIDDEN))
-    steps = (*program.steps, Alloc(out, TensorSpec("float32", (500,), (1,), "cpu")), dataclasses.replace(launch, **changes))
+    launch = dataclasses.replace(
+        ADD,
+        args=(
+            *pointers,
+            LaunchArg("i32", 500),
+            LaunchArg("i64", 0),
+            LaunchArg("fp32", 2.0),
+            *HIDDEN,
+        ),
+    )
+    steps = (
+        *program.steps,
+        Alloc(out, TensorSpec("float32", (500,), (1,), "cpu")),
+        dataclasses.replace(launch, **changes),
+    )
     return dataclasses.replace(program, steps=steps, payloads={**program.payloads, "p": cubin})
 
 
 @pytest.fixture
-def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
-    """Accelerates a net from a cache that holds such a Program; only who loads a kernel believes that there is a GPU."""
+def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Accelerates a net from a cache that holds such a Program; only who loads a kernel believes
+    that there is a GPU.
+    """
     load = driver.load_launch
 
-    def load_on_recorder(cubin: torch.Tensor, launch: Launch, device: torch.device) -> driver.Loaded:
+    def load_on_recorder(
+        cubin: torch.Tensor, launch: Launch, device: torch.device
+    ) -> driver.Loaded:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_available", lambda: True)
             return load(cubin, launch, GPU)
@@ -51,7 +71,11 @@ def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(driver, "load_launch", load_on_recorder)
 
     def make(cubin: int | bytes = 1 << 30, **changes: Any) -> nn.Module:
-        code = torch.frombuffer(bytearray(cubin), dtype=torch.uint8) if cubin else torch.zeros(0, dtype=torch.uint8)
+        code = (
+            torch.frombuffer(bytearray(cubin), dtype=torch.uint8)
+            if cubin
+            else torch.zeros(0, dtype=torch.uint8)
+        )
         if isinstance(cubin, int):
             code = add[:cubin]
         net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
@@ -64,11 +88,15 @@ def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.Mon
 
 def refusal() -> str:
     """Why ours was given up, once."""
-    (reason,) = [str(event.facts["reason"]) for event in telemetry.report().events if event.what == "fallback"]
+    (reason,) = [
+        str(event.facts["reason"])
+        for event in telemetry.report().events
+        if event.what == "fallback"
+    ]
     return reason
 
 
-def test_such_a_program_launches(served, cuda):  # noqa: F811
+def test_such_a_program_launches(served, cuda):
     net = served()
     for count in (1, 2, 3):
         assert torch.equal(net(X), net._call_impl(X))
@@ -77,16 +105,24 @@ def test_such_a_program_launches(served, cuda):  # noqa: F811
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {  # what differs in the launch, what is said
-    "missing symbol": ({"symbol": "no_such"}, "kernel 'no_such': no kernel 'no_such'; there are ['add_kernel']"),
+    "missing symbol": (
+        {"symbol": "no_such"},
+        "kernel 'no_such': no kernel 'no_such'; there are ['add_kernel']",
+    ),
     "block": ({"block": 64}, "requires a block of (128, 1, 1), the plan has (64, 1, 1)"),
-    "truncated": ({"cubin": 100}, "kernel 'add_kernel': needs bytes 4688 to 4752 of 100: truncated or damaged"),
+    "truncated": (
+        {"cubin": 100},
+        "kernel 'add_kernel': needs bytes 4688 to 4752 of 100: truncated or damaged",
+    ),
     "random bytes": ({"cubin": b"random" * 500}, "expected a 64-bit little-endian ELF"),
     "no bytes": ({"cubin": b""}, "expected a 64-bit little-endian ELF"),
 }
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_machine_code_that_does_not_fit_is_named_and_the_module_runs_as_it_is(name, served, cuda, add):  # noqa: F811
+def test_machine_code_that_does_not_fit_is_named_and_the_module_runs_as_it_is(
+    name, served, cuda, add
+):
     changes, words = MISFITS[name]
     net = served(**changes)
     for _ in range(2):
@@ -96,7 +132,7 @@ def test_machine_code_that_does_not_fit_is_named_and_the_module_runs_as_it_is(na
     assert number(cuda, "calls_launch") == 0
 
 
-def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_it_is(served, cuda):  # noqa: F811
+def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_it_is(served, cuda):
     cuda.capability = (8, 0)
     net = served()
     assert torch.equal(net(X), net._call_impl(X))
@@ -105,9 +141,15 @@ def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_i
 
 @pytest.mark.parametrize(
     ("switch", "result", "status"),
-    [("fail_load", 209, "CUDA_ERROR_NO_BINARY_FOR_GPU"), ("fail_launch", 12345, "result 12345"), ("fail_stream", 1, "error 1")],
+    [
+        ("fail_load", 209, "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        ("fail_launch", 12345, "result 12345"),
+        ("fail_stream", 1, "error 1"),
+    ],
 )
-def test_what_the_driver_refuses_is_named_and_the_module_runs_as_it_is(switch, result, status, served, cuda):  # noqa: F811
+def test_what_the_driver_refuses_is_named_and_the_module_runs_as_it_is(
+    switch, result, status, served, cuda
+):
     ctypes.c_int.in_dll(cuda.library, switch).value = result
     net = served()
     for _ in range(3):
@@ -117,7 +159,7 @@ def test_what_the_driver_refuses_is_named_and_the_module_runs_as_it_is(switch, r
     assert number(cuda, "calls_launch") == 0
 
 
-def test_a_lost_device_is_told_the_caller_with_the_kernel_s_name(served, cuda):  # noqa: F811
+def test_a_lost_device_is_told_the_caller_with_the_kernel_s_name(served, cuda):
     net = served()
     net(X)
     net(X)
@@ -126,4 +168,6 @@ def test_a_lost_device_is_told_the_caller_with_the_kernel_s_name(served, cuda): 
     for _ in range(2):
         with pytest.raises(DriverError, match="CUDA_ERROR_LAUNCH_FAILED; kernel 'add_kernel'"):
             net(X)
-    assert telemetry.report().counters.get("fallbacks", 0) == 0  # nothing that runs after this can be trusted
+    assert (
+        telemetry.report().counters.get("fallbacks", 0) == 0
+    )  # nothing that runs after this can be trusted

@@ -1,6 +1,9 @@
-"""A captured graph becomes a line of kernels: copies of any size, captured fills and captured copies keep effect and order.
+# ruff: noqa: F811  fixtures of another file are arguments here
+"""A captured graph becomes a line of kernels: copies of any size, captured fills and captured
+copies keep effect and order.
 
-Without a GPU the driver is `test_driver`'s recording library, which runs a graph's nodes as late as their dependencies allow.
+Without a GPU the driver is `test_driver`'s recording library, which runs a graph's nodes as late as
+their dependencies allow.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch_cudal1.runtime.cuda_graph import GraphedRunner
 
 @needs_extension
 @pytest.mark.parametrize("size", [1, 12, 16, 4096, 4097])
-def test_copies_of_any_size_and_alignment_are_whole(graphed, cuda, size):  # noqa: F811
+def test_copies_of_any_size_and_alignment_are_whole(graphed, cuda, size):
     echo = graphed.make(lambda inputs: [inputs[0] ^ 0x55])
     for offset in (0, 1, 4, 8, 16):
         given = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
@@ -32,7 +35,7 @@ def test_copies_of_any_size_and_alignment_are_whole(graphed, cuda, size):  # noq
 
 
 @needs_extension
-def test_what_is_large_is_copied_by_the_device_s_own_copies(graphed, cuda):  # noqa: F811
+def test_what_is_large_is_copied_by_the_device_s_own_copies(graphed, cuda):
     large = graphed.make(lambda inputs: [inputs[0] + 1, inputs[1] + 1])
     given = [torch.zeros((4 << 20) + 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)]
     for ours, one in zip(large(given), given, strict=True):
@@ -60,7 +63,7 @@ FILLS = {  # element bytes, value, elements, offset, rows, does it stay a fill
 
 @needs_extension
 @pytest.mark.parametrize("name", FILLS)
-def test_captured_fills_become_kernels_where_one_can_do_it(graphed, cuda, name):  # noqa: F811
+def test_captured_fills_become_kernels_where_one_can_do_it(graphed, cuda, name):
     element, value, count, offset, rows, stays = FILLS[name]
     scratch = torch.empty(512, dtype=torch.uint8)
     place = scratch[offset : offset + element * count]
@@ -74,14 +77,19 @@ def test_captured_fills_become_kernels_where_one_can_do_it(graphed, cuda, name):
         x = torch.randint(100, (4,))
         assert torch.equal(summed([x])[0], x + expected + 7 * (512 - element * count))
     assert cuda.library.nodes_of_other_kinds() == (2 if stays else 0)
-    assert (number(cuda, "nodes_gone"), number(cuda, "copies")) == (0 if stays else number(cuda, "graphs_made"), 0)
+    assert (number(cuda, "nodes_gone"), number(cuda, "copies")) == (
+        0 if stays else number(cuda, "graphs_made"),
+        0,
+    )
 
 
 @needs_extension
 @pytest.mark.parametrize(("kind", "stays"), [(2, False), (1, True)])
-def test_captured_copies_within_the_device_become_kernels(graphed, cuda, kind, stays):  # noqa: F811
+def test_captured_copies_within_the_device_become_kernels(graphed, cuda, kind, stays):
     source, scratch = torch.arange(40.0), torch.zeros(40)
-    words = (ctypes.c_uint64 * 25).in_dll(cuda.library, "captured_copy")  # CUDA_MEMCPY3D: type and address at 4 and 6, 15 and 17
+    words = (ctypes.c_uint64 * 25).in_dll(
+        cuda.library, "captured_copy"
+    )  # CUDA_MEMCPY3D: type and address at 4 and 6, 15 and 17
     words[4], words[6], words[15], words[17] = kind, source.data_ptr(), 2, scratch.data_ptr()
     words[22], words[23], words[24] = 160, 1, 1
     doubled = graphed.make(lambda inputs: [inputs[0] + scratch])
@@ -93,18 +101,34 @@ def test_captured_copies_within_the_device_become_kernels(graphed, cuda, kind, s
 
 @pytest.mark.parametrize("sm", [80, 90, 100, 120])
 def test_the_kernels_assemble_and_there_is_one_for_every_width(sm, tmp_path):
-    assembler = Path(pytest.importorskip("triton").__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    assembler = (
+        Path(pytest.importorskip("triton").__file__).parent
+        / "backends"
+        / "nvidia"
+        / "bin"
+        / "ptxas"
+    )
     if not assembler.exists():
         pytest.skip("this Triton brings no ptxas")
     (tmp_path / "movers.ptx").write_text(ptx())
-    command = [assembler, f"-arch=sm_{sm}", "--warning-as-error", "-o", tmp_path / "movers.cubin", tmp_path / "movers.ptx"]
+    command = [
+        assembler,
+        f"-arch=sm_{sm}",
+        "--warning-as-error",
+        "-o",
+        tmp_path / "movers.cubin",
+        tmp_path / "movers.ptx",
+    ]
     subprocess.run(command, check=True)
     found = inspect_cubin((tmp_path / "movers.cubin").read_bytes())
-    assert {kernel.symbol for kernel in found.kernels} == {f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS}
+    assert {kernel.symbol for kernel in found.kernels} == {
+        f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS
+    }
     assert {kernel.param_sizes for kernel in found.kernels} == {(8, 8, 8)}
 
 
-# On a GPU ----------------------------------------------------------------------------------------------------------------------
+# On a GPU
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -114,14 +138,18 @@ def test_fills_and_copies_inside_and_around_a_graph_are_right_on_the_device(size
     run = GraphedRunner(_fill_and_copy, frozenset(), torch.device("cuda", 0))
     with torch.inference_mode():
         for call in range(6):
-            x = torch.randint(-100, 100, (size + 3,), device="cuda", dtype=torch.int8)[call % 4 : call % 4 + size]
+            x = torch.randint(-100, 100, (size + 3,), device="cuda", dtype=torch.int8)[
+                call % 4 : call % 4 + size
+            ]
             results = run([x])
             for ours, wanted in zip(results, _fill_and_copy([x]), strict=True):
                 assert torch.equal(ours, wanted)  # type: ignore[arg-type]
 
 
 def _fill_and_copy(inputs: Any) -> list[torch.Tensor | None]:
-    """A fill of a buffer that the last replay left dirty, a fill with ones, and a copy, each of which a capture takes as such."""
+    """A fill of a buffer that the last replay left dirty, a fill with ones, and a copy, each of
+    which a capture takes as such.
+    """
     (x,) = inputs
     total, copied = torch.empty_like(x), torch.empty_like(x)
     total.zero_()

@@ -1,4 +1,6 @@
-"""The C++ executor gives what the Python one gives: values, layouts, identities, errors and the moment when memory is freed."""
+"""The C++ executor gives what the Python one gives: values, layouts, identities, errors and the
+moment when memory is freed.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,29 @@ from torch_cudal1.runtime import compiled
 from torch_cudal1.runtime.compiled import NotCompiled, compile_program
 from torch_cudal1.runtime.executor import prepare
 
-pytestmark = pytest.mark.skipif(native.extension() is None, reason=f"no C++ executor: {native.status()[1]}")
+pytestmark = pytest.mark.skipif(
+    native.extension() is None, reason=f"no C++ executor: {native.status()[1]}"
+)
 
 CPU = torch.device("cpu")
 V = Value
 
 
-def op(target: str, *args: object, outs: Sequence[int], many: bool = False, **kwargs: object) -> Aten:
+def op(
+    target: str, *args: object, outs: Sequence[int], many: bool = False, **kwargs: object
+) -> Aten:
     return Aten(target, args, tuple(sorted(kwargs.items())), tuple(outs), many)
 
 
-def program(inputs: Sequence[torch.Tensor], *steps: Any, outputs: Sequence[int | None], **constants: torch.Tensor) -> Program:
-    return Program(tuple(map(TensorSpec.of, inputs)), tuple(steps), tuple(outputs), tuple(constants), constants)
+def program(
+    inputs: Sequence[torch.Tensor],
+    *steps: Any,
+    outputs: Sequence[int | None],
+    **constants: torch.Tensor,
+) -> Program:
+    return Program(
+        tuple(map(TensorSpec.of, inputs)), tuple(steps), tuple(outputs), tuple(constants), constants
+    )
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -44,27 +57,50 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 X, Y, W = draw(4, 6), draw(6, 4), draw(6)
 IMAGE, KERNEL = draw(1, 3, 8, 8), draw(2, 3, 3, 3)
 NORM = ((6,), V(1), V(1), 1e-5)
-INNER = program([X], op("aten.tanh.default", V(0), outs=[2]), outputs=[2, 0], two=torch.full((1,), 2.0))
+INNER = program(
+    [X], op("aten.tanh.default", V(0), outs=[2]), outputs=[2, 0], two=torch.full((1,), 2.0)
+)
 
-# name: inputs, steps, outputs, constants. Values are numbered: inputs, constants, then what the steps yield.
+# name: inputs, steps, outputs, constants. Values are numbered: inputs, constants, then what the
+# steps yield.
 PROGRAMS: dict[str, Program] = {
     "three steps": linear_relu().program,
     "nested, many, none, constant": WHOLE,
     "a view of an input": program([X], op("aten.t.default", V(0), outs=[1]), outputs=[1]),
     "a view of a view, and the input itself": program(
-        [X], op("aten.view.default", V(0), (2, -1), outs=[1]), op("aten.select.int", V(1), 0, 1, outs=[2]), outputs=[2, 0, 2]
+        [X],
+        op("aten.view.default", V(0), (2, -1), outs=[1]),
+        op("aten.select.int", V(1), 0, 1, outs=[2]),
+        outputs=[2, 0, 2],
     ),
-    "an operator that returns its argument": program([X], op("aten.contiguous.default", V(0), outs=[1]), outputs=[1]),
+    "an operator that returns its argument": program(
+        [X], op("aten.contiguous.default", V(0), outs=[1]), outputs=[1]
+    ),
     "no step": program([X, Y], outputs=[1, None, 0]),
     "a constant as output": program([X], outputs=[1, 0], c=W),
-    "list of results": program([X], op("aten.split.Tensor", V(0), 3, -1, outs=[1, 2], many=True), outputs=[2, 1]),
-    "several results": program([X], op("aten.max.dim", V(0), 1, outs=[1, 2], many=True), outputs=[2, None, 1]),
+    "list of results": program(
+        [X], op("aten.split.Tensor", V(0), 3, -1, outs=[1, 2], many=True), outputs=[2, 1]
+    ),
+    "several results": program(
+        [X], op("aten.max.dim", V(0), 1, outs=[1, 2], many=True), outputs=[2, None, 1]
+    ),
     "results that are not all used": program(
-        [X, W], op("aten.native_layer_norm.default", V(0), *NORM, outs=[2, 3, 4], many=True), outputs=[3]
+        [X, W],
+        op("aten.native_layer_norm.default", V(0), *NORM, outs=[2, 3, 4], many=True),
+        outputs=[3],
     ),
     "an absent result": program(
         [X, X],
-        op("aten.native_layer_norm.default", V(0), (6,), None, None, 1e-5, outs=[2, 3, 4], many=True),
+        op(
+            "aten.native_layer_norm.default",
+            V(0),
+            (6,),
+            None,
+            None,
+            1e-5,
+            outs=[2, 3, 4],
+            many=True,
+        ),
         op(
             "aten.native_layer_norm_backward.default",
             *(V(1), V(0), (6,), V(3), V(4), None, None, (True, False, False)),
@@ -75,39 +111,85 @@ PROGRAMS: dict[str, Program] = {
     ),
     "an absent result as optional argument": program(
         [X, X],
-        op("aten.native_layer_norm.default", V(0), (6,), None, None, 1e-5, outs=[2, 3, 4], many=True),
+        op(
+            "aten.native_layer_norm.default",
+            V(0),
+            (6,),
+            None,
+            None,
+            1e-5,
+            outs=[2, 3, 4],
+            many=True,
+        ),
         op(
             "aten.native_layer_norm_backward.default",
             *(V(1), V(0), (6,), V(3), V(4), None, None, (True, False, False)),
             outs=[5, 6, 7],
             many=True,
         ),
-        op("aten.native_layer_norm.default", V(5), (6,), V(6), V(7), 1e-5, outs=[8, 9, 10], many=True),
+        op(
+            "aten.native_layer_norm.default",
+            V(5),
+            (6,),
+            V(6),
+            V(7),
+            1e-5,
+            outs=[8, 9, 10],
+            many=True,
+        ),
         outputs=[8],
     ),
-    "list of tensors": program([X, X], op("aten.cat.default", (V(1), V(0)), 1, outs=[2]), outputs=[2]),
-    "list with holes": program([X, torch.tensor([0, 2])], op("aten.index.Tensor", V(0), (None, V(1)), outs=[2]), outputs=[2]),
+    "list of tensors": program(
+        [X, X], op("aten.cat.default", (V(1), V(0)), 1, outs=[2]), outputs=[2]
+    ),
+    "list with holes": program(
+        [X, torch.tensor([0, 2])],
+        op("aten.index.Tensor", V(0), (None, V(1)), outs=[2]),
+        outputs=[2],
+    ),
     "optional tensor absent and present": program(
         [X, Y, W[:4]],
         op("aten.linear.default", V(0), V(0), None, outs=[3]),
         op("aten.linear.default", V(0), V(0), V(2), outs=[4]),
         outputs=[3, 4],
     ),
-    "optional numbers": program([X], op("aten.clamp.default", V(0), None, 0.5, outs=[1]), outputs=[1]),
+    "optional numbers": program(
+        [X], op("aten.clamp.default", V(0), None, 0.5, outs=[1]), outputs=[1]
+    ),
     "a number for a tensor": program(
-        [X], op("aten.mul.Tensor", V(0), 2.5, outs=[1]), op("aten.add.Tensor", V(1), 3, outs=[2], alpha=2), outputs=[2]
+        [X],
+        op("aten.mul.Tensor", V(0), 2.5, outs=[1]),
+        op("aten.add.Tensor", V(1), 3, outs=[2], alpha=2),
+        outputs=[2],
     ),
     "one number for a list": program(
-        [IMAGE, KERNEL], op("aten.convolution.default", V(0), V(1), None, (2,), (1,), (1,), False, (0,), 1, outs=[2]), outputs=[2]
+        [IMAGE, KERNEL],
+        op(
+            "aten.convolution.default", V(0), V(1), None, (2,), (1,), (1,), False, (0,), 1, outs=[2]
+        ),
+        outputs=[2],
     ),
     "dtype, layout and device": program(
         [X],
-        op("aten.full.default", (2, 3), 7, outs=[1], dtype=torch.int32, layout=torch.strided, device=CPU, pin_memory=False),
+        op(
+            "aten.full.default",
+            (2, 3),
+            7,
+            outs=[1],
+            dtype=torch.int32,
+            layout=torch.strided,
+            device=CPU,
+            pin_memory=False,
+        ),
         op("aten._to_copy.default", V(0), outs=[2], dtype=torch.float64),
         op("aten.arange.start", 2, 9, outs=[3], device=CPU),
         outputs=[1, 2, 3],
     ),
-    "memory format": program([IMAGE], op("aten.clone.default", V(0), outs=[1], memory_format=torch.channels_last), outputs=[1]),
+    "memory format": program(
+        [IMAGE],
+        op("aten.clone.default", V(0), outs=[1], memory_format=torch.channels_last),
+        outputs=[1],
+    ),
     "text": program([X], op("aten.gelu.default", V(0), outs=[1], approximate="tanh"), outputs=[1]),
     "complex number": program([X], op("aten.mul.Scalar", V(0), 1 + 2j, outs=[1]), outputs=[1]),
     "infinity and truth": program(
@@ -117,12 +199,19 @@ PROGRAMS: dict[str, Program] = {
         op("aten._softmax.default", V(2), 1, False, outs=[3]),
         outputs=[3, 1],
     ),
-    "a tensor for a number": program([X, torch.tensor(0.5)], op("aten.mul.Tensor", V(0), V(1), outs=[2]), outputs=[2]),
+    "a tensor for a number": program(
+        [X, torch.tensor(0.5)], op("aten.mul.Tensor", V(0), V(1), outs=[2]), outputs=[2]
+    ),
     "keywords in any order": program(
-        [X], op("aten.sum.dim_IntList", V(0), outs=[1], keepdim=True, dim=(1,), dtype=torch.float64), outputs=[1]
+        [X],
+        op("aten.sum.dim_IntList", V(0), outs=[1], keepdim=True, dim=(1,), dtype=torch.float64),
+        outputs=[1],
     ),
     "the same argument twice, and dead at once": program(
-        [X], op("aten.mul.Tensor", V(0), V(0), outs=[1]), op("aten.add.Tensor", V(1), V(1), outs=[2]), outputs=[2]
+        [X],
+        op("aten.mul.Tensor", V(0), V(0), outs=[1]),
+        op("aten.add.Tensor", V(1), V(1), outs=[2]),
+        outputs=[2],
     ),
     "alloc": program(
         [X],
@@ -131,10 +220,20 @@ PROGRAMS: dict[str, Program] = {
         outputs=[2],
     ),
     "an integer result as an integer argument": program(
-        [X], op("aten.sym_size.int", V(0), 1, outs=[1]), op("aten.select.int", V(0), 0, 1, outs=[2]), outputs=[2, 1]
+        [X],
+        op("aten.sym_size.int", V(0), 1, outs=[1]),
+        op("aten.select.int", V(0), 0, 1, outs=[2]),
+        outputs=[2, 1],
     ),
-    "nested twice": Program((TensorSpec.of(X),), (Call(INNER, (0,), (1, 2)), Call(INNER, (1,), (3, 4))), (3, 1, 2, 4), payloads={}),
-    "empty tensors": program([X[:0]], op("aten.mm.default", V(0), V(1), outs=[2]), outputs=[2], c=Y),
+    "nested twice": Program(
+        (TensorSpec.of(X),),
+        (Call(INNER, (0,), (1, 2)), Call(INNER, (1,), (3, 4))),
+        (3, 1, 2, 4),
+        payloads={},
+    ),
+    "empty tensors": program(
+        [X[:0]], op("aten.mm.default", V(0), V(1), outs=[2]), outputs=[2], c=Y
+    ),
     "random": program([X], op("aten.rand_like.default", V(0), outs=[1]), outputs=[1]),
 }
 
@@ -143,7 +242,11 @@ def inputs_of(program: Program) -> list[torch.Tensor]:
     return drawn(program, CPU, whole=1)  # an index of nothing
 
 
-MODES: dict[str, Callable[[], Any]] = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "grad": torch.enable_grad,
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -175,14 +278,27 @@ def test_both_executors_agree_on_whole_models(model):
 
 UNSUPPORTED = {
     "a list of integers that holds a value": (
-        program([X], op("aten.sym_size.int", V(0), 1, outs=[1]), op("aten.view.default", V(0), (V(1), -1), outs=[2]), outputs=[2]),
+        program(
+            [X],
+            op("aten.sym_size.int", V(0), 1, outs=[1]),
+            op("aten.view.default", V(0), (V(1), -1), outs=[2]),
+            outputs=[2],
+        ),
         "holds a value",
     ),
     "a number where a tensor stands": (
-        program([X], op("aten.sym_size.int", V(0), 1, outs=[1]), op("aten.mul.Tensor", V(0), V(1), outs=[2]), outputs=[2]),
+        program(
+            [X],
+            op("aten.sym_size.int", V(0), 1, outs=[1]),
+            op("aten.mul.Tensor", V(0), V(1), outs=[2]),
+            outputs=[2],
+        ),
         "not known to be a Tensor",
     ),
-    "several results as one value": (program([X], op("aten.max.dim", V(0), 1, outs=[1]), outputs=[1]), "yields 2 results"),
+    "several results as one value": (
+        program([X], op("aten.max.dim", V(0), 1, outs=[1]), outputs=[1]),
+        "yields 2 results",
+    ),
 }
 
 
@@ -212,7 +328,10 @@ def test_without_the_extension_python_runs_it(monkeypatch):
 ERRORS = {
     "shapes that do not fit": (PROGRAMS["three steps"], [draw(2, 3)] * 3),
     "an index out of range": (PROGRAMS["list with holes"], [X, torch.tensor([99])]),
-    "a wrong dtype": (program([X], op("aten.bitwise_not.default", V(0), outs=[1]), outputs=[1]), [X]),
+    "a wrong dtype": (
+        program([X], op("aten.bitwise_not.default", V(0), outs=[1]), outputs=[1]),
+        [X],
+    ),
     "a wrong count of results": (PROGRAMS["list of results"], [draw(4, 12)]),
 }
 
@@ -242,7 +361,17 @@ def test_inputs_that_are_not_the_program_s_are_refused(given):
 
 def test_a_malformed_plan_is_an_exception():
     extension = native.extension()
-    good = (1, 2, (), (1,), CPU, None, ((("aten", "aten::neg", "", (V(0),), {}, (1,), False), ()),), Value, print)
+    good = (
+        1,
+        2,
+        (),
+        (1,),
+        CPU,
+        None,
+        ((("aten", "aten::neg", "", (V(0),), {}, (1,), False), ()),),
+        Value,
+        print,
+    )
     assert torch.equal(extension.Plan(*good)([X])[0], -X)
     for position, bad in (
         (0, -1),
@@ -294,10 +423,13 @@ def test_calls_leak_nothing_whether_they_succeed_or_fail():
     calls(10_000)
     gc.collect()
     assert len(gc.get_objects()) - objects < 100
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 8_000  # kB; a leaked 6x6 float tensor a call would be 5 MB
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 8_000
+    )  # kB; a leaked 6x6 float tensor a call would be 5 MB
 
 
-# Fresh memory ------------------------------------------------------------------------------------------------------------------
+# Fresh memory
+# ------------------------------------------------------------------------------------------------------------------
 
 ALLOCS: dict[str, TensorSpec] = {
     "dense": TensorSpec("float32", (3, 4), (4, 1), "cpu"),
@@ -318,8 +450,17 @@ def test_an_alloc_is_what_empty_strided_gives(name, mode):
         for _ in range(2):
             (ours,) = plan([X])
             own = torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype)
-            assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (own.shape, own.stride(), own.dtype, own.device)
-            assert (ours.is_inference(), ours.requires_grad, ours.is_leaf) == (own.is_inference(), False, True)
+            assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (
+                own.shape,
+                own.stride(),
+                own.dtype,
+                own.device,
+            )
+            assert (ours.is_inference(), ours.requires_grad, ours.is_leaf) == (
+                own.is_inference(),
+                False,
+                True,
+            )
             assert ours.untyped_storage().nbytes() == own.untyped_storage().nbytes()
             assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(own)
             ours.untyped_storage().resize_(1024)
@@ -331,7 +472,9 @@ def test_whoever_looks_on_sees_an_alloc_and_deterministic_mode_fills_it():
     seen: list[str] = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 

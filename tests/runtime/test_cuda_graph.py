@@ -1,6 +1,9 @@
-"""Replay of a captured graph: right inputs go in, results stay valid while they are held, streams take turns, failures have names.
+# ruff: noqa: F811  fixtures of another file are arguments here
+"""Replay of a captured graph: right inputs go in, results stay valid while they are held, streams
+take turns, failures have names.
 
-Without a GPU the driver is `test_driver`'s recording library, whose graph launch runs a Python function on the graph's buffers.
+Without a GPU the driver is `test_driver`'s recording library, whose graph launch runs a Python
+function on the graph's buffers.
 """
 
 from __future__ import annotations
@@ -24,18 +27,24 @@ from torch_cudal1.runtime import cuda_graph
 from torch_cudal1.runtime.cuda_graph import GraphedRunner, _Captured, _strided_copy
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(native.extension() is None, reason=f"no C++ replay: {native.status()[1]}")
+needs_extension = pytest.mark.skipif(
+    native.extension() is None, reason=f"no C++ replay: {native.status()[1]}"
+)
 
 
 def function(inputs: Any) -> list[torch.Tensor | None]:
-    """weight (input 0, static) and x (input 1): several results, one expanded, one absent, one the input itself."""
+    """weight (input 0, static) and x (input 1): several results, one expanded, one absent, one the
+    input itself.
+    """
     weight, x = inputs
     return [x * weight, None, x, (x + 1).sum(0, keepdim=True).expand(3, 4), (x - weight).t()]
 
 
 @pytest.fixture
-def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
-    """A GraphedRunner on the CPU, its captures (run by the recording driver's graph launch), and how to make another one."""
+def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GraphedRunner on the CPU, its captures (run by the recording driver's graph launch), and
+    how to make another one.
+    """
     bodies: dict[int, Any] = {}
 
     def capture(self: GraphedRunner, inputs: Any) -> _Captured:
@@ -52,13 +61,19 @@ def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
                     storage.copy_(new)
 
         bodies[handle] = body
-        return _Captured(SimpleNamespace(raw_cuda_graph=lambda: handle), [held[i] for i in self._moving], outputs)  # type: ignore[arg-type]
+        return _Captured(
+            SimpleNamespace(raw_cuda_graph=lambda: handle), [held[i] for i in self._moving], outputs
+        )  # type: ignore[arg-type]
 
     run = ctypes.CFUNCTYPE(None)(lambda: bodies[pointer(cuda, "replayed") or 0]())
-    ctypes.c_void_p.in_dll(cuda.library, "graph_body").value = ctypes.cast(run, ctypes.c_void_p).value
+    ctypes.c_void_p.in_dll(cuda.library, "graph_body").value = ctypes.cast(
+        run, ctypes.c_void_p
+    ).value
     monkeypatch.setattr(GraphedRunner, "_capture", capture)
     runner = GraphedRunner(function, frozenset([0]), CPU)
-    return SimpleNamespace(run=runner, bodies=bodies, keep=run, make=lambda body: GraphedRunner(body, frozenset(), CPU))
+    return SimpleNamespace(
+        run=runner, bodies=bodies, keep=run, make=lambda body: GraphedRunner(body, frozenset(), CPU)
+    )
 
 
 def draw() -> list[torch.Tensor]:
@@ -75,7 +90,7 @@ def assert_right(results: Any, inputs: Any) -> None:
 
 
 @needs_extension
-def test_results_are_the_function_s_and_stay_valid_while_they_are_held(graphed, cuda):  # noqa: F811
+def test_results_are_the_function_s_and_stay_valid_while_they_are_held(graphed, cuda):
     weight, x = draw()
     held = []
     for _ in range(5):
@@ -124,7 +139,7 @@ def test_inputs_of_other_strides_or_dtypes_are_copied_by_value(graphed):
 
 
 @needs_extension
-def test_another_stream_waits_for_what_the_last_one_had_enqueued(graphed, cuda):  # noqa: F811
+def test_another_stream_waits_for_what_the_last_one_had_enqueued(graphed, cuda):
     weight, x = draw()
     graphed.run([weight, x])
     graphed.run([weight, x])
@@ -133,11 +148,15 @@ def test_another_stream_waits_for_what_the_last_one_had_enqueued(graphed, cuda):
     graphed.run([weight, x])
     graphed.run([weight, x])
     assert (number(cuda, "recorded"), number(cuda, "waited")) == (1, 1)
-    assert (pointer(cuda, "recorded_on"), pointer(cuda, "waited_on"), pointer(cuda, "replayed_on")) == (0xABC0, 0x5000, 0x5000)
+    assert (
+        pointer(cuda, "recorded_on"),
+        pointer(cuda, "waited_on"),
+        pointer(cuda, "replayed_on"),
+    ) == (0xABC0, 0x5000, 0x5000)
 
 
 @needs_extension
-def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graphed, cuda):  # noqa: F811
+def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graphed, cuda):
     weight, x = draw()
     graphed.run([weight, x])
     ctypes.c_int.in_dll(cuda.library, "capturing").value = 1
@@ -147,40 +166,72 @@ def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graphed, cud
     assert (number(cuda, "replays"), len(graphed.bodies)) == (1, 1)
 
 
-def refuse(cuda: Any, switch: str, result: int = 719) -> None:  # noqa: F811
+def refuse(cuda: Any, switch: str, result: int = 719) -> None:
     ctypes.c_int.in_dll(cuda.library, switch).value = result
 
 
 @needs_extension
-def test_copies_are_nodes_of_the_graph_and_only_other_addresses_are_told(graphed, cuda):  # noqa: F811
+def test_copies_are_nodes_of_the_graph_and_only_other_addresses_are_told(graphed, cuda):
     weight, x = draw()
     held = [(x, graphed.run([weight, x]))]
     for _ in range(5):
         before, made = number(cuda, "nodes_set"), number(cuda, "graphs_made")
         held.append((x, graphed.run([weight, x])))
-        if made == 3:  # there is no room for more, so one learns where the three results lie; one of the five is x, another is None
+        if (
+            made == 3
+        ):  # there is no room for more, so one learns where the three results lie; one of the five is x, another is None
             assert number(cuda, "nodes_set") - before == 3
         else:
             assert (number(cuda, "nodes_set"), number(cuda, "graphs_made")) == (0, made + 1)
     for then, results in held:
         assert_right(results, [weight, then])
-    assert (number(cuda, "graphs_made"), number(cuda, "copies"), number(cuda, "replays")) == (3, 0, 6)
-    assert (number(cuda, "size_fill"), number(cuda, "size_copy")) == (40, 200)  # what captured.h says of cuda.h
+    assert (number(cuda, "graphs_made"), number(cuda, "copies"), number(cuda, "replays")) == (
+        3,
+        0,
+        6,
+    )
+    assert (number(cuda, "size_fill"), number(cuda, "size_copy")) == (
+        40,
+        200,
+    )  # what captured.h says of cuda.h
 
 
 @pytest.fixture
 def seen(graphed: Any) -> Any:
-    """A runner without results of its own, so that its addresses are the caller's, and the input that its graph saw last."""
+    """A runner without results of its own, so that its addresses are the caller's, and the input
+    that its graph saw last.
+    """
     scratch = torch.zeros(4)
-    return SimpleNamespace(run=graphed.make(lambda inputs: (scratch.copy_(inputs[0]), [inputs[0]])[1]), input=scratch)
+    return SimpleNamespace(
+        run=graphed.make(lambda inputs: (scratch.copy_(inputs[0]), [inputs[0]])[1]), input=scratch
+    )
 
 
 @needs_extension
-def test_addresses_that_come_back_cost_nothing(seen, cuda):  # noqa: F811
+def test_addresses_that_come_back_cost_nothing(seen, cuda):
     places = {name: torch.randn(4) for name in "abcd"}
     wanted = [  # whose turn, executables made, nodes told: the one not used for longest gives way
-        *(("a", 1, 0), ("a", 1, 0), ("b", 2, 0), ("a", 2, 0), ("b", 2, 0), ("c", 3, 0), ("a", 3, 0), ("b", 3, 0), ("c", 3, 0)),
-        *(("d", 3, 1), ("b", 3, 1), ("c", 3, 1), ("d", 3, 1), ("a", 3, 2), ("d", 3, 2), ("c", 3, 2), ("b", 3, 3)),
+        *(
+            ("a", 1, 0),
+            ("a", 1, 0),
+            ("b", 2, 0),
+            ("a", 2, 0),
+            ("b", 2, 0),
+            ("c", 3, 0),
+            ("a", 3, 0),
+            ("b", 3, 0),
+            ("c", 3, 0),
+        ),
+        *(
+            ("d", 3, 1),
+            ("b", 3, 1),
+            ("c", 3, 1),
+            ("d", 3, 1),
+            ("a", 3, 2),
+            ("d", 3, 2),
+            ("c", 3, 2),
+            ("b", 3, 3),
+        ),
     ]
     for name, made, told in wanted:
         places[name].normal_()
@@ -194,7 +245,7 @@ def test_addresses_that_come_back_cost_nothing(seen, cuda):  # noqa: F811
 
 @needs_extension
 @pytest.mark.parametrize(("nodes", "most"), [(1000, 3), (1400, 2), (2100, 1)])
-def test_a_large_graph_is_made_ready_less_often(seen, cuda, nodes, most):  # noqa: F811
+def test_a_large_graph_is_made_ready_less_often(seen, cuda, nodes, most):
     ctypes.c_int.in_dll(cuda.library, "captured_kernels").value = nodes
     places = [torch.randn(4) for _ in range(4)]
     for place in places * 2:
@@ -205,7 +256,7 @@ def test_a_large_graph_is_made_ready_less_often(seen, cuda, nodes, most):  # noq
 
 @needs_extension
 @pytest.mark.parametrize("switch", ["fail_clone", "fail_node"])
-def test_where_no_second_one_can_be_made_the_first_goes_on(seen, cuda, switch):  # noqa: F811
+def test_where_no_second_one_can_be_made_the_first_goes_on(seen, cuda, switch):
     places = [torch.randn(4) for _ in range(2)]
     seen.run(places[:1])
     refuse(cuda, switch, 2)
@@ -218,8 +269,12 @@ def test_where_no_second_one_can_be_made_the_first_goes_on(seen, cuda, switch): 
 
 
 @needs_extension
-@pytest.mark.parametrize(("switch", "copies"), [("fail_clone", 20), ("fail_node", 20), ("fail_set", 8)])
-def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(graphed, cuda, switch, copies):  # noqa: F811
+@pytest.mark.parametrize(
+    ("switch", "copies"), [("fail_clone", 20), ("fail_node", 20), ("fail_set", 8)]
+)
+def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(
+    graphed, cuda, switch, copies
+):
     weight, x = draw()
     refuse(cuda, switch, 1)
     held = []
@@ -228,13 +283,17 @@ def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(graph
         held.append((x, graphed.run([weight, x])))
     for then, results in held:
         assert_right(results, [weight, then])
-    assert number(cuda, "copies") == copies  # four a call, from the refusal on: an address is first told in the fourth
+    assert (
+        number(cuda, "copies") == copies
+    )  # four a call, from the refusal on: an address is first told in the fourth
     assert number(cuda, "replays") == 5
 
 
 @needs_extension
-@pytest.mark.parametrize(("switch", "call"), [("fail_copy", "cuMemcpyDtoDAsync"), ("fail_replay", "cuGraphLaunch")])
-def test_a_driver_that_refuses_is_an_error_with_its_name(graphed, cuda, switch, call):  # noqa: F811
+@pytest.mark.parametrize(
+    ("switch", "call"), [("fail_copy", "cuMemcpyDtoDAsync"), ("fail_replay", "cuGraphLaunch")]
+)
+def test_a_driver_that_refuses_is_an_error_with_its_name(graphed, cuda, switch, call):
     weight, x = draw()
     refuse(cuda, "fail_clone", 801)  # so that both calls are made
     graphed.run([weight, x])
@@ -292,7 +351,9 @@ def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
 
 def test_tensors_elsewhere_are_refused_before_a_capture():
     cuda_graph._refuse_elsewhere("input", [torch.zeros(2), None], CPU)
-    with pytest.raises(NotLowerableError, match="input 1 is on meta, and a CUDA graph serves tensors on cpu"):
+    with pytest.raises(
+        NotLowerableError, match="input 1 is on meta, and a CUDA graph serves tensors on cpu"
+    ):
         cuda_graph._refuse_elsewhere("input", [torch.zeros(2), torch.zeros(2, device="meta")], CPU)
     with pytest.raises(NotLowerableError, match="output 0 is on cpu"):
         cuda_graph._refuse_elsewhere("output", [torch.zeros(2)], torch.device("cuda", 0))
@@ -305,14 +366,17 @@ def test_without_the_extension_or_a_handle_python_replays_and_says_why(monkeypat
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=None))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     weight, x = draw()
-    assert_right(runner([weight, x]), [weight, x])  # while the user captures, nothing is found out, as that would load kernels
+    assert_right(
+        runner([weight, x]), [weight, x]
+    )  # while the user captures, nothing is found out, as that would load kernels
     assert runner.interpreted == ""
     runner._make_native(2)
     assert runner.interpreted == "no CUDA driver: none here"
     assert runner.direct is runner
 
 
-# On a GPU ----------------------------------------------------------------------------------------------------------------------
+# On a GPU
+# ----------------------------------------------------------------------------------------------------------------------
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -320,7 +384,12 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA 
 @pytest.fixture
 def on_gpu() -> Any:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).cuda().eval().requires_grad_(False)
+    net = (
+        nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        .cuda()
+        .eval()
+        .requires_grad_(False)
+    )
     weights = [net[0].weight, net[0].bias, net[2].weight, net[2].bias]
 
     def steps(inputs: Any) -> list[torch.Tensor | None]:
@@ -328,7 +397,11 @@ def on_gpu() -> Any:
         hidden = torch.nn.functional.gelu(torch.addmm(b, x, a.t()))
         return [torch.addmm(d, hidden, c.t()), None, x, hidden.sum(1, keepdim=True).expand(-1, 5)]
 
-    return SimpleNamespace(weights=weights, steps=steps, run=GraphedRunner(steps, frozenset(range(4)), torch.device("cuda", 0)))
+    return SimpleNamespace(
+        weights=weights,
+        steps=steps,
+        run=GraphedRunner(steps, frozenset(range(4)), torch.device("cuda", 0)),
+    )
 
 
 @pytest.mark.gpu
@@ -349,7 +422,9 @@ def test_held_outputs_stay_valid_on_the_device(on_gpu):
 @pytest.mark.gpu
 @gpu
 def test_a_number_on_the_cpu_is_not_kept_in_a_graph():
-    scaled = GraphedRunner(lambda inputs: [inputs[0] * inputs[1]], frozenset([1]), torch.device("cuda", 0))
+    scaled = GraphedRunner(
+        lambda inputs: [inputs[0] * inputs[1]], frozenset([1]), torch.device("cuda", 0)
+    )
     with torch.inference_mode(), pytest.raises(NotLowerableError, match="input 1 is on cpu"):
         scaled([torch.ones(4, device="cuda"), torch.tensor(2.0)])
 
@@ -368,7 +443,9 @@ def test_streams_take_turns_on_one_graph(on_gpu):
                 seen.append((x, on_gpu.run([*on_gpu.weights, x])[0]))
         torch.cuda.synchronize()
         for x, out in seen:
-            torch.testing.assert_close(out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.gpu
@@ -383,7 +460,9 @@ def test_threads_take_turns_on_one_graph(on_gpu):
             for _ in range(100):
                 x = torch.randn(32, 64, device="cuda")
                 out = on_gpu.run([*on_gpu.weights, x])[0]
-                if not torch.allclose(out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-4, atol=1e-4):
+                if not torch.allclose(
+                    out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-4, atol=1e-4
+                ):
                     wrong.append("different")
 
     in_threads(work)

@@ -1,4 +1,6 @@
-"""The quick way into a bound module serves exactly the calls that it was bound for; everything else goes the slow way, or back."""
+"""The quick way into a bound module serves exactly the calls that it was bound for; everything else
+goes the slow way, or back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.runtime import dispatch
 
 pytestmark = [
-    pytest.mark.skipif(native.extension() is None, reason=f"no C++ extension: {native.status()[1]}"),
+    pytest.mark.skipif(
+        native.extension() is None, reason=f"no C++ extension: {native.status()[1]}"
+    ),
     pytest.mark.usefixtures("inference"),
 ]
 
@@ -32,7 +36,12 @@ pytestmark = [
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
 
-def make(tmp_path: Path, forward: Callable[..., Any] = lambda m, x: torch.relu(m.linear(x)), args: Any = X, **kwargs: Any) -> Calls:
+def make(
+    tmp_path: Path,
+    forward: Callable[..., Any] = lambda m, x: torch.relu(m.linear(x)),
+    args: Any = X,
+    **kwargs: Any,
+) -> Calls:
     """A module bound to a planted swap whose table already serves these arguments."""
     module = accelerated(forward, args, tmp_path, **kwargs)
     given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
@@ -73,7 +82,9 @@ def test_results_have_the_form_of_the_module_s_own(form, tmp_path):
 
 
 def test_nested_and_keyword_arguments_reach_their_places(tmp_path):
-    def forward(module: Calls, x: torch.Tensor, more: Any, *, scale: float, bias: torch.Tensor) -> torch.Tensor:
+    def forward(
+        module: Calls, x: torch.Tensor, more: Any, *, scale: float, bias: torch.Tensor
+    ) -> torch.Tensor:
         return module.linear(x) * scale - bias + more["a"][1] * 2
 
     args, kwargs = (X, {"a": [X + 1, X + 2]}), {"scale": 0.5, "bias": X + 3}
@@ -103,12 +114,16 @@ def test_what_needs_autograd_s_wrapper_never_takes_the_quick_way(form, tmp_path)
 
 
 class Functions(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
 class Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
@@ -129,9 +144,15 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a default device": lambda: torch.device("cpu"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "gradients": torch.enable_grad,
-    "determinism": lambda: switched(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
-    "the default dtype": lambda: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-    "matmul precision": lambda: switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "determinism": lambda: switched(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
+    "the default dtype": lambda: switched(
+        torch.get_default_dtype, torch.set_default_dtype, torch.float64
+    ),
+    "matmul precision": lambda: switched(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
     "forward-mode differentiation": torch.autograd.forward_ad.dual_level,
 }
 
@@ -145,7 +166,9 @@ def test_a_global_switch_that_changed_is_a_miss(name, tmp_path):
         own = module._call_impl(X)
         assert torch.equal(module(X), own)
         assert served(module) == before
-    if name != "matmul precision":  # setting it back leaves PyTorch in another state than before it was ever set
+    if (
+        name != "matmul precision"
+    ):  # setting it back leaves PyTorch in another state than before it was ever set
         module(X)
         module(X)
         assert served(module) > before
@@ -199,7 +222,9 @@ def _patch(module: Calls) -> None:
 
 
 CHANGES: dict[str, Callable[[Calls], Any]] = {
-    "a parameter": lambda m: setattr(m.linear, "weight", nn.Parameter(torch.zeros(8, 8), requires_grad=False)),
+    "a parameter": lambda m: setattr(
+        m.linear, "weight", nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+    ),
     "a parameter's dtype": lambda m: m.double(),
     "a submodule": lambda m: setattr(m, "linear", nn.Linear(8, 8, bias=False)),
     "a hook": lambda m: m.linear.register_forward_hook(lambda module, args, out: out + 1),
@@ -258,7 +283,9 @@ def failing(module: Calls, monkeypatch: pytest.MonkeyPatch) -> Refuses:
     return runner
 
 
-def test_a_runner_that_fails_is_quarantined_and_the_module_s_own_operators_answer(tmp_path, monkeypatch):
+def test_a_runner_that_fails_is_quarantined_and_the_module_s_own_operators_answer(
+    tmp_path, monkeypatch
+):
     module = make(tmp_path)
     runner = failing(module, monkeypatch)
     module(X)
@@ -267,7 +294,9 @@ def test_a_runner_that_fails_is_quarantined_and_the_module_s_own_operators_answe
     for _ in range(3):
         assert torch.equal(module(X), module._call_impl(X))
     assert served(module) == 1
-    assert runner.calls == 4  # the call that fills the table, the one served, one failing on either way, never again
+    assert (
+        runner.calls == 4
+    )  # the call that fills the table, the one served, one failing on either way, never again
     assert telemetry.report().counters["fallbacks"] == 1
 
 

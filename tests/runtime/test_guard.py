@@ -1,4 +1,6 @@
-"""The module guard: whatever changes what a call would do makes it let go and say where; all else leaves it holding."""
+"""The module guard: whatever changes what a call would do makes it let go and say where; all else
+leaves it holding.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from torch.nn.utils import parametrize
 
 from torch_cudal1.core import native
 from torch_cudal1.runtime import guard
-from torch_cudal1.runtime.guard import ModuleGuard, Refusal, bind, call_state, python_signature, tracing_reason
+from torch_cudal1.runtime.guard import (
+    ModuleGuard,
+    Refusal,
+    bind,
+    call_state,
+    python_signature,
+    tracing_reason,
+)
 
 BUILT, WHY_NOT = native.status()
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}"))
@@ -135,7 +144,9 @@ def _new_dict(m: Model) -> None:
     m.first.__dict__ = dict(m.first.__dict__)
 
 
-def _same_size_swap(m: Model) -> None:  # one attribute goes, another comes, both None: the size does not tell
+def _same_size_swap(
+    m: Model,
+) -> None:  # one attribute goes, another comes, both None: the size does not tell
     del m.first.spare
     m.first.other = None
 
@@ -167,24 +178,39 @@ CHANGES: dict[str, tuple[Callable[[Model], Any], str]] = {
     "instance forward": (_set("layers.1.forward", lambda x: x), "layers.1: forward added"),
     "attribute dictionary": (_new_dict, "first: __dict__ was replaced"),
     "class of a child": (_new_class, "first: class Block -> Other"),
-    "hook dictionary": (_set("first._forward_hooks", OrderedDict()), "first: _forward_hooks changed"),
+    "hook dictionary": (
+        _set("first._forward_hooks", OrderedDict()),
+        "first: _forward_hooks changed",
+    ),
     "parameter replaced": (
         lambda m: setattr(m.first.linear, "weight", nn.Parameter(torch.ones(4, 4))),
         "parameter first.linear.weight: replaced",
     ),
-    "parameter removed": (lambda m: m.first.linear.register_parameter("bias", None), "parameter first.linear.bias: replaced"),
+    "parameter removed": (
+        lambda m: m.first.linear.register_parameter("bias", None),
+        "parameter first.linear.bias: replaced",
+    ),
     "parameter added": (
         lambda m: m.layers[1].register_parameter("p", nn.Parameter(torch.ones(1))),
         "parameter layers.1.p: added",
     ),
     "parameter deleted": (_delete("first.linear.bias"), "parameter first.linear.bias: removed"),
     "buffer replaced": (_set("first.mean", torch.ones(4)), "buffer first.mean: replaced"),
-    "buffer added": (lambda m: m.layers[1].register_buffer("b", torch.ones(1)), "buffer layers.1.b: added"),
-    "child replaced": (lambda m: m.layers.__setitem__(1, nn.ReLU()), "submodule layers.1: replaced"),
+    "buffer added": (
+        lambda m: m.layers[1].register_buffer("b", torch.ones(1)),
+        "buffer layers.1.b: added",
+    ),
+    "child replaced": (
+        lambda m: m.layers.__setitem__(1, nn.ReLU()),
+        "submodule layers.1: replaced",
+    ),
     "child appended": (lambda m: m.layers.append(nn.ReLU()), "submodule layers.2: added"),
     "child deleted": (lambda m: m.layers.__delitem__(1), "layers: _modules changed"),
     "child popped": (lambda m: m.layers._modules.pop("1"), "submodule layers.1: removed"),
-    "linear to half": (lambda m: m.first.linear.half(), "parameter first.linear.weight: dtype float32 -> float16"),
+    "linear to half": (
+        lambda m: m.first.linear.half(),
+        "parameter first.linear.weight: dtype float32 -> float16",
+    ),
     "child renamed": (_rename, "submodule layers.1: removed"),
     "children reordered": (_reorder, "layers: order of submodules changed"),
     "child is identity": (_set("first.linear", nn.Identity()), "submodule first.linear: replaced"),
@@ -198,25 +224,61 @@ CHANGES: dict[str, tuple[Callable[[Model], Any], str]] = {
         lambda m: setattr(m.first.mean, "data", torch.zeros(1, 4)),
         "buffer first.mean: shape (4,) -> (1, 4)",
     ),
-    "attribute tensor": (lambda m: setattr(m.first.cache, "data", torch.zeros(2)), "tensor first.cache: shape (4,) -> (2,)"),
+    "attribute tensor": (
+        lambda m: setattr(m.first.cache, "data", torch.zeros(2)),
+        "tensor first.cache: shape (4,) -> (2,)",
+    ),
     "frozen": (lambda m: m.first.requires_grad_(False), "requires_grad True -> False"),
-    "forward hook": (_first(lambda b: b.register_forward_hook(print)), "first._forward_hooks: hooks were registered"),
-    "forward hook, kwargs": (_first(lambda b: b.register_forward_hook(print, with_kwargs=True)), "_forward_hooks: hooks"),
-    "forward hook, always": (_first(lambda b: b.register_forward_hook(print, always_call=True)), "_forward_hooks: hooks"),
-    "forward pre hook": (_first(lambda b: b.register_forward_pre_hook(print)), "first._forward_pre_hooks: hooks"),
-    "inner hook": (lambda m: m.layers[1].register_forward_hook(print), "layers.1._forward_hooks: hooks"),
-    "backward hook": (_first(lambda b: b.register_full_backward_hook(print)), "first._backward_hooks: hooks"),
-    "backward pre hook": (_first(lambda b: b.register_full_backward_pre_hook(print)), "first._backward_pre_hooks: hooks"),
+    "forward hook": (
+        _first(lambda b: b.register_forward_hook(print)),
+        "first._forward_hooks: hooks were registered",
+    ),
+    "forward hook, kwargs": (
+        _first(lambda b: b.register_forward_hook(print, with_kwargs=True)),
+        "_forward_hooks: hooks",
+    ),
+    "forward hook, always": (
+        _first(lambda b: b.register_forward_hook(print, always_call=True)),
+        "_forward_hooks: hooks",
+    ),
+    "forward pre hook": (
+        _first(lambda b: b.register_forward_pre_hook(print)),
+        "first._forward_pre_hooks: hooks",
+    ),
+    "inner hook": (
+        lambda m: m.layers[1].register_forward_hook(print),
+        "layers.1._forward_hooks: hooks",
+    ),
+    "backward hook": (
+        _first(lambda b: b.register_full_backward_hook(print)),
+        "first._backward_hooks: hooks",
+    ),
+    "backward pre hook": (
+        _first(lambda b: b.register_full_backward_pre_hook(print)),
+        "first._backward_pre_hooks: hooks",
+    ),
     "list item": (lambda m: m.first.sizes.__setitem__(0, 7), "first.sizes: content changed"),
     "nested list": (lambda m: m.first.sizes[1].append(4), "first.sizes[1]: content changed"),
     "list in a tuple": (lambda m: m.first.pair[0].clear(), "first.pair[0]: content changed"),
     "dict item": (lambda m: m.first.options.update(mode="b"), "first.options: item 'mode' changed"),
-    "nested dict": (lambda m: m.first.options["deep"].update(y=1), "first.options['deep']: item 'y' added"),
-    "ordered dict": (lambda m: m.first.order.move_to_end("a"), "first.order: order of items changed"),
+    "nested dict": (
+        lambda m: m.first.options["deep"].update(y=1),
+        "first.options['deep']: item 'y' added",
+    ),
+    "ordered dict": (
+        lambda m: m.first.order.move_to_end("a"),
+        "first.order: order of items changed",
+    ),
     "set": (lambda m: m.first.marks.add("three"), "first.marks: content changed"),
     "bytearray": (lambda m: m.first.raw.__setitem__(0, 0), "first.raw: content changed"),
-    "object attribute": (lambda m: setattr(m.first.config, "gain", 2.0), "first.config: gain changed"),
-    "list in an object": (lambda m: m.first.config.inner["sizes"].pop(), "first.config.inner['sizes']: content changed"),
+    "object attribute": (
+        lambda m: setattr(m.first.config, "gain", 2.0),
+        "first.config: gain changed",
+    ),
+    "list in an object": (
+        lambda m: m.first.config.inner["sizes"].pop(),
+        "first.config.inner['sizes']: content changed",
+    ),
     "closure variable": (_in_cell, "first.callback, closure variable factor changed"),
     "parametrization": (
         lambda m: parametrize.register_parametrization(m.first.linear, "weight", nn.Identity()),
@@ -281,7 +343,9 @@ def test_what_does_not_change_the_call_leaves_it_holding(use: str, implementatio
     assert held.why() == ""
 
 
-@pytest.mark.parametrize("name", ["_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"])
+@pytest.mark.parametrize(
+    "name", ["_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"]
+)
 def test_hooks_for_every_module_end_the_guard(name: str, implementation: Any) -> None:
     held = bound(Model(), implementation)
     registry = getattr(torch_module, name)
@@ -298,8 +362,18 @@ def test_hooks_for_every_module_end_the_guard(name: str, implementation: Any) ->
 OUTSIDE: dict[str, tuple[object, str, object, str]] = {
     "method patched": (Block, "step", lambda self, x: x, "class Block: step changed"),
     "class attribute": (Block, "slope", 0.2, "class Block: slope changed"),
-    "torch class patched": (nn.Linear, "forward", lambda self, x: x, "class Linear: forward changed"),
-    "module call patched": (nn.Module, "__call__", lambda self, x: x, "class Module: __call__ changed"),
+    "torch class patched": (
+        nn.Linear,
+        "forward",
+        lambda self, x: x,
+        "class Linear: forward changed",
+    ),
+    "module call patched": (
+        nn.Module,
+        "__call__",
+        lambda self, x: x,
+        "class Module: __call__ changed",
+    ),
     "torch function patched": (torch.nn.functional, "relu", torch.tanh, "functional.relu"),
     "global flag": (sys.modules[__name__], "FLAG", 2.0, "FLAG changed"),
     "global function": (sys.modules[__name__], "helper", torch.tanh, "helper changed"),
@@ -308,7 +382,9 @@ OUTSIDE: dict[str, tuple[object, str, object, str]] = {
 
 
 @pytest.mark.parametrize("change", OUTSIDE)
-def test_patched_classes_globals_and_code_end_the_guard(change: str, implementation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_classes_globals_and_code_end_the_guard(
+    change: str, implementation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = bound(model(), implementation)
     owner, name, value, words = OUTSIDE[change]
     monkeypatch.setattr(owner, name, value)
@@ -317,7 +393,9 @@ def test_patched_classes_globals_and_code_end_the_guard(change: str, implementat
 
 
 @pytest.mark.parametrize("table", [TABLE, Block.table])
-def test_small_containers_of_classes_and_globals_are_watched(table: dict[str, float], implementation: Any) -> None:
+def test_small_containers_of_classes_and_globals_are_watched(
+    table: dict[str, float], implementation: Any
+) -> None:
     held = bound(model(), implementation)
     table["new"] = 1.0
     try:
@@ -380,8 +458,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hooks": (_hooked, "0._forward_pre_hooks: hooks are registered"),
     "scripted child": (lambda: nn.Sequential(torch.jit.script(nn.Tanh())), "ScriptModule"),
     "lazy parameter": (lambda: nn.Sequential(nn.LazyLinear(3)), "hooks|not initialised"),
-    "tensor subclass": (lambda: _with("weight", nn.Parameter(torch.ones(2).as_subclass(_Tagged))), "0.weight is a _Tagged"),
-    "sparse buffer": (lambda: _with("extra", torch.eye(2).to_sparse()), "not a dense strided tensor"),
+    "tensor subclass": (
+        lambda: _with("weight", nn.Parameter(torch.ones(2).as_subclass(_Tagged))),
+        "0.weight is a _Tagged",
+    ),
+    "sparse buffer": (
+        lambda: _with("extra", torch.eye(2).to_sparse()),
+        "not a dense strided tensor",
+    ),
     "long list": (lambda: _with("extra", list(range(2000))), "0.extra is a list of 2000 items"),
     "deep list": (lambda: _with("extra", _nested(30)), "nest deeper"),
     "slots": (lambda: _with("extra", _Slots()), "_Slots, which can change unseen"),
@@ -402,7 +486,12 @@ def test_what_cannot_be_watched_is_refused_with_the_reason(case: str) -> None:
 
 
 def test_recurrent_and_attention_modules_can_be_guarded(implementation: Any) -> None:
-    for module in (nn.LSTM(3, 3), nn.TransformerEncoderLayer(4, 2), nn.BatchNorm2d(2), nn.ParameterList([torch.ones(1)])):
+    for module in (
+        nn.LSTM(3, 3),
+        nn.TransformerEncoderLayer(4, 2),
+        nn.BatchNorm2d(2),
+        nn.ParameterList([torch.ones(1)]),
+    ):
         assert bound(module, implementation).implementation == implementation
 
 
@@ -416,7 +505,9 @@ def test_functional_call_is_seen_while_it_lasts(implementation: Any) -> None:
     module = model()
     during: list[bool] = []
     holds: list[Callable[[], bool]] = []
-    spy = types.MethodType(lambda self, x: (during.append(holds[0]()), Block.step(self, x))[1], module.first)
+    spy = types.MethodType(
+        lambda self, x: (during.append(holds[0]()), Block.step(self, x))[1], module.first
+    )
     module.first.step = spy
     held = bound(module, implementation)
     holds.append(held.holds)
@@ -462,7 +553,16 @@ def test_old_storage_is_not_kept_alive(implementation: Any) -> None:
 def test_ten_thousand_checks_leave_nothing_behind(implementation: Any) -> None:
     module = nn.Sequential(Block())
     held = bound(module, implementation)
-    watched = [module, module[0], module[0].__dict__, module[0].linear.weight, module[0].sizes, module[0].order, None, True]
+    watched = [
+        module,
+        module[0],
+        module[0].__dict__,
+        module[0].linear.weight,
+        module[0].sizes,
+        module[0].order,
+        None,
+        True,
+    ]
     gc.collect()  # what earlier tests left must not go while we count
     counts = [sys.getrefcount(thing) for thing in watched[:-2]]
     rounds = 10_000 if implementation == "native" else 1_000
@@ -485,18 +585,34 @@ def test_both_implementations_and_the_words_agree_on_any_sequence(names: list[st
     python, cpp = bound(module, "python"), bound(module, "native")
     for name in names:
         mutate = CHANGES[name][0] if name in CHANGES else HARMLESS[name]
-        # An earlier change may have taken away what this one needs: then it changes less, and the answers must still agree.
-        with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError, ValueError):
+        # An earlier change may have taken away what this one needs: then it changes less, and the
+        # answers must still agree.
+        with contextlib.suppress(
+            AttributeError,
+            KeyError,
+            IndexError,
+            TypeError,
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ):
             mutate(module)
         assert python.holds() == cpp.holds() == (python.why() == "") == (cpp.why() == "")
-        if name == "storage freed":  # what comes next may write into it, which ends the process, ours or not
+        if (
+            name == "storage freed"
+        ):  # what comes next may write into it, which ends the process, ours or not
             break
 
 
 @pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")
 def test_the_extension_refuses_records_of_another_form() -> None:
     extension: Any = native.extension()
-    for arguments in ((), tuple(() for _ in range(9)), (((1,),), *(() for _ in range(9))), (*(() for _ in range(9)), (1,))):
+    for arguments in (
+        (),
+        tuple(() for _ in range(9)),
+        (((1,),), *(() for _ in range(9))),
+        (*(() for _ in range(9)), (1,)),
+    ):
         with pytest.raises(TypeError, match="ten tuples"):
             extension.Guard(*arguments)
 
@@ -506,7 +622,9 @@ def test_the_extension_refuses_records_of_another_form() -> None:
 
 @pytest.fixture(params=["python", NATIVE])
 def sign(request: pytest.FixtureRequest) -> Any:
-    return python_signature if request.param == "python" else getattr(native.extension(), "signature")  # noqa: B009
+    if request.param == "python":
+        return python_signature
+    return getattr(native.extension(), "signature")  # noqa: B009
 
 
 X = torch.arange(24.0)
@@ -567,7 +685,9 @@ def test_calls_that_share_a_plan_share_a_signature(sign: Any) -> None:
     assert sign((X,), {}) == sign((torch.zeros(24),), {})
     assert sign((X,), {}) == sign((nn.Parameter(torch.zeros(24), requires_grad=False),), {})
     assert sign((float("nan"),), {}) == sign((float("nan"),), {})
-    assert sign((X, LONG[32:56]), {}) == sign((LONG[:24], LONG[32:56]), {}), "parts of one storage that do not overlap"
+    assert sign((X, LONG[32:56]), {}) == sign((LONG[:24], LONG[32:56]), {}), (
+        "parts of one storage that do not overlap"
+    )
     assert sign((torch.empty(0), torch.empty(0)), {}) == sign((X[:0], X[:0]), {})
 
 
@@ -604,7 +724,9 @@ def test_a_list_that_holds_itself_has_no_signature(sign: Any) -> None:
 
 _plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 
@@ -627,7 +749,11 @@ def test_both_signatures_find_the_same_overlaps(windows: list[tuple[int, int]]) 
     views = tuple(LONG[start : start + size] for start, size in windows)
     apart = tuple(LONG.clone()[start : start + size] for start, size in windows)
     extension: Any = native.extension()
-    truth = any(i < j and max(a, c) < min(a + b, c + d) for i, (a, b) in enumerate(windows) for j, (c, d) in enumerate(windows))
+    truth = any(
+        i < j and max(a, c) < min(a + b, c + d)
+        for i, (a, b) in enumerate(windows)
+        for j, (c, d) in enumerate(windows)
+    )
     for implementation in (python_signature, extension.signature):
         assert (implementation(views, {}) != implementation(apart, {})) == truth
 

@@ -1,4 +1,6 @@
-"""Large CPU results of our calls lie in huge pages; whatever is allocated outside of them does not, and all memory goes back."""
+"""Large CPU results of our calls lie in huge pages; whatever is allocated outside of them does not,
+and all memory goes back.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def kernel_takes_advice() -> bool:
 
 pytestmark = [
     pytest.mark.skipif(native.extension() is None, reason=f"no extension: {native.status()[1]}"),
-    pytest.mark.skipif(not kernel_takes_advice(), reason="this kernel has no huge pages, or does not tell of them"),
+    pytest.mark.skipif(
+        not kernel_takes_advice(), reason="this kernel has no huge pages, or does not tell of them"
+    ),
 ]
 
 
@@ -80,8 +84,12 @@ def test_a_result_that_the_c_library_may_keep_is_left_alone() -> None:
     assert not middle_is_advised(only(prepare(doubling(SMALL), CPU)([torch.ones(SMALL)])))
 
 
-@pytest.mark.parametrize("ours", [prepare(doubling(LARGE), CPU), in_huge_pages(allocate)], ids=["plan", "wrapped"])
-def test_what_the_user_allocates_is_left_alone(ours: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]) -> None:
+@pytest.mark.parametrize(
+    "ours", [prepare(doubling(LARGE), CPU), in_huge_pages(allocate)], ids=["plan", "wrapped"]
+)
+def test_what_the_user_allocates_is_left_alone(
+    ours: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]],
+) -> None:
     ours([torch.ones(LARGE)])
     assert not middle_is_advised(torch.empty(LARGE))
 
@@ -109,7 +117,9 @@ def test_other_threads_are_left_alone() -> None:
     found = []
 
     def elsewhere(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        thread = threading.Thread(target=lambda: found.append(middle_is_advised(torch.empty(LARGE))))
+        thread = threading.Thread(
+            target=lambda: found.append(middle_is_advised(torch.empty(LARGE)))
+        )
         thread.start()
         thread.join()
         return allocate(inputs)
@@ -123,8 +133,14 @@ def test_held_results_stay_and_memory_goes_back() -> None:
     held = [only(plan([torch.full((LARGE,), float(turn))])) for turn in range(3)]
     for _ in range(10):
         plan([torch.ones(LARGE)])
-    assert [(float(one.min()), float(one.max())) for one in held] == [(0.0, 0.0), (2.0, 2.0), (4.0, 4.0)]
-    assert resident_bytes() - before < 4 * 4 * LARGE  # three results, and nothing of the ten that were let go
+    assert [(float(one.min()), float(one.max())) for one in held] == [
+        (0.0, 0.0),
+        (2.0, 2.0),
+        (4.0, 4.0),
+    ]
+    assert (
+        resident_bytes() - before < 4 * 4 * LARGE
+    )  # three results, and nothing of the ten that were let go
     del held
     assert resident_bytes() - before < 4 * LARGE
 

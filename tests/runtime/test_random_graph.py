@@ -1,4 +1,6 @@
-"""A CUDA graph of random numbers: draws on the host are refused; on a GPU its calls draw what eager's calls draw, in that order."""
+"""A CUDA graph of random numbers: draws on the host are refused; on a GPU its calls draw what
+eager's calls draw, in that order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from torch_cudal1.runtime.schedule import build
 X = torch.zeros(64, 32)
 DRAWING: dict[str, Callable[[torch.Tensor], object]] = {
     "noise": lambda x: torch.rand_like(x) + x,
-    "dropout, twice": lambda x: torch.native_dropout(torch.native_dropout(x + 1, 0.5, True)[0], 0.3, True)[0],
+    "dropout, twice": lambda x: torch.native_dropout(
+        torch.native_dropout(x + 1, 0.5, True)[0], 0.3, True
+    )[0],
 }
 
 
@@ -35,7 +39,9 @@ def test_numbers_of_the_host_are_refused_and_those_of_the_device_are_not() -> No
 @pytest.mark.parametrize("name", DRAWING)
 def test_replays_continue_the_users_sequence_of_random_numbers(name: str) -> None:
     device, x = torch.device("cuda"), X.cuda()
-    eager, graph = (build(_program(name), schedule, device) for schedule in ("eager", "eager+graph"))
+    eager, graph = (
+        build(_program(name), schedule, device) for schedule in ("eager", "eager+graph")
+    )
     sequences = []
     for run in (eager, graph):
         torch.cuda.manual_seed(3)

@@ -1,4 +1,6 @@
-"""Executors and schedules: the same Program gives the same result step by step, through the operator and through Inductor."""
+"""Executors and schedules: the same Program gives the same result step by step, through the
+operator and through Inductor.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def test_schedules_agree_with_eager(schedule):
 
 def test_the_operator_passes_opcheck():
     program = register(TANH)
-    torch.library.opcheck(run_operator(), ([torch.randn(6, 6)], program), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        run_operator(),
+        ([torch.randn(6, 6)], program),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 class Calls(torch.nn.Module):
@@ -65,7 +71,9 @@ class Calls(torch.nn.Module):
 
 def test_export_keeps_the_operator_as_one_node():
     exported = torch.export.export(Calls(), (torch.randn(6, 6),))
-    assert [node.target for node in exported.graph.nodes if "cudal1" in str(node.target)] == [run_operator()]
+    assert [node.target for node in exported.graph.nodes if "cudal1" in str(node.target)] == [
+        run_operator()
+    ]
     x = torch.randn(6, 6)
     assert torch.equal(exported.module()(x), torch.tanh(x))
 
@@ -106,8 +114,12 @@ def test_the_operator_refuses_gradients_and_unknown_programs():
 
 def test_shapes_come_without_launching():
     spec = TensorSpec("float16", (8, 4), (4, 1), "cpu")
-    launch = Launch("k", "kernel", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))
-    program = Program((SPEC,), (Alloc(1, spec), launch), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+    launch = Launch(
+        "k", "kernel", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1)))
+    )
+    program = Program(
+        (SPEC,), (Alloc(1, spec), launch), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)}
+    )
     assert output_specs(program) == [spec]
     assert interpret(program, CPU, launcher=skip_launch)([torch.ones(6, 6)])[0].shape == (8, 4)
     assert value_specs(WHOLE)[5] == TensorSpec("float32", (3, 6), (6, 1), "cpu")
@@ -115,7 +127,9 @@ def test_shapes_come_without_launching():
 
 @pytest.mark.parametrize("executor", [prepare, interpret])
 def test_values_die_when_nobody_needs_them_any_more(executor):
-    steps = tuple(Aten("aten.neg.default", (Value(index),), (), (index + 1,)) for index in range(50))
+    steps = tuple(
+        Aten("aten.neg.default", (Value(index),), (), (index + 1,)) for index in range(50)
+    )
     run = executor(Program((SPEC,), steps, (50,)), CPU)
     results: list[weakref.ref[torch.Tensor]] = []
     most = 0
@@ -137,19 +151,30 @@ def test_values_die_when_nobody_needs_them_any_more(executor):
 def test_what_is_compiled_for_a_gpu_does_not_depend_on_the_c_compiler_s_name(monkeypatch):
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx", lambda module, inputs, config_patches: asked.append(config_patches)
+        "torch._inductor.compile_fx.compile_fx",
+        lambda module, inputs, config_patches: asked.append(config_patches),
     )
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     spec = TensorSpec("float32", (2, 2), (2, 1), "cuda")
     relu = Aten("aten.relu.default", (Value(0),), (), (1,))
     for program, device in (
         (Program((spec,), (relu,), (1,), payloads={}), "cuda"),
-        (Program((spec, replace(spec, device="cpu")), (replace(relu, outs=(2,)),), (2,), payloads={}), "cuda"),
+        (
+            Program(
+                (spec, replace(spec, device="cpu")), (replace(relu, outs=(2,)),), (2,), payloads={}
+            ),
+            "cuda",
+        ),
         (Program((replace(spec, device="cpu"),), (relu,), (1,), payloads={}), "cpu"),
     ):
         build(program, "inductor", torch.device(device))
     assert ["cpp.cxx" in patches for patches in asked] == [True, False, False]
-    build(Program((spec,), (relu,), (1,), payloads={}), "inductor", torch.device("cuda"), options={"cpp.cxx": (None, "mine")})
+    build(
+        Program((spec,), (relu,), (1,), payloads={}),
+        "inductor",
+        torch.device("cuda"),
+        options={"cpp.cxx": (None, "mine")},
+    )
     assert asked[-1]["cpp.cxx"] == (None, "mine")
 
 

@@ -1,7 +1,9 @@
-"""Inductor's own caches serve the next process what this one compiled, and never one Program the result of another.
+"""Inductor's own caches serve the next process what this one compiled, and never one Program the
+result of another.
 
-The Programs below differ in one constant, or in the Program inside them: what a key that looks at operators alone would confuse.
-Every step is a matrix product or an opaque node, so that no C++ compiler is waited for.
+The Programs below differ in one constant, or in the Program inside them: what a key that looks at
+operators alone would confuse. Every step is a matrix product or an opaque node, so that no C++
+compiler is waited for.
 """
 
 from __future__ import annotations
@@ -17,13 +19,21 @@ import torch
 from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value
 
 SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")
-INNER = {name: Program((SPEC,), (Aten(f"aten.{name}.default", (Value(0),), (), (1,)),), (1,)) for name in ("tanh", "neg")}
+INNER = {
+    name: Program((SPEC,), (Aten(f"aten.{name}.default", (Value(0),), (), (1,)),), (1,))
+    for name in ("tanh", "neg")
+}
 
 
 def program(constant: float, inner: str) -> Program:
     """x @ (a matrix of `constant`), through `inner`."""
-    steps = (Aten("aten.mm.default", (Value(0), Value(1)), (), (2,)), Call(INNER[inner], (2,), (3,)))
-    return Program((SPEC,), steps, (3,), constants=("c",), payloads={"c": torch.full((6, 6), constant)})
+    steps = (
+        Aten("aten.mm.default", (Value(0), Value(1)), (), (2,)),
+        Call(INNER[inner], (2,), (3,)),
+    )
+    return Program(
+        (SPEC,), steps, (3,), constants=("c",), payloads={"c": torch.full((6, 6), constant)}
+    )
 
 
 SCRIPT = """
@@ -46,8 +56,13 @@ print(json.dumps(told))
 
 
 def told(folder: Path, *pairs: str) -> list[dict[str, object]]:
-    """What a fresh process with the Inductor caches in `folder` says of these Programs, one after the other."""
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+    """What a fresh process with the Inductor caches in `folder` says of these Programs, one after
+    the other.
+    """
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     command = [sys.executable, "-c", SCRIPT, *pairs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -55,7 +70,9 @@ def told(folder: Path, *pairs: str) -> list[dict[str, object]]:
     return answer
 
 
-def test_the_next_process_is_served_from_the_cache_and_another_program_never_by_the_same_file(tmp_path: Path) -> None:
+def test_the_next_process_is_served_from_the_cache_and_another_program_never_by_the_same_file(
+    tmp_path: Path,
+) -> None:
     assert told(tmp_path, "0.5 tanh") == [{"right": True, "hits": 0}]
     served, *others = told(tmp_path, "0.5 tanh", "0.25 tanh", "0.5 neg")
     assert served == {"right": True, "hits": 1}

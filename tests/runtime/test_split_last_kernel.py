@@ -1,4 +1,7 @@
-"""The step that yields the results, parted from a graph of the others: the same function, and results that nothing else writes."""
+# ruff: noqa: F811  fixtures of another file are arguments here
+"""The step that yields the results, parted from a graph of the others: the same function, and
+results that nothing else writes.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +81,17 @@ def test_both_parts_after_one_another_are_the_program(name: str) -> None:
         between = first(given)
         made = [one for one in between if one is not None]
         assert len(made) == len(between)
-        assert all(one.untyped_storage().data_ptr() != t.untyped_storage().data_ptr() for one in made for t in given)
+        assert all(
+            one.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+            for one in made
+            for t in given
+        )
         results = last([*made, *given])
         assert_same(results, whole(given), given)
         held = {one.untyped_storage().data_ptr() for one in (*made, *given)}
-        assert not any(out is not None and out.untyped_storage().data_ptr() in held for out in results)
+        assert not any(
+            out is not None and out.untyped_storage().data_ptr() in held for out in results
+        )
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -100,19 +109,36 @@ def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
     spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
-    relu, add = Aten("aten.relu.default", (Value(0),), (), (1,)), Aten("aten.exp.default", (Value(1),), (), (2,))
+    relu, add = (
+        Aten("aten.relu.default", (Value(0),), (), (1,)),
+        Aten("aten.exp.default", (Value(1),), (), (2,)),
+    )
     handed_on = Aten("aten._unsafe_view.default", (Value(2), (16,)), (), (3,))
     two = parted(Program((spec,), (relu, add, handed_on), (3,)))
     assert two is not None
-    assert [step.target for step in two.last.steps if isinstance(step, Aten)] == ["aten.exp.default", "aten._unsafe_view.default"]
-    assert parted(Program((spec,), (relu, handed_on.__class__(handed_on.target, (Value(1), (16,)), (), (2,))), (2,))) is None
+    assert [step.target for step in two.last.steps if isinstance(step, Aten)] == [
+        "aten.exp.default",
+        "aten._unsafe_view.default",
+    ]
+    assert (
+        parted(
+            Program(
+                (spec,),
+                (relu, handed_on.__class__(handed_on.target, (Value(1), (16,)), (), (2,))),
+                (2,),
+            )
+        )
+        is None
+    )
 
 
 def test_pieces_of_one_result_are_no_operands_of_a_last_step() -> None:
     spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
     steps = (
         Aten("aten.relu.default", (Value(0),), (), (1,)),
-        Aten("aten.unsafe_split.Tensor", (Value(1), 2), (), (2, 3), many=True),  # both are views of the same memory
+        Aten(
+            "aten.unsafe_split.Tensor", (Value(1), 2), (), (2, 3), many=True
+        ),  # both are views of the same memory
         Aten("aten.add.Tensor", (Value(2), Value(3)), (), (4,)),
     )
     two = parted(Program((spec,), steps, (4,)))
@@ -131,7 +157,12 @@ KERNEL = TensorSpec("float32", (4,), (1,), "cuda")
 def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, apart: bool) -> None:
     view = Aten("aten.view.default", (Value(1), (2, 2)), (), (2,))
     launch = Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(1)),))
-    inner = Program((KERNEL,), (Alloc(1, KERNEL), launch, view), (yielded,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+    inner = Program(
+        (KERNEL,),
+        (Alloc(1, KERNEL), launch, view),
+        (yielded,),
+        payloads={"k": torch.zeros(4, dtype=torch.uint8)},
+    )
     relu = Aten("aten.relu.default", (Value(0),), (), (1,))
     two = parted(Program((KERNEL,), (relu, Call(inner, (1,), (2,))), (2,)))
     assert (two is not None) == apart
@@ -140,28 +171,36 @@ def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, ap
 def test_steps_that_launch_by_themselves_are_not_parted() -> None:
     launch = Launch("k", "k", (1, 1, 1), 32, 0, ())
     steps = (Aten("aten.relu.default", (Value(0),), (), (1,)), Alloc(2, KERNEL), launch)
-    assert parted(Program((KERNEL,), steps, (2,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})) is None
+    assert (
+        parted(Program((KERNEL,), steps, (2,), payloads={"k": torch.zeros(4, dtype=torch.uint8)}))
+        is None
+    )
 
 
-# Behind a graph ----------------------------------------------------------------------------------------------------------------
+# Behind a graph
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def layers(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.addmm(b, torch.relu(x * 2), w.t())
 
 
-LAYERS = program_of(layers, *draw(X, W, B))  # here, since nothing can be traced beside the recording driver
+LAYERS = program_of(
+    layers, *draw(X, W, B)
+)  # here, since nothing can be traced beside the recording driver
 RELU = program_of(torch.relu, *draw(X))
 
 
 def runner() -> GraphedRunner:
     two = parted(LAYERS)
     assert two is not None
-    return GraphedRunner(prepare(two.first, CPU), frozenset({1, 2}), CPU, last=prepare(two.last, CPU))
+    return GraphedRunner(
+        prepare(two.first, CPU), frozenset({1, 2}), CPU, last=prepare(two.last, CPU)
+    )
 
 
 @needs_extension
-def test_results_are_fresh_memory_and_none_is_copied(graphed: Any, cuda: Any) -> None:  # noqa: F811
+def test_results_are_fresh_memory_and_none_is_copied(graphed: Any, cuda: Any) -> None:
     x, w, b = draw(X, W, B)
     run, held = runner(), []
     for _ in range(5):
@@ -179,9 +218,11 @@ def test_results_are_fresh_memory_and_none_is_copied(graphed: Any, cuda: Any) ->
 
 
 @needs_extension
-def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graphed: Any) -> None:  # noqa: F811
+def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graphed: Any) -> None:
     (spec,) = RELU.inputs
-    view = Program((spec, spec), (Aten("aten.t.default", (Value(0),), (), (2,)),), (2, 0))  # not what `parted` makes
+    view = Program(
+        (spec, spec), (Aten("aten.t.default", (Value(0),), (), (2,)),), (2, 0)
+    )  # not what `parted` makes
     run = GraphedRunner(prepare(RELU, CPU), frozenset(), CPU, last=prepare(view, CPU))
     held = [(x, run([x])) for x in draw(*[X] * 4)]
     for x, (turned, same) in held:
@@ -202,7 +243,9 @@ def test_python_copies_it_too() -> None:
 
 
 @needs_extension
-def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(graphed: Any) -> None:  # noqa: F811
+def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(
+    graphed: Any,
+) -> None:
     x, w, b = draw(X, W, B)
     run = runner()
     run([x, w, b])
@@ -212,7 +255,9 @@ def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(g
 
 
 @needs_extension
-def test_while_the_user_captures_both_parts_go_into_the_user_s_graph(graphed: Any, cuda: Any) -> None:  # noqa: F811
+def test_while_the_user_captures_both_parts_go_into_the_user_s_graph(
+    graphed: Any, cuda: Any
+) -> None:
     x, w, b = draw(X, W, B)
     run = runner()
     cuda.capturing = True
@@ -221,7 +266,7 @@ def test_while_the_user_captures_both_parts_go_into_the_user_s_graph(graphed: An
 
 
 @needs_extension
-def test_a_last_step_in_python_has_its_graph_replayed_by_python(graphed: Any) -> None:  # noqa: F811
+def test_a_last_step_in_python_has_its_graph_replayed_by_python(graphed: Any) -> None:
     run = runner()
     run._last = lambda given: [given[0]]
     run._make_native(3)
@@ -229,11 +274,14 @@ def test_a_last_step_in_python_has_its_graph_replayed_by_python(graphed: Any) ->
     assert run.direct is run
 
 
-# On a GPU ----------------------------------------------------------------------------------------------------------------------
+# On a GPU
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[torch.Tensor], Callable[..., torch.Tensor]]:
+def on_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Any, list[torch.Tensor], Callable[..., torch.Tensor]]:
     """A graph with 8 MiB of results, its weights, and the function."""
     monkeypatch.undo()  # the true LEAST_BYTES
     torch.manual_seed(0)
@@ -248,7 +296,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[torch.Tensor], Ca
 def test_held_results_stay_what_they_are(on_gpu: Any) -> None:
     run, weights, function = on_gpu
     with torch.inference_mode():
-        held = [(x, run([x, *weights])[0]) for x in (torch.randn(512, 64, device="cuda") for _ in range(20))]
+        held = [
+            (x, run([x, *weights])[0])
+            for x in (torch.randn(512, 64, device="cuda") for _ in range(20))
+        ]
         torch.cuda.synchronize()
         assert all(torch.equal(out, function(x, *weights)) for x, out in held)
     assert run.interpreted == ""
@@ -265,7 +316,9 @@ def test_streams_and_threads_take_turns(on_gpu: Any) -> None:
             for turn in range(60):
                 torch.cuda._sleep(50_000 * (turn % 3))
                 x = torch.randn(512, 64, device="cuda")
-                if not torch.allclose(run([x, *weights])[0], function(x, *weights), rtol=1e-4, atol=1e-4):
+                if not torch.allclose(
+                    run([x, *weights])[0], function(x, *weights), rtol=1e-4, atol=1e-4
+                ):
                     wrong.append("different")
 
     with torch.inference_mode():

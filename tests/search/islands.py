@@ -1,4 +1,6 @@
-"""Islands and times that tests of the cost model share: products, and a machine that is unlike the bound in a way one can learn."""
+"""Islands and times that tests of the cost model share: products, and a machine that is unlike the
+bound in a way one can learn.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ SIZES = tuple((m, n, k) for m in (256, 1024, 4096) for n in (512, 2048) for k in
 
 
 def product(m: int, n: int, k: int) -> Program:
-    specs = (TensorSpec("float32", (m, k), (k, 1), "cuda"), TensorSpec("float32", (k, n), (n, 1), "cuda"))
+    specs = (
+        TensorSpec("float32", (m, k), (k, 1), "cuda"),
+        TensorSpec("float32", (k, n), (n, 1), "cuda"),
+    )
     return Program(specs, (Aten("aten.mm.default", (Value(0), Value(1)), (), (2,)),), (2,))
 
 
@@ -29,7 +34,9 @@ def family(m: int, n: int, k: int, most: int = 24) -> tuple[Proposal, ...]:
 
 
 def took_us(subject: Island, proposal: Proposal) -> float:
-    """On this machine what the bound puts first is four times as slow as it has it, and every split costs a third."""
+    """On this machine what the bound puts first is four times as slow as it has it, and every split
+    costs a third.
+    """
     slow = 4.0 if "f16x3" in str(proposal.config["method"]) else 1.0
     return subject.bound_us(proposal) * slow * (1.3 if proposal.number("split", 1) > 1 else 1.0)
 
@@ -38,5 +45,8 @@ def timings(sizes: Iterable[tuple[int, int, int]] = SIZES, most: int = 10) -> li
     found = []
     for one in sizes:
         subject = island(*one)
-        found += [timing_of(subject, proposal, took_us(subject, proposal)) for proposal in family(*one, most)]
+        found += [
+            timing_of(subject, proposal, took_us(subject, proposal))
+            for proposal in family(*one, most)
+        ]
     return found

@@ -1,4 +1,6 @@
-"""What was compiled once is found again, by what it was compiled from; what cannot be read is compiled anew."""
+"""What was compiled once is found again, by what it was compiled from; what cannot be read is
+compiled anew.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
     """What the judge's compiler was asked for: the second proposal it refuses."""
     given: list[Proposal] = []
 
-    def build(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate | Rejected, ...]:
+    def build(
+        region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+    ) -> tuple[Candidate | Rejected, ...]:
         given.extend(proposals)
         refused = Rejected("it took too long", "timeout")
-        return tuple(refused if one == OTHER else Candidate(region.program, "eager", "kernels", ("norm",)) for one in proposals)
+        return tuple(
+            refused if one == OTHER else Candidate(region.program, "eager", "kernels", ("norm",))
+            for one in proposals
+        )
 
     monkeypatch.setattr(judge, "build", build)
     return given
@@ -52,10 +59,14 @@ def place_at(folder: Path) -> Place:
 
 
 def answers(region: Region, place: Place) -> tuple[Candidate | Rejected, ...]:
-    return build_cache.build(region, (OTHER, ONE), judge.Job(place.settings, place.contract, torch.device("cpu")), place)
+    return build_cache.build(
+        region, (OTHER, ONE), judge.Job(place.settings, place.contract, torch.device("cpu")), place
+    )
 
 
-def test_a_kernel_is_compiled_once_and_answers_keep_their_order(region: Region, asked: list[Proposal], tmp_path: Path) -> None:
+def test_a_kernel_is_compiled_once_and_answers_keep_their_order(
+    region: Region, asked: list[Proposal], tmp_path: Path
+) -> None:
     first = answers(region, place_at(tmp_path))
     assert [type(one) for one in first] == [Rejected, Candidate]
     assert answers(region, place_at(tmp_path)) == first
@@ -63,7 +74,9 @@ def test_a_kernel_is_compiled_once_and_answers_keep_their_order(region: Region, 
     assert telemetry.report().counters["builds_found"] == 1
 
 
-def test_what_will_never_compile_is_not_asked_again(region: Region, asked: list[Proposal], tmp_path: Path) -> None:
+def test_what_will_never_compile_is_not_asked_again(
+    region: Region, asked: list[Proposal], tmp_path: Path
+) -> None:
     never = Rejected(str(NotLowerableError("needs more than the device has")), "build")
     build_cache.keep(tmp_path, region.program, OTHER, 90, never)
     assert answers(region, place_at(tmp_path))[0] == never
@@ -76,14 +89,18 @@ def test_another_architecture_template_or_island_is_another_kernel(
     answers(region, place_at(tmp_path))
     assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Candidate)
     assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 80), Miss)
-    assert isinstance(build_cache.kept(tmp_path, replace(region.program, outputs=()), ONE, 90), Miss)
+    assert isinstance(
+        build_cache.kept(tmp_path, replace(region.program, outputs=()), ONE, 90), Miss
+    )
     monkeypatch.setattr(build_files, "versions_name", lambda: "templates of tomorrow")
     assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Miss)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "])
 @pytest.mark.parametrize("ending", [".safetensors", ".json"])
-def test_a_damaged_file_is_compiled_anew(region: Region, asked: list[Proposal], tmp_path: Path, damage: bytes, ending: str) -> None:
+def test_a_damaged_file_is_compiled_anew(
+    region: Region, asked: list[Proposal], tmp_path: Path, damage: bytes, ending: str
+) -> None:
     answers(region, place_at(tmp_path))
     (path,) = tmp_path.rglob("*.safetensors")
     path.rename(path.with_suffix(ending)).write_bytes(damage)

@@ -1,4 +1,6 @@
-"""Which proposals are compiled: the model's, some of the family's own, and without a model those of today."""
+"""Which proposals are compiled: the model's, some of the family's own, and without a model those of
+today.
+"""
 
 from __future__ import annotations
 

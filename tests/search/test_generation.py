@@ -34,8 +34,13 @@ def test_children_are_legal_new_and_within_the_rights_of_their_family() -> None:
     assert children
     assert len(set(children)) == len(children)
     assert not set(children) & set(measured)
-    assert any(one not in own for one in next_generation(measured, own[-6:], allowed, island(*HELD_OUT), MODEL, count=64))
-    assert not any(METHODS[str(one.config["method"])].tf32_right for one in children)  # no right was granted, none is gained
+    assert any(
+        one not in own
+        for one in next_generation(measured, own[-6:], allowed, island(*HELD_OUT), MODEL, count=64)
+    )
+    assert not any(
+        METHODS[str(one.config["method"])].tf32_right for one in children
+    )  # no right was granted, none is gained
     for one in children:
         assert lower(product(*HELD_OUT), one).kernels
 
@@ -43,7 +48,9 @@ def test_children_are_legal_new_and_within_the_rights_of_their_family() -> None:
 def test_what_was_tried_without_a_time_is_not_tried_again() -> None:
     measured, own = first_four(), family(*HELD_OUT)
     before = next_generation(measured, own, allowed, island(*HELD_OUT), MODEL, count=4)
-    after = next_generation(measured, own, allowed, island(*HELD_OUT), MODEL, count=4, failed=before)
+    after = next_generation(
+        measured, own, allowed, island(*HELD_OUT), MODEL, count=4, failed=before
+    )
     assert before
     assert not set(before) & set(after)
 
@@ -56,15 +63,26 @@ def test_the_next_generation_is_faster_where_the_first_was_badly_chosen() -> Non
 
 def test_where_nothing_faster_is_hoped_for_there_is_no_generation() -> None:
     measured = {one: us / 100 for one, us in first_four().items()} | {family(*HELD_OUT)[0]: 0.001}
-    assert next_generation(measured, family(*HELD_OUT), allowed, island(*HELD_OUT), MODEL, count=4) == ()
+    assert (
+        next_generation(measured, family(*HELD_OUT), allowed, island(*HELD_OUT), MODEL, count=4)
+        == ()
+    )
 
 
 def test_without_a_model_there_is_none() -> None:
-    assert next_generation(first_four(), family(*HELD_OUT), allowed, island(*HELD_OUT), Unknown("few"), count=4) == ()
+    assert (
+        next_generation(
+            first_four(), family(*HELD_OUT), allowed, island(*HELD_OUT), Unknown("few"), count=4
+        )
+        == ()
+    )
 
 
 def test_the_same_race_has_the_same_children() -> None:
-    made = [next_generation(first_four(), family(*HELD_OUT), allowed, island(*HELD_OUT), MODEL, count=8) for _ in range(2)]
+    made = [
+        next_generation(first_four(), family(*HELD_OUT), allowed, island(*HELD_OUT), MODEL, count=8)
+        for _ in range(2)
+    ]
     assert made[0] == made[1]
 
 
@@ -80,23 +98,36 @@ def test_what_needs_more_than_the_device_has_is_not_legal() -> None:
         "split": 1,
     }
     config |= {"promote": 1, "cluster": 1}
-    changes: tuple[dict[str, int | str | bool], ...] = ({}, {"stages": 16}, {"columns": 256, "warps": 4}, {"rows": 96})
+    changes: tuple[dict[str, int | str | bool], ...] = (
+        {},
+        {"stages": 16},
+        {"columns": 256, "warps": 4},
+        {"rows": 96},
+    )
     fits, deep, wide, odd = (Proposal("gemm", config | change) for change in changes)
     assert allowed([fits, deep, wide, odd, Proposal("conv", config)]) == (fits,)
 
 
 def test_a_child_has_its_fields_from_its_parents_or_a_step_beside() -> None:
     own = family(*HELD_OUT)
-    parents = [next(one for one in own if one.config["method"] == name) for name in ("bf16x6", "tf32x3")]
+    parents = [
+        next(one for one in own if one.config["method"] == name) for name in ("bf16x6", "tf32x3")
+    ]
     known = {name: {one.config[name] for one in own} for name in own[0].config}
     for seed in range(200):
         child = child_of(parents, own, random.Random(seed))
-        moved = [name for name, value in child.config.items() if value not in {one.config[name] for one in parents}]
+        moved = [
+            name
+            for name, value in child.config.items()
+            if value not in {one.config[name] for one in parents}
+        ]
         assert len(moved) <= 1
         for name in moved:
             value = child.config[name]
             own_numbers = [one.number(name, 0) for one in parents if isinstance(value, int)]
-            assert value in known[name] or value in {n * 2 for n in own_numbers} | {n // 2 for n in own_numbers}
+            assert value in known[name] or value in {n * 2 for n in own_numbers} | {
+                n // 2 for n in own_numbers
+            }
 
 
 def test_parents_come_from_distinct_buckets_and_the_fast_ones_more_often() -> None:

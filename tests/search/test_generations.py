@@ -1,4 +1,6 @@
-"""A race over two generations: what is learned of it, what the second is asked for, and how long it is waited for."""
+"""A race over two generations: what is learned of it, what the second is asked for, and how long it
+is waited for.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def built(proposals: Sequence[Proposal]) -> tuple[Candidate | Rejected, ...]:
     return tuple(Candidate(PROGRAM, "eager", "kernels", ("gemm",)) for _ in proposals)
 
 
-def a_race(learner: Learner, asked: list[Proposal], left_s: float = math.inf, *, ready: bool = True) -> Generations:
+def a_race(
+    learner: Learner, asked: list[Proposal], left_s: float = math.inf, *, ready: bool = True
+) -> Generations:
     def compile(proposals: Sequence[Proposal]) -> Future[tuple[Candidate | Rejected, ...]]:
         asked.extend(proposals)
         future: Future[tuple[Candidate | Rejected, ...]] = Future()
@@ -49,17 +53,36 @@ def run(race: Generations, proposals: Sequence[Proposal]) -> tuple[Candidate | R
     answers = built(proposals)
     race.made(proposals, answers)
     subject = island(*HELD_OUT)
-    race.heard([(one, took_us(subject, p)) for one, p in zip(answers, proposals, strict=True) if isinstance(one, Candidate)])
+    race.heard(
+        [
+            (one, took_us(subject, p))
+            for one, p in zip(answers, proposals, strict=True)
+            if isinstance(one, Candidate)
+        ]
+    )
     return race.next_ones()
 
 
 def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_path: Path) -> None:
-    learner, proposals, subject = a_learner(tmp_path, known=False), family(*HELD_OUT)[:3], island(*HELD_OUT)
+    learner, proposals, subject = (
+        a_learner(tmp_path, known=False),
+        family(*HELD_OUT)[:3],
+        island(*HELD_OUT),
+    )
     race, answers = a_race(learner, []), built(proposals)
     race.made(proposals, answers)
-    race.heard([(one, us) for one, us in zip(answers, (5.0, None, 7.0), strict=True) if isinstance(one, Candidate)])
+    race.heard(
+        [
+            (one, us)
+            for one, us in zip(answers, (5.0, None, 7.0), strict=True)
+            if isinstance(one, Candidate)
+        ]
+    )
     kept = read(learner.path)
-    assert [(one.config, one.us) for one in kept] == [(dict(proposals[0].config), 5.0), (dict(proposals[2].config), 7.0)]
+    assert [(one.config, one.us) for one in kept] == [
+        (dict(proposals[0].config), 5.0),
+        (dict(proposals[2].config), 7.0),
+    ]
     assert kept[0].sizes == subject.sizes
     assert not any(isinstance(value, str) for value in kept[0].sizes.values())
 
@@ -82,12 +105,20 @@ def test_without_timings_there_is_one_generation(tmp_path: Path) -> None:
 def test_no_time_no_second_generation(tmp_path: Path) -> None:
     asked: list[Proposal] = []
     assert (
-        run(a_race(a_learner(tmp_path), asked, left_s=generations._LEAST_S / generations._SHARE - 1), family(*HELD_OUT)[:4]) == ()
+        run(
+            a_race(
+                a_learner(tmp_path), asked, left_s=generations._LEAST_S / generations._SHARE - 1
+            ),
+            family(*HELD_OUT)[:4],
+        )
+        == ()
     )
     assert asked == []
 
 
-def test_compilers_are_waited_for_within_the_share_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_are_waited_for_within_the_share_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generations, "_LEAST_S", 0.0)
     asked: list[Proposal] = []
     race = a_race(a_learner(tmp_path), asked, left_s=0.2 / generations._SHARE, ready=False)
@@ -95,14 +126,18 @@ def test_compilers_are_waited_for_within_the_share_only(tmp_path: Path, monkeypa
     race.made(family(*HELD_OUT)[:4], answers)
     subject = island(*HELD_OUT)
     times = [
-        (one, took_us(subject, p)) for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True) if isinstance(one, Candidate)
+        (one, took_us(subject, p))
+        for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True)
+        if isinstance(one, Candidate)
     ]
     race.heard(times)
     race.learner.model("gemm")  # made anew for what was heard; not what is timed here
     begun = time.monotonic()
     assert race.next_ones() == ()
     assert asked
-    assert time.monotonic() - begun < 20.0  # a share of 0.2 s, the proposals themselves, and a busy machine
+    assert (
+        time.monotonic() - begun < 20.0
+    )  # a share of 0.2 s, the proposals themselves, and a busy machine
 
 
 def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_path: Path) -> None:
@@ -139,7 +174,9 @@ def test_a_file_that_cannot_be_written_stops_no_search(tmp_path: Path) -> None:
     assert telemetry.report().counters["search.timings_not_kept"] == 1
 
 
-def test_the_file_is_not_read_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_not_read_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[Path] = []
 
     def reading(path: Path) -> list[Timing]:

@@ -1,4 +1,6 @@
-"""A start without a C++ compiler: what Inductor compiled elsewhere serves it if a publisher signed it and the settings allow it."""
+"""A start without a C++ compiler: what Inductor compiled elsewhere serves it if a publisher signed
+it and the settings allow it.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def made_on(device: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a bundle that a publisher of `publishers.toml` signed, and one of which he signed the entries only."""
+    """The same with a bundle that a publisher of `publishers.toml` signed, and one of which he
+    signed the entries only.
+    """
     folder = made_on("cpu", tmp_path_factory.mktemp("shipped"))
     cache = LocalCache(folder / "made")
     signer = make_signer(folder)
@@ -104,8 +108,12 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(shipped: Path, tmp_path: Path, bundle: str = "signed", device: str = "cpu", **settings: str) -> dict[str, Any]:
-    """What a fresh process says that has an imported bundle ("": the cache itself), no Inductor cache, and no program on PATH."""
+def started(
+    shipped: Path, tmp_path: Path, bundle: str = "signed", device: str = "cpu", **settings: str
+) -> dict[str, Any]:
+    """What a fresh process says that has an imported bundle ("": the cache itself), no Inductor
+    cache, and no program on PATH.
+    """
     if bundle:
         import_bundle(shipped / f"{bundle}.bundle", tmp_path / "cache")
     (tmp_path / "no-programs").mkdir()
@@ -129,11 +137,19 @@ def started(shipped: Path, tmp_path: Path, bundle: str = "signed", device: str =
     return answer
 
 
-def test_a_machine_without_a_compiler_runs_what_was_compiled_ahead(shipped: Path, tmp_path: Path) -> None:
-    assert started(shipped, tmp_path, inductor_files="true") == {"shift": 1.0, "told": [], "fallbacks": 0}
+def test_a_machine_without_a_compiler_runs_what_was_compiled_ahead(
+    shipped: Path, tmp_path: Path
+) -> None:
+    assert started(shipped, tmp_path, inductor_files="true") == {
+        "shift": 1.0,
+        "told": [],
+        "fallbacks": 0,
+    }
 
 
-def test_without_the_setting_nothing_of_it_is_taken_and_the_baseline_runs(shipped: Path, tmp_path: Path) -> None:
+def test_without_the_setting_nothing_of_it_is_taken_and_the_baseline_runs(
+    shipped: Path, tmp_path: Path
+) -> None:
     seen = started(shipped, tmp_path)
     assert (seen["shift"], seen["fallbacks"]) == (0.0, 1)
     assert "No working C++ compiler" in seen["told"][0]
@@ -149,9 +165,13 @@ def test_files_that_nobody_signed_are_never_unpacked(shipped: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["the user's folder", "Inductor's folder"])
-def test_what_triton_built_lies_where_triton_looks(own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_triton_built_lies_where_triton_looks(
+    own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # so that it is taken back whatever is set
+    monkeypatch.setenv(
+        "TRITON_CACHE_DIR", str(tmp_path / "triton")
+    )  # so that it is taken back whatever is set
     if not own:
         monkeypatch.delenv("TRITON_CACHE_DIR")
     (tmp_path / "made/triton/0/ABC").mkdir(parents=True)
@@ -165,7 +185,9 @@ def test_what_triton_built_lies_where_triton_looks(own: bool, tmp_path: Path, mo
     assert os.environ["TRITON_CACHE_DIR"] == str(triton)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["made with the program `file`", "made without it"])
+@pytest.mark.parametrize(
+    "asked", [True, False], ids=["made with the program `file`", "made without it"]
+)
 def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     tools = tmp_path / "tools"
@@ -177,23 +199,52 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
         pytest.skip("no program `file` here")
     (tmp_path / "none").mkdir()
 
-    def built(programs: Path, inductor: Path, *more: str, files: str = "true", **variables: str) -> list[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCH_CUDAL1_", "CC"))}
-        environment |= {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(inductor), "FILES": files, **variables}
+    def built(
+        programs: Path, inductor: Path, *more: str, files: str = "true", **variables: str
+    ) -> list[str]:
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TRITON_", "TORCH_CUDAL1_", "CC"))
+        }
+        environment |= {
+            "PATH": str(programs),
+            "TORCHINDUCTOR_CACHE_DIR": str(inductor),
+            "FILES": files,
+            **variables,
+        }
         command = [sys.executable, "-c", BUILD, str(tmp_path / "cache"), *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=Path(__file__).parents[2],
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.splitlines()
 
     made = tmp_path / "made"
-    assert built(tools, made, str(made), TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON)) == ["42", ""]
+    assert built(
+        tools, made, str(made), TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON)
+    ) == ["42", ""]
     assert built(tmp_path / "none", tmp_path / "inductor") == ["42"]
     # and so does one beside the very folder that was filled, for which nothing was stored
-    assert built(tmp_path / "none", made, files="false", TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON)) == ["42"]
+    assert built(
+        tmp_path / "none",
+        made,
+        files="false",
+        TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON),
+    ) == ["42"]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_gpu_machine_without_a_compiler_runs_what_was_compiled_ahead(tmp_path: Path) -> None:
     made = made_on("cuda", tmp_path)
-    assert started(made, tmp_path, bundle="", device="cuda", inductor_files="true") == {"shift": 1.0, "told": [], "fallbacks": 0}
+    assert started(made, tmp_path, bundle="", device="cuda", inductor_files="true") == {
+        "shift": 1.0,
+        "told": [],
+        "fallbacks": 0,
+    }

@@ -1,4 +1,6 @@
-"""The least time of a region: what must pass the memory or be calculated, and nothing that might be left out."""
+"""The least time of a region: what must pass the memory or be calculated, and nothing that might be
+left out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.search import lower_bound
 
 GPU = torch.device("cuda")
-LIMITS = Ceiling({1: 4e15, 2: 2e15, 4: 1e14, 8: 1e13}, 1e12, 1e6)  # bytes of float32: a microsecond moves 1e6 of them
+LIMITS = Ceiling(
+    {1: 4e15, 2: 2e15, 4: 1e14, 8: 1e13}, 1e12, 1e6
+)  # bytes of float32: a microsecond moves 1e6 of them
 
 
 class Half(nn.Module):
@@ -55,8 +59,12 @@ BYTES = X.nbytes
     ],
     ids=["element-wise", "rows", "a view", "a choice of rows"],
 )
-def test_what_passes_the_memory_at_least(module: nn.Module, inputs: tuple[torch.Tensor, ...], moved: int) -> None:
-    assert lower_bound.floor_us(program(module, *inputs), GPU) == pytest.approx(max(0.0, microseconds(moved)))
+def test_what_passes_the_memory_at_least(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], moved: int
+) -> None:
+    assert lower_bound.floor_us(program(module, *inputs), GPU) == pytest.approx(
+        max(0.0, microseconds(moved))
+    )
 
 
 def test_a_large_product_is_bound_by_its_operations() -> None:

@@ -1,4 +1,6 @@
-"""The cost model: better than the bound on islands it has not seen, or it says that it is not known."""
+"""The cost model: better than the bound on islands it has not seen, or it says that it is not
+known.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def test_a_forest_finds_steps_and_products_and_the_same_ones_every_time() -> Non
 
 
 def test_what_is_held_out_was_not_seen() -> None:
-    """Each group has its own value, which its rows tell: whoever has seen it knows it, whoever has not cannot."""
+    """Each group has its own value, which its rows tell: whoever has seen it knows it, whoever has
+    not cannot.
+    """
     groups = torch.arange(40).repeat_interleave(5)
     codes = torch.rand(40, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    values = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))[groups]
+    values = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))[
+        groups
+    ]
     forest = fit(codes[groups], values, groups)
     seen, _ = forest.predict(codes[groups])
-    assert (seen - values).abs().mean() < 0.75 * (forest.held_out(codes[groups]) - values).nan_to_num().abs().mean()
+    assert (seen - values).abs().mean() < 0.75 * (
+        forest.held_out(codes[groups]) - values
+    ).nan_to_num().abs().mean()
 
 
 def test_a_forest_of_thousands_of_rows_is_fitted_in_tenths_of_a_second() -> None:
@@ -59,7 +67,9 @@ def test_a_forest_of_thousands_of_rows_is_fitted_in_tenths_of_a_second() -> None
     assert asked_s < 0.5
 
 
-def test_the_model_orders_an_unseen_islands_kernels_as_the_machine_does_and_the_bound_does_not() -> None:
+def test_the_model_orders_an_unseen_islands_kernels_as_the_machine_does_and_the_bound_does_not() -> (
+    None
+):
     held_out = SIZES[5]
     model = learn(timings([one for one in SIZES if one != held_out]), "gemm")
     assert isinstance(model, CostModel)
@@ -87,7 +97,10 @@ def test_times_that_nothing_explains_are_no_model() -> None:
     assert isinstance(learn(noise, "gemm"), Unknown)
 
 
-@pytest.mark.parametrize(("few", "why"), [(timings(SIZES[:5]), "5 islands"), (timings()[:20], "20 timings"), ([], "0 timings")])
+@pytest.mark.parametrize(
+    ("few", "why"),
+    [(timings(SIZES[:5]), "5 islands"), (timings()[:20], "20 timings"), ([], "0 timings")],
+)
 def test_of_too_few_timings_nothing_is_claimed(few: list[Timing], why: str) -> None:
     found = learn(few, "gemm")
     assert isinstance(found, Unknown)
@@ -110,4 +123,8 @@ def test_a_method_that_was_never_measured_has_its_bound_and_no_certainty() -> No
 
 def test_disorder_is_none_for_the_right_order_all_for_the_reverse_half_for_no_order() -> None:
     times, alone = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3, dtype=torch.long)
-    assert [disorder(times, one, alone) for one in (times, -times, torch.ones(3))] == [0.0, 1.0, 0.5]
+    assert [disorder(times, one, alone) for one in (times, -times, torch.ones(3))] == [
+        0.0,
+        1.0,
+        0.5,
+    ]

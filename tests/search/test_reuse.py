@@ -1,4 +1,6 @@
-"""An entry that was found is used, judged first or refused, by who vouches for it and where it was judged."""
+"""An entry that was found is used, judged first or refused, by who vouches for it and where it was
+judged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ from torch_cudal1.core.errors import CacheMissError, SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import compilers, judge_identity
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.records import NOT_EAGERS, Accepted, Candidate, Check, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import (
+    NOT_EAGERS,
+    Accepted,
+    Candidate,
+    Check,
+    Entry,
+    Region,
+    Rejected,
+    Timing,
+    Verdict,
+)
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
 from torch_cudal1.search import reuse
 from torch_cudal1.search import tune as tune_module
@@ -44,7 +56,9 @@ def region() -> Region:
 
 @dataclass
 class Court:
-    """A judge that accepts everything but the schedules it is told to refuse, and keeps what it was asked."""
+    """A judge that accepts everything but the schedules it is told to refuse, and keeps what it was
+    asked.
+    """
 
     judged: list[tuple[Candidate, judge.Job]] = field(default_factory=list)
     checked: list[Candidate] = field(default_factory=list)
@@ -53,15 +67,21 @@ class Court:
     confined: bool = True
 
     def rank_baselines(self, region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
-        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {})
+        return judge.Ranking(
+            Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {}
+        )
 
-    def judge(self, region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job) -> judge.Judgement:
+    def judge(
+        self, region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job
+    ) -> judge.Judgement:
         if job.trust == "foreign" and not self.confined:
             raise SandboxError("confining", "level 1 is all there is")
         self.judged.append((candidate, job))
         if self.refuses:
             return judge.Judgement(candidate, Rejected("wrong", "numerics"), WRONG)
-        return judge.Judgement(candidate, Accepted(Timing(PASSED, "eager", 50.0, 100.0, 2.0, 2.0, 2.0, 14)), PASSED)
+        return judge.Judgement(
+            candidate, Accepted(Timing(PASSED, "eager", 50.0, 100.0, 2.0, 2.0, 2.0, 14)), PASSED
+        )
 
     def check(self, region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
         self.checked.append(candidate)
@@ -76,10 +96,18 @@ def seat(monkeypatch: pytest.MonkeyPatch) -> Court:
     return seat
 
 
-def stored(region: Region, root: Path, *, origin: str = "rewrites", judged_by: str = "", **changes: Any) -> Entry:
+def stored(
+    region: Region, root: Path, *, origin: str = "rewrites", judged_by: str = "", **changes: Any
+) -> Entry:
     """An entry whose Program is visibly not the region's, put into the folder `root`."""
-    entry = entry_for(region, Candidate(shifted(region.program), "eager", origin, ("planted",)), Settings(cache_dir=root))
-    evidence = {**entry.evidence, "attestation": {"judge": judged_by}} if judged_by else entry.evidence
+    entry = entry_for(
+        region,
+        Candidate(shifted(region.program), "eager", origin, ("planted",)),
+        Settings(cache_dir=root),
+    )
+    evidence = (
+        {**entry.evidence, "attestation": {"judge": judged_by}} if judged_by else entry.evidence
+    )
     entry = replace(entry, evidence=evidence, **changes)
     assert isinstance(LocalCache(root).put(entry), Stored)
     return entry
@@ -87,7 +115,12 @@ def stored(region: Region, root: Path, *, origin: str = "rewrites", judged_by: s
 
 def here(folder: Path, **changes: Any) -> Place:
     """A process whose own cache is empty and that reads `folder`/shared."""
-    settings = {"cache_dir": folder / "own", "read_only_caches": (folder / "shared",), "on_miss": "baseline", **changes}
+    settings = {
+        "cache_dir": folder / "own",
+        "read_only_caches": (folder / "shared",),
+        "on_miss": "baseline",
+        **changes,
+    }
     return place_for(CPU, Settings(**settings))
 
 
@@ -99,11 +132,14 @@ def signed(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
     return {"publishers": allow(folder / "publishers.toml", team=signer.public)}
 
 
-# What nobody vouches for -------------------------------------------------------------------------------------------------------
+# What nobody vouches for
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trust", ["judge", "signed"])
-def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_is_run(region, seat, tmp_path, trust):
+def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_is_run(
+    region, seat, tmp_path, trust
+):
     stored(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, trust=trust))
     assert (choice.swapped, choice.entry) == (False, None)
@@ -116,15 +152,24 @@ def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_i
         choose(region, here(tmp_path, trust=trust, on_miss="error"))
 
 
-def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_own(region, seat, tmp_path):
+def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_own(
+    region, seat, tmp_path
+):
     stored(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, on_miss="tune"))
     ((candidate, job),) = seat.judged
-    assert (job.trust, candidate.origin, candidate.program) == ("foreign", "elsewhere", shifted(region.program))
+    assert (job.trust, candidate.origin, candidate.program) == (
+        "foreign",
+        "elsewhere",
+        shifted(region.program),
+    )
     assert choice.swapped
     attested = choice.entry.evidence["attestation"]
     assert set(attested) == {"judge", "tolerance_version", "package", "python", "system"}
-    assert (attested["judge"], attested["tolerance_version"]) == (judge_identity(), choice.entry.contract.version)
+    assert (attested["judge"], attested["tolerance_version"]) == (
+        judge_identity(),
+        choice.entry.contract.version,
+    )
     again = choose(region, here(tmp_path, trust="signed"))
     assert (again.swapped, len(seat.judged)) == (True, 1)
     assert telemetry.report().events[-1].facts["vouched_by"] == "this cache"
@@ -142,10 +187,15 @@ def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat,
     stored(region, tmp_path / "shared")
     assert not choose(region, here(tmp_path, on_miss="tune", trust="signed")).swapped
     assert seat.judged == []
-    assert any(event.what == "refused" and "nobody signed it" in event.facts["reason"] for event in telemetry.report().events)
+    assert any(
+        event.what == "refused" and "nobody signed it" in event.facts["reason"]
+        for event in telemetry.report().events
+    )
 
 
-def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_the_search_goes_on(region, seat, tmp_path):
+def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_the_search_goes_on(
+    region, seat, tmp_path
+):
     stored(region, tmp_path / "shared")
     seat.confined = False
     choice = choose(region, here(tmp_path, on_miss="tune"))
@@ -155,7 +205,8 @@ def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_
 
 @pytest.mark.parametrize("where", ["own", "shared"])
 def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp_path, where):
-    # Judged under another torch, an entry is used unjudged only if it is a baseline: that must not be a matter of its word.
+    # Judged under another torch, an entry is used unjudged only if it is a baseline: that must not
+    # be a matter of its word.
     target = replace(here(tmp_path).target, torch="9.9")
     stored(region, tmp_path / where, origin="baseline", target=target)
     choice = choose(region, here(tmp_path))
@@ -178,24 +229,37 @@ def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path,
     with torch.no_grad():
         plant(net, x, tmp_path / "shared", change=shifted)
         runs, expected = count_runs(monkeypatch), net(x)
-        torch_cudal1.accelerate(net, x, cache_dir=tmp_path / "own", read_only_caches=(tmp_path / "shared",), strictness="error")
+        torch_cudal1.accelerate(
+            net,
+            x,
+            cache_dir=tmp_path / "own",
+            read_only_caches=(tmp_path / "shared",),
+            strictness="error",
+        )
         assert torch.equal(net(x), expected)
     assert runs.total == 0
     told = torch_cudal1.explain(net)
-    assert "nobody signed it" in " ".join([*told.left_out, *(region.reason for region in told.regions)])
+    assert "nobody signed it" in " ".join(
+        [*told.left_out, *(region.reason for region in told.regions)]
+    )
 
 
-# First use of what another machine judged --------------------------------------------------------------------------------------
+# First use of what another machine judged
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("judged_by", ["", "0123456789abcdef"])
-def test_a_signed_entry_is_used_in_production_without_running_a_judge(region, seat, tmp_path, judged_by):
+def test_a_signed_entry_is_used_in_production_without_running_a_judge(
+    region, seat, tmp_path, judged_by
+):
     choice = choose(region, here(tmp_path, **signed(region, tmp_path, judged_by=judged_by)))
     assert choice.swapped
     assert (seat.judged, seat.checked) == ([], [])
 
 
-def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(region, seat, tmp_path, monkeypatch):
+def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(
+    region, seat, tmp_path, monkeypatch
+):
     rules = signed(region, tmp_path, judged_by="0123456789abcdef")
     for _ in range(3):
         assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
@@ -205,7 +269,9 @@ def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(reg
     assert len(seat.checked) == 2
 
 
-def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(region, seat, tmp_path):
+def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(
+    region, seat, tmp_path
+):
     rules = signed(region, tmp_path, judged_by="0123456789abcdef")
     seat.verdict, seat.refuses = WRONG, True
     assert not choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
@@ -233,7 +299,9 @@ def test_a_copied_cache_is_checked_once_although_it_is_the_own_one(region, seat,
     assert len(seat.checked) == 1
 
 
-def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word(region, seat, tmp_path, monkeypatch):
+def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word(
+    region, seat, tmp_path, monkeypatch
+):
     def cannot(*_: object) -> Verdict:
         raise SandboxError("starting", "no processes left")
 
@@ -241,7 +309,8 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
     assert choose(region, here(tmp_path, on_miss="tune", **signed(region, tmp_path))).swapped
 
 
-# Revocation --------------------------------------------------------------------------------------------------------------------
+# Revocation
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_path):
@@ -260,7 +329,8 @@ def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_p
     assert seat.judged == []
 
 
-# The judge itself --------------------------------------------------------------------------------------------------------------
+# The judge itself
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeypatch):
@@ -275,7 +345,9 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
     job = judge.Job(Settings(), here(Path("none")).contract, CPU, trust="foreign")
     try:
         with judge.kept_warm():
-            assert not judge.check(region, Candidate(shifted(region.program), "eager", "elsewhere"), job).passed
+            assert not judge.check(
+                region, Candidate(shifted(region.program), "eager", "elsewhere"), job
+            ).passed
     except SandboxError as error:
         pytest.skip(f"this machine cannot confine strangers: {error}")
     assert started == ["foreign"]
@@ -292,7 +364,8 @@ def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path,
     assert tried["detector"] != "timing", "it is wrong, not slow"
 
 
-# What was tuned without Inductor ------------------------------------------------------------------------------------------------
+# What was tuned without Inductor
+# ------------------------------------------------------------------------------------------------
 
 NO_COMPILER = "InductorError: no C++ compiler"
 
@@ -319,7 +392,9 @@ def searches(region: Region, place: Place) -> int:
     return telemetry.report().counters.get("regions_tuned", 0) - before
 
 
-def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(region, seat, inductor, tmp_path):
+def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(
+    region, seat, inductor, tmp_path
+):
     inductor["inductor"] = NO_COMPILER
     assert searches(region, here(tmp_path, on_miss="tune")) == 1
     inductor.clear()
@@ -351,7 +426,9 @@ def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_c
     assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
 
 
-def test_without_any_compiler_one_search_is_enough_until_there_is_one(region, seat, inductor, tmp_path, monkeypatch):
+def test_without_any_compiler_one_search_is_enough_until_there_is_one(
+    region, seat, inductor, tmp_path, monkeypatch
+):
     inductor["inductor"] = NO_COMPILER
     place = here(tmp_path, on_miss="tune")
     monkeypatch.setattr(reuse, "compilers", lambda device_type: "")
@@ -362,15 +439,23 @@ def test_without_any_compiler_one_search_is_enough_until_there_is_one(region, se
     assert choose(region, place).entry.without_inductor == ""
 
 
-@pytest.mark.parametrize(("why", "settings"), [(NOT_EAGERS, {}), (NO_COMPILER, {"without": ("compile",)})])
-def test_what_another_search_would_not_change_is_not_searched_again(region, seat, inductor, tmp_path, why, settings):
+@pytest.mark.parametrize(
+    ("why", "settings"), [(NOT_EAGERS, {}), (NO_COMPILER, {"without": ("compile",)})]
+)
+def test_what_another_search_would_not_change_is_not_searched_again(
+    region, seat, inductor, tmp_path, why, settings
+):
     inductor["inductor"] = why
     place = here(tmp_path, on_miss="tune", **settings)
     assert [searches(region, place) for _ in range(2)] == [1, 0]
-    assert choose(region, place).entry.without_inductor == ("the search left it out" if settings else why)
+    assert choose(region, place).entry.without_inductor == (
+        "the search left it out" if settings else why
+    )
 
 
-def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(region, seat, inductor, tmp_path):
+def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(
+    region, seat, inductor, tmp_path
+):
     assert searches(region, here(tmp_path, on_miss="tune", without=("compile",))) == 1
     place = here(tmp_path, on_miss="tune")
     assert [searches(region, place) for _ in range(2)] == [1, 0]
@@ -385,7 +470,9 @@ def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     try:
-        with inductor_config.patch({"cpp.cxx": (None, "g++")}):  # pytest's own patch would delete the option when it is undone
+        with inductor_config.patch(
+            {"cpp.cxx": (None, "g++")}
+        ):  # pytest's own patch would delete the option when it is undone
             assert now() == ["", ""]
             for name in ("g++", "other", "gcc"):
                 (tmp_path / name).write_text("#!/bin/sh")

@@ -1,4 +1,6 @@
-"""Among a product's kernels the fastest right one is taken; what was not asked for lack of time is not remembered as useless."""
+"""Among a product's kernels the fastest right one is taken; what was not asked for lack of time is
+not remembered as useless.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import Island, is_product, partition
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
-from torch_cudal1.ir.records import Candidate, Check, Contract, Miss, Region, Schedule, Target, Verdict
+from torch_cudal1.ir.records import (
+    Candidate,
+    Check,
+    Contract,
+    Miss,
+    Region,
+    Schedule,
+    Target,
+    Verdict,
+)
 from torch_cudal1.judge.evaluate.prescreen import Heat
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.features import Island as Traits
@@ -30,9 +41,17 @@ from torch_cudal1.search.shortlist import fastest_right, rights_of
 from torch_cudal1.search.strategy import Standing, _other_way, islands_of, search
 from torch_cudal1.store.context import Place, place_for
 
-PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
+PROPOSED = tuple(
+    Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow")
+)
 PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
-TIMES_US: dict[str, float | str] = {"first": 80.0, "best": 40.0, "wrong": 30.0, "broken": "does not load", "slow": 110.0}
+TIMES_US: dict[str, float | str] = {
+    "first": 80.0,
+    "best": 40.0,
+    "wrong": 30.0,
+    "broken": "does not load",
+    "slow": 110.0,
+}
 
 
 def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
@@ -44,11 +63,18 @@ def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> He
 def checked(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
     assert job.examples is None, "the whole model's inputs are not the island's"
     wrong = candidate.techniques[1] == "wrong"
-    return Verdict((Check("numerics", False, detail="an error of 9x eager's"),)) if wrong else PASSED
+    return (
+        Verdict((Check("numerics", False, detail="an error of 9x eager's"),)) if wrong else PASSED
+    )
 
 
-def built(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate, ...]:
-    return tuple(Candidate(region.program, "eager", "kernels", ("gemm", str(p.config["name"]))) for p in proposals)
+def built(
+    region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(region.program, "eager", "kernels", ("gemm", str(p.config["name"])))
+        for p in proposals
+    )
 
 
 @pytest.fixture
@@ -67,7 +93,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 @pytest.fixture
 def whole() -> Region:
     with torch.no_grad():
-        (region,) = captured_regions(nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval(), (torch.randn(4, 8),))
+        (region,) = captured_regions(
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval(), (torch.randn(4, 8),)
+        )
     return region
 
 
@@ -83,15 +111,25 @@ def around_products(whole: Region) -> tuple[Island, ...]:
     return partition(whole, products=True).islands
 
 
-def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(place: Place, whole: Region) -> None:
-    best, reasons, saved_us = fastest_right(whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf"))
+def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
+    place: Place, whole: Region
+) -> None:
+    best, reasons, saved_us = fastest_right(
+        whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf")
+    )
     assert best is not None
     assert saved_us > 0
     assert best.techniques == ("gemm", "best")
-    assert [reason.reason for reason in reasons] == ["does not load", "takes 110 us, eager 100 us", "an error of 9x eager's"]
+    assert [reason.reason for reason in reasons] == [
+        "does not load",
+        "takes 110 us, eager 100 us",
+        "an error of 9x eager's",
+    ]
 
 
-def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(place: Place, whole: Region) -> None:
+def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(
+    place: Place, whole: Region
+) -> None:
     found, _ = kernels_of(place).found(around_products(whole))
     assert [techniques for _, techniques in found.values()] == [("gemm", "wrong")]
     assert "entries_reused" not in telemetry.report().counters
@@ -100,10 +138,14 @@ def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_rem
     assert "entries_reused" not in telemetry.report().counters
 
 
-def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_different_products_are_checked_one_by_one_and_asked_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group_kernels, "_TRUSTED_TO_THE_WHOLE", 2)
     with torch.no_grad():
-        layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)).eval()
+        layers = nn.Sequential(
+            nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)
+        ).eval()
         (region,) = captured_regions(layers, (torch.randn(4, 8),))
     for _ in range(2):
         found, _ = kernels_of(place).found(around_products(region))
@@ -111,10 +153,17 @@ def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Pl
     assert telemetry.report().counters["entries_reused"] == 3
 
 
-def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_out_of_time_remembers_nothing(
+    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin = judge.working_s()
     monkeypatch.setattr(
-        judge, "build", lambda *given: (monkeypatch.setattr(judge, "working_s", lambda: begin + 9e9), built(*given))[1]
+        judge,
+        "build",
+        lambda *given: (
+            monkeypatch.setattr(judge, "working_s", lambda: begin + 9e9),
+            built(*given),
+        )[1],
     )
     found, reasons = kernels_of(place, begin + 1e9).found(around_products(whole))
     assert found == {}
@@ -127,7 +176,9 @@ def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, mon
 def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compiles in the background may go on; it is not waited for, and not remembered as useless."""
+    """What compiles in the background may go on; it is not waited for, and not remembered as
+    useless.
+    """
     never: Future[tuple[Candidate, ...]] = Future()
     monkeypatch.setattr(judge, "in_background", lambda *given: never)
     now = judge.working_s()
@@ -138,7 +189,11 @@ def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     assert found == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     never.set_result(built(whole, PROPOSED))
-    monkeypatch.setattr(judge, "in_background", lambda threads, build, region, proposals, *how: _done(built(region, proposals)))
+    monkeypatch.setattr(
+        judge,
+        "in_background",
+        lambda threads, build, region, proposals, *how: _done(built(region, proposals)),
+    )
     again = kernels_of(place)
     again.begin(around_products(whole))
     assert again.found(around_products(whole))[0]
@@ -150,8 +205,12 @@ def _done(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
     return future
 
 
-def test_no_kernel_is_checked_beyond_the_budget(place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are not raced are checked one by one; the second is not begun when the first has spent what was left."""
+def test_no_kernel_is_checked_beyond_the_budget(
+    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that are not raced are checked one by one; the second is not begun when the first has
+    spent what was left.
+    """
     begin = judge.working_s()
     clock = [begin]
     asked: list[str] = []
@@ -162,7 +221,12 @@ def test_no_kernel_is_checked_beyond_the_budget(place: Place, whole: Region, mon
         return Verdict((Check("numerics", False, detail="wrong"),))
 
     monkeypatch.setattr(
-        kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"name": "a"}), Proposal("norm", {"name": "b"}))
+        kernels,
+        "propose",
+        lambda program, sm, rights: (
+            Proposal("norm", {"name": "a"}),
+            Proposal("norm", {"name": "b"}),
+        ),
     )
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
     monkeypatch.setattr(judge, "check", check)
@@ -173,7 +237,9 @@ def test_no_kernel_is_checked_beyond_the_budget(place: Place, whole: Region, mon
 
 def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place) -> None:
     with torch.no_grad():
-        (region,) = captured_regions(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),))
+        (region,) = captured_regions(
+            nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),)
+        )
     there = replace(place, device=torch.device("cuda"))
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
     begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
@@ -184,23 +250,41 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
 
 @pytest.mark.parametrize(
     ("best_us", "gain", "more"),
-    [(None, 0.9, [{"norm"}]), (30.0, 1.3, [{"gemm", "norm"}]), (None, 1.03, [{"gemm", "norm"}, {"norm"}])],
+    [
+        (None, 0.9, [{"norm"}]),
+        (30.0, 1.3, [{"gemm", "norm"}]),
+        (None, 1.03, [{"gemm", "norm"}, {"norm"}]),
+    ],
 )
 def test_what_follows_the_products_depends_on_whether_they_won(
-    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None, gain: float, more: list[set[str]]
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    best_us: float | None,
+    gain: float,
+    more: list[set[str]],
 ) -> None:
-    """They lost: the rest is tried without them. They won: with them. They gained too little by themselves: both."""
+    """They lost: the rest is tried without them. They won: with them. They gained too little by
+    themselves: both.
+    """
     with torch.no_grad():
         layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
         (region,) = captured_regions(layers, (torch.randn(4096, 2048),))
     family = {True: Proposal("gemm", {"name": "best"}), False: Proposal("norm", {"name": "norm"})}
-    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: (family[any(is_product(step) for step in program.steps)],))
+    monkeypatch.setattr(
+        kernels,
+        "propose",
+        lambda program, sm, rights: (family[any(is_product(step) for step in program.steps)],),
+    )
     monkeypatch.setattr(
         judge,
         "build",
-        lambda region, proposals, *how: tuple(Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals),
+        lambda region, proposals, *how: tuple(
+            Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
+        ),
     )
-    monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: 40.0}, {}))
+    monkeypatch.setattr(
+        shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: 40.0}, {})
+    )
     there, standing = replace(place, device=torch.device("cuda")), Standing()
     begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
@@ -212,30 +296,44 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     assert techniques == [{"gemm"}, *more]
 
 
-@pytest.mark.parametrize(("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])])
+@pytest.mark.parametrize(
+    ("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])]
+)
 def test_kernels_for_products_come_first_where_they_save_much_though_other_steps_dominate(
     place: Place, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
 ) -> None:
-    """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with products that lost."""
+    """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with
+    products that lost.
+    """
     with torch.no_grad():
         layers = nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 2)).eval()
         (region,) = captured_regions(layers, (torch.randn(512, 1024),))
     monkeypatch.setattr(
         kernels,
         "propose",
-        lambda program, sm, rights: (Proposal("gemm" if any(map(is_product, program.steps)) else "norm", {"name": "any"}),),
+        lambda program, sm, rights: (
+            Proposal("gemm" if any(map(is_product, program.steps)) else "norm", {"name": "any"}),
+        ),
     )
     monkeypatch.setattr(
         judge,
         "build",
-        lambda region, proposals, *how: tuple(Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals),
+        lambda region, proposals, *how: tuple(
+            Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
+        ),
     )
-    monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: takes_us}, {}))
+    monkeypatch.setattr(
+        shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: takes_us}, {})
+    )
     there = replace(place, device=torch.device("cuda"))
     begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
     assert (begun.dense, len(begun.few)) == ((), 1)
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
-    candidates = (one for one in begun.candidates(ranking, float("inf"), Standing()) if isinstance(one, Candidate))
+    candidates = (
+        one
+        for one in begun.candidates(ranking, float("inf"), Standing())
+        if isinstance(one, Candidate)
+    )
     assert [set(one.techniques) & {"gemm", "norm"} for one in candidates] == tried
 
 
@@ -271,9 +369,19 @@ def _kernel_and(operators: int) -> Program:
     """A kernel of its own, then so many element-wise operators."""
     one = TensorSpec("float32", (8,), (1,), "cuda")
     kernel = Program(
-        (one,), (Alloc(1, one), Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))), (1,)
+        (one,),
+        (
+            Alloc(1, one),
+            Launch(
+                "k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1)))
+            ),
+        ),
+        (1,),
     )
-    steps = [Aten("aten.relu.default", (Value(1 + index),), (), (2 + index,)) for index in range(operators)]
+    steps = [
+        Aten("aten.relu.default", (Value(1 + index),), (), (2 + index,))
+        for index in range(operators)
+    ]
     return Program((one,), (Call(kernel, (0,), (1,)), *steps), (1 + operators,))
 
 
@@ -281,7 +389,12 @@ def _kernel_and(operators: int) -> Program:
     ("operators", "schedule", "order", "other"),
     [
         (1, "inductor", ["inductor", "inductor+graph", "eager", "eager+graph"], "eager"),
-        (1, "inductor+graph", ["inductor+graph", "inductor", "eager+graph", "eager"], "eager+graph"),
+        (
+            1,
+            "inductor+graph",
+            ["inductor+graph", "inductor", "eager+graph", "eager"],
+            "eager+graph",
+        ),
         (1, "inductor", ["inductor", "eager"], None),  # it was tried
         (0, "eager", ["inductor", "inductor+graph", "eager"], None),  # there is nothing to compile
         (9, "inductor", ["inductor", "inductor+graph", "eager"], None),  # there is much
@@ -300,13 +413,20 @@ def test_the_best_is_tried_the_other_way_at_last_where_its_kernels_leave_little(
 def test_a_best_without_kernels_is_not_tried_again(place: Place) -> None:
     with torch.no_grad():
         (region,) = captured_regions(nn.ReLU(), (torch.randn(8),))
-    assert not list(_other_way(Candidate(region.program, "inductor", "builtin"), ["inductor", "inductor+graph", "eager"]))
+    assert not list(
+        _other_way(
+            Candidate(region.program, "inductor", "builtin"),
+            ["inductor", "inductor+graph", "eager"],
+        )
+    )
     assert not list(_other_way(None, ["inductor", "inductor+graph", "eager"]))
 
 
 def test_the_dearest_islands_come_first(place: Place) -> None:
     with torch.no_grad():
-        layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)).eval()
+        layers = nn.Sequential(
+            nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)
+        ).eval()
         (region,) = captured_regions(layers, (torch.randn(512, 64),))
     found = group_kernels._dearest_first(around_products(region))
     assert sorted(found, key=lambda island: island.steps) != found
@@ -318,10 +438,14 @@ class Upper(nn.Module):
         return torch.triu(a @ b)
 
 
-def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_piece(place: Place) -> None:
+def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_piece(
+    place: Place,
+) -> None:
     with torch.no_grad():
         (region,) = captured_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
-    begun = search(region, replace(place, device=torch.device("cuda")), job_at(place), lambda *given: None)
+    begun = search(
+        region, replace(place, device=torch.device("cuda")), job_at(place), lambda *given: None
+    )
     assert begun.variant is not None
     assert begun.variant.techniques == ("triangular_matmul",)
     assert len(begun.dense) == 1
@@ -340,7 +464,9 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     found = Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
     monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
-    best, *_ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
+    best, *_ = fastest_right(
+        whole, answers, place, job_at(place), deadline=float("inf"), checked=False
+    )
     assert best is not None
     assert best.techniques == ("gemm", "best")
 
@@ -350,28 +476,47 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
 ) -> None:
     found = Heat(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
     monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
-    best, reasons, _ = fastest_right(whole, built(whole, PROPOSED[:2]), place, job_at(place), deadline=float("inf"), checked=False)
+    best, reasons, _ = fastest_right(
+        whole,
+        built(whole, PROPOSED[:2]),
+        place,
+        job_at(place),
+        deadline=float("inf"),
+        checked=False,
+    )
     assert best is not None
     assert best.techniques == ("gemm", "best")
-    assert [one.reason for one in reasons] == ["takes 80.0 us, eager 100 us, its product and one pass 70.0 us"]
+    assert [one.reason for one in reasons] == [
+        "takes 80.0 us, eager 100 us, its product and one pass 70.0 us"
+    ]
 
 
 def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first search takes the family's order; after heats of other shapes it compiles others, and one generation more."""
+    """The first search takes the family's order; after heats of other shapes it compiles others,
+    and one generation more.
+    """
     made: dict[int, tuple[Candidate, Proposal]] = {}
     compiled: list[Proposal] = []
 
-    def build(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate, ...]:
-        answers = built(region, [Proposal("gemm", {"name": str(at)}) for at in range(len(proposals))])
-        made.update({id(one): (one, proposal) for one, proposal in zip(answers, proposals, strict=True)})
+    def build(
+        region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+    ) -> tuple[Candidate, ...]:
+        answers = built(
+            region, [Proposal("gemm", {"name": str(at)}) for at in range(len(proposals))]
+        )
+        made.update(
+            {id(one): (one, proposal) for one, proposal in zip(answers, proposals, strict=True)}
+        )
         compiled.extend(proposals)
         return answers
 
     def heat(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
         subject = island_of_region(region)
-        return Heat(1e9, {at: took_us(subject, made[id(one)][1]) for at, one in enumerate(candidates)}, {})
+        return Heat(
+            1e9, {at: took_us(subject, made[id(one)][1]) for at, one in enumerate(candidates)}, {}
+        )
 
     monkeypatch.setattr(kernels, "propose", propose)
     monkeypatch.setattr(group_kernels, "PROPOSALS", 4)
@@ -380,7 +525,9 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     monkeypatch.setattr("torch_cudal1.search.build_cache.keep", lambda *given: None)
     monkeypatch.setattr(judge, "in_background", lambda threads, build, *given: _done(build(*given)))
     monkeypatch.setattr(shortlist, "heat", heat)
-    held_out, *others = (Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1]))
+    held_out, *others = (
+        Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1])
+    )
     own = propose(held_out.program, 90)[:4]
     assert kernels_of(place)._proposals(held_out) == own
     taught = kernels_of(place)

@@ -1,4 +1,6 @@
-"""Timings survive whoever is killed while writing, and whatever else gets into their file; it stays small."""
+"""Timings survive whoever is killed while writing, and whatever else gets into their file; it stays
+small.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ while True:
     assert read(path)[-1] == ONE
 
 
-def test_a_file_beyond_its_limit_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_beyond_its_limit_keeps_its_newer_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timings, "_LIMIT_BYTES", 4000)
     path = tmp_path / "one.jsonl"
     for us in range(1, 200):

@@ -18,7 +18,16 @@ from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.cost import launches_us
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.ir.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
+from torch_cudal1.ir.records import (
+    Accepted,
+    Candidate,
+    Check,
+    Region,
+    Rejected,
+    Target,
+    Timing,
+    Verdict,
+)
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.search import lower_bound
@@ -68,19 +77,25 @@ def place(tmp_path: Path) -> Place:
 
 
 class Court:
-    """A judge that says what it is told to: the lower bound of each schedule's speed-up, or a reason to refuse."""
+    """A judge that says what it is told to: the lower bound of each schedule's speed-up, or a
+    reason to refuse.
+    """
 
     def __init__(self, verdicts: dict[str, float | str]) -> None:
         self.verdicts, self.judged = verdicts, 0
 
     def rank_baselines(self, region, schedules, job):
-        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {})
+        return judge.Ranking(
+            Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {}
+        )
 
     def judge(self, region, candidate, ranking, job):
         self.judged += 1
         said = self.verdicts[candidate.schedule]
         if isinstance(said, str):
-            return judge.Judgement(candidate, Rejected(said, "numerics"), Verdict((Check("numerics", False),)))
+            return judge.Judgement(
+                candidate, Rejected(said, "numerics"), Verdict((Check("numerics", False),))
+            )
         timing = Timing(PASSED, "eager", 100 / said, 100.0, said, said, said, 14)
         return judge.Judgement(candidate, Accepted(timing), PASSED)
 
@@ -118,18 +133,30 @@ def test_the_best_accepted_candidate_wins_and_is_found_again_without_a_search(re
 
 
 @pytest.mark.parametrize("surprises", [True, False])
-def test_a_second_process_starts_before_a_surprise_and_after_the_baselines_were_timed(place, court, monkeypatch, surprises):
-    """Of a product with diag(a) a rewrite leaves hardly anything; of the other module it saves less than a third."""
-    module, inputs = (Diagonal(), (torch.randn(512), torch.randn(512, 512))) if surprises else (Reduced(), (torch.randn(4, 64),))
+def test_a_second_process_starts_before_a_surprise_and_after_the_baselines_were_timed(
+    place, court, monkeypatch, surprises
+):
+    """Of a product with diag(a) a rewrite leaves hardly anything; of the other module it saves less
+    than a third.
+    """
+    module, inputs = (
+        (Diagonal(), (torch.randn(512), torch.randn(512, 512)))
+        if surprises
+        else (Reduced(), (torch.randn(4, 64),))
+    )
     told: list[str] = []
     seat = court({"eager": "too slow", "inductor": "too slow"})
     monkeypatch.setattr(judge, "begin", lambda region, job: told.append("begin"))
-    monkeypatch.setattr(judge, "rank_baselines", lambda *given: told.append("race") or seat.rank_baselines(*given))
+    monkeypatch.setattr(
+        judge, "rank_baselines", lambda *given: told.append("race") or seat.rank_baselines(*given)
+    )
     choose(region_of(module, *inputs), place)
     assert told == ["begin", "race", *(["begin"] if surprises else [])]
 
 
-def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_reasons(region, place, court):
+def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_reasons(
+    region, place, court
+):
     court({"eager": "less accurate than eager", "inductor": "too slow"})
     choice = choose(region, place)
     assert (choice.candidate.origin, choice.candidate.schedule) == ("baseline", "eager")
@@ -147,15 +174,22 @@ def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region):
     other = replace(region.program, outputs=region.program.outputs * 2)
     assert best.settles(replace(first, program=other, schedule="inductor+graph")) == ""
     short = replace(timing, candidate_us=90.0, baseline_us=270.0)
-    brief = tune_module._Best(first, None).or_better(judge.Judgement(first, Accepted(short), PASSED))
+    brief = tune_module._Best(first, None).or_better(
+        judge.Judgement(first, Accepted(short), PASSED)
+    )
     assert brief.settles(replace(first, schedule="inductor+graph")) == ""
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "judged", "told"), [(12.0, 1, "2.0 s of the budget were left, and a judgement has taken 10.0 s"), (18.0, 2, "")]
+    ("budget_s", "judged", "told"),
+    [(12.0, 1, "2.0 s of the budget were left, and a judgement has taken 10.0 s"), (18.0, 2, "")],
 )
-def test_no_judgement_begins_that_would_end_far_beyond_the_budget(budget_s, judged, told, region, place, court, monkeypatch):
-    """On a busy machine a judgement takes what the whole search was given; the second one would double that."""
+def test_no_judgement_begins_that_would_end_far_beyond_the_budget(
+    budget_s, judged, told, region, place, court, monkeypatch
+):
+    """On a busy machine a judgement takes what the whole search was given; the second one would
+    double that.
+    """
     seat, clock = court({"eager": "wrong", "inductor": "wrong"}), [1000.0]
     asked = seat.judge
 
@@ -167,7 +201,9 @@ def test_no_judgement_begins_that_would_end_far_beyond_the_budget(budget_s, judg
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=budget_s)))
     assert seat.judged == judged
-    assert [one["reason"] for one in entry.tried if one["decision"] == "not judged"] == [told] * bool(told)
+    assert [one["reason"] for one in entry.tried if one["decision"] == "not judged"] == [
+        told
+    ] * bool(told)
 
 
 def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
@@ -179,32 +215,50 @@ def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
 
 
 @pytest.mark.parametrize(("compiled_s", "judged"), [(45.0, 2), (55.0, 1)])
-def test_what_would_still_be_compiling_long_after_the_budget_is_not_begun(region, place, court, monkeypatch, compiled_s, judged):
+def test_what_would_still_be_compiling_long_after_the_budget_is_not_begun(
+    region, place, court, monkeypatch, compiled_s, judged
+):
     seat = court({"eager": 2.0, "inductor": 3.0})
-    ranked = replace(seat.rank_baselines(region, [], None), ready_s={"eager": 0.1, "inductor": compiled_s})
+    ranked = replace(
+        seat.rank_baselines(region, [], None), ready_s={"eager": 0.1, "inductor": compiled_s}
+    )
     monkeypatch.setattr(judge, "rank_baselines", lambda *given: ranked)
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=20.0)))
     assert seat.judged == judged
     late = [one["reason"] for one in entry.tried if one["decision"] == "not judged"]
-    assert all(reason.endswith(f"compiling the baseline has taken {compiled_s} s") for reason in late)
+    assert all(
+        reason.endswith(f"compiling the baseline has taken {compiled_s} s") for reason in late
+    )
     assert bool(late) == (judged == 1)
 
 
 @pytest.mark.parametrize(
-    ("floor_us", "judged", "told"), [(99.0, 0, "100 us; the device needs at least 99.0 us"), (31.0, 1, "33.3 us")]
+    ("floor_us", "judged", "told"),
+    [(99.0, 0, "100 us; the device needs at least 99.0 us"), (31.0, 1, "33.3 us")],
 )
-def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(region, place, court, monkeypatch, floor_us, judged, told):
-    """Eager takes 100 us: near the first floor already, near the second one with the first candidate."""
+def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(
+    region, place, court, monkeypatch, floor_us, judged, told
+):
+    """Eager takes 100 us: near the first floor already, near the second one with the first
+    candidate.
+    """
     seat = court({"eager": 2.0, "inductor": 3.0})
     monkeypatch.setattr(lower_bound, "floor_us", lambda program, device: floor_us)
     entry = tune(region, place)
     assert seat.judged == judged
-    assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == ("not judged", told)
+    assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == (
+        "not judged",
+        told,
+    )
 
 
 @pytest.mark.parametrize(("floor_us", "raced"), [(0.0, 4), (400.0, 4), (100_000.0, 2)])
-def test_graphs_are_raced_only_where_launching_can_matter(region, place, monkeypatch, floor_us, raced):
-    """Where results are gigabytes a graph saves nothing, and holds its inputs and results a second time."""
+def test_graphs_are_raced_only_where_launching_can_matter(
+    region, place, monkeypatch, floor_us, raced
+):
+    """Where results are gigabytes a graph saves nothing, and holds its inputs and results a second
+    time.
+    """
     asked: list[str] = []
 
     def rank_baselines(region, schedules, job):
@@ -212,8 +266,14 @@ def test_graphs_are_raced_only_where_launching_can_matter(region, place, monkeyp
         return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {})
 
     monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
-    monkeypatch.setattr(tune_module, "_schedules", lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"])
-    ranking = tune_module._ranked(region, place, judge.Job(place.settings, place.contract, CPU), 15.0, floor_us)
+    monkeypatch.setattr(
+        tune_module,
+        "_schedules",
+        lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"],
+    )
+    ranking = tune_module._ranked(
+        region, place, judge.Job(place.settings, place.contract, CPU), 15.0, floor_us
+    )
     assert len(asked) == raced
     assert set(ranking.failures) == ({"eager+graph", "inductor+graph"} if raced == 2 else set())
     assert all("launches" in why for why in ranking.failures.values())
@@ -229,14 +289,25 @@ def test_a_graph_spares_launches_and_no_views(region):
     ("medians_us", "order"),
     [
         # two launches of at most 5 us each are much of 100 us and little of 1 ms
-        ({"eager": 140.0, "inductor": 110.0, "eager+graph": 120.0, "inductor+graph": 100.0}, [3, 1, 2, 0]),
-        ({"eager": 1100.0, "inductor": 1010.0, "eager+graph": 1090.0, "inductor+graph": 1000.0}, [1, 3, 0, 2]),
+        (
+            {"eager": 140.0, "inductor": 110.0, "eager+graph": 120.0, "inductor+graph": 100.0},
+            [3, 1, 2, 0],
+        ),
+        (
+            {"eager": 1100.0, "inductor": 1010.0, "eager+graph": 1090.0, "inductor+graph": 1000.0},
+            [1, 3, 0, 2],
+        ),
         # far slower ones come last, whatever they are
-        ({"eager": 200.0, "inductor": 400.0, "eager+graph": 100.0, "inductor+graph": 90.0}, [3, 2, 0, 1]),
+        (
+            {"eager": 200.0, "inductor": 400.0, "eager+graph": 100.0, "inductor+graph": 90.0},
+            [3, 2, 0, 1],
+        ),
         ({"eager": 100.0}, [0]),
     ],
 )
-def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(region, medians_us, order):
+def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(
+    region, medians_us, order
+):
     names = ["eager", "inductor", "eager+graph", "inductor+graph"]
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), medians_us, {})
     assert fastest_first(ranking, region) == [names[at] for at in order]
@@ -247,20 +318,31 @@ def test_a_graph_that_copies_more_than_it_saves_comes_after_the_same_without_one
 
     def order(rows: int) -> list[str]:
         inputs = tuple(TensorSpec("float32", (rows, 1024), (1024, 1), "cuda") for _ in range(2))
-        program = Program(inputs, (Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,), False),), (2,))
-        ranking = judge.Ranking(Candidate(program, "eager", "baseline"), {"inductor": 80.0, "inductor+graph": 80.0}, {})
-        return list(fastest_first(ranking, Region(program, ("input", "parameter"), "inference", "whole")))
+        program = Program(
+            inputs, (Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,), False),), (2,)
+        )
+        ranking = judge.Ranking(
+            Candidate(program, "eager", "baseline"), {"inductor": 80.0, "inductor+graph": 80.0}, {}
+        )
+        return list(
+            fastest_first(ranking, Region(program, ("input", "parameter"), "inference", "whole"))
+        )
 
     assert order(64) == ["inductor+graph", "inductor"]
     assert order(1 << 17) == ["inductor", "inductor+graph"]
 
 
-def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(region, place, court):
+def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(
+    region, place, court
+):
     seat = court({"eager": 2.0, "inductor": "too slow"})
     choose(region, place)
     elsewhere = replace(place, target=replace(place.target, torch="9.9.9"))
     asked = seat.judged
-    assert choose(region, replace(elsewhere, settings=place.settings.but(on_miss="baseline"))).entry is None
+    assert (
+        choose(region, replace(elsewhere, settings=place.settings.but(on_miss="baseline"))).entry
+        is None
+    )
     assert choose(region, elsewhere).swapped
     assert seat.judged > asked
 
@@ -282,9 +364,14 @@ def on_gpu(place, monkeypatch):
 
     def build(region, proposals, job, target):
         built.append(region.key)
-        return tuple(Candidate(region.program, "eager", "kernels", (proposal.family,)) for proposal in proposals)
+        return tuple(
+            Candidate(region.program, "eager", "kernels", (proposal.family,))
+            for proposal in proposals
+        )
 
-    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),))
+    monkeypatch.setattr(
+        kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),)
+    )
     monkeypatch.setattr(judge, "build", build)
     monkeypatch.setattr(judge, "check", lambda region, candidate, job: PASSED)
     target = Target("cuda", "sm_90", "some GPU", "580", torch.__version__, "")
@@ -310,7 +397,9 @@ def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
     inputs = [torch.rand(spec.shape) for spec in region.program.inputs]
     assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
 
-    other = region_of(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3))
+    other = region_of(
+        nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3)
+    )
     again, _ = kernels_of(place, job).found(partition(other).islands)
     assert (len(again), len(built)) == (1, 1)
     assert telemetry.report().counters["entries_reused"] == 1
@@ -325,7 +414,9 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     assert (choice.entry, choice.swapped) == (None, False)
 
 
-@pytest.mark.parametrize(("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)])
+@pytest.mark.parametrize(
+    ("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)]
+)
 def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
     schedules = tune_module._schedules(replace(place, settings=place.settings.but(**settings)))
     assert ("max-autotune" in schedules) == joins
@@ -340,14 +431,28 @@ def test_a_family_of_techniques_can_be_left_out_of_a_search(region, place, court
 @pytest.mark.parametrize(
     ("without", "left"),
     [
-        ((), {"eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"}),
+        (
+            (),
+            {
+                "eager",
+                "inductor",
+                "max-autotune",
+                "eager+graph",
+                "inductor+graph",
+                "max-autotune+graph",
+            },
+        ),
         (("compile",), {"eager", "eager+graph"}),
         (("graphs",), {"eager", "inductor", "max-autotune"}),
         (("compile", "graphs"), {"eager"}),
     ],
 )
 def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
-    there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without, autotune=True))
+    there = replace(
+        place,
+        device=torch.device("cuda"),
+        settings=place.settings.but(without=without, autotune=True),
+    )
     assert set(tune_module._schedules(there)) == left
 
 
@@ -355,13 +460,22 @@ def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
 def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
     place, built = on_gpu
-    there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without))
+    there = replace(
+        place, device=torch.device("cuda"), settings=place.settings.but(without=without)
+    )
     ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking, float("inf"), Standing()))
+    found = list(
+        begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(
+            ranking, float("inf"), Standing()
+        )
+    )
     assert (bool(found), bool(built)) == (proposed, proposed)
 
 
 def test_a_family_that_does_not_exist_is_refused_by_name():
     with pytest.raises(SettingError, match="'spells'; expected some of rewrites"):
         Settings(without=("spells",))
-    assert Settings.from_env({"TORCH_CUDAL1_WITHOUT": "kernels, graphs"}).without == ("kernels", "graphs")
+    assert Settings.from_env({"TORCH_CUDAL1_WITHOUT": "kernels, graphs"}).without == (
+        "kernels",
+        "graphs",
+    )

@@ -1,7 +1,7 @@
 """The doors of a scene, and the comparison of what was seen behind each.
 
-Decisions are planted for every graph that is captured, so that a swapped callable really runs and nothing is searched for; what has
-no graph runs as it does for a user.
+Decisions are planted for every graph that is captured, so that a swapped callable really runs and
+nothing is searched for; what has no graph runs as it does for a user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def plain(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 class Accelerated:
-    """The door `accelerate`, with planted decisions; `bound` counts the calls of it that ended in something that runs."""
+    """The door `accelerate`, with planted decisions; `bound` counts the calls of it that ended in
+    something that runs.
+    """
 
     def __init__(self, cache_dir: Path) -> None:
         self.cache_dir, self.bound = cache_dir, 0
@@ -70,8 +72,8 @@ class Accelerated:
 
 
 class Compiled:
-    """The door `torch.compile(backend=...)`: each graph is planted when Dynamo brings it, then goes through the package's
-    backend.
+    """The door `torch.compile(backend=...)`: each graph is planted when Dynamo brings it, then goes
+    through the package's backend.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -83,7 +85,9 @@ class Compiled:
     def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
             graphs = trace(gm, inputs).graphs
-            regions = [lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs]
+            regions = [
+                lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs
+            ]
         except NotLowerableError:
             return gm.forward
         plant_regions(regions, self.cache_dir)
@@ -91,8 +95,8 @@ class Compiled:
 
 
 class InPieces(Accelerated):
-    """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when Dynamo brings it, and run in
-    every call, as after a trial that they won.
+    """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when
+    Dynamo brings it, and run in every call, as after a trial that they won.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -105,7 +109,9 @@ class InPieces(Accelerated):
             captured_regions(module, args, kwargs)
         except GraphBreakError:
             self.broken += 1
-            torch_cudal1.accelerate(module, kwargs or args, cache_dir=self.cache_dir, on_miss="tune")
+            torch_cudal1.accelerate(
+                module, kwargs or args, cache_dir=self.cache_dir, on_miss="tune"
+            )
         except NotLowerableError:
             pass
         return module
@@ -114,8 +120,8 @@ class InPieces(Accelerated):
 def check(scene: Scene, door: str, cache_dir: Path) -> None:
     """What is seen through `door` is what is seen in eager. Raises AssertionError.
 
-    Behind the backend it is Dynamo that decides when a graph holds: what it gets wrong with a backend of PyTorch's own too is
-    skipped.
+    Behind the backend it is Dynamo that decides when a graph holds: what it gets wrong with a
+    backend of PyTorch's own too is skipped.
     """
     torch._dynamo.reset()
     trains = door.endswith("training")
@@ -144,8 +150,12 @@ def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path, *, trains: bo
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Layer, "h", broken)
-        patched.setattr(pieces.Pieces, "_tried", lambda trial, args, kwargs: trial._compiled(*args, **kwargs))
-        patched.setattr(pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs))
+        patched.setattr(
+            pieces.Pieces, "_tried", lambda trial, args, kwargs: trial._compiled(*args, **kwargs)
+        )
+        patched.setattr(
+            pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs)
+        )
         found = seen(scene, doors, trains=trains)
     if not doors.broken:
         pytest.skip("its forward is one graph, or none")
@@ -156,7 +166,10 @@ def _is_right(scene: Scene, expected: Any) -> bool:
     """Whether torch.compile sees with a backend of PyTorch's own what is seen in eager."""
     torch._dynamo.reset()
     try:
-        assert_same(seen(scene, lambda module, *args, **kwargs: torch.compile(module, backend="aot_eager")), expected)
+        assert_same(
+            seen(scene, lambda module, *args, **kwargs: torch.compile(module, backend="aot_eager")),
+            expected,
+        )
     except AssertionError:
         return False
     return True
@@ -170,14 +183,23 @@ def seen(scene: Scene, door: Door, *, trains: bool = False) -> Any:
 
 
 def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a call, with the gradients of a loss over it where there are any, or the class of what it raises."""
+    """The result of a call, with the gradients of a loss over it where there are any, or the class
+    of what it raises.
+    """
     try:
         result = call(*args, **kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        tensors = [
+            leaf
+            for leaf in pytree.tree_leaves(result)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         wanted = [tensor for tensor in getattr(call, "parameters", list)() if tensor.requires_grad]
         if tensors and wanted:
             loss = torch.stack([tensor.sum() for tensor in tensors]).sum()
-            result = (result, torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+            result = (
+                result,
+                torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True),
+            )
         return copy.deepcopy(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result))
     except Exception as error:  # noqa: BLE001  what is raised is what is compared
         return type(error).__name__
@@ -191,7 +213,12 @@ def assert_same(got: Any, expected: Any) -> None:
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         if isinstance(other, torch.Tensor):
             torch.testing.assert_close(
-                one, other, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda text, n=number: f"value {n}: {text}"
+                one,
+                other,
+                rtol=1e-5,
+                atol=1e-6,
+                equal_nan=True,
+                msg=lambda text, n=number: f"value {n}: {text}",
             )
         else:
             assert one == other, f"value {number}: {one!r} is not {other!r}"

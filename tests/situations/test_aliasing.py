@@ -1,5 +1,5 @@
-"""Tensors that are one another's memory, and forwards that write: what is written is where eager writes it, and is read as it
-is.
+"""Tensors that are one another's memory, and forwards that write: what is written is where eager
+writes it, and is read as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def around(forward: Any, **buffers: torch.Tensor) -> nn.Module:
 def three(door: Door, module: nn.Module, x: torch.Tensor = X) -> list[Any]:
     """Three calls, each with the state after it."""
     call = door(module, x)
-    return [(call(x).clone(), {name: value.clone() for name, value in module.state_dict().items()}) for _ in range(3)]
+    return [
+        (call(x).clone(), {name: value.clone() for name, value in module.state_dict().items()})
+        for _ in range(3)
+    ]
 
 
 def a_buffer_that_is_written(door: Door) -> Any:
@@ -53,7 +56,9 @@ def an_argument_that_is_a_part_of_the_buffer(door: Door) -> Any:
 
     module = around(forward, state=torch.zeros(6, 8))
     call = door(module, X)
-    return [(call(x).clone(), module.state.clone()) for x in (X, module.state[1:5], module.state[:4], X)]
+    return [
+        (call(x).clone(), module.state.clone()) for x in (X, module.state[1:5], module.state[:4], X)
+    ]
 
 
 def two_buffers_of_one_storage(door: Door) -> Any:
@@ -88,7 +93,9 @@ def an_input_that_is_a_weight(door: Door) -> Any:
     module = around(lambda self, x: self.h(x) + x.t())
     square = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
     call = door(module, square)
-    return [call(x).detach().clone() for x in (square, module.weight.detach(), module.weight, square)]
+    return [
+        call(x).detach().clone() for x in (square, module.weight.detach(), module.weight, square)
+    ]
 
 
 def one_tensor_passed_twice(door: Door) -> Any:
@@ -154,7 +161,9 @@ def a_cache_that_is_written_at_a_position(door: Door) -> Any:
     call = door(module, X[:1], Cache(), torch.tensor([0]))
     for cache in (Cache(), Cache()):
         for step in range(4):
-            found.append((call(X[step : step + 1], cache, torch.tensor([step])).clone(), cache.keys.clone()))
+            found.append(
+                (call(X[step : step + 1], cache, torch.tensor([step])).clone(), cache.keys.clone())
+            )
     return found
 
 

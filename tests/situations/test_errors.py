@@ -1,4 +1,6 @@
-"""What eager raises is raised, in the same place; what it answers is answered; and a call that raised leaves the next one right."""
+"""What eager raises is raised, in the same place; what it answers is answered; and a call that
+raised leaves the next one right.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def an_index_out_of_a_table(door: Door) -> Any:
 
 
 def an_index_out_of_a_tensor(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, index: self.h(x)[index]), GOOD, BAD, -GOOD, -BAD)
+    return good_bad_good(
+        door, around(lambda self, x, index: self.h(x)[index]), GOOD, BAD, -GOOD, -BAD
+    )
 
 
 def a_gathered_index(door: Door) -> Any:
@@ -41,15 +45,21 @@ def a_gathered_index(door: Door) -> Any:
 
 
 def a_computed_index(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, index: self.h(x).index_select(0, index * 2 - index)), GOOD, BAD)
+    return good_bad_good(
+        door, around(lambda self, x, index: self.h(x).index_select(0, index * 2 - index)), GOOD, BAD
+    )
 
 
 def a_target_out_of_the_classes(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, target: F.cross_entropy(self.h(x), target)), GOOD, BAD)
+    return good_bad_good(
+        door, around(lambda self, x, target: F.cross_entropy(self.h(x), target)), GOOD, BAD
+    )
 
 
 def a_class_value_out_of_range(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, target: self.h(x) + F.one_hot(target, 8)), GOOD, BAD, -GOOD)
+    return good_bad_good(
+        door, around(lambda self, x, target: self.h(x) + F.one_hot(target, 8)), GOOD, BAD, -GOOD
+    )
 
 
 def an_asserted_condition(door: Door) -> Any:
@@ -78,11 +88,18 @@ def a_check_of_a_shape(door: Door) -> Any:
 
 
 def a_shape_that_does_not_fit(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, y: self.h(x) + y), torch.ones(8), torch.ones(5))
+    return good_bad_good(
+        door, around(lambda self, x, y: self.h(x) + y), torch.ones(8), torch.ones(5)
+    )
 
 
 def a_dtype_that_does_not_fit(door: Door) -> Any:
-    return good_bad_good(door, around(lambda self, x, y: self.h(x) @ y), torch.ones(8, 2), torch.ones(8, 2, dtype=torch.float64))
+    return good_bad_good(
+        door,
+        around(lambda self, x, y: self.h(x) @ y),
+        torch.ones(8, 2),
+        torch.ones(8, 2, dtype=torch.float64),
+    )
 
 
 def an_exception_that_is_caught_inside(door: Door) -> Any:
@@ -98,7 +115,12 @@ def an_exception_that_is_caught_inside(door: Door) -> Any:
 
 def a_missing_argument(door: Door) -> Any:
     call = door(around(lambda self, x, y: self.h(x) + y), X, torch.ones(8))
-    return [outcome(call, X, torch.ones(8)), outcome(call, X), outcome(call, X, torch.ones(8), 3), outcome(call, X, torch.ones(8))]
+    return [
+        outcome(call, X, torch.ones(8)),
+        outcome(call, X),
+        outcome(call, X, torch.ones(8), 3),
+        outcome(call, X, torch.ones(8)),
+    ]
 
 
 def a_generator_that_is_returned(door: Door) -> Any:

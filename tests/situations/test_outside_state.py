@@ -60,7 +60,9 @@ def around(forward: Any) -> nn.Module:
     return type("Around", (Layer,), {"forward": forward})()
 
 
-def answers(door: Door, module: nn.Module, change: Any, x: torch.Tensor = X, calls: int = 3) -> list[torch.Tensor]:
+def answers(
+    door: Door, module: nn.Module, change: Any, x: torch.Tensor = X, calls: int = 3
+) -> list[torch.Tensor]:
     """What is answered before the change, and several times after it."""
     call = door(module, x)
     found = [call(x).clone() for _ in range(2)]
@@ -70,7 +72,9 @@ def answers(door: Door, module: nn.Module, change: Any, x: torch.Tensor = X, cal
 
 def a_global_number(door: Door) -> Any:
     globals().update(GAIN=1.0)
-    return answers(door, around(lambda self, x: self.h(x) * GAIN), lambda: globals().update(GAIN=3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * GAIN), lambda: globals().update(GAIN=3.0)
+    )
 
 
 def a_global_number_that_changes_back(door: Door) -> Any:
@@ -84,12 +88,20 @@ def a_global_number_that_changes_back(door: Door) -> Any:
 
 def a_global_function(door: Door) -> Any:
     globals().update(GAIN=lambda y: y + 1)
-    return answers(door, around(lambda self, x: GAIN(self.h(x))), lambda: globals().update(GAIN=lambda y: y * 5))
+    return answers(
+        door,
+        around(lambda self, x: GAIN(self.h(x))),
+        lambda: globals().update(GAIN=lambda y: y * 5),
+    )
 
 
 def a_helper_of_another_module(door: Door) -> Any:
     HELPERS.act = torch.sin  # type: ignore[attr-defined]
-    return answers(door, around(lambda self, x: HELPERS.act(self.h(x))), lambda: setattr(HELPERS, "act", torch.cos))
+    return answers(
+        door,
+        around(lambda self, x: HELPERS.act(self.h(x))),
+        lambda: setattr(HELPERS, "act", torch.cos),
+    )
 
 
 def code_of_a_helper(door: Door) -> Any:
@@ -99,37 +111,61 @@ def code_of_a_helper(door: Door) -> Any:
     def other(y: torch.Tensor) -> torch.Tensor:
         return y - 4
 
-    return answers(door, around(lambda self, x: helper(self.h(x))), lambda: setattr(helper, "__code__", other.__code__))
+    return answers(
+        door,
+        around(lambda self, x: helper(self.h(x))),
+        lambda: setattr(helper, "__code__", other.__code__),
+    )
 
 
 def a_config_object(door: Door) -> Any:
     CONFIG.gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * CONFIG.gain), lambda: setattr(CONFIG, "gain", 3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * CONFIG.gain), lambda: setattr(CONFIG, "gain", 3.0)
+    )
 
 
 def a_nested_config(door: Door) -> Any:
     CONFIG.nested.gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * CONFIG.nested.gain), lambda: setattr(CONFIG.nested, "gain", 3.0))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * CONFIG.nested.gain),
+        lambda: setattr(CONFIG.nested, "gain", 3.0),
+    )
 
 
 def a_config_that_is_replaced(door: Door) -> Any:
     CONFIG.nested = Config()
-    return answers(door, around(lambda self, x: self.h(x) * CONFIG.nested.gain), lambda: setattr(CONFIG, "nested", Config(4.0)))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * CONFIG.nested.gain),
+        lambda: setattr(CONFIG, "nested", Config(4.0)),
+    )
 
 
 def an_object_with_slots(door: Door) -> Any:
     SLOTTED.gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * SLOTTED.gain), lambda: setattr(SLOTTED, "gain", 3.0))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * SLOTTED.gain),
+        lambda: setattr(SLOTTED, "gain", 3.0),
+    )
 
 
 def a_class_attribute_of_another_class(door: Door) -> Any:
     Shared.gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * Shared.gain), lambda: setattr(Shared, "gain", 3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * Shared.gain), lambda: setattr(Shared, "gain", 3.0)
+    )
 
 
 def a_class_method(door: Door) -> Any:
     Shared.gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * Shared.factor()), lambda: setattr(Shared, "gain", 3.0))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * Shared.factor()),
+        lambda: setattr(Shared, "gain", 3.0),
+    )
 
 
 def a_patched_static_method(door: Door) -> Any:
@@ -162,16 +198,20 @@ def a_closure_variable(door: Door) -> Any:
 
 def a_list_in_a_closure(door: Door) -> Any:
     box = [1.0]
-    return answers(door, around(lambda self, x: self.h(x) * box[0]), lambda: box.__setitem__(0, 3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * box[0]), lambda: box.__setitem__(0, 3.0)
+    )
 
 
 def an_object_in_a_closure(door: Door) -> Any:
     config = Config()
-    return answers(door, around(lambda self, x: self.h(x) * config.gain), lambda: setattr(config, "gain", 3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * config.gain), lambda: setattr(config, "gain", 3.0)
+    )
 
 
 def a_mutable_default_argument(door: Door) -> Any:
-    def forward(self: Any, x: torch.Tensor, options: dict[str, float] = {"gain": 1.0}) -> torch.Tensor:  # noqa: B006
+    def forward(self: Any, x: torch.Tensor, options: Any = {"gain": 1.0}) -> torch.Tensor:  # noqa: B006
         return self.h(x) * options["gain"]
 
     forward.__defaults__[0]["gain"] = 1.0  # type: ignore[index]
@@ -195,12 +235,18 @@ def a_keyword_default(door: Door) -> Any:
 def a_dict_behind_a_global_name(door: Door) -> Any:
     TABLE.clear()
     TABLE["gain"] = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * TABLE["gain"]), lambda: TABLE.update(gain=3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * TABLE["gain"]), lambda: TABLE.update(gain=3.0)
+    )
 
 
 def a_key_that_appears(door: Door) -> Any:
     TABLE.clear()
-    return answers(door, around(lambda self, x: self.h(x) * TABLE.get("gain", 1.0)), lambda: TABLE.update(gain=3.0))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * TABLE.get("gain", 1.0)),
+        lambda: TABLE.update(gain=3.0),
+    )
 
 
 def the_length_of_a_list(door: Door) -> Any:
@@ -210,7 +256,11 @@ def the_length_of_a_list(door: Door) -> Any:
 
 def a_tensor_behind_a_global_name(door: Door) -> Any:
     globals().update(TENSOR=torch.ones(8))
-    return answers(door, around(lambda self, x: self.h(x) * TENSOR), lambda: globals().update(TENSOR=torch.full((8,), 3.0)))
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * TENSOR),
+        lambda: globals().update(TENSOR=torch.full((8,), 3.0)),
+    )
 
 
 def a_tensor_of_another_class(door: Door) -> Any:
@@ -221,7 +271,9 @@ def a_tensor_of_another_class(door: Door) -> Any:
 
 def a_context_variable(door: Door) -> Any:
     def scene() -> Any:
-        return answers(door, around(lambda self, x: self.h(x) * CONTEXT.get()), lambda: CONTEXT.set(3.0))
+        return answers(
+            door, around(lambda self, x: self.h(x) * CONTEXT.get()), lambda: CONTEXT.set(3.0)
+        )
 
     return contextvars.copy_context().run(scene)
 
@@ -229,7 +281,9 @@ def a_context_variable(door: Door) -> Any:
 def an_environment_variable(door: Door) -> Any:
     os.environ["SITUATION_GAIN"] = "1"
     return answers(
-        door, around(lambda self, x: self.h(x) * float(os.environ["SITUATION_GAIN"])), lambda: os.environ.update(SITUATION_GAIN="3")
+        door,
+        around(lambda self, x: self.h(x) * float(os.environ["SITUATION_GAIN"])),
+        lambda: os.environ.update(SITUATION_GAIN="3"),
     )
 
 
@@ -240,7 +294,9 @@ def given_in_turn(door: Door, forward: Any, *values: Any) -> list[torch.Tensor]:
 
 
 def a_dict_argument_with_numbers_for_keys(door: Door) -> Any:
-    return given_in_turn(door, lambda self, x, table: self.h(x) * table[1], {1: 1.0}, {1: 3.0}, {1: 3.0, 2: 1.0})
+    return given_in_turn(
+        door, lambda self, x, table: self.h(x) * table[1], {1: 1.0}, {1: 3.0}, {1: 3.0, 2: 1.0}
+    )
 
 
 def a_tensor_under_a_number_in_an_argument(door: Door) -> Any:
@@ -302,13 +358,21 @@ def keyword_defaults_that_are_written(door: Door) -> Any:
     def scaled(x: torch.Tensor, *, gain: float = 1.0) -> torch.Tensor:
         return x * gain
 
-    return answers(door, around(lambda self, x: scaled(self.h(x))), lambda: scaled.__kwdefaults__.update(gain=3.0))
+    return answers(
+        door,
+        around(lambda self, x: scaled(self.h(x))),
+        lambda: scaled.__kwdefaults__.update(gain=3.0),
+    )
 
 
 def a_partial_that_gets_another_state(door: Door) -> Any:
     times = lambda gain, x: x * gain
     scaled = functools.partial(times, 1.0)
-    return answers(door, around(lambda self, x: scaled(self.h(x))), lambda: scaled.__setstate__((times, (3.0,), {}, {})))
+    return answers(
+        door,
+        around(lambda self, x: scaled(self.h(x))),
+        lambda: scaled.__setstate__((times, (3.0,), {}, {})),
+    )
 
 
 def an_environment_variable_asked_for_with_getenv(door: Door) -> Any:
@@ -328,7 +392,9 @@ def an_environment_variable_that_appears(door: Door) -> Any:
 
 
 def inference_mode(door: Door) -> Any:
-    call = door(around(lambda self, x: self.h(x) * (2.0 if torch.is_inference_mode_enabled() else 1.0)), X)
+    call = door(
+        around(lambda self, x: self.h(x) * (2.0 if torch.is_inference_mode_enabled() else 1.0)), X
+    )
     found = [call(X).clone()]
     with torch.inference_mode():
         found += [call(X).clone() for _ in range(3)]
@@ -363,7 +429,9 @@ def autocast(door: Door) -> Any:
 
 
 def deterministic_algorithms(door: Door) -> Any:
-    forward = lambda self, x: self.h(x) * (2.0 if torch.are_deterministic_algorithms_enabled() else 1.0)
+    forward = lambda self, x: (
+        self.h(x) * (2.0 if torch.are_deterministic_algorithms_enabled() else 1.0)
+    )
     try:
         return answers(door, around(forward), lambda: torch.use_deterministic_algorithms(True))
     finally:
@@ -373,12 +441,19 @@ def deterministic_algorithms(door: Door) -> Any:
 def an_attribute_of_the_input(door: Door) -> Any:
     x = X.clone()
     x.gain = 1.0  # type: ignore[attr-defined]
-    return answers(door, around(lambda self, x: self.h(x) * x.gain), lambda: setattr(x, "gain", 3.0), x)
+    return answers(
+        door, around(lambda self, x: self.h(x) * x.gain), lambda: setattr(x, "gain", 3.0), x
+    )
 
 
 def an_attribute_that_the_input_gets(door: Door) -> Any:
     x = X.clone()
-    return answers(door, around(lambda self, x: self.h(x) * getattr(x, "gain", 1.0)), lambda: setattr(x, "gain", 3.0), x)
+    return answers(
+        door,
+        around(lambda self, x: self.h(x) * getattr(x, "gain", 1.0)),
+        lambda: setattr(x, "gain", 3.0),
+        x,
+    )
 
 
 def a_config_among_the_arguments(door: Door) -> Any:
@@ -409,7 +484,9 @@ def a_property(door: Door) -> Any:
     kind = type("Held", (), {"gain": property(lambda self: self._gain)})
     held = kind()
     held._gain = 1.0
-    return answers(door, around(lambda self, x: self.h(x) * held.gain), lambda: setattr(held, "_gain", 3.0))
+    return answers(
+        door, around(lambda self, x: self.h(x) * held.gain), lambda: setattr(held, "_gain", 3.0)
+    )
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())
@@ -426,8 +503,12 @@ def test_there_are_enough_scenes() -> None:
 
 
 @torch.no_grad()
-def test_another_variable_is_none_of_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch itself sets some when it compiles: what reads the environment must not be bound anew for that."""
+def test_another_variable_is_none_of_its_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch itself sets some when it compiles: what reads the environment must not be bound anew
+    for that.
+    """
     forward = lambda self, x: self.h(x) * float(os.environ.get("SITUATION_NEW", "1"))
     monkeypatch.setenv("SITUATION_OTHER", "before")
     doors = Accelerated(tmp_path)

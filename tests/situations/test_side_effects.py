@@ -1,4 +1,6 @@
-"""What a forward does beside its result happens as often as in eager, in the same order, with real tensors."""
+"""What a forward does beside its result happens as often as in eager, in the same order, with real
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +235,9 @@ def random_numbers_of_torch(door: Door) -> Any:
 
 def a_hook_of_the_module(door: Door) -> Any:
     module = around(lambda self, x: self.h(x))
-    module.register_forward_hook(lambda _, __, output: Metrics.seen.append(output.shape[0]) or output * 2)
+    module.register_forward_hook(
+        lambda _, __, output: Metrics.seen.append(output.shape[0]) or output * 2
+    )
     Metrics.seen = []
     call = door(module, X)
     Metrics.seen.clear()

@@ -1,4 +1,6 @@
-"""A forward keeps something for later: what it keeps is real, and nobody else finds a tracer's tensor in it."""
+"""A forward keeps something for later: what it keeps is real, and nobody else finds a tracer's
+tensor in it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def positions(x: torch.Tensor) -> torch.Tensor:
 
 
 def used_and_restored(door: Door, module: nn.Module, *others: nn.Module) -> list[Any]:
-    """Answers through the door, of the module itself after it, and of other modules that share what it kept."""
+    """Answers through the door, of the module itself after it, and of other modules that share what
+    it kept.
+    """
     call = door(module, X)
     found = [call(X).clone() for _ in range(3)]
     found += [torch_cudal1.restore(module)(X).clone() for _ in range(2)]
@@ -61,7 +65,10 @@ def in_a_global_table(door: Door) -> Any:
 
     TABLES.clear()
     module = around(forward)
-    return [*used_and_restored(door, module, type(module)()), [type(table) for table in TABLES.values()] == [torch.Tensor]]
+    return [
+        *used_and_restored(door, module, type(module)()),
+        [type(table) for table in TABLES.values()] == [torch.Tensor],
+    ]
 
 
 def in_a_closure(door: Door) -> Any:
@@ -144,10 +151,16 @@ def test_there_are_enough_scenes() -> None:
 
 @torch.no_grad()
 def test_a_search_leaves_the_random_generators_as_they_were(tmp_path: Path) -> None:
-    """Everything in it that is drawn, inputs and orders of measurement, is drawn from generators of its own."""
-    module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64), nn.Softmax(-1)).eval()
+    """Everything in it that is drawn, inputs and orders of measurement, is drawn from generators of
+    its own.
+    """
+    module = nn.Sequential(
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64), nn.Softmax(-1)
+    ).eval()
     before = torch.get_rng_state(), random.getstate()
-    torch_cudal1.accelerate(module, torch.ones(32, 64), on_miss="tune", cache_dir=tmp_path, budget_s=5.0)
+    torch_cudal1.accelerate(
+        module, torch.ones(32, 64), on_miss="tune", cache_dir=tmp_path, budget_s=5.0
+    )
     assert torch_cudal1.explain(module).regions
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]

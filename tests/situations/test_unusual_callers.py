@@ -1,4 +1,6 @@
-"""Modules that are called otherwise than by their name, copied, shared, or changed while others call them."""
+"""Modules that are called otherwise than by their name, copied, shared, or changed while others
+call them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def a_functional_call(door: Door) -> Any:
     module = Scaled()
     call = door(module, X)
     found = [call(X).clone()]
-    found += [torch.func.functional_call(module, {"weight": module.weight * gain}, (X,)).clone() for gain in (2.0, 3.0, 2.0)]
+    found += [
+        torch.func.functional_call(module, {"weight": module.weight * gain}, (X,)).clone()
+        for gain in (2.0, 3.0, 2.0)
+    ]
     return [*found, call(X).clone()]
 
 
@@ -37,7 +42,9 @@ def vmap_over_weights(door: Door) -> Any:
     module = Scaled()
     call = door(module, X)
     weights = torch.stack([module.weight.detach() * gain for gain in (1.0, 2.0)])
-    mapped = torch.func.vmap(lambda weight: torch.func.functional_call(module, {"weight": weight}, (X,)))(weights)
+    mapped = torch.func.vmap(
+        lambda weight: torch.func.functional_call(module, {"weight": weight}, (X,))
+    )(weights)
     return [mapped.clone(), call(X).clone()]
 
 
@@ -50,7 +57,9 @@ def vmap_over_inputs(door: Door) -> Any:
 def a_gradient_of_a_functional_call(door: Door) -> Any:
     module = Scaled()
     call = door(module, X)
-    grad = torch.func.grad(lambda weight: torch.func.functional_call(module, {"weight": weight}, (X,)).sum())
+    grad = torch.func.grad(
+        lambda weight: torch.func.functional_call(module, {"weight": weight}, (X,)).sum()
+    )
     return [grad(module.weight.detach()).clone(), call(X).clone()]
 
 
@@ -182,7 +191,9 @@ SCENES: tuple[Scene, ...] = scenes_of(globals())
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_everybody_gets_the_answer_of_the_module_that_was_called(scene: Scene, door: str, tmp_path: Path) -> None:
+def test_everybody_gets_the_answer_of_the_module_that_was_called(
+    scene: Scene, door: str, tmp_path: Path
+) -> None:
     check(scene, door, tmp_path)
 
 

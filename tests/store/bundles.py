@@ -22,7 +22,9 @@ from torch_cudal1.store.trust.trust_policy import Rules
 KEY, OTHER_KEY, NAME = "ab" * 32, "ef" * 32, "cd" * 32
 GPU = Target("cuda", "sm_90", "NVIDIA H200", "580.1", "2.13.0", "3.7.1")
 ENTRY = encode_entry(make_entry())
-ALIAS = encode_alias(NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT)
+ALIAS = encode_alias(
+    NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
+)
 ENTRY_NAME = "0/" + entry_path(Path(), KEY, HERE, CONTRACT).as_posix()
 ALIAS_NAME = "0/" + alias_path(Path(), NAME, HERE, CONTRACT).as_posix()
 
@@ -33,7 +35,9 @@ def filled(root: Path) -> LocalCache:
     cache.put(make_entry())
     cache.put(make_entry(region_key=OTHER_KEY, region_name="block.1"))
     cache.put(make_entry(target=GPU))
-    cache.put_alias(NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT)
+    cache.put_alias(
+        NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
+    )
     return cache
 
 
@@ -58,9 +62,17 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def crafted(path: Path, files: Sequence[tuple[Any, Any, Any]], payload: bytes, **changes: Any) -> Path:
-    """A bundle whose header is exactly the one its manifest gives: `files` are (name, size, sha256) and may lie."""
-    body = {"format": FORMAT, "files": [list(record) for record in files], **changes.pop("body", {})}
+def crafted(
+    path: Path, files: Sequence[tuple[Any, Any, Any]], payload: bytes, **changes: Any
+) -> Path:
+    """A bundle whose header is exactly the one its manifest gives: `files` are (name, size, sha256)
+    and may lie.
+    """
+    body = {
+        "format": FORMAT,
+        "files": [list(record) for record in files],
+        **changes.pop("body", {}),
+    }
     record: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(body)}}
     start = 0
     for name, size, _ in files:
@@ -81,7 +93,9 @@ def framed(path: Path, header: bytes, payload: bytes = b"") -> Path:
 def of(*files: tuple[str, bytes]) -> tuple[list[tuple[str, int, str]], bytes]:
     """Honest records and their payload, in order of name."""
     ordered = sorted(files)
-    return [(name, len(data), sha(data)) for name, data in ordered], b"".join(data for _, data in ordered)
+    return [(name, len(data), sha(data)) for name, data in ordered], b"".join(
+        data for _, data in ordered
+    )
 
 
 def renamed(target: Target = HERE, **changes: Any) -> str:

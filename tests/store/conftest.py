@@ -1,4 +1,6 @@
-"""Entries as the judge would write them: with payloads, constants, nested Programs and numbers that JSON does not know."""
+"""Entries as the judge would write them: with payloads, constants, nested Programs and numbers that
+JSON does not know.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def program() -> Program:
     return Program(
         inputs=(spec,),
         constants=("c",),
-        steps=(Aten("aten.add.Tensor", (Value(0), Value(1)), (("alpha", 2),), (2,)), Call(inner, (2,), (3,))),
+        steps=(
+            Aten("aten.add.Tensor", (Value(0), Value(1)), (("alpha", 2),), (2,)),
+            Call(inner, (2,), (3,)),
+        ),
         outputs=(3,),
         payloads={"c": constant},
     )
@@ -43,8 +48,14 @@ def make_entry(**changes: Any) -> Entry:
         target=HERE,
         contract=CONTRACT,
         choice=Candidate(program(), "inductor", "rewrites", ("diag_matmul",)),
-        evidence={"timing": {"low": 1.25, "pairs": 30}, "checks": [{"name": "numerics", "value": 0.1 + 0.2, "limit": None}]},
-        tried=({"label": "eager", "error": float("inf")}, {"label": "bad", "error": float("-inf"), "ok": False}),
+        evidence={
+            "timing": {"low": 1.25, "pairs": 30},
+            "checks": [{"name": "numerics", "value": 0.1 + 0.2, "limit": None}],
+        },
+        tried=(
+            {"label": "eager", "error": float("inf")},
+            {"label": "bad", "error": float("-inf"), "ok": False},
+        ),
         created="2025-01-01T00:00:00+00:00",
         package="0.1.0",
     )

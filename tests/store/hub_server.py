@@ -1,7 +1,9 @@
-"""A Hub on the loopback: as much of its HTTP API as the `huggingface_hub` client uses for us, with switches for what goes wrong.
+"""A Hub on the loopback: as much of its HTTP API as the `huggingface_hub` client uses for us, with
+switches for what goes wrong.
 
-Repositories live in memory, every commit with all of its files. `.safetensors` files are LFS files, as on the Hub: uploaded to a
-storage of their own and served by a redirect to it. `Faults` says what to break; `requests` holds what was asked.
+Repositories live in memory, every commit with all of its files. `.safetensors` files are LFS files,
+as on the Hub: uploaded to a storage of their own and served by a redirect to it. `Faults` says what
+to break; `requests` holds what was asked.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ class Repository:
 
     def add(self, files: dict[str, bytes], branch: str = "main") -> str:
         """A commit on `branch` that holds exactly `files`."""
-        text = json.dumps([len(self.commits), sorted((path, hashlib.sha1(data).hexdigest()) for path, data in files.items())])
+        text = json.dumps(
+            [
+                len(self.commits),
+                sorted((path, hashlib.sha1(data).hexdigest()) for path, data in files.items()),
+            ]
+        )
         oid = hashlib.sha1(text.encode()).hexdigest()
         self.commits[oid] = Commit(oid, dict(files))
         self.branches[branch] = oid
@@ -52,22 +59,32 @@ class Repository:
 
 @dataclass
 class Faults:
-    """What goes wrong, for paths that contain a text. `status`: answers with an error so many times (-1: always)."""
+    """What goes wrong, for paths that contain a text. `status`: answers with an error so many times
+    (-1: always).
+    """
 
     status: dict[str, tuple[int, int]] = field(default_factory=dict)  # path part -> (status, times)
     headers: dict[str, str] = field(default_factory=dict)  # sent with those errors, and with files
-    body: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)  # path part -> what is sent instead
-    half: set[str] = field(default_factory=set)  # the connection ends after half of the promised bytes
+    body: dict[str, Callable[[bytes], bytes]] = field(
+        default_factory=dict
+    )  # path part -> what is sent instead
+    half: set[str] = field(
+        default_factory=set
+    )  # the connection ends after half of the promised bytes
     endless: set[str] = field(default_factory=set)  # more bytes than anybody asked for
     drip: set[str] = field(default_factory=set)  # a byte now and then, for ever
     hang: set[str] = field(default_factory=set)  # no answer at all, until the server ends
     lost_answers: int = 0  # so many commits are made and answered with an error
-    before_commit: list[Callable[[], None]] = field(default_factory=list)  # somebody else's doings, once each
+    before_commit: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # somebody else's doings, once each
 
 
 @dataclass
 class HubServer:
-    """The server's state. `url` is its endpoint; `token`, if set, is asked for by private repositories and for every commit."""
+    """The server's state. `url` is its endpoint; `token`, if set, is asked for by private
+    repositories and for every commit.
+    """
 
     url: str = ""
     cdn: str = ""  # another host's address for LFS files, "" for this one
@@ -96,7 +113,9 @@ def serving(**state: Any) -> Iterator[HubServer]:
     server.daemon_threads = True
     server.block_on_close = False
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield hub
@@ -119,13 +138,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_PUT = do_GET
 
-    # The frame: what every request goes through ---------------------------------------------------------------------------------
+    # The frame: what every request goes through
+    # ---------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         hub, path = self.server_state, unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with hub.lock:
-            hub.requests.append((self.command, path, {name.lower(): value for name, value in self.headers.items()}))
+            hub.requests.append(
+                (self.command, path, {name.lower(): value for name, value in self.headers.items()})
+            )
         if any(part in path for part in hub.faults.hang):
             hub.ended.wait()
             self.close_connection = True
@@ -160,7 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = "/".join(parts[2:4] if parts[:2] == ["api", "models"] else parts[:2])
         repository = self.server_state.repositories.get(name)
         if repository is None or (repository.private and not self._has_token()):
-            return self._json(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+            return self._json(
+                404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+            )
         if parts[:2] == ["api", "models"]:
             return self._api(repository, name, parts[4:], body)
         return self._resolve(repository, parts[3], "/".join(parts[4:]))
@@ -168,19 +192,32 @@ class _Handler(BaseHTTPRequestHandler):
     def _has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {self.server_state.token}"
 
-    # The API ---------------------------------------------------------------------------------------------------------------------
+    # The API
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def _api(self, repository: Repository, name: str, rest: list[str], body: bytes) -> None:
         what, revision = (rest or ["revision"])[0], unquote("/".join(rest[1:])) or "main"
         commit = repository.at(revision)
         if commit is None:
-            return self._json(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+            return self._json(
+                404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"}
+            )
         if what == "revision":
-            listing = [] if "expand" in parse_qs(urlsplit(self.path).query) else [{"rfilename": path} for path in commit.files]
-            return self._json(200, {"id": name, "sha": commit.oid, **({"siblings": listing} if listing else {})})
+            listing = (
+                []
+                if "expand" in parse_qs(urlsplit(self.path).query)
+                else [{"rfilename": path} for path in commit.files]
+            )
+            return self._json(
+                200, {"id": name, "sha": commit.oid, **({"siblings": listing} if listing else {})}
+            )
         if what == "preupload":
             files = [
-                {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(".safetensors") else "regular", "shouldIgnore": False}
+                {
+                    "path": f["path"],
+                    "uploadMode": "lfs" if f["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
                 for f in json.loads(body)["files"]
             ]
             return self._json(200, {"files": files})
@@ -194,7 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(401, {"error": "Invalid username or password."})
         if name in hub.repositories:
             return self._json(409, {"error": "exists", "url": f"{hub.url}/{name}"})
-        hub.repositories[name] = Repository(private=asked.get("visibility") == "private" or bool(asked.get("private")))
+        hub.repositories[name] = Repository(
+            private=asked.get("visibility") == "private" or bool(asked.get("private"))
+        )
         hub.repositories[name].add({".gitattributes": b"*.safetensors filter=lfs\n"})
         return self._json(200, {"url": f"{hub.url}/{name}", "name": name})
 
@@ -210,7 +249,9 @@ class _Handler(BaseHTTPRequestHandler):
             header, *operations = [json.loads(line) for line in body.splitlines()]
             parent = header["value"].get("parentCommit")
             if parent is not None and parent != repository.branches[branch]:
-                return self._json(412, {"error": "A commit has happened since. Please refresh and try again."})
+                return self._json(
+                    412, {"error": "A commit has happened since. Please refresh and try again."}
+                )
             files = dict(repository.commits[repository.branches[branch]].files)
             for operation in operations:
                 value = operation["value"]
@@ -224,13 +265,24 @@ class _Handler(BaseHTTPRequestHandler):
             hub.faults.lost_answers -= 1
             if hub.faults.lost_answers >= 0:
                 return self._json(500, {"error": "lost"})
-        return self._json(200, {"commitUrl": f"{hub.url}/{name}/commit/{oid}", "commitOid": oid, "pullRequestUrl": None})
+        return self._json(
+            200,
+            {
+                "commitUrl": f"{hub.url}/{name}/commit/{oid}",
+                "commitOid": oid,
+                "pullRequestUrl": None,
+            },
+        )
 
     def _batch(self, asked: dict[str, Any]) -> None:
         hub = self.server_state
         objects = []
         for one in asked["objects"]:
-            missing = {"actions": {"upload": {"href": f"{hub.url}/storage/{one['oid']}"}}} if one["oid"] not in hub.storage else {}
+            missing = (
+                {"actions": {"upload": {"href": f"{hub.url}/storage/{one['oid']}"}}}
+                if one["oid"] not in hub.storage
+                else {}
+            )
             objects.append({"oid": one["oid"], "size": one["size"], **missing})
         self._json(200, {"transfer": "basic", "objects": objects})
 
@@ -241,24 +293,38 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._json(400, {"error": "sha256 differs"})
             hub.storage[oid] = body
             return self._json(200, {})
-        return self._file(hub.storage[oid], {}, "/storage/" + parse_qs(urlsplit(self.path).query).get("path", [""])[0])
+        return self._file(
+            hub.storage[oid],
+            {},
+            "/storage/" + parse_qs(urlsplit(self.path).query).get("path", [""])[0],
+        )
 
-    # Files -----------------------------------------------------------------------------------------------------------------------
+    # Files
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def _resolve(self, repository: Repository, revision: str, path: str) -> None:
         commit = repository.at(revision)
         if commit is None:
-            return self._json(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+            return self._json(
+                404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"}
+            )
         facts = {"X-Repo-Commit": commit.oid} | self.server_state.faults.headers
         if path not in commit.files:
-            return self._json(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", **facts})
+            return self._json(
+                404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", **facts}
+            )
         data = commit.files[path]
         oid = hashlib.sha256(data).hexdigest()
         if not path.endswith(".safetensors"):
             return self._file(data, {"ETag": f'"{oid[:40]}"', **facts}, path)
         self.server_state.storage[oid] = data
         where = f"{self.server_state.cdn or self.server_state.url}/storage/{oid}?path={path}"
-        facts |= {"Location": where, "X-Linked-Etag": f'"{oid}"', "X-Linked-Size": str(len(data)), "Content-Length": "0"}
+        facts |= {
+            "Location": where,
+            "X-Linked-Etag": f'"{oid}"',
+            "X-Linked-Size": str(len(data)),
+            "Content-Length": "0",
+        }
         return self._head(302, facts)
 
     def _file(self, data: bytes, facts: dict[str, str], path: str) -> None:
@@ -286,7 +352,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(value).encode()
-        self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
+        self._head(
+            status,
+            {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(data)),
+                **(headers or {}),
+            },
+        )
         if self.command != "HEAD":
             self.wfile.write(data)
 

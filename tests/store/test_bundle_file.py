@@ -1,4 +1,6 @@
-"""A bundle is read in one way or refused with the rule that it breaks, and a refusal leaves nothing behind."""
+"""A bundle is read in one way or refused with the rule that it breaks, and a refusal leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def refused(path: Path, folder: Path) -> str:
     return raised.value.rule
 
 
-# Written and read ----------------------------------------------------------------------------------------------------------------
+# Written and read
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_equal_content_gives_an_equal_bundle(tmp_path: Path) -> None:
@@ -102,7 +105,10 @@ def test_a_bundle_holds_every_family_and_any_safetensors_library_lists_it(tmp_pa
         contents = {member.place: data for member, data in held.files()}
     with safetensors.safe_open(path, framework="pt") as listed:
         assert sorted(listed.keys()) == sorted(f"0/{place}" for place in contents)
-        assert all(bytes(listed.get_tensor(f"0/{place}").tolist()) == data for place, data in contents.items())
+        assert all(
+            bytes(listed.get_tensor(f"0/{place}").tolist()) == data
+            for place, data in contents.items()
+        )
     assert all((cache.root / place).read_bytes() == data for place, data in contents.items())
     assert len(contents) == 4
 
@@ -119,13 +125,20 @@ def test_models_of_one_architecture_are_kept_apart_in_layers(tmp_path: Path) -> 
     assert skus == {"NVIDIA H100", "NVIDIA H200"}
 
 
-def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choices(tmp_path: Path) -> None:
+def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choices(
+    tmp_path: Path,
+) -> None:
     caches = [LocalCache(tmp_path / sku) for sku in ("h100", "h200")]
     for cache in caches:
         cache.put(make_entry(target=dataclasses.replace(GPU, sku=cache.root.name)))
-        cache.put_alias(NAME, {"winner": cache.root.name, "candidates": [cache.root.name]}, GPU, CONTRACT)
+        cache.put_alias(
+            NAME, {"winner": cache.root.name, "candidates": [cache.root.name]}, GPU, CONTRACT
+        )
     rules = signed(tmp_path / "team.pem", *caches)
-    import_bundle(bundle_of(LocalCache(caches[0].root, (caches[1].root,)), tmp_path / "x.bundle"), tmp_path / "new")
+    import_bundle(
+        bundle_of(LocalCache(caches[0].root, (caches[1].root,)), tmp_path / "x.bundle"),
+        tmp_path / "new",
+    )
     cache = LocalCache(tmp_path / "new", imported_roots(tmp_path / "new"), rules=rules)
     for sku in ("h100", "h200"):
         here = dataclasses.replace(GPU, sku=sku)
@@ -163,7 +176,9 @@ def test_export_does_not_overwrite_a_file_that_is_no_bundle(tmp_path: Path) -> N
     assert precious.read_text() == "weights = 1\n"
 
 
-def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "out").mkdir()
     path = bundle_of(filled(tmp_path / "cache"), tmp_path / "out" / "x.bundle")
     before = path.read_bytes()
@@ -179,7 +194,9 @@ def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(tmp_path: Path
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_left_alone(
+    tmp_path: Path,
+) -> None:
     inventory = take_inventory(filled(tmp_path / "cache"))
     (tmp_path / "out").mkdir()
     path = tmp_path / "out" / "x.bundle"
@@ -212,29 +229,40 @@ def test_an_entry_that_changes_during_the_export_is_noticed(tmp_path: Path) -> N
     assert not (tmp_path / "x.bundle").exists()
 
 
-# Attacks -------------------------------------------------------------------------------------------------------------------------
+# Attacks
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 def test_a_name_that_is_no_place_is_refused(tmp_path: Path, name: str) -> None:
     path = crafted(tmp_path / "x.bundle", *of((name, ENTRY)))
-    assert refused(path, tmp_path / "cache") == ("form" if "\0" in name or not name.isascii() else "names")
+    assert refused(path, tmp_path / "cache") == (
+        "form" if "\0" in name or not name.isascii() else "names"
+    )
     assert {found.name for found in tmp_path.iterdir()} <= {"x.bundle", "cache"}
 
 
 @pytest.mark.parametrize(
-    "size", [0, -1, True, 1.0, "9", None, (4 << 30) + 1, 10**30], ids=lambda size: f"{type(size).__name__} {size}"
+    "size",
+    [0, -1, True, 1.0, "9", None, (4 << 30) + 1, 10**30],
+    ids=lambda size: f"{type(size).__name__} {size}",
 )
 def test_a_size_that_cannot_be_is_refused_whatever_the_file_has(tmp_path: Path, size: Any) -> None:
     path = crafted(tmp_path / "x.bundle", [(ENTRY_NAME, size, sha(ENTRY))], b"")
     if type(size) is int and abs(size) < 1 << 40:
-        os.truncate(path, path.stat().st_size + max(size, 0))  # sparse, so that the file is as long as it says
-    with pytest.raises(SupplyError, match=r"announces .* bytes, expected 1 to|expected a name, a size and a sha256"):
+        os.truncate(
+            path, path.stat().st_size + max(size, 0)
+        )  # sparse, so that the file is as long as it says
+    with pytest.raises(
+        SupplyError, match=r"announces .* bytes, expected 1 to|expected a name, a size and a sha256"
+    ):
         import_bundle(path, tmp_path / "cache")
     assert imported_roots(tmp_path / "cache") == ()
 
 
-def test_a_bomb_that_announces_its_size_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_that_announces_its_size_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sparse file: 32 GiB announced and there, no bytes on the disk."""
     places = [(renamed(key=f"{number:02x}" * 32), 4 << 30, sha(b"")) for number in range(17)]
     path = crafted(tmp_path / "x.bundle", places, b"")
@@ -253,14 +281,22 @@ def test_a_bomb_that_hides_its_size_is_refused(tmp_path: Path, extra: int) -> No
     assert refused(path, tmp_path / "cache") == "size"
 
 
-def test_more_files_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_allowed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundle_module, "FILES_LIMIT", 3)
     files, payload = of(*((renamed(key=f"{number:02x}" * 32), b"x") for number in range(4)))
     assert refused(crafted(tmp_path / "x.bundle", files, payload), tmp_path / "cache") == "names"
-    assert refused(crafted(tmp_path / "y.bundle", files * 9, payload * 9), tmp_path / "cache") == "count"
+    assert (
+        refused(crafted(tmp_path / "y.bundle", files * 9, payload * 9), tmp_path / "cache")
+        == "count"
+    )
 
 
-HUNGRY = {"objects": b"[" + b"{}," * 2_000_000 + b"{}]", "escaped brackets": b'{"a":"' + b"\\u005b" * 100 + b'"}'}
+HUNGRY = {
+    "objects": b"[" + b"{}," * 2_000_000 + b"{}]",
+    "escaped brackets": b'{"a":"' + b"\\u005b" * 100 + b'"}',
+}
 
 
 @pytest.mark.parametrize("header", HUNGRY.values(), ids=HUNGRY)
@@ -273,25 +309,50 @@ def test_a_header_that_wants_memory_is_refused_before_it_is_parsed(
 
 def test_duplicate_and_unordered_names_are_refused(tmp_path: Path) -> None:
     files, payload = of((ENTRY_NAME, ENTRY), (ALIAS_NAME, ALIAS))
-    assert refused(crafted(tmp_path / "x.bundle", [files[0], files[0]], payload), tmp_path / "cache") == "names"
-    assert refused(crafted(tmp_path / "y.bundle", files[::-1], payload), tmp_path / "cache") == "names"
+    assert (
+        refused(crafted(tmp_path / "x.bundle", [files[0], files[0]], payload), tmp_path / "cache")
+        == "names"
+    )
+    assert (
+        refused(crafted(tmp_path / "y.bundle", files[::-1], payload), tmp_path / "cache") == "names"
+    )
 
 
 def test_a_header_that_says_more_than_its_manifest_is_refused(tmp_path: Path) -> None:
     """A second reader (another safetensors library) would see another bundle."""
     files, payload = of((ENTRY_NAME, ENTRY))
     overlap = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
-    for number, change in enumerate(({"../../x": overlap}, {"__metadata__": {}}, {ENTRY_NAME: overlap})):
-        rule = refused(crafted(tmp_path / f"{number}.bundle", files, payload, **change), tmp_path / "cache")
+    for number, change in enumerate(
+        ({"../../x": overlap}, {"__metadata__": {}}, {ENTRY_NAME: overlap})
+    ):
+        rule = refused(
+            crafted(tmp_path / f"{number}.bundle", files, payload, **change), tmp_path / "cache"
+        )
         assert rule == "form"
     honest = crafted(tmp_path / "x.bundle", files, payload).read_bytes()
     length = int.from_bytes(honest[:8], "little")
-    twice = honest[8 : 8 + length].rstrip()[:-1] + b',"' + ENTRY_NAME.encode() + b'":' + canonical_json(overlap).encode() + b"}"
+    twice = (
+        honest[8 : 8 + length].rstrip()[:-1]
+        + b',"'
+        + ENTRY_NAME.encode()
+        + b'":'
+        + canonical_json(overlap).encode()
+        + b"}"
+    )
     assert refused(framed(tmp_path / "twice.bundle", twice, payload), tmp_path / "cache") == "form"
 
 
 @pytest.mark.parametrize(
-    "body", [{"format": 2}, {"format": None}, {"files": {}}, {"files": [1]}, {"files": [["a"]]}, {"more": 1}], ids=canonical_json
+    "body",
+    [
+        {"format": 2},
+        {"format": None},
+        {"files": {}},
+        {"files": [1]},
+        {"files": [["a"]]},
+        {"more": 1},
+    ],
+    ids=canonical_json,
 )
 def test_a_manifest_of_another_form_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     path = crafted(tmp_path / "x.bundle", *of((ENTRY_NAME, ENTRY)), body=body)
@@ -308,7 +369,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     deep = b'{"__metadata__":{"' + METADATA_KEY.encode() + b'":' + b"[" * 100_000
-    for number, data in enumerate((b"", b"\0" * 8, zipped.getvalue(), tarred.getvalue(), pickle.dumps([1]), ENTRY, b"\xff" * 64)):
+    for number, data in enumerate(
+        (
+            b"",
+            b"\0" * 8,
+            zipped.getvalue(),
+            tarred.getvalue(),
+            pickle.dumps([1]),
+            ENTRY,
+            b"\xff" * 64,
+        )
+    ):
         (tmp_path / "x.bundle").write_bytes(data)
         assert refused(tmp_path / "x.bundle", tmp_path / "cache") == "form", number
     assert refused(framed(tmp_path / "x.bundle", deep), tmp_path / "cache") == "form"
@@ -344,7 +415,14 @@ def test_a_changed_byte_anywhere_is_refused(tmp_path: Path) -> None:
     for offset in range(0, len(whole), 211):
         whole[offset] ^= 0x20
         changed.write_bytes(whole)
-        assert refused(changed, tmp_path / "cache") in ("form", "size", "digest", "names", "count", "format"), offset
+        assert refused(changed, tmp_path / "cache") in (
+            "form",
+            "size",
+            "digest",
+            "names",
+            "count",
+            "format",
+        ), offset
         whole[offset] ^= 0x20
 
 
@@ -354,7 +432,10 @@ WRONG_CONTENT = {
     "another family": (renamed(GPU), ENTRY),
     "another key": (renamed(key=OTHER_KEY), ENTRY),
     "another contract": (renamed(precision="strict"), ENTRY),
-    "a family that is no plain name": (ENTRY_NAME, encode_entry(make_entry(target=dataclasses.replace(HERE, arch="../x")))),
+    "a family that is no plain name": (
+        ENTRY_NAME,
+        encode_entry(make_entry(target=dataclasses.replace(HERE, arch="../x"))),
+    ),
     "an entry as an alias": (ALIAS_NAME, ENTRY),
     "an alias as an entry": (ENTRY_NAME, ALIAS),
     "an alias of another name": (ALIAS_NAME, encode_alias(OTHER_KEY, {}, HERE, CONTRACT)),
@@ -364,7 +445,9 @@ WRONG_CONTENT = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_CONTENT.values(), ids=WRONG_CONTENT)
-def test_content_that_does_not_belong_is_refused_with_all_that_came_before(tmp_path: Path, wrong: tuple[str, bytes]) -> None:
+def test_content_that_does_not_belong_is_refused_with_all_that_came_before(
+    tmp_path: Path, wrong: tuple[str, bytes]
+) -> None:
     good = (
         "0/v1/aaa-a/" + ENTRY_NAME.split("/", 3)[3],
         encode_entry(make_entry(target=dataclasses.replace(HERE, device="aaa", arch="a"))),

@@ -1,7 +1,9 @@
-"""Two processes, one Inductor cache folder: plain torch.compile never runs our graph, and ours is never replaced by Inductor's.
+"""Two processes, one Inductor cache folder: plain torch.compile never runs our graph, and ours is
+never replaced by Inductor's.
 
-The planted swap adds 1 to the result, so each process can tell by the numbers whose graph it ran. AOTAutogradCache is keyed by the
-graph that Dynamo found and not by its compiler, which is why this can go wrong.
+The planted swap adds 1 to the result, so each process can tell by the numbers whose graph it ran.
+AOTAutogradCache is keyed by the graph that Dynamo found and not by its compiler, which is why this
+can go wrong.
 """
 
 from __future__ import annotations
@@ -36,23 +38,38 @@ print(json.dumps(answers(compiled, net, x) | {"hits": counters["aot_autograd"]["
 
 def make() -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)), torch.randn(5, 8)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+    ), torch.randn(5, 8)
 
 
 def answers(call: Any, net: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
-    """Mean difference from eager of an inference call and of a training step, and the largest error of a gradient."""
+    """Mean difference from eager of an inference call and of a training step, and the largest error
+    of a gradient.
+    """
     with torch.no_grad():
         inference = call(x) - net(x)
     out = call(x)
     ours = torch.autograd.grad(out.sum(), list(net.parameters()))
     own = torch.autograd.grad(net(x).sum(), list(net.parameters()))
     wrong = max((a - b).abs().max().item() for a, b in zip(ours, own, strict=True))
-    return {"inference": inference.mean().item(), "training": (out - net(x)).mean().item(), "gradient": wrong}
+    return {
+        "inference": inference.mean().item(),
+        "training": (out - net(x)).mean().item(),
+        "gradient": wrong,
+    }
 
 
 def run(whose: str, folder: Path, forced: bool) -> dict[str, float]:
     """What a fresh process with that compiler answers, and its hits of AOTAutogradCache."""
-    command = [sys.executable, "-c", SCRIPT, whose, str(folder / "entries"), "forced" if forced else "free"]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        whose,
+        str(folder / "entries"),
+        "forced" if forced else "free",
+    ]
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -66,14 +83,25 @@ def run(whose: str, folder: Path, forced: bool) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("order", "schedule", "forced"),
     [
-        pytest.param(("plain", "ours", "plain"), "inductor", True, id="plain first, swaps through Inductor, cache forced on"),
-        pytest.param(("ours", "plain", "ours"), "eager", False, id="ours first, swaps step by step"),
+        pytest.param(
+            ("plain", "ours", "plain"),
+            "inductor",
+            True,
+            id="plain first, swaps through Inductor, cache forced on",
+        ),
+        pytest.param(
+            ("ours", "plain", "ours"), "eager", False, id="ours first, swaps step by step"
+        ),
     ],
 )
 def test_neither_runs_the_other_s_graph(order, schedule, forced, tmp_path):
     net, x = make()
     torch._dynamo.reset()
-    answers(torch.compile(net, backend=Recorder(tmp_path / "entries", shifted, schedule=schedule)), net, x)
+    answers(
+        torch.compile(net, backend=Recorder(tmp_path / "entries", shifted, schedule=schedule)),
+        net,
+        x,
+    )
     torch._dynamo.reset()
     last = {}
     for whose in order:
@@ -95,7 +123,9 @@ def test_within_one_process_both_live_side_by_side(tmp_path, monkeypatch):
         torch._dynamo.reset()
         torch.compile(net, backend=Recorder(tmp_path, shifted))(x)
         torch._dynamo.reset()
-        ours = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+        ours = torch.compile(
+            net, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+        )
         plain = torch.compile(lambda x: net(x))
         for _ in range(2):
             torch.testing.assert_close(ours(x), net(x) + 1)

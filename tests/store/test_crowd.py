@@ -1,4 +1,6 @@
-"""Many processes on one cold cache build each key once and lose nothing; killed writers never leave half a file."""
+"""Many processes on one cold cache build each key once and lose nothing; killed writers never leave
+half a file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from torch_cudal1.store.cache.local_cache import Broken, Found, alias_path, entr
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.context import place_for
 
-FORK = multiprocessing.get_context("fork")  # the children touch files only; starting a fresh torch would cost seconds each
+FORK = multiprocessing.get_context(
+    "fork"
+)  # the children touch files only; starting a fresh torch would cost seconds each
 PROCESSES, KEYS, KILLS, WRITERS = 64, 6, 200, 8
 HANGS_S = 900  # on no machine, however busy, does a process take as long that has not stopped
 
@@ -34,7 +38,9 @@ HANGS_S = 900  # on no machine, however busy, does a process take as long that h
 def region(number: int) -> Region:
     """x * number: a region of its own for each number."""
     spec = TensorSpec("float32", (4,), (1,), "cpu")
-    return Region(Program((spec,), (Aten("aten.mul.Tensor", (Value(0), number), (), (1,)),), (1,)), ("input",))
+    return Region(
+        Program((spec,), (Aten("aten.mul.Tensor", (Value(0), number), (), (1,)),), (1,)), ("input",)
+    )
 
 
 def run_all(works: Sequence[Callable[[], None]]) -> list[int | None]:
@@ -52,9 +58,14 @@ def run_all(works: Sequence[Callable[[], None]]) -> list[int | None]:
     return codes
 
 
-def test_64_processes_on_a_cold_cache_build_each_key_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_processes_on_a_cold_cache_build_each_key_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = Settings(cache_dir=tmp_path / "cache", on_miss="tune")
-    place, regions = place_for(torch.device("cpu"), settings), [region(number) for number in range(KEYS)]
+    place, regions = (
+        place_for(torch.device("cpu"), settings),
+        [region(number) for number in range(KEYS)],
+    )
     log, chosen = tmp_path / "built", tmp_path / "chosen"
 
     def built(asked: Region, *args: object, **kwargs: object) -> Entry:
@@ -62,7 +73,9 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(tmp_path: Path, monkey
         with open(log, "a") as file:
             file.write(f"{asked.key}\n")
         time.sleep(0.02)
-        own = entry_for(asked, Candidate(asked.program, "eager", "rewrites", ("planted",)), settings)
+        own = entry_for(
+            asked, Candidate(asked.program, "eager", "rewrites", ("planted",)), settings
+        )
         return dataclasses.replace(own, package=str(os.getpid()))
 
     monkeypatch.setattr(tune, "tune", built)
@@ -81,8 +94,12 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(tmp_path: Path, monkey
     assert Counter(log.read_text().split()) == {each.key: 1 for each in regions}
     seen = [line.split() for line in chosen.read_text().splitlines()]
     assert len(seen) == PROCESSES * KEYS
-    assert len({tuple(pair) for pair in seen}) == KEYS, "two processes ran different entries of one key"
-    assert {found.entry.region_key for found in place.cache.entries() if isinstance(found, Found)} == {r.key for r in regions}
+    assert len({tuple(pair) for pair in seen}) == KEYS, (
+        "two processes ran different entries of one key"
+    )
+    assert {
+        found.entry.region_key for found in place.cache.entries() if isinstance(found, Found)
+    } == {r.key for r in regions}
     assert place.cache.verify() == ()
     assert list(files_under(settings.cache_dir, ".tmp")) == []
 
@@ -91,17 +108,29 @@ def test_processes_that_write_different_keys_at_once_lose_none(tmp_path: Path) -
     settings = Settings(cache_dir=tmp_path)
     place = place_for(torch.device("cpu"), settings)
     regions = [region(number) for number in range(16 * 4)]
-    files = [(r, encode_entry(entry_for(r, Candidate(r.program, "eager", "rewrites", ("planted",)), settings))) for r in regions]
+    files = [
+        (
+            r,
+            encode_entry(
+                entry_for(r, Candidate(r.program, "eager", "rewrites", ("planted",)), settings)
+            ),
+        )
+        for r in regions
+    ]
 
     def writes(part: int) -> Callable[[], None]:
         def work() -> None:
             for each, data in files[part::16]:
-                write_file(entry_path(place.cache.root, each.key, place.target, place.contract), data)
+                write_file(
+                    entry_path(place.cache.root, each.key, place.target, place.contract), data
+                )
 
         return work
 
     assert run_all([writes(part) for part in range(16)]) == [0] * 16
-    assert all(isinstance(place.cache.find(each, place.target, place.contract), Hit) for each in regions)
+    assert all(
+        isinstance(place.cache.find(each, place.target, place.contract), Hit) for each in regions
+    )
 
 
 def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path: Path) -> None:
@@ -110,7 +139,12 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
     regions = [region(number) for number in range(WRITERS)]
     blob = torch.arange(20_000, dtype=torch.int32)
     entries = [
-        entry_for(r, Candidate(r.program.with_constant("blob", blob), "eager", "rewrites", ("planted",)), settings) for r in regions
+        entry_for(
+            r,
+            Candidate(r.program.with_constant("blob", blob), "eager", "rewrites", ("planted",)),
+            settings,
+        )
+        for r in regions
     ]
     files = [
         (entry_path(place.cache.root, r.key, place.target, place.contract), encode_entry(entry))
@@ -155,5 +189,9 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
     for path, data in files:
         write_file(path, data)
     write_file(alias, alias_data)
-    assert list(files_under(tmp_path, ".tmp")) == [], "the next writer of a name removes what was left of it"
-    assert all(isinstance(place.cache.find(each, place.target, place.contract), Hit) for each in regions)
+    assert list(files_under(tmp_path, ".tmp")) == [], (
+        "the next writer of a name removes what was left of it"
+    )
+    assert all(
+        isinstance(place.cache.find(each, place.target, place.contract), Hit) for each in regions
+    )

@@ -27,10 +27,15 @@ from torch_cudal1.store.cache.entry_file import (
     unplain,
 )
 
-GOLDEN = {"in0": torch.linspace(-1, 1, 9), "out0": torch.tensor([1.5, math.nan], dtype=torch.float64)}
+GOLDEN = {
+    "in0": torch.linspace(-1, 1, 9),
+    "out0": torch.tensor([1.5, math.nan], dtype=torch.float64),
+}
 
 
-def rewritten(data: bytes, change: Callable[[dict], None], *, resign: bool = True, spaced: bool = False) -> bytes:
+def rewritten(
+    data: bytes, change: Callable[[dict], None], *, resign: bool = True, spaced: bool = False
+) -> bytes:
     """The file with changed metadata; with `resign`, as its author would have signed it."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -45,7 +50,9 @@ def rewritten(data: bytes, change: Callable[[dict], None], *, resign: bool = Tru
 
 def is_unreadable(data: bytes, why: str = "") -> bool:
     found = decode_entry(data)
-    return isinstance(found, Miss) and found.reason.startswith("unreadable: ") and why in found.reason
+    return (
+        isinstance(found, Miss) and found.reason.startswith("unreadable: ") and why in found.reason
+    )
 
 
 def test_an_entry_comes_back_equal(entry: Entry) -> None:
@@ -72,7 +79,9 @@ def test_payloads_come_back_bit_for_bit_and_aligned(entry: Entry) -> None:
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name])
         assert tensor.dtype == found[name].dtype
-        assert found[name].data_ptr() % 64 == 0  # bytes in the file are packed; what is loaded must not depend on that
+        assert (
+            found[name].data_ptr() % 64 == 0
+        )  # bytes in the file are packed; what is loaded must not depend on that
 
 
 def test_golden_vectors_come_back_beside_the_entry(entry: Entry) -> None:
@@ -86,17 +95,31 @@ def test_golden_vectors_come_back_beside_the_entry(entry: Entry) -> None:
 def test_equal_content_gives_equal_bytes() -> None:
     scrambled = dict(reversed(list(make_entry().evidence.items())))
     assert (
-        len({encode_entry(make_entry(evidence=e), GOLDEN) for e in (make_entry().evidence, scrambled, copy.deepcopy(scrambled))})
+        len(
+            {
+                encode_entry(make_entry(evidence=e), GOLDEN)
+                for e in (make_entry().evidence, scrambled, copy.deepcopy(scrambled))
+            }
+        )
         == 1
     )
 
 
 def test_different_content_gives_different_bytes() -> None:
-    variants = [make_entry(), make_entry(region_name="x"), make_entry(contract=Contract("strict")), make_entry(created="later")]
+    variants = [
+        make_entry(),
+        make_entry(region_name="x"),
+        make_entry(contract=Contract("strict")),
+        make_entry(created="later"),
+    ]
     assert len({hashlib.sha256(encode_entry(e)).digest() for e in variants}) == len(variants)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.1, 1e-310, 5, None, True, "nan", {"float": 3}, [[], {}]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [math.inf, -math.inf, 0.1, 1e-310, 5, None, True, "nan", {"float": 3}, [[], {}]],
+    ids=repr,
+)
 def test_numbers_that_json_lacks_survive(value: object) -> None:
     assert unplain(json.loads(canonical_json(plain(value)))) == value
 
@@ -106,7 +129,9 @@ def test_nan_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1: 2}, torch.ones(1), {"a": {3, 4}}], ids=["object", "integer keys", "tensor", "set inside"]
+    "value",
+    [object(), {1: 2}, torch.ones(1), {"a": {3, 4}}],
+    ids=["object", "integer keys", "tensor", "set inside"],
 )
 def test_objects_are_not_plain(value: object) -> None:
     with pytest.raises(TypeError):
@@ -124,7 +149,8 @@ def test_a_choice_without_timing_is_refused() -> None:
         encode_entry(make_entry(evidence={}))
 
 
-# Every way a file can be damaged ---------------------------------------------------------------------------------------------
+# Every way a file can be damaged
+# ---------------------------------------------------------------------------------------------
 
 
 def test_every_truncation_is_a_miss(entry: Entry) -> None:
@@ -164,13 +190,19 @@ def test_random_bytes_are_a_miss(seed: int) -> None:
 
 def test_foreign_safetensors_files_are_a_miss() -> None:
     assert is_unreadable(save({"weight": torch.ones(3)}), "not a file of this package")
-    assert is_unreadable(save({"weight": torch.ones(3)}, metadata={"format": "pt"}), "not a file of this package")
+    assert is_unreadable(
+        save({"weight": torch.ones(3)}, metadata={"format": "pt"}), "not a file of this package"
+    )
     assert is_unreadable(save({"weight": torch.ones(3)}, metadata={METADATA_KEY: "{}"}), "digest")
-    assert is_unreadable(save({"weight": torch.ones(3)}, metadata={METADATA_KEY: "[" * 100_000}), "Recursion")
+    assert is_unreadable(
+        save({"weight": torch.ones(3)}, metadata={METADATA_KEY: "[" * 100_000}), "Recursion"
+    )
 
 
 def test_a_changed_text_needs_its_digest(entry: Entry) -> None:
-    data = rewritten(encode_entry(entry), lambda meta: meta["evidence"]["timing"].update(low=99.0), resign=False)
+    data = rewritten(
+        encode_entry(entry), lambda meta: meta["evidence"]["timing"].update(low=99.0), resign=False
+    )
     assert is_unreadable(data, "digest of the metadata")
 
 
@@ -180,15 +212,20 @@ def test_a_tensor_that_the_metadata_does_not_name_is_a_miss(entry: Entry) -> Non
     metadata = json.loads(data[8 : 8 + size])["__metadata__"]
     tensors = load(data)
     assert isinstance(decode_entry(save(tensors, metadata=metadata)), Entry)
-    assert is_unreadable(save(tensors | {"payload.more": torch.ones(1)}, metadata=metadata), "payload.more")
+    assert is_unreadable(
+        save(tensors | {"payload.more": torch.ones(1)}, metadata=metadata), "payload.more"
+    )
     assert is_unreadable(save(tensors | {"weight": torch.ones(1)}, metadata=metadata), "weight")
 
 
 def test_one_content_has_one_text(entry: Entry) -> None:
-    assert is_unreadable(rewritten(encode_entry(entry), lambda meta: None, spaced=True), "canonical")
+    assert is_unreadable(
+        rewritten(encode_entry(entry), lambda meta: None, spaced=True), "canonical"
+    )
 
 
-# Signed by whoever wrote it, but not an entry ----------------------------------------------------------------------------------
+# Signed by whoever wrote it, but not an entry
+# ----------------------------------------------------------------------------------
 
 WRONG: dict[str, Callable[[dict], object]] = {
     "other format": lambda m: m.update(format=2),
@@ -207,18 +244,32 @@ WRONG: dict[str, Callable[[dict], object]] = {
     "payload not named": lambda m: m["choice"]["program"]["payloads"].pop("c"),
     "golden not there": lambda m: m["golden"].update(x="0" * 64),
     "golden is a list": lambda m: m.update(golden=[]),
-    "program writes to its input": lambda m: m["choice"]["program"]["steps"][0].update(target="aten.add_.Tensor"),
-    "program reads ahead": lambda m: m["choice"]["program"]["steps"][0].update(args=[{"v": 9}, {"v": 0}]),
-    "program of an unknown operator": lambda m: m["choice"]["program"]["steps"][0].update(target="os.system.default"),
-    "unknown device": lambda m: m["choice"]["program"]["steps"][0].update(args=[{"device": "toaster"}]),
-    "broken float": lambda m: m["choice"]["program"]["steps"][0].update(args=[{"float": "0x1p999999"}]),
-    "two-key argument": lambda m: m["choice"]["program"]["steps"][0].update(args=[{"v": 1, "w": 2}]),
+    "program writes to its input": lambda m: m["choice"]["program"]["steps"][0].update(
+        target="aten.add_.Tensor"
+    ),
+    "program reads ahead": lambda m: m["choice"]["program"]["steps"][0].update(
+        args=[{"v": 9}, {"v": 0}]
+    ),
+    "program of an unknown operator": lambda m: m["choice"]["program"]["steps"][0].update(
+        target="os.system.default"
+    ),
+    "unknown device": lambda m: m["choice"]["program"]["steps"][0].update(
+        args=[{"device": "toaster"}]
+    ),
+    "broken float": lambda m: m["choice"]["program"]["steps"][0].update(
+        args=[{"float": "0x1p999999"}]
+    ),
+    "two-key argument": lambda m: m["choice"]["program"]["steps"][0].update(
+        args=[{"v": 1, "w": 2}]
+    ),
     "program is null": lambda m: m["choice"].update(program=None),
 }
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
-def test_a_signed_file_that_is_no_entry_is_a_miss(entry: Entry, change: Callable[[dict], object]) -> None:
+def test_a_signed_file_that_is_no_entry_is_a_miss(
+    entry: Entry, change: Callable[[dict], object]
+) -> None:
     assert is_unreadable(rewritten(encode_entry(entry), lambda meta: change(meta) and None))
 
 

@@ -1,4 +1,6 @@
-"""Disks that are full, read-only, far away or wrong about the time cost a write and its reason; what was there stays whole."""
+"""Disks that are full, read-only, far away or wrong about the time cost a write and its reason;
+what was there stays whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.cache import files
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.files import NotStored, Stored, hold, read_file, remove_leftovers, write_file
+from torch_cudal1.store.cache.files import (
+    NotStored,
+    Stored,
+    hold,
+    read_file,
+    remove_leftovers,
+    write_file,
+)
 from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 from torch_cudal1.store.cache.resolve import Hit
 
@@ -43,8 +52,12 @@ def left_in(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
-def failing(number: int, *, times: int = 1_000_000, before: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A call that fails `times` times as the system would (after doing `before`); later ones do nothing."""
+def failing(
+    number: int, *, times: int = 1_000_000, before: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A call that fails `times` times as the system would (after doing `before`); later ones do
+    nothing.
+    """
     left = [times]
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -58,7 +71,9 @@ def failing(number: int, *, times: int = 1_000_000, before: Callable[..., Any] |
 
 
 class Full(io.FileIO):
-    """A file on a disk with room for `room` bytes more: a write beyond that is cut short, the next one fails."""
+    """A file on a disk with room for `room` bytes more: a write beyond that is cut short, the next
+    one fails.
+    """
 
     room = 0
 
@@ -70,14 +85,19 @@ class Full(io.FileIO):
         return super().write(taken) or 0
 
 
-# A disk that is full at any byte -----------------------------------------------------------------------------------------------
+# A disk that is full at any byte
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("room", [0, 1, 8, 100, len(NEW) // 2, len(NEW) - 1])
-def test_a_disk_that_fills_up_at_any_byte_keeps_the_old_entry(path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_at_any_byte_keeps_the_old_entry(
+    path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Full.room = room
     with monkeypatch.context() as patch:
-        patch.setattr(files, "open", lambda name, mode: io.BufferedWriter(Full(name, mode)), raising=False)
+        patch.setattr(
+            files, "open", lambda name, mode: io.BufferedWriter(Full(name, mode)), raising=False
+        )
         answer = write_file(path, NEW)
     assert isinstance(answer, NotStored)
     assert str(path) in answer.reason
@@ -109,11 +129,18 @@ def test_a_read_only_folder_is_a_reason(path: Path) -> None:
     assert path.read_bytes() == OLD
 
 
-# Network file systems ----------------------------------------------------------------------------------------------------------
+# Network file systems
+# ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.EACCES, errno.EIO, errno.EBUSY, errno.ESTALE], ids=errno.errorcode.get)
-def test_a_rename_that_keeps_failing_names_file_and_reason(path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [errno.EXDEV, errno.EACCES, errno.EIO, errno.EBUSY, errno.ESTALE],
+    ids=errno.errorcode.get,
+)
+def test_a_rename_that_keeps_failing_names_file_and_reason(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing(number))
         answer = write_file(path, NEW)
@@ -125,7 +152,9 @@ def test_a_rename_that_keeps_failing_names_file_and_reason(path: Path, number: i
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_stale_handle_is_tried_again(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_handle_is_tried_again(
+    path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, left = getattr(os, call), [2]
 
     def stale_twice(*args: Any) -> None:
@@ -140,13 +169,17 @@ def test_a_stale_handle_is_tried_again(path: Path, call: str, monkeypatch: pytes
     assert left_in(path.parent) == []
 
 
-def test_a_rename_that_took_place_though_it_failed_is_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_took_place_though_it_failed_is_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "replace", failing(errno.ENOENT, before=os.replace))
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
 
 
-def test_a_folder_removed_under_the_writer_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_removed_under_the_writer_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, removed = os.replace, []
 
     def removed_once(*args: Any) -> None:
@@ -162,7 +195,9 @@ def test_a_folder_removed_under_the_writer_is_made_again(path: Path, monkeypatch
     assert path.read_bytes() == NEW
 
 
-def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stale = failing(errno.ESTALE, times=2)
 
     def opened(name: Path, mode: str) -> Any:
@@ -177,13 +212,19 @@ def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(path: Pat
     assert os.strerror(errno.ESTALE) in miss.reason
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS], ids=errno.errorcode.get
+)
 def test_without_locks_entries_are_still_stored_and_searches_go_on(
     path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path.with_suffix(".search.lock").touch()  # both lock files are there, from a file system that had locks
+    path.with_suffix(
+        ".search.lock"
+    ).touch()  # both lock files are there, from a file system that had locks
     monkeypatch.setattr(fcntl, "flock", failing(number))
-    monkeypatch.setattr(files, "_WRITE_LOCK_S", 3600.0)  # nothing waits for a lock that cannot be had
+    monkeypatch.setattr(
+        files, "_WRITE_LOCK_S", 3600.0
+    )  # nothing waits for a lock that cannot be had
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
     with hold(path.with_suffix(".search.lock"), 3600.0) as state:
@@ -192,11 +233,15 @@ def test_without_locks_entries_are_still_stored_and_searches_go_on(
     assert remove_leftovers(path.parents[4]) == ()
 
 
-def test_a_writer_that_never_ends_is_not_waited_for_forever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_never_ends_is_not_waited_for_forever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_WRITE_LOCK_S", 0.05)
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", code, files._lock_path(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", code, files._lock_path(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as frozen:
         assert frozen.stdout is not None
         assert frozen.stdout.readline() == b"held\n"
@@ -211,11 +256,14 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever(path: Path, monkeypa
     assert not left.exists()
 
 
-# Clocks and what the dead left -------------------------------------------------------------------------------------------------
+# Clocks and what the dead left
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("skew_s", [-10 * 365 * 86400, 10 * 365 * 86400], ids=["past", "future"])
-def test_times_of_files_mean_nothing(path: Path, skew_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_files_mean_nothing(
+    path: Path, skew_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock, left = Path(files._lock_path(path)), path.with_name(f".{path.name}.1.aa.tmp")
     left.write_bytes(b"half")
     search = path.with_suffix(".search.lock")
@@ -235,7 +283,10 @@ def test_times_of_files_mean_nothing(path: Path, skew_s: float, monkeypatch: pyt
 
 
 def test_the_next_writer_removes_what_killed_ones_left_of_this_name_only(path: Path) -> None:
-    own, other = (path.with_name(f".{name}.99999.abcd.tmp") for name in (path.name, f"{'cd' * 32}.safetensors"))
+    own, other = (
+        path.with_name(f".{name}.99999.abcd.tmp")
+        for name in (path.name, f"{'cd' * 32}.safetensors")
+    )
     for each in (own, other):
         each.write_bytes(b"half")
     assert write_file(path, NEW) == Stored(path)

@@ -1,4 +1,6 @@
-"""`purge --unused`: what nothing leads to goes, what is in use or not understood stays, and nothing outside is touched."""
+"""`purge --unused`: what nothing leads to goes, what is in use or not understood stays, and nothing
+outside is touched.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from torch_cudal1.cli.commands.doctor import _cache
 from torch_cudal1.cli.view import text
 from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.bundle.imported import import_bundle, imported_bundles
-from torch_cudal1.store.cache.build_files import Kept, built_home, built_path, kept_under, versions_name
+from torch_cudal1.store.cache.build_files import (
+    Kept,
+    built_home,
+    built_path,
+    kept_under,
+    versions_name,
+)
 from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
 from torch_cudal1.store.cache.gc import compiled, remove, unused
 from torch_cudal1.store.cache.local_cache import LocalCache
@@ -72,7 +80,9 @@ def test_an_import_with_one_file_more_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["torch", "sku"])
-def test_an_import_for_another_torch_or_device_replaces_nothing(tmp_path: Path, change: str) -> None:
+def test_an_import_for_another_torch_or_device_replaces_nothing(
+    tmp_path: Path, change: str
+) -> None:
     for name in ("old", "new"):
         cache = LocalCache(tmp_path / name)
         cache.put(make_entry(target=dataclasses.replace(HERE, **{change: name})))
@@ -101,7 +111,9 @@ def test_commits_without_a_pin_go_and_the_pinned_one_stays(mirror: Path, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"commit"'])
-def test_where_a_pin_cannot_be_read_no_commit_goes(mirror: Path, tmp_path: Path, damage: str) -> None:
+def test_where_a_pin_cannot_be_read_no_commit_goes(
+    mirror: Path, tmp_path: Path, damage: str
+) -> None:
     (mirror / "pins" / "main.json").write_text(damage)
     assert named(tmp_path / "cache") == set()
 
@@ -115,7 +127,12 @@ def test_the_command_says_what_would_go_and_does_it_with_yes(
         told = json.loads(capsys.readouterr().out)
         assert (len(told["would_delete"]), told["deleted"], told["freed_bytes"]) == (2, [], 0)
         assert (mirror / COMMITS["b"]).is_dir()
-    size = sum(path.stat().st_size for name in "bc" for path in (mirror / COMMITS[name]).rglob("*") if path.is_file())
+    size = sum(
+        path.stat().st_size
+        for name in "bc"
+        for path in (mirror / COMMITS[name]).rglob("*")
+        if path.is_file()
+    )
     assert main([*command, "--yes"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (len(told["deleted"]), told["freed_bytes"]) == (2, size)
@@ -124,7 +141,9 @@ def test_the_command_says_what_would_go_and_does_it_with_yes(
     assert json.loads(capsys.readouterr().out)["would_delete"] == []
 
 
-def test_what_a_pull_is_just_filling_stays(mirror: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_pull_is_just_filling_stays(
+    mirror: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open(mirror / "pull.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
@@ -145,7 +164,10 @@ def test_links_are_neither_followed_nor_deleted(mirror: Path, tmp_path: Path) ->
 
 def test_what_killed_processes_left_goes_too(mirror: Path, tmp_path: Path) -> None:
     imported(tmp_path, filled(tmp_path / "made"), "one")
-    left = [tmp_path / "cache" / "imported" / name for name in (".incoming-" + "0" * 64, ".old-x", ".purged-y")]
+    left = [
+        tmp_path / "cache" / "imported" / name
+        for name in (".incoming-" + "0" * 64, ".old-x", ".purged-y")
+    ]
     for folder in (*left, mirror / ".purged-z"):
         folder.mkdir()
     assert named(tmp_path / "cache") >= {*left, mirror / ".purged-z"}
@@ -155,7 +177,10 @@ def test_what_killed_processes_left_goes_too(mirror: Path, tmp_path: Path) -> No
 
 
 def test_a_folder_that_cannot_be_deleted_is_told(
-    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mirror: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(path: Path, to: Path) -> None:
         raise PermissionError(13, "read-only", str(path))
@@ -165,19 +190,24 @@ def test_a_folder_that_cannot_be_deleted_is_told(
     assert "stays: PermissionError" in capsys.readouterr().err
 
 
-def test_nothing_beside_it_may_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_beside_it_may_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["purge", "--unused", KEY, "--cache-dir", str(tmp_path)]) == 2
     assert "nothing beside it" in capsys.readouterr().err
 
 
-# Compiled kernels ---------------------------------------------------------------------------------------------------------------
+# Compiled kernels
+# ---------------------------------------------------------------------------------------------------------------
 
 FILES = ("ab/abcd.safetensors", "ab/abce.json")
 
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
-    """A cache's compiled kernels: of the versions here, of others, and some left by a purge that was killed."""
+    """A cache's compiled kernels: of the versions here, of others, and some left by a purge that
+    was killed.
+    """
     home = built_home(tmp_path / "cache")
     for name in (versions_name(), "0.1.0-torch2.0-triton2.0-0123", ".purged-0.0.9"):
         for file in FILES:
@@ -199,13 +229,17 @@ def test_kernels_of_other_versions_go_and_those_that_a_search_here_takes_stay(
     assert len(left_in(kernels)) == 3
     assert main([*command, "--yes"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(".purged-0.0.9")
+    assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(
+        ".purged-0.0.9"
+    )
     assert left_in(kernels) == {versions_name()}
     assert main([*command, "--yes"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == []
 
 
-def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(kernels: Path, tmp_path: Path) -> None:
+def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(
+    kernels: Path, tmp_path: Path
+) -> None:
     cache = LocalCache(tmp_path / "cache")
     cache.put(make_entry())
     for some in (["--broken"], [KEY]):
@@ -227,12 +261,18 @@ def test_purge_of_everything_takes_measured_times_and_what_a_killed_one_left_of_
     assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
     assert (tmp_path / "timings" / "0123.jsonl").exists()
     assert main(["purge", "--yes", "--cache-dir", str(tmp_path)]) == 0
-    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} & {"timings", ".purged-timings"} == set()
+    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} & {
+        "timings",
+        ".purged-timings",
+    } == set()
     assert (tmp_path / "timings-of-somebody" / "0123.jsonl").exists()
 
 
 def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
-    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kernels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(path: Path, to: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -245,7 +285,9 @@ def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
     assert len(left_in(kernels)) == 3
 
 
-def test_kernels_that_another_purge_is_at_stay(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_another_purge_is_at_stay(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open(kernels / ".purge.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
@@ -264,7 +306,11 @@ def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) 
     paths = [built_path(cache, f"{number:064x}") for number in range(200)]
 
     def search() -> list[Stored | NotStored | bytes | Miss]:
-        return [answer for path in paths for answer in (write_file(path, data), read_file(path, 1 << 20))]
+        return [
+            answer
+            for path in paths
+            for answer in (write_file(path, data), read_file(path, 1 << 20))
+        ]
 
     with ThreadPoolExecutor() as pool:
         work, purged = pool.submit(search), 0
@@ -272,14 +318,20 @@ def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) 
             purged += sum(remove(one) == "" for one in compiled(cache))
     answers = work.result()
     assert purged > 1
-    assert {type(one) for one in answers[0::2]} <= {Stored, NotStored}, "a purge after each step may refuse a writer, not stop it"
+    assert {type(one) for one in answers[0::2]} <= {Stored, NotStored}, (
+        "a purge after each step may refuse a writer, not stop it"
+    )
     assert [one for one in answers[1::2] if one not in (data, Miss("absent"))] == [], "no half file"
-    assert [one for one in search() if isinstance(one, (NotStored, Miss))] == [], "what was purged is kept again"
+    assert [one for one in search() if isinstance(one, (NotStored, Miss))] == [], (
+        "what was purged is kept again"
+    )
     assert kept_under(cache) == Kept(len(paths), len(paths) * len(data))
     assert left_in(built_home(cache)) == {versions_name()}
 
 
-def test_list_and_doctor_say_how_much_the_kernels_take(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_doctor_say_how_much_the_kernels_take(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     LocalCache(tmp_path / "cache").put(make_entry())
     assert main(["list", "--json", "--cache-dir", str(tmp_path / "cache")]) == 0
     size = sum(path.stat().st_size for path in kernels.rglob("*") if path.is_file())

@@ -1,4 +1,6 @@
-"""Push: one commit with entries and index, on top of whatever others commit meanwhile, nothing broken in it. Pull: all of it."""
+"""Push: one commit with entries and index, on top of whatever others commit meanwhile, nothing
+broken in it. Pull: all of it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ __all__ = ["client", "filled", "hub", "repository"]  # fixtures
 
 
 def listed(hub: HubServer) -> dict[str, str]:
-    """Every file that the index of the repository leads to, with its digest, read as a client would."""
+    """Every file that the index of the repository leads to, with its digest, read as a client
+    would.
+    """
     files = hub.repositories[REPO].head.files
     root = Root.read(files[ROOT_INDEX])
     assert isinstance(root, Root), root
@@ -75,8 +79,13 @@ def listed(hub: HubServer) -> dict[str, str]:
                 shard = Shard.read(files[shard_file(name, contract, prefix)])
                 assert isinstance(shard, Shard), shard
                 for kind, part in (("entry", shard.entries), ("alias", shard.aliases)):
-                    assert {index.covering(contract, key) for key in part} <= {prefix}  # where a look-up asks for it
-                    rows |= {hub_layout.repository_file(kind, key, target, contract): one.sha256 for key, one in part.items()}
+                    assert {index.covering(contract, key) for key in part} <= {
+                        prefix
+                    }  # where a look-up asks for it
+                    rows |= {
+                        hub_layout.repository_file(kind, key, target, contract): one.sha256
+                        for key, one in part.items()
+                    }
     return rows
 
 
@@ -105,7 +114,8 @@ def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
     return offers_of(take_inventory(cache))
 
 
-# Push --------------------------------------------------------------------------------------------------------------------------
+# Push
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_push_is_one_commit_with_index_and_entries(hub: HubServer, tmp_path: Path) -> None:
@@ -126,12 +136,16 @@ def test_what_is_there_already_makes_no_commit(hub: HubServer, tmp_path: Path) -
     assert (second.commit, second.entries, second.unchanged) == (first.commit, 0, 1)
 
 
-def test_a_server_without_the_librarys_own_storage_is_told_as_such(hub: HubServer, tmp_path: Path, monkeypatch) -> None:
+def test_a_server_without_the_librarys_own_storage_is_told_as_such(
+    hub: HubServer, tmp_path: Path, monkeypatch
+) -> None:
     pytest.importorskip("hf_xet", reason="the library's own storage protocol is not installed")
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)  # as a user's process has it
     LocalCache(tmp_path).put(ENTRY)
     opened = source(settings(tmp_path, cache_dir=tmp_path, hub_timeout_s=600.0)).hub
-    answer = push(opened.client, opened.repo, offers_of(take_inventory(LocalCache(tmp_path))), message="test")
+    answer = push(
+        opened.client, opened.repo, offers_of(take_inventory(LocalCache(tmp_path))), message="test"
+    )
     assert isinstance(answer, Unread)
     assert "HF_HUB_DISABLE_XET=1" in answer.reason
     assert len(hub.repositories[REPO].commits) == 1, "nothing was committed"
@@ -150,7 +164,12 @@ def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> N
     offers = [offered(tmp_path / str(i), entry) for i, entry in enumerate(entries)]
     given = source(settings(tmp_path)).hub
     answers: list[object] = []
-    threads = [threading.Thread(target=lambda o=o: answers.append(push(given.client, given.repo, o, message="x"))) for o in offers]
+    threads = [
+        threading.Thread(
+            target=lambda o=o: answers.append(push(given.client, given.repo, o, message="x"))
+        )
+        for o in offers
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -160,9 +179,13 @@ def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> N
     assert is_consistent(hub)
 
 
-def test_a_branch_that_never_stands_still_is_given_up(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_never_stands_still_is_given_up(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_push, "_PAUSE_S", 0.0)
-    hub.faults.before_commit += [lambda i=i: hub.repositories[REPO].add({"n": b"%d" % i}) and None for i in range(20)]
+    hub.faults.before_commit += [
+        lambda i=i: hub.repositories[REPO].add({"n": b"%d" % i}) and None for i in range(20)
+    ]
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, Unread)
@@ -171,9 +194,16 @@ def test_a_branch_that_never_stands_still_is_given_up(hub: HubServer, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "wins"), [("2025-02", "2025-01", "theirs"), ("2025-01", "2025-02", "ours"), ("2999-01", "2025-01", "ours")]
+    ("theirs", "ours", "wins"),
+    [
+        ("2025-02", "2025-01", "theirs"),
+        ("2025-01", "2025-02", "ours"),
+        ("2999-01", "2025-01", "ours"),
+    ],
 )
-def test_the_later_entry_stays_unless_its_clock_is_wrong(theirs: str, ours: str, wins: str, hub: HubServer, tmp_path: Path) -> None:
+def test_the_later_entry_stays_unless_its_clock_is_wrong(
+    theirs: str, ours: str, wins: str, hub: HubServer, tmp_path: Path
+) -> None:
     day = "-01T00:00:00+00:00"
     pushed(tmp_path / "theirs", dataclasses.replace(ENTRY, package="theirs", created=theirs + day))
     done = pushed(tmp_path / "ours", dataclasses.replace(ENTRY, package="ours", created=ours + day))
@@ -185,16 +215,32 @@ def test_a_large_shard_becomes_many_and_every_entry_is_found(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_layout, "SPLIT_ROWS", 3)
-    entries = [make_entry(region_key=f"{i:x}{j:x}" * 32) for i, j in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0))]
+    entries = [
+        make_entry(region_key=f"{i:x}{j:x}" * 32)
+        for i, j in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0))
+    ]
     pushed(tmp_path, *entries[:3])
     assert shard_file(target_id(HERE), CONTRACT.digest, "") in hub.repositories[REPO].head.files
     pushed(tmp_path, *entries[3:])
-    shards = {path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path}
-    assert shards == {"00.json", "01.json", "02.json", "03.json", "1.json", "2.json"}  # "all" is gone, in the same commit
+    shards = {
+        path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path
+    }
+    assert shards == {
+        "00.json",
+        "01.json",
+        "02.json",
+        "03.json",
+        "1.json",
+        "2.json",
+    }  # "all" is gone, in the same commit
     assert is_consistent(hub)
-    pushed(tmp_path, ENTRY, make_entry(region_key="04" * 32))  # under prefixes that no shard covers yet
+    pushed(
+        tmp_path, ENTRY, make_entry(region_key="04" * 32)
+    )  # under prefixes that no shard covers yet
     assert is_consistent(hub)
-    shards_now = {path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path}
+    shards_now = {
+        path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path
+    }
     assert shards_now == shards | {"all.json"}
     found(source(settings(tmp_path / "two")))
 
@@ -206,14 +252,24 @@ def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_
     given = source(settings(tmp_path)).hub
     done = push(given.client, given.repo, offers, message="x")
     assert not isinstance(done, Unread)
-    assert [(broken.path, broken.reason) for broken in done.left_out] == [(path, "it changed while it was pushed; push again")]
+    assert [(broken.path, broken.reason) for broken in done.left_out] == [
+        (path, "it changed while it was pushed; push again")
+    ]
     assert keys_in(hub) == {make_entry().region_key}
     assert is_consistent(hub)
 
 
-@pytest.mark.parametrize(("limit", "created", "rule"), [(100, "2025-01-01T00:00:00+00:00", "bytes"), (1 << 30, "2" * 41, "a time")])
+@pytest.mark.parametrize(
+    ("limit", "created", "rule"),
+    [(100, "2025-01-01T00:00:00+00:00", "bytes"), (1 << 30, "2" * 41, "a time")],
+)
 def test_what_no_reader_would_take_is_left_out(
-    limit: int, created: str, rule: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int,
+    created: str,
+    rule: str,
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hub_layout, "FILE_LIMIT_BYTES", limit)
     done = pushed(tmp_path, dataclasses.replace(ENTRY, created=created))
@@ -224,7 +280,9 @@ def test_what_no_reader_would_take_is_left_out(
 
 
 @pytest.mark.parametrize("part", ["/preupload/", "/objects/batch", "/storage/", "/commit/"])
-def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(
+    part: str, hub: HubServer, tmp_path: Path
+) -> None:
     hub.faults.status[part] = (403, -1)
     head = hub.repositories[REPO].head.oid
     given = source(settings(tmp_path)).hub
@@ -236,7 +294,9 @@ def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, 
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(arrived: bool, hub: HubServer, tmp_path: Path) -> None:
+def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(
+    arrived: bool, hub: HubServer, tmp_path: Path
+) -> None:
     hub.faults.lost_answers = 1 if arrived else 0
     hub.faults.status["/commit/"] = (500, 0 if arrived else 1)
     before = len(hub.repositories[REPO].commits)
@@ -246,7 +306,9 @@ def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(arr
     assert is_consistent(hub)
 
 
-def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(hub: HubServer, tmp_path: Path) -> None:
+def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(
+    hub: HubServer, tmp_path: Path
+) -> None:
     hub.faults.status["/commit/"] = (500, -1)
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
@@ -279,7 +341,8 @@ def test_aliases_go_with_the_target_of_all_they_speak_of(tmp_path: Path) -> None
     assert offers_of(take_inventory(cache), ["cuda-sm_90"]) == ()
 
 
-# Pull --------------------------------------------------------------------------------------------------------------------------
+# Pull
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def pulled(given: Settings, families: list[str] | None = None) -> Pulled:
@@ -288,7 +351,9 @@ def pulled(given: Settings, families: list[str] | None = None) -> Pulled:
     return done
 
 
-def test_a_pull_brings_everything_and_moves_the_pin(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_brings_everything_and_moves_the_pin(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pushed(tmp_path / "one", ENTRY, alias={"regions": [ENTRY.region_key]})
     given = settings(tmp_path / "two")
     first = pulled(given)
@@ -313,14 +378,18 @@ def test_a_pull_takes_only_the_families_asked_for(hub: HubServer, tmp_path: Path
 
 def test_a_refused_file_does_not_stop_the_rest(hub: HubServer, tmp_path: Path) -> None:
     pushed(tmp_path / "one", ENTRY, make_entry())
-    hub.faults.body[f"{ENTRY.region_key}.safetensors"] = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    hub.faults.body[f"{ENTRY.region_key}.safetensors"] = lambda data: (
+        data[:-1] + bytes([data[-1] ^ 1])
+    )
     done = pulled(settings(tmp_path / "two"))
     assert done.entries == 1
     (reason,) = done.refused
     assert f"{ENTRY.region_key}.safetensors: sha256 is" in reason
 
 
-def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(
+    hub: HubServer, tmp_path: Path
+) -> None:
     pushed(tmp_path / "one", ENTRY)
     given = settings(tmp_path / "two")
     first = pulled(given)
@@ -334,7 +403,8 @@ def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(hub: HubServer, t
     assert pulled(given).entries == 2
 
 
-# The pipeline and the command line ------------------------------------------------------------------------------------------------
+# The pipeline and the command line
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -346,7 +416,9 @@ def here(hub: HubServer, tmp_path: Path) -> Entry:
     return entry
 
 
-def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(here: Entry, hub: HubServer, tmp_path: Path) -> None:
+def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(
+    here: Entry, hub: HubServer, tmp_path: Path
+) -> None:
     hub.faults.status["/storage/"] = (500, -1)
     choice = choose(REGION, place_for(torch.device("cpu"), settings(tmp_path / "two")))
     assert not choice.swapped
@@ -358,9 +430,13 @@ def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(here: Entry, 
     assert [each.name for each in place.sources] == ["local cache", "hub"]
     choose(REGION, place)
     assert len(hub.asked(f"{here.region_key}.safetensors", "GET")) > 0
-    assert [path.name for path in given.cache_dir.rglob("*.safetensors")] == [f"{here.region_key}.safetensors"]
+    assert [path.name for path in given.cache_dir.rglob("*.safetensors")] == [
+        f"{here.region_key}.safetensors"
+    ]
     assert isinstance(place.alias(NAME), Miss)
-    assert [each.name for each in place_for(torch.device("cpu"), given.but(hub="")).sources] == ["local cache"]
+    assert [each.name for each in place_for(torch.device("cpu"), given.but(hub="")).sources] == [
+        "local cache"
+    ]
 
 
 @pytest.fixture
@@ -373,29 +449,49 @@ def command(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Path) -> None:
-    model, inputs = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), torch.randn(4, 8)
+    model, inputs = (
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(),
+        torch.randn(4, 8),
+    )
     cache, signer = LocalCache(tmp_path / "one"), make_signer(tmp_path)
     with torch.no_grad():
         expected = model(inputs)
         plant(model, inputs, cache.root)
         cache.sign(signer)
         opened = source(settings(tmp_path, cache_dir=cache.root)).hub
-        assert not isinstance(push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="x"), Unread)
+        assert not isinstance(
+            push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="x"), Unread
+        )
         allow(tmp_path / "publishers.toml", team=signer.public)
-        given = settings(tmp_path / "two", strictness="error", on_miss="error", publishers=tmp_path / "publishers.toml")
+        given = settings(
+            tmp_path / "two",
+            strictness="error",
+            on_miss="error",
+            publishers=tmp_path / "publishers.toml",
+        )
         served = torch_cudal1.accelerate(model, inputs, settings=given)
         assert torch.equal(served(inputs), expected)
         planned = torch_cudal1.plan(model, inputs, given.but(cache_dir=tmp_path / "three"))
         (row,) = torch_cudal1.explain(served).regions
         torch_cudal1.restore(model)
     assert "planted" in str(row)
-    assert [row.cached for row in planned.rows if row.share_of_time is not None] == [True]  # a plan asks the team too
-    assert not (given.cache_dir / "v1").exists()  # nothing was searched, measured or remembered: the team's decision serves
+    assert [row.cached for row in planned.rows if row.share_of_time is not None] == [
+        True
+    ]  # a plan asks the team too
+    assert not (
+        given.cache_dir / "v1"
+    ).exists()  # nothing was searched, measured or remembered: the team's decision serves
 
 
-def test_push_and_pull_as_commands(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
-    LocalCache(command / "one").put(dataclasses.replace(ENTRY, target=target_for(torch.device("cpu"))))
-    assert main(["push", "team/new", "--create", "--cache-dir", str(command / "one"), "--quiet"]) == 0
+def test_push_and_pull_as_commands(
+    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LocalCache(command / "one").put(
+        dataclasses.replace(ENTRY, target=target_for(torch.device("cpu")))
+    )
+    assert (
+        main(["push", "team/new", "--create", "--cache-dir", str(command / "one"), "--quiet"]) == 0
+    )
     out, err = capsys.readouterr()
     assert err == ""  # --quiet holds for the library too
     commit = hub.repositories["team/new"].head.oid
@@ -421,7 +517,9 @@ def test_broken_revoked_and_quarantined_entries_are_never_pushed(
         cache.put(entry)
     broken = entry_path(command, make_entry().region_key, HERE, CONTRACT)
     broken.write_bytes(broken.read_bytes()[:-1])
-    quarantine.hold_back(command, quarantine.Quarantined(held.region_key, held.choice.digest, "wrong in production"))
+    quarantine.hold_back(
+        command, quarantine.Quarantined(held.region_key, held.choice.digest, "wrong in production")
+    )
     assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
     told = capsys.readouterr().err
     assert f"left out: {broken}: unreadable" in told
@@ -442,20 +540,29 @@ def test_broken_revoked_and_quarantined_entries_are_never_pushed(
         (["pull", f"{REPO}@none"], 1, "the Hub has no such revision"),
     ],
 )
-def test_wrong_use_is_said(arguments: list[str], code: int, told: str, command: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_said(
+    arguments: list[str], code: int, told: str, command: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*arguments, "--cache-dir", str(command), "--quiet"]) == code
     assert told in capsys.readouterr().err
 
 
-def test_offline_pushes_nothing_and_asks_nothing(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_pushes_nothing_and_asks_nothing(
+    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     LocalCache(command).put(ENTRY)
-    assert main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
+    assert (
+        main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
+    )
     assert "push failed: the setting 'offline' is on" in capsys.readouterr().err
     assert hub.requests == []
 
 
 def test_nothing_is_pushed_without_the_right_to(
-    command: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Path,
+    hub: HubServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "another")
     LocalCache(command).put(ENTRY)

@@ -1,4 +1,6 @@
-"""A Hub repository as a source, asked by the real client over a loopback server: what is found, refused, and not asked for."""
+"""A Hub repository as a source, asked by the real client over a loopback server: what is found,
+refused, and not asked for.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import Hit, LocalCache
 from torch_cudal1.store.hub import hub_source as hub_module
 from torch_cudal1.store.hub.hub_client import Repo, Unread
-from torch_cudal1.store.hub.hub_layout import ROOT_INDEX, repository_file, target_id, target_index_file
+from torch_cudal1.store.hub.hub_layout import (
+    ROOT_INDEX,
+    repository_file,
+    target_id,
+    target_index_file,
+)
 from torch_cudal1.store.hub.hub_push import Pushed, offers_of, push
 from torch_cudal1.store.hub.hub_source import HubSource, hub_for, mirrored_roots
 
@@ -41,7 +48,9 @@ ENTRY = make_entry(region_key=REGION.key, choice=Candidate(program(), "eager", "
 @pytest.fixture(autouse=True)
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The library without this machine's tokens, and a process that has not asked yet."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its storage protocol is not HTTP alone
+    monkeypatch.setattr(
+        constants, "HF_HUB_DISABLE_XET", True
+    )  # its storage protocol is not HTTP alone
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     without_proxy(monkeypatch)
@@ -79,7 +88,9 @@ def filled(hub: HubServer, repository: dict[str, bytes]) -> HubServer:
 
 
 def without_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loopback is asked directly, whatever this machine's proxies are; the library's session is made anew with that."""
+    """The loopback is asked directly, whatever this machine's proxies are; the library's session is
+    made anew with that.
+    """
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1,localhost")
     close_session()
@@ -89,11 +100,17 @@ def use(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What HF_ENDPOINT does, for a library that is loaded already."""
     without_proxy(monkeypatch)
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        server.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
 
 
 def settings(folder: Path, **changes: object) -> Settings:
-    return Settings(**{"cache_dir": folder / "cache", "hub": REPO, "hub_timeout_s": 60.0, **changes})
+    return Settings(
+        **{"cache_dir": folder / "cache", "hub": REPO, "hub_timeout_s": 60.0, **changes}
+    )
 
 
 def source(given: Settings) -> HubSource:
@@ -140,7 +157,8 @@ def replaced(hub: HubServer, change: Callable[[dict[str, bytes]], None]) -> None
     hub.repositories[REPO].add(files)
 
 
-# What is found -----------------------------------------------------------------------------------------------------------------
+# What is found
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_what_one_machine_pushed_another_finds(hub: HubServer, tmp_path: Path) -> None:
@@ -152,10 +170,14 @@ def test_what_one_machine_pushed_another_finds(hub: HubServer, tmp_path: Path) -
     assert hit.entry.choice == ENTRY.choice
     assert Path(hit.where).is_relative_to(tmp_path / "two" / "cache" / "hub")
     assert not (tmp_path / "two" / "cache" / "v1").exists()  # never among the user's own
-    assert "nobody signed it" in str(hit.stale)  # whom to believe is asked as of any folder from elsewhere
+    assert "nobody signed it" in str(
+        hit.stale
+    )  # whom to believe is asked as of any folder from elsewhere
 
 
-def test_a_look_up_reads_three_small_files_and_lists_nothing(hub: HubServer, tmp_path: Path) -> None:
+def test_a_look_up_reads_three_small_files_and_lists_nothing(
+    hub: HubServer, tmp_path: Path
+) -> None:
     pushed(tmp_path / "one", ENTRY, *(make_entry(region_key=f"{i:064x}") for i in range(20)))
     hub.requests.clear()
     there = source(settings(tmp_path / "two"))
@@ -163,17 +185,26 @@ def test_a_look_up_reads_three_small_files_and_lists_nothing(hub: HubServer, tmp
     files = [path.split("/resolve/")[1].partition("/")[2] for path in hub.asked("/resolve/")]
     name = target_id(HERE)
     own = repository_file("entry", REGION.key, HERE, CONTRACT.digest)
-    assert files == [ROOT_INDEX, target_index_file(name), f"targets/{name}/index/{CONTRACT.digest}/all.json", own]
+    assert files == [
+        ROOT_INDEX,
+        target_index_file(name),
+        f"targets/{name}/index/{CONTRACT.digest}/all.json",
+        own,
+    ]
     assert hub.asked("tree") == hub.asked("paths-info") == []
     (api,) = hub.asked("/api/")
     assert api == f"/api/models/{REPO}/revision/main"
     before = len(hub.requests)
     found(there)
     assert missed(there, contract=Contract("strict")) == "absent"
-    assert len(hub.requests) == before  # what is here is not asked for again, and what the index lacks never
+    assert (
+        len(hub.requests) == before
+    )  # what is here is not asked for again, and what the index lacks never
 
 
-def test_a_second_process_without_network_finds_what_the_first_fetched(filled: HubServer, tmp_path: Path) -> None:
+def test_a_second_process_without_network_finds_what_the_first_fetched(
+    filled: HubServer, tmp_path: Path
+) -> None:
     given = settings(tmp_path / "two")
     found(source(given))
     asked = len(filled.requests)
@@ -187,20 +218,31 @@ def test_a_second_process_without_network_finds_what_the_first_fetched(filled: H
         "print(source.alias('ef' * 32, HERE, CONTRACT).reason)\n"
         "print(source.hub.refreshed().reason)\n"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))} | {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))
+    } | {
         "HF_HUB_OFFLINE": "1",
         "HF_ENDPOINT": filled.url,
         PREFIX + "HUB": REPO,
         PREFIX + "CACHE_DIR": str(given.cache_dir),
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["eager", "absent", "offline mode is on (HF_HUB_OFFLINE)"]
     assert len(filled.requests) == asked
 
 
 @pytest.mark.parametrize("how", ["library", "setting"])
-def test_offline_asks_nothing_and_says_so(how: str, filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_asks_nothing_and_says_so(
+    how: str, filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "library")
     given = settings(tmp_path / "two", offline=how == "setting")
@@ -228,14 +270,19 @@ def test_a_revision_is_pinned_once_and_stays(hub: HubServer, tmp_path: Path) -> 
 
 def test_a_commit_as_revision_is_what_is_read(hub: HubServer, tmp_path: Path) -> None:
     first = pushed(tmp_path / "one", ENTRY)
-    pushed(tmp_path / "one", dataclasses.replace(ENTRY, package="newer", created="2025-06-01T00:00:00+00:00"))
+    pushed(
+        tmp_path / "one",
+        dataclasses.replace(ENTRY, package="newer", created="2025-06-01T00:00:00+00:00"),
+    )
     hub.requests.clear()
     there = source(settings(tmp_path / "two", hub=f"{REPO}@{first.commit}"))
     assert found(there).entry.package == ENTRY.package
     assert hub.asked("/api/") == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"repo":"team/kernels","revision":"main","commit":"../../x"}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"repo":"team/kernels","revision":"main","commit":"../../x"}']
+)
 def test_a_damaged_pin_is_asked_for_again(damage: bytes, filled: HubServer, tmp_path: Path) -> None:
     given = settings(tmp_path / "two")
     found(source(given))
@@ -254,7 +301,9 @@ def test_the_entry_of_this_very_machine_is_preferred(hub: HubServer, tmp_path: P
     assert found(source(settings(tmp_path / "five")), OTHER).entry.package == "other"
 
 
-def test_a_signed_entry_is_vouched_for_offline_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signed_entry_is_vouched_for_offline_too(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signer = make_signer(tmp_path)
     cache = LocalCache(tmp_path / "one")
     cache.put(ENTRY)
@@ -309,7 +358,8 @@ def test_what_is_on_the_disk_is_part_of_the_cache(filled: HubServer, tmp_path: P
     assert mirrored_roots(given.but(hub="")) == ()
 
 
-# What is refused ---------------------------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def flipped(data: bytes) -> bytes:
@@ -317,7 +367,9 @@ def flipped(data: bytes) -> bytes:
 
 
 def listing(change: Callable[[dict], None], part: str) -> Callable[[dict[str, bytes]], None]:
-    """A commit in which the one index file that `part` names says something else, and those above it agree with that."""
+    """A commit in which the one index file that `part` names says something else, and those above
+    it agree with that.
+    """
 
     def apply(files: dict[str, bytes]) -> None:
         (path,) = [path for path in files if part in path and path.endswith(".json")]
@@ -335,7 +387,13 @@ def agree(files: dict[str, bytes], path: str, data: bytes) -> None:
     parts = path.split("/")
     if path == ROOT_INDEX:
         return
-    above = ROOT_INDEX if parts[2:] == ["index.json"] else target_index_file(parts[1]) if parts[2] == "index" else shard_of(files)
+    above = (
+        ROOT_INDEX
+        if parts[2:] == ["index.json"]
+        else target_index_file(parts[1])
+        if parts[2] == "index"
+        else shard_of(files)
+    )
     body = json.loads(files[above])
     if above == ROOT_INDEX:
         body["targets"][parts[1]]["index"] = row
@@ -362,32 +420,75 @@ def with_entry(entry: Entry) -> Callable[[dict[str, bytes]], None]:
 
 
 FORGED = {
-    "digest of an entry": (lambda files: files.update({own_file(files): flipped(files[own_file(files)])}), "the index says"),
-    "digest of a shard": (lambda files: files.update({shard_of(files): flipped(files[shard_of(files)])}), "the index says"),
-    "size of an entry": (lambda files: files.update({own_file(files): files[own_file(files)] + b"more"}), "bytes came, expected"),
-    "a file that is not there": (lambda files: files.pop(own_file(files)) and None, "which the index names"),
+    "digest of an entry": (
+        lambda files: files.update({own_file(files): flipped(files[own_file(files)])}),
+        "the index says",
+    ),
+    "digest of a shard": (
+        lambda files: files.update({shard_of(files): flipped(files[shard_of(files)])}),
+        "the index says",
+    ),
+    "size of an entry": (
+        lambda files: files.update({own_file(files): files[own_file(files)] + b"more"}),
+        "bytes came, expected",
+    ),
+    "a file that is not there": (
+        lambda files: files.pop(own_file(files)) and None,
+        "which the index names",
+    ),
     "no safetensors": (lambda files: agree(files, own_file(files), b"MZ garbage"), "unreadable"),
-    "another target": (with_entry(dataclasses.replace(ENTRY, target=OTHER)), "it claims the target 'Another CPU'"),
+    "another target": (
+        with_entry(dataclasses.replace(ENTRY, target=OTHER)),
+        "it claims the target 'Another CPU'",
+    ),
     "another family": (
-        with_entry(dataclasses.replace(ENTRY, target=dataclasses.replace(HERE, device="cuda", arch="sm_90"))),
+        with_entry(
+            dataclasses.replace(
+                ENTRY, target=dataclasses.replace(HERE, device="cuda", arch="sm_90")
+            )
+        ),
         "cuda-sm_90",
     ),
-    "another region": (with_entry(dataclasses.replace(ENTRY, region_key="ef" * 32)), "it holds the entry of efef"),
-    "another contract": (with_entry(dataclasses.replace(ENTRY, contract=Contract("strict"))), "under contract"),
-    "index that is no JSON": (lambda files: files.update({ROOT_INDEX: b"{"}), "not an index of this package"),
-    "index of other people": (lambda files: files.update({ROOT_INDEX: b'{"weight_map": {}}'}), "not an index of this package"),
+    "another region": (
+        with_entry(dataclasses.replace(ENTRY, region_key="ef" * 32)),
+        "it holds the entry of efef",
+    ),
+    "another contract": (
+        with_entry(dataclasses.replace(ENTRY, contract=Contract("strict"))),
+        "under contract",
+    ),
+    "index that is no JSON": (
+        lambda files: files.update({ROOT_INDEX: b"{"}),
+        "not an index of this package",
+    ),
+    "index of other people": (
+        lambda files: files.update({ROOT_INDEX: b'{"weight_map": {}}'}),
+        "not an index of this package",
+    ),
     "index of a later format": (
-        lambda files: files.update({ROOT_INDEX: files[ROOT_INDEX].replace(b'"format":1', b'"format":2')}),
+        lambda files: files.update(
+            {ROOT_INDEX: files[ROOT_INDEX].replace(b'"format":1', b'"format":2')}
+        ),
         "index format 2",
     ),
-    "index too deep": (lambda files: files.update({ROOT_INDEX: b"[" * 100_000}), "not an index of this package"),
+    "index too deep": (
+        lambda files: files.update({ROOT_INDEX: b"[" * 100_000}),
+        "not an index of this package",
+    ),
     "a path for a key": (
-        listing(lambda body: body["entries"].update({"../../../x": next(iter(body["entries"].values()))}), "all.json"),
+        listing(
+            lambda body: body["entries"].update(
+                {"../../../x": next(iter(body["entries"].values()))}
+            ),
+            "all.json",
+        ),
         "'../../../x'",
     ),
     "a path for a prefix": (
         listing(
-            lambda body: body["contracts"].update({CONTRACT.digest: {"../..": {"sha256": "0" * 64, "size": 1, "created": ""}}}),
+            lambda body: body["contracts"].update(
+                {CONTRACT.digest: {"../..": {"sha256": "0" * 64, "size": 1, "created": ""}}}
+            ),
             "/index.json",
         ),
         "'../..', expected a prefix",
@@ -396,7 +497,10 @@ FORGED = {
         listing(lambda body: body["contracts"].update({"../../../../x": {}}), "/index.json"),
         "'../../../../x', expected a contract",
     ),
-    "a negative size": (listing(lambda body: body["entries"][REGION.key].update(size=-1), "all.json"), "size -1"),
+    "a negative size": (
+        listing(lambda body: body["entries"][REGION.key].update(size=-1), "all.json"),
+        "size -1",
+    ),
     "a size beyond all limits": (
         listing(lambda body: body["entries"][REGION.key].update(size=1 << 50), "all.json"),
         "size 1125899906842624",
@@ -409,7 +513,9 @@ FORGED = {
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_kept(case: str, filled: HubServer, tmp_path: Path) -> None:
+def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_kept(
+    case: str, filled: HubServer, tmp_path: Path
+) -> None:
     forge, rule = FORGED[case]
     replaced(filled, forge)
     given = settings(tmp_path / "two")
@@ -423,7 +529,9 @@ def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_kept(case: str, fi
     assert outside in ([], [tmp_path / "two"])
     asked = len(filled.requests)
     missed(there)
-    assert len(filled.requests) == asked  # a commit does not change: a refused file is not fetched for every region
+    assert (
+        len(filled.requests) == asked
+    )  # a commit does not change: a refused file is not fetched for every region
 
 
 def test_a_target_under_another_name_is_refused(filled: HubServer, tmp_path: Path) -> None:
@@ -438,12 +546,15 @@ def test_a_target_under_another_name_is_refused(filled: HubServer, tmp_path: Pat
     assert "is named after another target" in missed(source(settings(tmp_path / "two")))
 
 
-# A Hub that fails ----------------------------------------------------------------------------------------------------------------
+# A Hub that fails
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["/api/models", "/resolve/", "/storage/"])
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_error_that_passes_is_asked_over(part: str, status: int, filled: HubServer, tmp_path: Path) -> None:
+def test_an_error_that_passes_is_asked_over(
+    part: str, status: int, filled: HubServer, tmp_path: Path
+) -> None:
     filled.faults.status[part] = (status, 1)
     filled.faults.headers = {"Retry-After": "0"}
     found(source(settings(tmp_path / "two")))
@@ -455,13 +566,30 @@ def test_a_connection_that_ends_halfway_is_asked_over(filled: HubServer, tmp_pat
     found(source(settings(tmp_path / "two")))
 
 
-def test_a_file_that_stays_too_short_is_said_with_both_sizes(filled: HubServer, tmp_path: Path) -> None:
+def test_a_file_that_stays_too_short_is_said_with_both_sizes(
+    filled: HubServer, tmp_path: Path
+) -> None:
     filled.faults.body[".safetensors"] = lambda data: data[:-3]
     size = len(encode_entry(ENTRY))
-    assert f".safetensors: {size - 3} bytes came, the index says {size}" in missed(source(settings(tmp_path)))
+    assert f".safetensors: {size - 3} bytes came, the index says {size}" in missed(
+        source(settings(tmp_path))
+    )
 
 
-@pytest.mark.parametrize("text", ["kernels", "../b", "a/..", "a--b/c", "a/b@../../x", "a/b@", "a/b/c", "a/b\n", "https://host/a/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kernels",
+        "../b",
+        "a/..",
+        "a--b/c",
+        "a/b@../../x",
+        "a/b@",
+        "a/b/c",
+        "a/b\n",
+        "https://host/a/b",
+    ],
+)
 def test_a_name_that_would_be_no_folder_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match="owner/name"):
         Settings(hub=text)
@@ -482,7 +610,9 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_a_hub_that_fails_costs_one_waiting_time(case: str, filled: HubServer, tmp_path: Path) -> None:
+def test_a_hub_that_fails_costs_one_waiting_time(
+    case: str, filled: HubServer, tmp_path: Path
+) -> None:
     FAILING[case](filled.faults)
     there = source(settings(tmp_path / "two", hub_timeout_s=1.0))
     reason = missed(there)  # whoever waited to the end would hang, or find the entry
@@ -517,7 +647,9 @@ def test_a_packed_answer_is_not_unpacked(filled: HubServer, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("part", [ROOT_INDEX, ".safetensors"])
-def test_a_file_without_end_is_cut_off_and_refused(part: str, filled: HubServer, tmp_path: Path) -> None:
+def test_a_file_without_end_is_cut_off_and_refused(
+    part: str, filled: HubServer, tmp_path: Path
+) -> None:
     filled.faults.endless.add(part)
     reason = missed(source(settings(tmp_path / "two")))
     assert part in reason
@@ -529,8 +661,12 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "ConnectError" in missed(source(settings(tmp_path)))
 
 
-@pytest.mark.parametrize(("repo", "reason"), [("team/none", "no such repository"), (f"{REPO}@none", "no such revision")])
-def test_what_does_not_exist_is_said(repo: str, reason: str, filled: HubServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("repo", "reason"), [("team/none", "no such repository"), (f"{REPO}@none", "no such revision")]
+)
+def test_what_does_not_exist_is_said(
+    repo: str, reason: str, filled: HubServer, tmp_path: Path
+) -> None:
     assert reason in missed(source(settings(tmp_path, hub=repo)))
 
 
@@ -542,7 +678,9 @@ def test_a_repository_without_entries_has_none(hub: HubServer, tmp_path: Path) -
     assert len(hub.requests) == asked
 
 
-def test_a_folder_that_cannot_be_written_costs_the_entry_only(filled: HubServer, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_the_entry_only(
+    filled: HubServer, tmp_path: Path
+) -> None:
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "cache").write_text("a file where the cache belongs")
     reason = missed(source(settings(tmp_path / "two")))
@@ -550,7 +688,9 @@ def test_a_folder_that_cannot_be_written_costs_the_entry_only(filled: HubServer,
     assert "NotADirectoryError" in reason or "FileExistsError" in reason
 
 
-def test_tokens_are_the_librarys_and_stay_on_the_hub(filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_the_librarys_and_stay_on_the_hub(
+    filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled.token, filled.repositories[REPO].private = "hf_secret", True
     assert "no right to read it" in missed(source(settings(tmp_path / "two")))
     with serving() as cdn:
@@ -558,7 +698,9 @@ def test_tokens_are_the_librarys_and_stay_on_the_hub(filled: HubServer, tmp_path
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         found(source(settings(tmp_path / "three")))
         assert [headers.get("authorization") for _, _, headers in cdn.requests] == [None]
-    assert {headers.get("authorization") for _, path, headers in filled.requests if "/resolve/" in path} >= {"Bearer hf_secret"}
+    assert {
+        headers.get("authorization") for _, path, headers in filled.requests if "/resolve/" in path
+    } >= {"Bearer hf_secret"}
 
 
 def test_what_was_refused_is_in_the_report(filled: HubServer, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""An import is there whole or not at all, whatever the disk or a kill does; it lies apart from what was judged here."""
+"""An import is there whole or not at all, whatever the disk or a kill does; it lies apart from what
+was judged here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.context import cache_for
 
-FORK = multiprocessing.get_context("fork")  # the children only write files; starting a fresh torch would cost seconds each
+FORK = multiprocessing.get_context(
+    "fork"
+)  # the children only write files; starting a fresh torch would cost seconds each
 FILES = 4
 
 
@@ -50,7 +54,9 @@ def in_child(work: Callable[[], Any]) -> int | None:
 
 
 def killing(name: str, at: int, *, after: bool) -> Callable[[pytest.MonkeyPatch], None]:
-    """Patch a function that the import calls, so that its `at`-th call kills the process before or after it did its work."""
+    """Patch a function that the import calls, so that its `at`-th call kills the process before or
+    after it did its work.
+    """
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         where: Any = os if name == "replace" else imported_module
@@ -70,9 +76,16 @@ def killing(name: str, at: int, *, after: bool) -> Callable[[pytest.MonkeyPatch]
     return patch
 
 
-def test_an_import_is_found_beside_the_own_entries_and_never_among_them(tmp_path: Path, bundle: Path) -> None:
+def test_an_import_is_found_beside_the_own_entries_and_never_among_them(
+    tmp_path: Path, bundle: Path
+) -> None:
     done = import_bundle(bundle, tmp_path / "cache")
-    assert (done.entries, done.aliases, done.families, done.already) == (3, 1, ("cpu-x86_64", "cuda-sm_90"), False)
+    assert (done.entries, done.aliases, done.families, done.already) == (
+        3,
+        1,
+        ("cpu-x86_64", "cuda-sm_90"),
+        False,
+    )
     assert done.root == tmp_path / "cache" / "imported" / done.digest
     assert present(tmp_path / "cache") == 3
     assert list(LocalCache(tmp_path / "cache").entries()) == []
@@ -83,7 +96,9 @@ def test_an_import_is_found_beside_the_own_entries_and_never_among_them(tmp_path
     assert "nobody signed it" in hit.stale
 
 
-def test_an_unsigned_import_is_refused_under_the_strict_policy(tmp_path: Path, bundle: Path) -> None:
+def test_an_unsigned_import_is_refused_under_the_strict_policy(
+    tmp_path: Path, bundle: Path
+) -> None:
     import_bundle(bundle, tmp_path / "cache")
     cache = cache_for(Settings(cache_dir=tmp_path / "cache", trust="signed"))
     assert isinstance(cache.get(KEY, HERE, CONTRACT), Miss)
@@ -98,7 +113,9 @@ def test_a_second_import_changes_nothing(tmp_path: Path, bundle: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*.*")} == before
 
 
-def test_a_second_import_into_a_read_only_image_is_no_error(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_import_into_a_read_only_image_is_no_error(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import_bundle(bundle, tmp_path / "cache")
 
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -116,7 +133,11 @@ def test_a_damaged_import_is_made_whole_again(tmp_path: Path, bundle: Path) -> N
     second.unlink()
     assert import_bundle(bundle, tmp_path / "cache").already is False
     assert present(tmp_path / "cache") == 3
-    assert [path.name for path in (tmp_path / "cache" / "imported").iterdir() if path.name.startswith(".")] == []
+    assert [
+        path.name
+        for path in (tmp_path / "cache" / "imported").iterdir()
+        if path.name.startswith(".")
+    ] == []
 
 
 def test_the_latest_import_is_asked_first(tmp_path: Path, bundle: Path) -> None:
@@ -128,7 +149,9 @@ def test_the_latest_import_is_asked_first(tmp_path: Path, bundle: Path) -> None:
         assert imported_roots(folder)[0].parent == wanted
 
 
-def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(tmp_path: Path, bundle: Path) -> None:
+def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(
+    tmp_path: Path, bundle: Path
+) -> None:
     LocalCache(tmp_path / "other").put(make_entry(package="other"))
     other = bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle")
     ahead = time.time_ns() + 10**9 * 86_400 * 365
@@ -165,7 +188,12 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, bundle: Path) -> No
         with pytest.MonkeyPatch.context() as patched:
             original, calls = os.fsync, [0]
 
-            def full(descriptor: int, at: int = number, original: Any = original, calls: list[int] = calls) -> None:
+            def full(
+                descriptor: int,
+                at: int = number,
+                original: Any = original,
+                calls: list[int] = calls,
+            ) -> None:
                 calls[0] += 1
                 if calls[0] > at:
                     raise OSError(errno.ENOSPC, "No space left on device")
@@ -174,11 +202,15 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, bundle: Path) -> No
             patched.setattr(os, "fsync", full)
             with pytest.raises(SupplyError, match=r"No space left on device.*nothing was imported"):
                 import_bundle(bundle, tmp_path / "cache")
-        assert [path.name for path in (tmp_path / "cache" / "imported").iterdir()] == ["import.lock"]
+        assert [path.name for path in (tmp_path / "cache" / "imported").iterdir()] == [
+            "import.lock"
+        ]
     assert import_bundle(bundle, tmp_path / "cache").already is False
 
 
-def test_a_rename_that_fails_leaves_nothing(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_fails_leaves_nothing(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = os.replace
 
     def failing(source: Any, destination: Any) -> None:
@@ -223,25 +255,45 @@ def test_a_killed_import_shows_nothing_and_the_next_one_goes_on(
     assert present(folder) == (3 if done_already else 0)
     written: list[Path] = []
     original = imported_module.write_file
-    monkeypatch.setattr(imported_module, "write_file", lambda path, data: written.append(path) or original(path, data))
+    monkeypatch.setattr(
+        imported_module,
+        "write_file",
+        lambda path, data: written.append(path) or original(path, data),
+    )
     assert import_bundle(bundle, folder).already is done_already
     assert len(written) == (0 if done_already else FILES - at + (not after))
     assert present(folder) == 3
-    left = [path.name for path in folder.rglob("*") if path.suffix in (".tmp", ".lock") or path.name.startswith(".")]
+    left = [
+        path.name
+        for path in folder.rglob("*")
+        if path.suffix in (".tmp", ".lock") or path.name.startswith(".")
+    ]
     assert left == ["import.lock"]
 
 
-def test_what_a_killed_import_left_is_swept_by_the_next_of_another_bundle(tmp_path: Path, bundle: Path) -> None:
+def test_what_a_killed_import_left_is_swept_by_the_next_of_another_bundle(
+    tmp_path: Path, bundle: Path
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         killing("write_file", 3, after=True)(patched)
         assert in_child(lambda: import_bundle(bundle, tmp_path / "cache")) == -signal.SIGKILL
     LocalCache(tmp_path / "other").put(make_entry(package="other"))
-    import_bundle(bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle"), tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache" / "imported").iterdir() if path.name.startswith(".")] == []
+    import_bundle(
+        bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle"), tmp_path / "cache"
+    )
+    assert [
+        path.name
+        for path in (tmp_path / "cache" / "imported").iterdir()
+        if path.name.startswith(".")
+    ] == []
 
 
-def test_processes_that_import_at_once_do_not_disturb_each_other(tmp_path: Path, bundle: Path) -> None:
-    children = [FORK.Process(target=import_bundle, args=(bundle, tmp_path / "cache")) for _ in range(6)]
+def test_processes_that_import_at_once_do_not_disturb_each_other(
+    tmp_path: Path, bundle: Path
+) -> None:
+    children = [
+        FORK.Process(target=import_bundle, args=(bundle, tmp_path / "cache")) for _ in range(6)
+    ]
     for child in children:
         child.start()
     for child in children:
@@ -250,7 +302,9 @@ def test_processes_that_import_at_once_do_not_disturb_each_other(tmp_path: Path,
     assert present(tmp_path / "cache") == 3
 
 
-def test_without_locks_an_import_still_is_whole(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_an_import_still_is_whole(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contextlib import contextmanager
 
     from torch_cudal1.store.cache.files import LockState

@@ -29,7 +29,9 @@ def packed(root: Path) -> dict[str, Any]:
 def test_what_was_packed_is_there_again_without_locks(tmp_path: Path) -> None:
     assert unpack(packed(tmp_path / "made"), tmp_path / "out") == 2
     found = {
-        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
+        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
     }
     assert found == {"fxgraph/ab/graph": b"a pickle", "cd.so": b"machine code"}
     assert unpack(packed(tmp_path / "again"), tmp_path / "out") == 0
@@ -42,8 +44,24 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "cd.so").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["../out.so", "/etc/x", "a/../../x", "a//b", "a/./b", "..", "a\\b", "a\nb", "", "a/" * 12 + "b"])
-def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../out.so",
+        "/etc/x",
+        "a/../../x",
+        "a//b",
+        "a/./b",
+        "..",
+        "a\\b",
+        "a\nb",
+        "",
+        "a/" * 12 + "b",
+    ],
+)
+def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(
+    tmp_path: Path, name: str
+) -> None:
     files = packed(tmp_path / "made")
     refused = unpack({**files, name: files["cd.so"]}, tmp_path / "out")
     assert isinstance(refused, Miss)
@@ -51,8 +69,12 @@ def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("record", [["0" * 64, "bWFjaGluZSBjb2Rl"], ["x"], 5, ["a", "not base64!"], None])
-def test_a_file_that_is_not_the_one_that_was_packed_is_refused_by_name(tmp_path: Path, record: Any) -> None:
+@pytest.mark.parametrize(
+    "record", [["0" * 64, "bWFjaGluZSBjb2Rl"], ["x"], 5, ["a", "not base64!"], None]
+)
+def test_a_file_that_is_not_the_one_that_was_packed_is_refused_by_name(
+    tmp_path: Path, record: Any
+) -> None:
     refused = unpack({**packed(tmp_path / "made"), "cd.so": record}, tmp_path / "out")
     assert isinstance(refused, Miss)
     assert "cd.so" in refused.reason

@@ -1,4 +1,6 @@
-"""The cache gives back whole entries or says why not, whatever the disk, other processes or a kill did in between."""
+"""The cache gives back whole entries or says why not, whatever the disk, other processes or a kill
+did in between.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from torch_cudal1.store.cache import files
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import Broken, Found, LocalCache, alias_path, entry_path, stale_reason
+from torch_cudal1.store.cache.local_cache import (
+    Broken,
+    Found,
+    LocalCache,
+    alias_path,
+    entry_path,
+    stale_reason,
+)
 from torch_cudal1.store.cache.resolve import Hit, resolve
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.trust_policy import SHIPPED
@@ -30,7 +39,9 @@ from torch_cudal1.store.trust.trust_policy import SHIPPED
 KEY = make_entry().region_key
 NAME = "cd" * 32
 HANGS_S = 900  # on no machine, however busy, does a process take as long that has not stopped
-FORK = multiprocessing.get_context("fork")  # the children only write files; starting a fresh torch would cost seconds each
+FORK = multiprocessing.get_context(
+    "fork"
+)  # the children only write files; starting a fresh torch would cost seconds each
 
 
 @pytest.fixture
@@ -54,7 +65,8 @@ def leftovers(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.name.endswith(".tmp")]
 
 
-# Put and get -------------------------------------------------------------------------------------------------------------------
+# Put and get
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_put_is_found(cache: LocalCache, entry: Entry) -> None:
@@ -89,7 +101,10 @@ def test_the_cache_is_a_source(cache: LocalCache) -> None:
     assert resolve(region, [cache], HERE, CONTRACT).hit is not None
 
 
-@pytest.mark.parametrize("change", [{"precision": "strict"}, {"rights": ("conv",)}, {"assume_finite": True}, {"version": 99}])
+@pytest.mark.parametrize(
+    "change",
+    [{"precision": "strict"}, {"rights": ("conv",)}, {"assume_finite": True}, {"version": 99}],
+)
 def test_another_contract_is_absent(cache: LocalCache, entry: Entry, change: dict) -> None:
     cache.put(entry)
     assert missed(cache, contract=dataclasses.replace(CONTRACT, **change)) == "absent"
@@ -101,7 +116,9 @@ def test_another_family_is_absent(cache: LocalCache, entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("field", ["sku", "driver", "torch", "triton"])
-def test_another_machine_of_the_family_is_stale_and_says_why(cache: LocalCache, entry: Entry, field: str) -> None:
+def test_another_machine_of_the_family_is_stale_and_says_why(
+    cache: LocalCache, entry: Entry, field: str
+) -> None:
     cache.put(entry)
     stale = found(cache, dataclasses.replace(HERE, **{field: "9.9"})).stale
     assert stale == f"judged elsewhere: {field} {getattr(HERE, field) or 'none'!r} -> '9.9'"
@@ -164,7 +181,9 @@ def test_a_key_that_is_no_digest_is_refused(cache: LocalCache, key: str) -> None
 
 
 @pytest.mark.parametrize("arch", ["../../up", "a/b", "a\0b", "/../..", "sm_90\n"])
-def test_an_entry_cannot_leave_the_folder_by_its_target(cache: LocalCache, tmp_path: Path, arch: str) -> None:
+def test_an_entry_cannot_leave_the_folder_by_its_target(
+    cache: LocalCache, tmp_path: Path, arch: str
+) -> None:
     answer = cache.put(make_entry(target=dataclasses.replace(HERE, arch=arch)))
     assert isinstance(answer, NotStored)
     assert "family" in answer.reason
@@ -195,7 +214,8 @@ def test_new_folders_are_the_owners_alone(cache: LocalCache, entry: Entry) -> No
     assert cache.root.stat().st_mode & 0o077 == 0
 
 
-# Disks that refuse -------------------------------------------------------------------------------------------------------------
+# Disks that refuse
+# -------------------------------------------------------------------------------------------------------------
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
@@ -212,7 +232,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
         monkeypatch.setattr(os, call, fail)
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get
+)
 @pytest.mark.parametrize("call", ["mkdir", "open", "fsync", "replace"])
 def test_a_disk_that_refuses_gives_a_reason_and_leaves_nothing(
     cache: LocalCache, entry: Entry, monkeypatch: pytest.MonkeyPatch, call: str, number: int
@@ -228,7 +250,9 @@ def test_a_disk_that_refuses_gives_a_reason_and_leaves_nothing(
     assert isinstance(cache.put(entry), Stored)
 
 
-def test_a_full_disk_keeps_the_older_entry(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_older_entry(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache.put(make_entry(package="old"))
     with monkeypatch.context() as patch:
         refuse(patch, "fsync", errno.ENOSPC)
@@ -261,7 +285,8 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
     assert read_file(tmp_path / "f", 4) == Miss("unreadable: 5 bytes, expected at most 4")
 
 
-# Several processes -------------------------------------------------------------------------------------------------------------
+# Several processes
+# -------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -320,14 +345,18 @@ def test_two_processes_search_a_key_once(cache: LocalCache, tmp_path: Path) -> N
     assert isinstance(cache.get(KEY, HERE, CONTRACT), Hit)
 
 
-def test_putting_inside_the_search_lock_and_nesting_it_work(cache: LocalCache, entry: Entry) -> None:
+def test_putting_inside_the_search_lock_and_nesting_it_work(
+    cache: LocalCache, entry: Entry
+) -> None:
     with cache.lock(KEY, HERE, CONTRACT) as outer, cache.lock(KEY, HERE, CONTRACT) as inner:
         assert outer.held
         assert inner.held
         assert isinstance(cache.put(entry), Stored)
 
 
-def test_a_lock_that_is_taken_too_long_is_reported_and_a_dead_holder_frees_it(cache: LocalCache, tmp_path: Path) -> None:
+def test_a_lock_that_is_taken_too_long_is_reported_and_a_dead_holder_frees_it(
+    cache: LocalCache, tmp_path: Path
+) -> None:
     def sit() -> None:
         with cache.lock(KEY, HERE, CONTRACT):
             (tmp_path / "held").touch()
@@ -349,7 +378,9 @@ def die(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace", "unlink"])
-def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(cache: LocalCache, moment: str) -> None:
+def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(
+    cache: LocalCache, moment: str
+) -> None:
     path = entry_path(cache.root, KEY, HERE, CONTRACT)
     cache.put(make_entry(package="old"))
     data = encode_entry(make_entry(package="new"))
@@ -370,7 +401,9 @@ def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(cache: LocalCache, 
     assert isinstance(cache.put(make_entry(package="again")), Stored)
 
 
-def test_purge_leaves_the_temporary_file_of_a_living_writer(cache: LocalCache, tmp_path: Path) -> None:
+def test_purge_leaves_the_temporary_file_of_a_living_writer(
+    cache: LocalCache, tmp_path: Path
+) -> None:
     path = entry_path(cache.root, KEY, HERE, CONTRACT)
 
     def write_slowly() -> None:
@@ -394,7 +427,8 @@ def test_purge_leaves_the_temporary_file_of_a_living_writer(cache: LocalCache, t
     assert isinstance(cache.get(KEY, HERE, CONTRACT), Hit)
 
 
-# List, verify, purge -----------------------------------------------------------------------------------------------------------
+# List, verify, purge
+# -----------------------------------------------------------------------------------------------------------
 
 
 def filled(cache: LocalCache) -> list[Path]:
@@ -448,7 +482,9 @@ def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Pat
     assert len(list(shared.entries())) == 4
 
 
-def test_purge_reports_what_it_cannot_delete(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_reports_what_it_cannot_delete(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = filled(cache)
     refuse(monkeypatch, "unlink", errno.EROFS)
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: os.unlink(self))
@@ -457,7 +493,8 @@ def test_purge_reports_what_it_cannot_delete(cache: LocalCache, monkeypatch: pyt
     assert {each.path for each in purged.failed} >= set(paths)
 
 
-# Aliases -----------------------------------------------------------------------------------------------------------------------
+# Aliases
+# -----------------------------------------------------------------------------------------------------------------------
 
 ALIAS = {"regions": ["ab", "cd"], "speedup": float("inf"), "whole": None, "nested": {"low": 1.07}}
 
@@ -465,10 +502,14 @@ ALIAS = {"regions": ["ab", "cd"], "speedup": float("inf"), "whole": None, "neste
 def test_an_alias_comes_back(cache: LocalCache) -> None:
     assert cache.get_alias(NAME, HERE, CONTRACT) == Miss("absent")
     stored = cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
-    assert stored == Stored(cache.root / "v1" / "alias" / "cpu-x86_64" / CONTRACT.digest / "cd" / f"{NAME}.json")
+    assert stored == Stored(
+        cache.root / "v1" / "alias" / "cpu-x86_64" / CONTRACT.digest / "cd" / f"{NAME}.json"
+    )
     assert cache.get_alias(NAME, HERE, CONTRACT) == ALIAS
     assert cache.get_alias(NAME, HERE, Contract("strict")) == Miss("absent")
-    elsewhere = LocalCache(cache.root.parent / "empty", (cache.root,)).get_alias(NAME, HERE, CONTRACT)
+    elsewhere = LocalCache(cache.root.parent / "empty", (cache.root,)).get_alias(
+        NAME, HERE, CONTRACT
+    )
     assert isinstance(elsewhere, Miss)
     assert "nobody signed it" in elsewhere.reason
 
@@ -484,7 +525,11 @@ def test_every_flipped_bit_of_an_alias_is_a_miss(cache: LocalCache) -> None:
         assert isinstance(cache.get_alias(NAME, HERE, CONTRACT), Miss), place
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"body": 1, "digest": 2}'], ids=repr)
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"body": 1, "digest": 2}'],
+    ids=repr,
+)
 def test_a_file_that_is_no_alias_is_a_miss(cache: LocalCache, text: bytes) -> None:
     cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
     alias_path(cache.root, NAME, HERE, CONTRACT).write_bytes(text)

@@ -14,12 +14,26 @@ from tests.store.bundles import KEY, NAME, OTHER_KEY, filled
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Candidate
-from torch_cudal1.store.bundle.lockfile import Difference, Lock, differences, lock_of, read_lock, write_lock
+from torch_cudal1.store.bundle.lockfile import (
+    Difference,
+    Lock,
+    differences,
+    lock_of,
+    read_lock,
+    write_lock,
+)
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.trust.signatures import load_signer, new_key
 
-TIMING = {"speedup": 1.41239, "low": 1.38, "high": 1.5, "candidate_us": 20.0, "baseline_us": 28.2, "baseline": "eager"}
+TIMING = {
+    "speedup": 1.41239,
+    "low": 1.38,
+    "high": 1.5,
+    "candidate_us": 20.0,
+    "baseline_us": 28.2,
+    "baseline": "eager",
+}
 
 
 def locked(cache: LocalCache, **options: Any) -> Lock:
@@ -54,7 +68,9 @@ def test_a_diff_of_locks_shows_only_what_changed(tmp_path: Path) -> None:
 def test_gains_are_quoted_only_where_they_were_measured(tmp_path: Path) -> None:
     cache = LocalCache(tmp_path / "cache")
     cache.put(make_entry(evidence={"timing": TIMING}))
-    cache.put(make_entry(region_key=OTHER_KEY, evidence={"timing": TIMING, "granularity": "island"}))
+    cache.put(
+        make_entry(region_key=OTHER_KEY, evidence={"timing": TIMING, "granularity": "island"})
+    )
     baseline = Candidate(make_entry().choice.program, "eager", "baseline")
     cache.put(make_entry(region_key="11" * 32, choice=baseline, evidence={"timing": None}))
     by_key = {entry.key: entry for entry in locked(cache).entries}
@@ -73,7 +89,9 @@ def test_what_is_missing_changed_and_extra_is_told(tmp_path: Path) -> None:
     cache.put(make_entry(package="9", region_name="renamed"))
     next((cache.root / "v1").rglob(f"cuda-sm_90/*/*/{KEY}.safetensors")).unlink()
     cache.put(make_entry(region_key="77" * 32))
-    cache.put_alias(NAME, {"winner": "eager", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT)
+    cache.put_alias(
+        NAME, {"winner": "eager", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
+    )
     assert told(lock, cache) == [
         ("changed", "cpu-x86_64", KEY),
         ("changed", "cpu-x86_64", NAME),
@@ -96,7 +114,9 @@ def test_judged_again_with_the_same_outcome_is_a_change_that_says_so(tmp_path: P
     lock = locked(cache)
     cache.put(make_entry(created="2026-02-02T00:00:00+00:00"))
     assert differences(lock, take_inventory(cache)) == (
-        Difference("changed", "cpu-x86_64", KEY, "block.0 (Größe)", "the same choice, judged again"),
+        Difference(
+            "changed", "cpu-x86_64", KEY, "block.0 (Größe)", "the same choice, judged again"
+        ),
     )
 
 
@@ -122,7 +142,13 @@ def test_the_digest_covers_the_program(tmp_path: Path) -> None:
     cache = filled(tmp_path / "cache")
     lock = locked(cache)
     entry = make_entry()
-    cache.put(make_entry(choice=Candidate(entry.choice.program, "eager", entry.choice.origin, entry.choice.techniques)))
+    cache.put(
+        make_entry(
+            choice=Candidate(
+                entry.choice.program, "eager", entry.choice.origin, entry.choice.techniques
+            )
+        )
+    )
     ((kind, family, key), *_) = told(lock, cache)
     assert (kind, family, key) == ("changed", "cpu-x86_64", KEY)
 
@@ -130,12 +156,18 @@ def test_the_digest_covers_the_program(tmp_path: Path) -> None:
 BROKEN = {
     "no JSON": lambda body: b"<<<<<<< ours",
     "another format": lambda body: json.dumps({**body, "format": 2}).encode(),
-    "no entries": lambda body: json.dumps({k: v for k, v in body.items() if k != "entries"}).encode(),
-    "an entry without its digest": lambda body: json.dumps({**body, "entries": [{"key": KEY}]}).encode(),
+    "no entries": lambda body: json.dumps(
+        {k: v for k, v in body.items() if k != "entries"}
+    ).encode(),
+    "an entry without its digest": lambda body: json.dumps(
+        {**body, "entries": [{"key": KEY}]}
+    ).encode(),
     "an entry with a number as a digest": lambda body: json.dumps(_with(body, digest=3)).encode(),
     "a gain that is text": lambda body: json.dumps(_with(body, low="fast")).encode(),
     "a word that is not known": lambda body: json.dumps(_with(body, surprise="x")).encode(),
-    "one decision twice, as after a merge": lambda body: json.dumps({**body, "entries": body["entries"][:1] * 2}).encode(),
+    "one decision twice, as after a merge": lambda body: json.dumps(
+        {**body, "entries": body["entries"][:1] * 2}
+    ).encode(),
     "deep nesting": lambda body: b"[" * 200_000,
     "a list": lambda body: b"[]",
 }

@@ -1,7 +1,9 @@
-"""Every kind of bad supply is refused with a message that names the file and the rule, and nothing of it is loaded or kept.
+"""Every kind of bad supply is refused with a message that names the file and the rule, and nothing
+of it is loaded or kept.
 
-One row a kind. The attacks in all their forms are in `test_bundle`, `test_imported`, `test_trust`, `test_hub` and `test_faults`;
-what has no message because nothing happens (a skewed clock, the lock of a dead process) is in `test_faults`.
+One row a kind. The attacks in all their forms are in `test_bundle`, `test_imported`, `test_trust`,
+`test_hub` and `test_faults`; what has no message because nothing happens (a skewed clock, the lock
+of a dead process) is in `test_faults`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ def a_path_upwards(root: Path) -> Told:
 
 
 def a_bomb(root: Path) -> Told:
-    path = crafted(root / "x.bundle", [(renamed(key=f"{n:02x}" * 32), 4 << 30, sha(b"")) for n in range(17)], b"")
+    path = crafted(
+        root / "x.bundle",
+        [(renamed(key=f"{n:02x}" * 32), 4 << 30, sha(b"")) for n in range(17)],
+        b"",
+    )
     os.truncate(path, path.stat().st_size + 17 * (4 << 30))
     return imported(path)
 
@@ -78,7 +84,9 @@ def a_revoked_entry(root: Path) -> Told:
 
 def an_unsigned_entry(root: Path) -> Told:
     LocalCache(root / "shared").put(make_entry())
-    return looked_up(root, Rules("signed", allow(root / "publishers.toml", team=make_signer(root).public)))
+    return looked_up(
+        root, Rules("signed", allow(root / "publishers.toml", team=make_signer(root).public))
+    )
 
 
 def stored(root: Path, call: str, number: int) -> Told:
@@ -114,8 +122,12 @@ KINDS: dict[Callable[[Path], Told], str] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "rule"), KINDS.items(), ids=lambda value: getattr(value, "__name__", None))
-def test_the_message_names_the_file_and_the_rule(kind: Callable[[Path], Told], rule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rule"), KINDS.items(), ids=lambda value: getattr(value, "__name__", None)
+)
+def test_the_message_names_the_file_and_the_rule(
+    kind: Callable[[Path], Told], rule: str, tmp_path: Path
+) -> None:
     message, path = kind(tmp_path)
     assert str(path) in message
     assert rule in message

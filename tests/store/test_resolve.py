@@ -26,7 +26,11 @@ class Fake:
 
 def test_the_first_hit_wins_and_later_sources_are_not_asked() -> None:
     hit = Hit(make_entry(), "second")
-    sources = [Fake("one", Miss("absent")), Fake("two", hit), Fake("three", Hit(make_entry(), "third"))]
+    sources = [
+        Fake("one", Miss("absent")),
+        Fake("two", hit),
+        Fake("three", Hit(make_entry(), "third")),
+    ]
     found = resolve(REGION, sources, HERE, CONTRACT)
     assert found.hit is hit
     assert found.misses == (SourceMiss("one", "absent"),)
@@ -37,13 +41,21 @@ def test_the_first_hit_wins_and_later_sources_are_not_asked() -> None:
 def test_a_hit_that_needs_no_judging_is_preferred_to_one_that_does() -> None:
     stale, fresh = Hit(make_entry(), "cache", "judged elsewhere"), Hit(make_entry(), "hub")
     assert resolve(REGION, [Fake("cache", stale), Fake("hub", fresh)], HERE, CONTRACT).hit is fresh
-    found = resolve(REGION, [Fake("cache", stale), Fake("hub", Miss("offline")), Fake("more", Miss("absent"))], HERE, CONTRACT)
+    found = resolve(
+        REGION,
+        [Fake("cache", stale), Fake("hub", Miss("offline")), Fake("more", Miss("absent"))],
+        HERE,
+        CONTRACT,
+    )
     assert found.hit is stale
     assert found.trouble == "hub: offline"
 
 
 def test_one_that_somebody_vouches_for_is_preferred_to_an_earlier_one_that_nobody_does() -> None:
-    unknown, known = Hit(make_entry(), "one", "nobody signed it"), Hit(make_entry(), "two", None, "publisher 'team'")
+    unknown, known = (
+        Hit(make_entry(), "one", "nobody signed it"),
+        Hit(make_entry(), "two", None, "publisher 'team'"),
+    )
     assert resolve(REGION, [Fake("one", unknown), Fake("two", known)], HERE, CONTRACT).hit is known
     found = resolve(REGION, [Fake("one", unknown), Fake("two", Miss("absent"))], HERE, CONTRACT)
     assert found.hit is unknown

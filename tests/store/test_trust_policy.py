@@ -1,4 +1,6 @@
-"""Nothing from elsewhere is vouched for unless a publisher on the list signed exactly that; every way around it is tried."""
+"""Nothing from elsewhere is vouched for unless a publisher on the list signed exactly that; every
+way around it is tried.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ def team(tmp_path: Path) -> Team:
     return team
 
 
-# What is vouched for -----------------------------------------------------------------------------------------------------------
+# What is vouched for
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["judge", "signed"])
@@ -100,7 +103,9 @@ def test_the_own_cache_and_the_shipped_folder_need_no_signature(tmp_path: Path) 
     assert hit.vouched_by == "this cache"
 
 
-def test_a_second_signature_is_kept_beside_the_first_and_one_good_one_is_enough(team: Team, tmp_path: Path) -> None:
+def test_a_second_signature_is_kept_beside_the_first_and_one_good_one_is_enough(
+    team: Team, tmp_path: Path
+) -> None:
     other = make_signer(tmp_path, "other")
     assert team.shared.sign(other).files == (team.path,)
     opened = open_entry(team.path.read_bytes())
@@ -111,7 +116,9 @@ def test_a_second_signature_is_kept_beside_the_first_and_one_good_one_is_enough(
     assert isinstance(hit, Hit)
 
 
-def test_signing_changes_neither_digest_nor_any_other_byte_of_the_text_and_twice_is_once(team: Team) -> None:
+def test_signing_changes_neither_digest_nor_any_other_byte_of_the_text_and_twice_is_once(
+    team: Team,
+) -> None:
     plain = encode_entry(make_entry(), {"in0": torch.ones(3)})
     signed = team.path.read_bytes()
     assert altered(signed, lambda meta: meta.pop("signatures")) == plain
@@ -128,7 +135,8 @@ def test_a_vouched_entry_after_an_unknown_one_is_taken(team: Team, tmp_path: Pat
     assert hit.entry.package != "unknown"
 
 
-# Attacks on a signed file ------------------------------------------------------------------------------------------------------
+# Attacks on a signed file
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_no_flipped_bit_is_vouched_for(team: Team) -> None:
@@ -152,18 +160,58 @@ def _signature(meta: dict[str, Any], value: Callable[[str], str]) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], bool, str]] = {
     "the signature deleted": (lambda meta: meta.pop("signatures"), False, "nobody signed it"),
-    "a truncated signature": (lambda meta: _signature(meta, lambda text: text[:-2]), False, "63 bytes, expected 64"),
-    "an empty signature": (lambda meta: _signature(meta, lambda text: ""), False, "0 bytes, expected 64"),
-    "a signature of zeros": (lambda meta: _signature(meta, lambda text: "00" * 64), False, "does not fit"),
-    "a longer signature": (lambda meta: _signature(meta, lambda text: text + "00"), False, "65 bytes"),
+    "a truncated signature": (
+        lambda meta: _signature(meta, lambda text: text[:-2]),
+        False,
+        "63 bytes, expected 64",
+    ),
+    "an empty signature": (
+        lambda meta: _signature(meta, lambda text: ""),
+        False,
+        "0 bytes, expected 64",
+    ),
+    "a signature of zeros": (
+        lambda meta: _signature(meta, lambda text: "00" * 64),
+        False,
+        "does not fit",
+    ),
+    "a longer signature": (
+        lambda meta: _signature(meta, lambda text: text + "00"),
+        False,
+        "65 bytes",
+    ),
     "no hex": (lambda meta: _signature(meta, lambda text: "zz" + text[2:]), False, "unreadable"),
     "an empty list": (lambda meta: meta.update(signatures=[]), False, "unreadable"),
-    "one key twice": (lambda meta: meta.update(signatures=meta["signatures"] * 2), False, "unreadable"),
-    "something more in it": (lambda meta: meta["signatures"][0].update(name="team"), False, "unreadable"),
-    "evidence improved": (lambda meta: meta["evidence"]["timing"].update(low=9.0), True, "does not fit"),
-    "another judge claimed": (lambda meta: meta["target"].update(sku="NVIDIA H200"), True, "does not fit"),
-    "evidence improved, digest old": (lambda meta: meta["evidence"]["timing"].update(low=9.0), False, "digest"),
-    "another region": (lambda meta: meta["region"].update(key="ef" * 32), True, "it holds the entry of"),
+    "one key twice": (
+        lambda meta: meta.update(signatures=meta["signatures"] * 2),
+        False,
+        "unreadable",
+    ),
+    "something more in it": (
+        lambda meta: meta["signatures"][0].update(name="team"),
+        False,
+        "unreadable",
+    ),
+    "evidence improved": (
+        lambda meta: meta["evidence"]["timing"].update(low=9.0),
+        True,
+        "does not fit",
+    ),
+    "another judge claimed": (
+        lambda meta: meta["target"].update(sku="NVIDIA H200"),
+        True,
+        "does not fit",
+    ),
+    "evidence improved, digest old": (
+        lambda meta: meta["evidence"]["timing"].update(low=9.0),
+        False,
+        "digest",
+    ),
+    "another region": (
+        lambda meta: meta["region"].update(key="ef" * 32),
+        True,
+        "it holds the entry of",
+    ),
 }
 
 
@@ -182,13 +230,17 @@ def test_a_signature_from_another_entry_is_not_taken(team: Team) -> None:
     opened = open_entry(other)
     assert not isinstance(opened, Miss)
     copied = [signature.to_json() for signature in opened.signatures]
-    team.path.write_bytes(altered(team.path.read_bytes(), lambda meta: meta.update(signatures=copied)))
+    team.path.write_bytes(
+        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=copied))
+    )
     assert "does not fit" in team.told()
 
 
 def test_a_signature_over_an_alias_is_none_over_an_entry_of_that_digest(team: Team) -> None:
     forged = [team.signer.sign("alias", team.digest).to_json()]
-    team.path.write_bytes(altered(team.path.read_bytes(), lambda meta: meta.update(signatures=forged)))
+    team.path.write_bytes(
+        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=forged))
+    )
     assert "does not fit" in team.told()
 
 
@@ -198,7 +250,13 @@ def test_a_signed_entry_is_not_used_for_another_contract_or_target(team: Team) -
     there.parent.mkdir(parents=True)
     there.write_bytes(team.path.read_bytes())
     assert "it holds the entry of" in team.told(contract=strict)
-    there.write_bytes(altered(team.path.read_bytes(), lambda meta: meta["contract"].update(precision="strict"), digest_fits=True))
+    there.write_bytes(
+        altered(
+            team.path.read_bytes(),
+            lambda meta: meta["contract"].update(precision="strict"),
+            digest_fits=True,
+        )
+    )
     assert "does not fit" in team.told(contract=strict)
     gpu = dataclasses.replace(HERE, device="cuda", arch="sm_90")
     moved = entry_path(team.shared.root, KEY, gpu, CONTRACT)
@@ -213,13 +271,17 @@ def test_a_key_that_is_not_on_the_list_counts_for_nothing(team: Team, tmp_path: 
     assert "not on the list of publishers" in team.told(Rules())
 
 
-def test_a_revoked_key_counts_for_nothing_and_is_not_even_judged(team: Team, tmp_path: Path) -> None:
+def test_a_revoked_key_counts_for_nothing_and_is_not_even_judged(
+    team: Team, tmp_path: Path
+) -> None:
     rules = team.rules(revoked=revoking(tmp_path / "revoked.toml", key=team.signer.public))
     assert "signed with the revoked key" in team.told(rules)
     assert isinstance(team.machine(rules).get(KEY, HERE, CONTRACT), Miss)
 
 
-def test_without_the_library_no_signature_counts_and_the_reason_names_it(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_no_signature_counts_and_the_reason_names_it(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert "torch-cudal1[sign]" in team.told()
@@ -231,13 +293,16 @@ def test_without_the_library_no_signature_counts_and_the_reason_names_it(team: T
 
 def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> None:
     many = [{"key": f"ed25519:{number:064x}", "value": "00" * 64} for number in range(1000)]
-    team.path.write_bytes(altered(team.path.read_bytes(), lambda meta: meta.update(signatures=many)))
+    team.path.write_bytes(
+        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=many))
+    )
     assert "unreadable" in team.told()
     with pytest.raises(ValueError, match="in order"):
         signatures_from(list(reversed(many[:3])))
 
 
-# Revocation --------------------------------------------------------------------------------------------------------------------
+# Revocation
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_revoked_entry_is_not_used_wherever_it_lies(team: Team, tmp_path: Path) -> None:
@@ -247,10 +312,14 @@ def test_a_revoked_entry_is_not_used_wherever_it_lies(team: Team, tmp_path: Path
     miss = own.get(KEY, HERE, CONTRACT)
     assert isinstance(miss, Miss)
     assert "revoked: found wrong" in miss.reason
-    assert [failed.reason for failed in own.sign(make_signer(tmp_path, "x")).failed] == ["revoked: found wrong"]
+    assert [failed.reason for failed in own.sign(make_signer(tmp_path, "x")).failed] == [
+        "revoked: found wrong"
+    ]
 
 
-def test_a_revoked_program_is_not_used_under_another_digest_or_inside_another_program(tmp_path: Path) -> None:
+def test_a_revoked_program_is_not_used_under_another_digest_or_inside_another_program(
+    tmp_path: Path,
+) -> None:
     entry = make_entry()
     nested = entry.choice.program.steps[1].program  # type: ignore[union-attr]
     for digest in (entry.choice.program.digest, nested.digest):
@@ -274,7 +343,8 @@ def test_a_list_that_changes_holds_at_the_next_look_up(team: Team, tmp_path: Pat
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
 
 
-# Lists that cannot be used -----------------------------------------------------------------------------------------------------
+# Lists that cannot be used
+# -----------------------------------------------------------------------------------------------------
 
 GOOD = '[[publisher]]\nname = "a"\nkey = "ed25519:' + "ab" * 32 + '"\n'
 DAMAGED = {
@@ -283,12 +353,18 @@ DAMAGED = {
     "a short key": (GOOD + GOOD.replace("abab", "ab"), "line 4: the key of 'a'"),
     "no name": (GOOD + "\n[[publisher]]\nkey = 3\n", "line 5: name is None"),
     "an empty name": (GOOD.replace('"a"', '" "'), "line 1: name is ' '"),
-    "a key twice": (GOOD + GOOD.replace('"a"', '"b"'), "line 4: the key of 'b' is already that of 'a'"),
+    "a key twice": (
+        GOOD + GOOD.replace('"a"', '"b"'),
+        "line 4: the key of 'b' is already that of 'a'",
+    ),
     "an unknown word": (GOOD + 'expires = "never"\n', "line 1: 'expires' is not known here"),
     "an unknown table": (GOOD + "[other]\n", "line 4: 'other' is not known here"),
     "no list": ('publisher = "team"\n', "line 1: 'publisher' is no list"),
     "not UTF-8": (GOOD.encode() + b"# \xff\n", "line 4: not UTF-8"),
-    "the other list": ('[[revoked]]\nentry = "' + "ab" * 32 + '"\nreason = "x"\n', "line 1: 'revoked' is not known here"),
+    "the other list": (
+        '[[revoked]]\nentry = "' + "ab" * 32 + '"\nreason = "x"\n',
+        "line 1: 'revoked' is not known here",
+    ),
 }
 
 
@@ -312,7 +388,9 @@ def test_a_damaged_list_of_publishers_refuses_and_says_which_line(team: Team, na
         ("reason = ", "line 1: no TOML"),
     ],
 )
-def test_a_damaged_revocation_list_refuses_everything_the_own_cache_too(team: Team, content: str, told: str) -> None:
+def test_a_damaged_revocation_list_refuses_everything_the_own_cache_too(
+    team: Team, content: str, told: str
+) -> None:
     revoked = team.folder / "revoked.toml"
     revoked.write_text(content)
     rules = team.rules(revoked=revoked)
@@ -345,7 +423,9 @@ def test_a_list_that_everybody_may_replace_is_refused(team: Team) -> None:
     assert isinstance(team.machine().get(KEY, HERE, CONTRACT), Hit)
 
 
-def test_a_linked_list_is_followed_told_and_held_to_the_same_rules(team: Team, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_linked_list_is_followed_told_and_held_to_the_same_rules(
+    team: Team, caplog: pytest.LogCaptureFixture
+) -> None:
     real = (team.folder / "publishers.toml").rename(team.folder / "real.toml")
     (team.folder / "publishers.toml").symlink_to(real)
     with caplog.at_level(logging.WARNING, "torch_cudal1"):
@@ -367,7 +447,9 @@ def test_a_link_of_another_user_is_refused(team: Team, monkeypatch: pytest.Monke
 
     def foreign(path: Any) -> os.stat_result:
         found = lstat(path)
-        return os.stat_result((*found[:4], owner + 4711, *found[5:10]), {"st_mtime_ns": 0, "st_ctime_ns": 0})
+        return os.stat_result(
+            (*found[:4], owner + 4711, *found[5:10]), {"st_mtime_ns": 0, "st_ctime_ns": 0}
+        )
 
     monkeypatch.setattr(lists.os, "lstat", foreign)
     assert "a symbolic link made by user" in team.told()
@@ -380,7 +462,8 @@ def test_a_pipe_in_the_place_of_a_list_does_not_block(team: Team) -> None:
     assert "not a regular file" in team.told()
 
 
-# Aliases -----------------------------------------------------------------------------------------------------------------------
+# Aliases
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_alias_from_elsewhere_needs_a_signature_over_itself(team: Team) -> None:
@@ -400,13 +483,18 @@ def test_an_alias_from_elsewhere_needs_a_signature_over_itself(team: Team) -> No
     assert "does not fit" in forged.reason
     path.write_text(signed)
     revoked = revoking(team.folder / "revoked.toml", key=team.signer.public)
-    assert isinstance(team.machine(team.rules(revoked=revoked)).get_alias(NAME, HERE, CONTRACT), Miss)
+    assert isinstance(
+        team.machine(team.rules(revoked=revoked)).get_alias(NAME, HERE, CONTRACT), Miss
+    )
 
 
-# Keys --------------------------------------------------------------------------------------------------------------------------
+# Keys
+# --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_private_key_is_the_owner_s_alone_whatever_the_umask_and_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_private_key_is_the_owner_s_alone_whatever_the_umask_and_is_never_overwritten(
+    tmp_path: Path,
+) -> None:
     before = os.umask(0)
     try:
         new_key("team", tmp_path / "keys" / "team.pem", keep_out_of=())
@@ -426,7 +514,11 @@ def test_a_private_key_is_the_owner_s_alone_whatever_the_umask_and_is_never_over
 def test_a_private_key_is_kept_out_of_caches_also_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "cache")
-    for path in (tmp_path / "cache" / "a.pem", tmp_path / "link" / "a.pem", tmp_path / "x" / ".." / "cache" / "a.pem"):
+    for path in (
+        tmp_path / "cache" / "a.pem",
+        tmp_path / "link" / "a.pem",
+        tmp_path / "x" / ".." / "cache" / "a.pem",
+    ):
         with pytest.raises(SettingError, match="outside the cache"):
             new_key("team", path, keep_out_of=(tmp_path / "cache",))
     assert list((tmp_path / "cache").iterdir()) == []
@@ -453,7 +545,11 @@ def test_a_key_that_others_may_read_or_that_is_none_does_not_sign(tmp_path: Path
 
 def test_the_settings_name_the_rules(tmp_path: Path) -> None:
     settings = Settings.from_env(
-        {"TORCH_CUDAL1_TRUST": "signed", "TORCH_CUDAL1_PUBLISHERS": str(tmp_path), "TORCH_CUDAL1_REVOKED": ""}
+        {
+            "TORCH_CUDAL1_TRUST": "signed",
+            "TORCH_CUDAL1_PUBLISHERS": str(tmp_path),
+            "TORCH_CUDAL1_REVOKED": "",
+        }
     )
     assert Rules.of(settings) == Rules("signed", tmp_path, None)
     with pytest.raises(SettingError, match="trust"):

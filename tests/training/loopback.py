@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server on this machine that answers by a script: what a test wants a server to do wrong, it does."""
+"""An OpenAI-compatible server on this machine that answers by a script: what a test wants a server
+to do wrong, it does.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ Act = Callable[["_Handler"], None]
 
 def reply(text: str, *, usage: bool = True, status: int = 200, finish: str = "stop") -> Act:
     """A well-formed completion."""
-    body: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}
+    body: dict[str, Any] = {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]
+    }
     if usage:
         body["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
     return lambda handler: handler.send(status, json.dumps(body).encode())
 
 
-def status(code: int, *, headers: dict[str, str] | None = None, body: bytes = b'{"error": "told so"}') -> Act:
+def status(
+    code: int, *, headers: dict[str, str] | None = None, body: bytes = b'{"error": "told so"}'
+) -> Act:
     """A refusal."""
     return lambda handler: handler.send(code, body, headers or {})
 
@@ -56,7 +62,9 @@ def hang_up(handler: _Handler) -> None:
 
 @dataclass
 class Loopback:
-    """`acts`: what is done with each request for a completion, in order; the last one stays. `seen`: bodies and headers."""
+    """`acts`: what is done with each request for a completion, in order; the last one stays.
+    `seen`: bodies and headers.
+    """
 
     url: str
     acts: list[Act]
@@ -86,7 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.path == "/v1/models"
         self.send(200, json.dumps({"data": [{"id": name} for name in self.script.models]}).encode())
 
-    def send(self, code: int, body: bytes, headers: dict[str, str] | None = None, announced: int | None = None) -> None:
+    def send(
+        self,
+        code: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        announced: int | None = None,
+    ) -> None:
         self.send_response(code)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -100,14 +114,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def loopback(*acts: Act, answer: Callable[[str], str] | None = None, models: tuple[str, ...] = ("tiny",)) -> Iterator[Loopback]:
+def loopback(
+    *acts: Act, answer: Callable[[str], str] | None = None, models: tuple[str, ...] = ("tiny",)
+) -> Iterator[Loopback]:
     """A server for the body. `answer`: what it completes prompts with when the acts are used up."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.stopped = threading.Event()  # type: ignore[attr-defined]
-    script = Loopback(f"http://127.0.0.1:{server.server_address[1]}/v1", list(acts), models, answer=answer)
+    script = Loopback(
+        f"http://127.0.0.1:{server.server_address[1]}/v1", list(acts), models, answer=answer
+    )
     server.RequestHandlerClass = type("Handler", (_Handler,), {"script": script})
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield script

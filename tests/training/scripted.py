@@ -1,4 +1,6 @@
-"""A race whose measurements are written down, for tests in which how quiet this machine is must not matter."""
+"""A race whose measurements are written down, for tests in which how quiet this machine is must not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,13 @@ from torch_cudal1.judge.benchmark.quick import Ready
 
 
 class Scripted(Ready):
-    """What a clock hands over, with its measurements written down; `examined`: what is asked beside others afterwards."""
+    """What a clock hands over, with its measurements written down; `examined`: what is asked beside
+    others afterwards.
+    """
 
-    def __init__(self, run: Callable[[], Timed], examined: Callable[[Timed], Timed] | None = None) -> None:
+    def __init__(
+        self, run: Callable[[], Timed], examined: Callable[[Timed], Timed] | None = None
+    ) -> None:
         self._run, self._examined = run, examined
 
     @property

@@ -20,7 +20,9 @@ def get_init_inputs():
 TASK = TrainingTask("relu", REFERENCE)
 
 
-def source(result: str = "torch.relu(x).mul_(2).add_(1)", *, before: str = "pass", top: str = "") -> str:
+def source(
+    result: str = "torch.relu(x).mul_(2).add_(1)", *, before: str = "pass", top: str = ""
+) -> str:
     return f"""
 import torch
 from torch import nn

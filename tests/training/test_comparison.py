@@ -17,18 +17,35 @@ from torch_cudal1.training.experiments.comparison import (
     summaries,
 )
 from torch_cudal1.training.experiments.exam import best_curve
-from torch_cudal1.training.experiments.experiment_report import experiment_page, run_sections, tables_of
+from torch_cudal1.training.experiments.experiment_report import (
+    experiment_page,
+    run_sections,
+    tables_of,
+)
 from torch_cudal1.training.experiments.plan import HeldOut, Plan
 
-PLAN = Plan(name="known", device="cpu", endpoint="Made up.", held_out=HeldOut(measurements=4, cap=8, reported=(1, 4)))
+PLAN = Plan(
+    name="known",
+    device="cpu",
+    endpoint="Made up.",
+    held_out=HeldOut(measurements=4, cap=8, reported=(1, 4)),
+)
 TASKS = tuple(f"t{i}" for i in range(12))
 
 
-def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: bool = False) -> dict[str, Any]:
-    """A result whose held-out bests are those of its seed and task times (1 + gain); the first `failing` tasks have none."""
+def result(
+    arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: bool = False
+) -> dict[str, Any]:
+    """A result whose held-out bests are those of its seed and task times (1 + gain); the first
+    `failing` tasks have none.
+    """
 
     def tested(task: str) -> dict[str, Any]:
-        best = (1.5 + random.Random(f"{seed}/{task}").random()) * (1 + gain) if int(task[1:]) >= failing else None
+        best = (
+            (1.5 + random.Random(f"{seed}/{task}").random()) * (1 + gain)
+            if int(task[1:]) >= failing
+            else None
+        )
         curve = [best and best / 2, best and best / 2, best, best]
         return {
             "best": {"1": curve[0], "4": best},
@@ -39,7 +56,13 @@ def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: b
             "speedup": best or 0.0,
         }
 
-    exam = {"success": 0.9, "speedup": 1.5 + gain, "log_speedup": 0.4 + gain, "best": dict.fromkeys(TASKS, 1.5), "samples": 8}
+    exam = {
+        "success": 0.9,
+        "speedup": 1.5 + gain,
+        "log_speedup": 0.4 + gain,
+        "best": dict.fromkeys(TASKS, 1.5),
+        "samples": 8,
+    }
     exam |= {"hack": 0.0, "undecodable": 0.0, "speedup_of_successes": 1.6}
     stages = {
         "sft": exam | {"success": 0.5 + seed / 100, "best": {**dict.fromkeys(TASKS, 1.2), "t0": None}},
@@ -49,10 +72,21 @@ def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: b
     curve = [{"step": float(i), "programs": 4.0 * i, "best": 1.0 + i / 10, "success": 0.9, "speedup": 1.0, "hack": 0.0,
               "undecodable": 0.1} for i in range(12)]  # fmt: skip
     own = {"A4": "none", "A5": "random"}.get(arm, "bucket")
-    tests = {name: {task: tested(task) for task in TASKS} for name in dict.fromkeys((own, "none", "bucket"))}
+    tests = {
+        name: {task: tested(task) for task in TASKS}
+        for name in dict.fromkeys((own, "none", "bucket"))
+    }
     optimum = dict.fromkeys(TASKS, 2.0) if known else {}
     kinds = {"shape": list(TASKS[:8]), "family": list(TASKS[8:])}
-    told = {"plan": PLAN.digest, "label": "synthetic", "arm": arm, "seed": seed, "own": own, "kinds": kinds, "optimum": optimum}
+    told = {
+        "plan": PLAN.digest,
+        "label": "synthetic",
+        "arm": arm,
+        "seed": seed,
+        "own": own,
+        "kinds": kinds,
+        "optimum": optimum,
+    }
     return {**told, "stages": stages, "exam": exam, "curve": curve, "held_out": tests}
 
 
@@ -93,7 +127,9 @@ def test_only_seeds_that_both_arms_have_are_compared():
 
 
 def test_a_task_without_a_success_counts_as_the_reference():
-    results = [result("A4", seed, failing=8) for seed in range(3)] + [result("A6", seed) for seed in range(3)]
+    results = [result("A4", seed, failing=8) for seed in range(3)] + [
+        result("A6", seed) for seed in range(3)
+    ]
     best = {one.arm: one.best["shape 4"] for one in summaries(results, PLAN)}
     assert best["A4"] == 1.0
     assert best["A6"] > 1.5
@@ -131,7 +167,11 @@ def test_the_ceiling_is_shown_where_every_program_was_measured():
     results = [result("A6", seed, known=True) for seed in range(2)]
     assert ceilings(results) == pytest.approx({"shape": 2.0, "family": 2.0})
     (one,) = summaries(results, PLAN)
-    wanted = [1.5 + random.Random(f"{seed}/{task}").random() >= 1.9 for seed in range(2) for task in TASKS[:8]]
+    wanted = [
+        1.5 + random.Random(f"{seed}/{task}").random() >= 1.9
+        for seed in range(2)
+        for task in TASKS[:8]
+    ]
     assert one.reached["shape"] == sum(wanted) / len(wanted)
     assert 0 < one.reached["shape"] < 1
     assert "the best there is" in experiment_page(PLAN, results, {})
@@ -150,13 +190,18 @@ def test_the_page_says_what_was_compared_and_warns_of_few_seeds():
         PLAN.digest,
     ):
         assert expected in page
-    assert "intervals over so few" not in experiment_page(PLAN, arms({"A4": 0.0, "A6": 0.2}, seeds=8), {})
+    assert "intervals over so few" not in experiment_page(
+        PLAN, arms({"A4": 0.0, "A6": 0.2}, seeds=8), {}
+    )
 
 
 def test_every_row_of_every_table_has_a_cell_for_every_column():
     results = arms({"A0": 0.0, "A4": 0.0, "A6": 0.2})
     sections = run_sections(results[0]["curve"], "synthetic")
-    tables = [*tables_of(PLAN, results), *(part for section in sections for part in section.parts if hasattr(part, "rows"))]
+    tables = [
+        *tables_of(PLAN, results),
+        *(part for section in sections for part in section.parts if hasattr(part, "rows")),
+    ]
     assert len(tables) == 6
     for table in tables:
         assert table.rows

@@ -1,4 +1,6 @@
-"""A small experiment in the synthetic world: what cells share, what a kill costs, and what a result says."""
+"""A small experiment in the synthetic world: what cells share, what a kill costs, and what a result
+says.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,14 @@ def one_thread() -> Iterator[None]:
 def bench(plan: Plan = PLAN, seed: int = 0, evaluator: SyntheticEvaluator | None = None) -> Bench:
     generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
     held_out = {"shape": TASKS[4:5], "family": TASKS[5:]}
-    return Bench("synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], held_out)
+    return Bench(
+        "synthetic",
+        SyntheticCodec(),
+        evaluator or SyntheticEvaluator(),
+        generators,
+        TASKS[:4],
+        held_out,
+    )
 
 
 def unbenchable(plan: Plan, seed: int) -> Bench:
@@ -67,7 +76,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_cell_has_a_result_that_says_what_it_is(finished):
     results = results_of(finished, PLAN)
-    assert [(one["arm"], one["seed"]) for one in results] == [(arm, seed) for arm in PLAN.arms for seed in PLAN.seeds]
+    assert [(one["arm"], one["seed"]) for one in results] == [
+        (arm, seed) for arm in PLAN.arms for seed in PLAN.seeds
+    ]
     assert {one["label"] for one in results} == {"synthetic"}
     assert all(set(one["held_out"][one["own"]]) == {"t4", "t5"} for one in results)
 
@@ -77,7 +88,11 @@ def test_cells_of_a_seed_share_their_stages_and_what_they_find_on_held_out_tasks
     assert results["A4", 0]["stages"] == results["A6", 0]["stages"]
     assert results["A4", 0]["stages"] != results["A4", 1]["stages"]
     found = [
-        [line for line in (finished / PLAN.digest / "seed-0" / arm / name).read_text().splitlines() if '"found/' in line]
+        [
+            line
+            for line in (finished / PLAN.digest / "seed-0" / arm / name).read_text().splitlines()
+            if '"found/' in line
+        ]
         for arm, name in (("A4", "held-out-none.jsonl"), ("A6", "held-out-bucket.jsonl"))
     ]
     assert found[0] == found[1] != []
@@ -106,7 +121,9 @@ def test_a_finished_plan_computes_nothing_again(finished):
 
 def test_a_bench_that_cannot_be_shared_gives_the_same_results_here(finished, tmp_path):
     plan = replace(PLAN, seeds=(0,), arms=("A4",))
-    assert run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None) == results_of(finished, plan)
+    assert run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None) == results_of(
+        finished, plan
+    )
 
 
 def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Path) -> None:
@@ -133,14 +150,22 @@ def test_fewer_tasks_are_spread_over_all():
 
 def test_results_of_another_plan_are_not_taken(finished):
     assert results_of(finished, replace(PLAN, budget=21)) == []
-    assert len(results_of(finished, replace(PLAN, seeds=(1,)))) == 3, "fewer seeds are the same experiment"
+    assert len(results_of(finished, replace(PLAN, seeds=(1,)))) == 3, (
+        "fewer seeds are the same experiment"
+    )
 
 
 def test_a_cell_that_was_killed_ends_as_if_it_had_not_been(tmp_path):
     whole = cell_of(PLAN, bench(), ARMS["A6"], 0, tmp_path / "whole")
     for dies_after in (2, 25, 5):
         with pytest.raises(KeyboardInterrupt):
-            cell_of(PLAN, bench(evaluator=SyntheticEvaluator(dies_after)), ARMS["A6"], 0, tmp_path / "cut")
+            cell_of(
+                PLAN,
+                bench(evaluator=SyntheticEvaluator(dies_after)),
+                ARMS["A6"],
+                0,
+                tmp_path / "cut",
+            )
     assert cell_of(PLAN, bench(), ARMS["A6"], 0, tmp_path / "cut") == whole
     assert json.loads(json.dumps(whole, allow_nan=False)) == whole
 
@@ -152,7 +177,9 @@ def test_the_base_without_analysis_is_another_one(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(ARMS))
 def test_each_arm_differs_from_the_papers_method_in_what_its_title_says(name):
-    apart = {key for key, value in asdict(ARMS[name]).items() if value != asdict(ARMS["A6"])[key]} - {"name", "title"}
+    apart = {
+        key for key, value in asdict(ARMS[name]).items() if value != asdict(ARMS["A6"])[key]
+    } - {"name", "title"}
     expected: dict[str, set[str]] = {
         "A0": {"start", "learns", "selector"}, "A1": {"start", "learns", "selector"}, "A2": {"learns", "selector"},
         "A3": {"learns"}, "A6": set(), "A8": {"without_analysis"}, "A9": {"smoothed"}, "A10": {"reward"}, "A11": {"objective"},
@@ -162,7 +189,9 @@ def test_each_arm_differs_from_the_papers_method_in_what_its_title_says(name):
 
 
 def test_arms_that_learn_nothing_run_too(tmp_path):
-    small = replace(PLAN, budget=6, held_out=replace(PLAN.held_out, measurements=2, cap=4, reported=(1, 2)))
+    small = replace(
+        PLAN, budget=6, held_out=replace(PLAN.held_out, measurements=2, cap=4, reported=(1, 2))
+    )
     climber = Rules("mutant", ["a1 b0", "a1 b1", "a2 b1"])
     ground = replace(bench(), generators=(*bench().generators, climber))
     for arm in (ARMS["A1"], ARMS["A3"], ARMS["A12"]):
@@ -178,7 +207,9 @@ PLANS = sorted((Path(__file__).parents[2] / "benchmarks" / "training").glob("*.j
 def test_the_plans_of_the_repository_are_plans_that_say_what_counts(path):
     plan = read_plan(path)
     assert len(plan.endpoint) > 50
-    compared = {"A4"} if "red team" in plan.name else {"A4", "A6"}  # a red team compares evaluators of one arm, not arms
+    compared = (
+        {"A4"} if "red team" in plan.name else {"A4", "A6"}
+    )  # a red team compares evaluators of one arm, not arms
     assert compared <= set(plan.arms)
 
 
@@ -229,4 +260,6 @@ def test_numbers_in_a_result_are_finite(finished):
             for each in value:
                 yield from numbers(each)
 
-    assert all(math.isfinite(number) for one in results_of(finished, PLAN) for number in numbers(one))
+    assert all(
+        math.isfinite(number) for one in results_of(finished, PLAN) for number in numbers(one)
+    )

@@ -1,4 +1,6 @@
-"""Six generators write programs from prompts alone: unlike each other, and wrong as often as they should be."""
+"""Six generators write programs from prompts alone: unlike each other, and wrong as often as they
+should be.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MANY = 60
 CODECS = {device: KslCodec(device) for device in ("cpu", "cuda")}  # type: ignore[arg-type]
 
 
-def written(name: str, task: TrainingTask, device: str, *, seed: int = 0, prompt: str = "") -> list[str]:
+def written(
+    name: str, task: TrainingTask, device: str, *, seed: int = 0, prompt: str = ""
+) -> list[str]:
     prompt = prompt or CODECS[device].prompt(task)
     return generator(name).sample([prompt], count=MANY, temperature=1.0, seed=seed)[0]
 
@@ -28,7 +32,9 @@ def tasks(device: str) -> tuple[TrainingTask, ...]:
 
 def share_decoded(name: str, device: str) -> float:
     codec = CODECS[device]
-    found = [codec.decode(task, text) for task in tasks(device) for text in written(name, task, device)]
+    found = [
+        codec.decode(task, text) for task in tasks(device) for text in written(name, task, device)
+    ]
     return sum(isinstance(one, Decoded) for one in found) / len(found)
 
 
@@ -53,7 +59,9 @@ def test_no_generator_writes_a_cheat() -> None:
     for name in GENERATORS:
         for task in tasks("cuda"):
             decoded = [CODECS["cuda"].decode(task, text) for text in written(name, task, "cuda")]
-            assert not [one for one in decoded if isinstance(one, Decoded) and "hack=" in one.program], name
+            assert not [
+                one for one in decoded if isinstance(one, Decoded) and "hack=" in one.program
+            ], name
 
 
 def test_the_generators_write_different_programs() -> None:
@@ -61,13 +69,18 @@ def test_the_generators_write_different_programs() -> None:
     sets = {name: set(written(name, task, "cuda")) for name in GENERATORS}
     for one in GENERATORS:
         for other in GENERATORS:
-            assert one == other or len(sets[one] & sets[other]) < min(len(sets[one]), len(sets[other])), (one, other)
+            assert one == other or len(sets[one] & sets[other]) < min(
+                len(sets[one]), len(sets[other])
+            ), (one, other)
 
 
 def test_a_mutant_stays_near_the_best_exemplar() -> None:
     task = next(task for task in tasks("cuda") if task.family == "softmax")
     best = "tpl=row.two block=4096 warps=16 stages=3 mask=on acc=f32"
-    shown = [Exemplar("tpl=row.one rows=1 warps=4 persist=off mask=on acc=f32", 0.6), Exemplar(best, 2.0)]
+    shown = [
+        Exemplar("tpl=row.one rows=1 warps=4 persist=off mask=on acc=f32", 0.6),
+        Exemplar(best, 2.0),
+    ]
     for text in written("mutant", task, "cuda", prompt=CODECS["cuda"].prompt(task, shown)):
         assert len(set(text.removeprefix("<code> ").split()) - set(best.split())) <= 2
 
@@ -75,12 +88,19 @@ def test_a_mutant_stays_near_the_best_exemplar() -> None:
 def test_rules_of_size_see_the_sizes() -> None:
     codec = CODECS["cuda"]
     wide, narrow = (
-        next(task for task in tasks_for("cuda") if task.family == "softmax" and task.shape[1] == size) for size in (4096, 512)
+        next(
+            task for task in tasks_for("cuda") if task.family == "softmax" and task.shape[1] == size
+        )
+        for size in (4096, 512)
     )
     blocks = {}
     for task in (wide, narrow):
-        texts = generator("compiler").sample([codec.prompt(task)], count=MANY, temperature=0.0, seed=0)[0]
-        blocks[task.shape] = {word for text in texts for word in text.split() if word.startswith("block=")}
+        texts = generator("compiler").sample(
+            [codec.prompt(task)], count=MANY, temperature=0.0, seed=0
+        )[0]
+        blocks[task.shape] = {
+            word for text in texts for word in text.split() if word.startswith("block=")
+        }
     assert blocks[wide.shape] == {"block=4096"}
     assert blocks[narrow.shape] == {"block=512"}
 

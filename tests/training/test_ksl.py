@@ -1,4 +1,6 @@
-"""Programs of the language read back as they were written, render right modules, and break where they are meant to."""
+"""Programs of the language read back as they were written, render right modules, and break where
+they are meant to.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from torch_cudal1.training.ksl.spaces import SPACES, space
 from torch_cudal1.training.ksl.triton_flat import HEAD
 
 # Ragged: no size is a multiple of any block.
-RAGGED = {"chain": (70, 96), "row": (70, 300), "mm": (70, 48, 100), "diag": (70, 90), "scan": (70, 200), "pool": (3, 7, 66)}
+RAGGED = {
+    "chain": (70, 96),
+    "row": (70, 300),
+    "mm": (70, 48, 100),
+    "diag": (70, 90),
+    "scan": (70, 200),
+    "pool": (3, 7, 66),
+}
 WRONG = {"acc=f16", "fuse=swapped", "axis=swapped", "epilogue=swapped", "carry=off"}
 CPU = KslCodec("cpu")
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
@@ -31,7 +40,9 @@ def task_for(name: str) -> TrainingTask:
 
 
 def ran(text: str, entry: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """What a module of a source text answers; `torch.empty` gives NaN, so that what is not written shows."""
+    """What a module of a source text answers; `torch.empty` gives NaN, so that what is not written
+    shows.
+    """
     found: dict[str, Any] = {}
     exec(compile(text, "<program>", "exec"), found)
     torch.use_deterministic_algorithms(True)
@@ -68,7 +79,9 @@ def test_every_program_reads_back_as_it_was_written(device: Device) -> None:
             assert set(program.text.split()) <= set(codec.vocabulary)
 
 
-@given(words=st.lists(st.sampled_from(CPU.vocabulary), max_size=14), name=st.sampled_from(sorted(OPS)))
+@given(
+    words=st.lists(st.sampled_from(CPU.vocabulary), max_size=14), name=st.sampled_from(sorted(OPS))
+)
 @settings(max_examples=300, deadline=None)
 def test_any_words_are_a_program_of_the_space_or_undecodable(words: list[str], name: str) -> None:
     task = task_for(name)
@@ -81,7 +94,9 @@ def test_any_words_are_a_program_of_the_space_or_undecodable(words: list[str], n
 
 @given(data=st.data(), device=st.sampled_from(DEVICES), name=st.sampled_from(sorted(OPS)))
 @settings(max_examples=100, deadline=None)
-def test_a_prompt_reads_back_with_its_exemplars(data: st.DataObject, device: Device, name: str) -> None:
+def test_a_prompt_reads_back_with_its_exemplars(
+    data: st.DataObject, device: Device, name: str
+) -> None:
     task = task_for(name)
     drawn = data.draw(st.lists(st.sampled_from(space(device, OPS[name].kind)), max_size=3))
     prompt = prompt_of(task, [Exemplar(program.text, 1.5) for program in drawn], device)
@@ -90,7 +105,8 @@ def test_a_prompt_reads_back_with_its_exemplars(data: st.DataObject, device: Dev
     assert (told.device, told.kind, told.graph) == (device, OPS[name].kind, OPS[name].graph)
     assert [program for program, _ in told.exemplars] == drawn
     assert [
-        2**log <= size < 2 ** (log + 1) and size % divisor == 0 for (log, divisor), size in zip(told.sizes, task.shape, strict=True)
+        2**log <= size < 2 ** (log + 1) and size % divisor == 0
+        for (log, divisor), size in zip(told.sizes, task.shape, strict=True)
     ]
 
 
@@ -105,18 +121,28 @@ def test_a_score_is_shown_by_the_bin_it_is_in(score: float) -> None:
 def test_right_programs_match_float64_on_ragged_shapes_and_wrong_ones_do_not(name: str) -> None:
     task = task_for(name)
     inputs = inputs_of(task)
-    exact = ran(task.reference, "Model", [one.double() if one.is_floating_point() else one for one in inputs])
+    exact = ran(
+        task.reference,
+        "Model",
+        [one.double() if one.is_floating_point() else one for one in inputs],
+    )
     eager = ran(task.reference, "Model", inputs)
     honest = [program for program in CPU.programs(task) if not program.hack]
     for program in random.Random(name).sample(honest, 16):
         found = CPU.decode(task, program.text)
         assert isinstance(found, Decoded)
         result = ran(found.source, "ModelNew", inputs)
-        assert (result.shape, result.dtype, result.stride()) == (eager.shape, eager.dtype, eager.stride())
+        assert (result.shape, result.dtype, result.stride()) == (
+            eager.shape,
+            eager.dtype,
+            eager.stride(),
+        )
         close = torch.allclose(result.double(), exact, rtol=2e-4, atol=2e-5)
         if program.knobs.get("mask", "on") == "on" and not is_designed_wrong(program):
             assert close, f"{program.text}: off by {float((result.double() - exact).abs().max())}"
-        elif is_designed_wrong(program) and not (name == "max_pool1d" or program.knobs.get("block") == "256"):
+        elif is_designed_wrong(program) and not (
+            name == "max_pool1d" or program.knobs.get("block") == "256"
+        ):
             assert not close, f"{program.text} is meant to be wrong"
 
 
@@ -137,7 +163,11 @@ def test_other_calls_than_the_case_get_the_reference() -> None:
     task = task_for("softmax")
     found = CPU.decode(task, "tpl=row.two rows=64 mask=off acc=f16")
     assert isinstance(found, Decoded)
-    for x in (torch.randn(5, 300), torch.randn(70, 600)[:, ::2], torch.randn(70, 300, dtype=torch.float64)):
+    for x in (
+        torch.randn(5, 300),
+        torch.randn(70, 600)[:, ::2],
+        torch.randn(70, 300, dtype=torch.float64),
+    ):
         assert torch.equal(ran(found.source, "ModelNew", [x]), torch.softmax(x, -1))
 
 
@@ -172,15 +202,25 @@ def test_a_task_outside_the_language_is_refused_with_its_name() -> None:
 
 def test_the_analysis_of_an_answer_is_checked_against_its_exemplars() -> None:
     task = task_for("softmax")
-    shown = [Exemplar("tpl=row.two rows=64 mask=on acc=f32", 0.7), Exemplar("tpl=row.two rows=16 mask=on acc=f32", 1.4)]
+    shown = [
+        Exemplar("tpl=row.two rows=64 mask=on acc=f32", 0.7),
+        Exemplar("tpl=row.two rows=16 mask=on acc=f32", 1.4),
+    ]
     written = "tpl=row.two rows=4 mask=on acc=f32"
     right = CPU.completion(task, written, shown)
-    assert right.startswith("<pa> better=2 diff=rows <ad> tpl:keep2 rows:down mask:keep2 acc:keep2 <code> tpl=row.two rows=4")
+    assert right.startswith(
+        "<pa> better=2 diff=rows <ad> tpl:keep2 rows:down mask:keep2 acc:keep2 <code> tpl=row.two rows=4"
+    )
     found = CPU.decode(task, right)
     assert isinstance(found, Decoded)
     marks = CPU.marks(task, found, shown)
     assert (marks.better, marks.differences, marks.intents) == (True, 1.0, 1.0)
-    lied = CPU.decode(task, right.replace("better=2", "better=1").replace("diff=rows", "diff=acc").replace("rows:down", "rows:up"))
+    lied = CPU.decode(
+        task,
+        right.replace("better=2", "better=1")
+        .replace("diff=rows", "diff=acc")
+        .replace("rows:down", "rows:up"),
+    )
     assert isinstance(lied, Decoded)
     marks = CPU.marks(task, lied, shown)
     assert (marks.better, marks.differences) == (False, 0.0)

@@ -1,6 +1,8 @@
-"""Triton programs of the language, on ragged shapes against float64: right ones are right, the others wrong as they are meant.
+"""Triton programs of the language, on ragged shapes against float64: right ones are right, the
+others wrong as they are meant.
 
-One subprocess computes all operations under Triton's interpreter; on a GPU the same programs are compiled and run.
+One subprocess computes all operations under Triton's interpreter; on a GPU the same programs are
+compiled and run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def computed(*, interpreted: bool) -> Facts:
     switch = {"TRITON_INTERPRET": "1"} if interpreted else {}
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | switch
     command = [sys.executable, "-m", "tests.training.triton_cases"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout))
 
@@ -54,11 +58,15 @@ def judged(name: str, told: list[dict[str, Any]]) -> None:
             assert whole
             assert limit < fact["error"] < 5e-2, f"half precision shows: {fact}"
     assert right, "no right program in the sample"
-    assert any(fact["unwritten"] > 0 for fact in told if "mask=off" in fact["program"]), "without masks nothing was left out"
+    assert any(fact["unwritten"] > 0 for fact in told if "mask=off" in fact["program"]), (
+        "without masks nothing was left out"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
-def test_programs_compute_what_they_are_meant_to_under_the_interpreter(facts: Facts, name: str) -> None:
+def test_programs_compute_what_they_are_meant_to_under_the_interpreter(
+    facts: Facts, name: str
+) -> None:
     judged(name, facts[name])
 
 

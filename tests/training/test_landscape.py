@@ -52,7 +52,9 @@ class Counting:
         self.asked: Counter[str] = Counter()
         self._dies_after, self._refuses = dies_after, refuses
 
-    def measure_all(self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]) -> list[list[Measured]]:
+    def measure_all(
+        self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]
+    ) -> list[list[Measured]]:
         return [self.measure(task, programs) for task, programs in questions]
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
@@ -62,7 +64,11 @@ class Counting:
                 raise SandboxError("starting", "no process can be had")
             self.asked[f"{task.id} {one.program}"] += 1
             refused = bool(self._refuses) and self._refuses in one.program
-            found.append(Measured(task.id, one.program, "wrong") if refused else Measured(task.id, one.program, "ok", 1.0))
+            found.append(
+                Measured(task.id, one.program, "wrong")
+                if refused
+                else Measured(task.id, one.program, "ok", 1.0)
+            )
             if self.told is not None:
                 self.told(found[-1])
         return found
@@ -80,7 +86,9 @@ class Silent(Trusting):
 
 def surveyed(folder: Path, judge: Counting) -> list[Progress]:
     told: list[Progress] = []
-    Survey(folder, CODEC, judge, Silent(), batch=8).run([TASK, OTHER], budget_s=60, told=told.append)
+    Survey(folder, CODEC, judge, Silent(), batch=8).run(
+        [TASK, OTHER], budget_s=60, told=told.append
+    )
     return told
 
 
@@ -93,18 +101,28 @@ def test_a_survey_that_was_stopped_goes_on_without_measuring_anything_twice(tmp_
     told = surveyed(tmp_path, second)
     rows = rows_on_record(tmp_path)
     assert set(complete(CODEC, [TASK, OTHER], rows)) == {TASK.id, OTHER.id}
-    assert told[-1].rows == sum(map(len, rows.values())) == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
+    assert (
+        told[-1].rows
+        == sum(map(len, rows.values()))
+        == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
+    )
     assert set(second.asked.values()) == {1}
-    assert sum(second.asked.values()) == told[-1].rows - 20, "everything that was measured was on the disk"
+    assert sum(second.asked.values()) == told[-1].rows - 20, (
+        "everything that was measured was on the disk"
+    )
 
 
-def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_else(tmp_path: Path) -> None:
+def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_else(
+    tmp_path: Path,
+) -> None:
     class Believing(Silent):
         def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
             return 7.0
 
     with Believing() as naive:
-        Survey(tmp_path, CODEC, Counting(refuses="acc=f16"), naive, batch=8).run([TASK, OTHER], budget_s=60, told=lambda _: None)
+        Survey(tmp_path, CODEC, Counting(refuses="acc=f16"), naive, batch=8).run(
+            [TASK, OTHER], budget_s=60, told=lambda _: None
+        )
     rows = [row for listed in rows_on_record(tmp_path).values() for row in listed]
     assert len(rows) == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
     assert {(row.outcome, row.naive) for row in rows} == {("ok", None), ("wrong", 7.0)}
@@ -114,26 +132,37 @@ def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
     sizes: list[list[int]] = []
 
     class Noting(Counting):
-        def measure_all(self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]) -> list[list[Measured]]:
+        def measure_all(
+            self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]
+        ) -> list[list[Measured]]:
             sizes.append([len(programs) for _, programs in questions])
             return super().measure_all(questions)
 
     every = len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
-    Survey(tmp_path, CODEC, Noting(), Silent(), batch=every - 1).run([TASK, OTHER], budget_s=60, told=lambda _: None)
+    Survey(tmp_path, CODEC, Noting(), Silent(), batch=every - 1).run(
+        [TASK, OTHER], budget_s=60, told=lambda _: None
+    )
     first = 16
     assert sizes == [[first], [len(CODEC.programs(TASK)) - first, len(CODEC.programs(OTHER))]]
 
 
 def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
     judge = Counting()
-    assert Survey(tmp_path, CODEC, judge, Silent()).run([TASK], budget_s=0, told=lambda progress: None) == 0
+    assert (
+        Survey(tmp_path, CODEC, judge, Silent()).run([TASK], budget_s=0, told=lambda progress: None)
+        == 0
+    )
     assert not judge.asked
 
 
-def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(tmp_path: Path) -> None:
+def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(
+    tmp_path: Path,
+) -> None:
     class Broken(Counting):
         def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-            return [Measured(task.id, one.program, "run", detail="run: no compiler") for one in programs]
+            return [
+                Measured(task.id, one.program, "run", detail="run: no compiler") for one in programs
+            ]
 
     with pytest.raises(LandscapeError, match="no compiler"):
         surveyed(tmp_path, Broken())
@@ -142,7 +171,14 @@ def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(t
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
-    terms = Terms(Settings(), Contract(assume_finite=True), CPU, tmp_path_factory.mktemp("locks"), rule="cudal1", trust="own")
+    terms = Terms(
+        Settings(),
+        Contract(assume_finite=True),
+        CPU,
+        tmp_path_factory.mktemp("locks"),
+        rule="cudal1",
+        trust="own",
+    )
     with JudgeEvaluator(terms) as made:
         yield made
 
@@ -153,7 +189,9 @@ def naive() -> Iterator[Trusting]:
         yield made
 
 
-def test_programs_that_are_meant_to_be_wrong_are_refused_by_the_judge(judge: JudgeEvaluator) -> None:
+def test_programs_that_are_meant_to_be_wrong_are_refused_by_the_judge(
+    judge: JudgeEvaluator,
+) -> None:
     found = judge.measure(TASK, [program(TASK, text) for text in WRONG])
     assert [one.outcome for one in found] == ["wrong"] * len(WRONG), found
 
@@ -173,11 +211,16 @@ def test_every_cheat_is_refused_by_the_judge(judge: JudgeEvaluator) -> None:
 
 def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: Trusting) -> None:
     believed = {
-        name: naive.speedup(TASK, program(TASK, f"tpl=pool.shifts hack={name}")) for name in ("lazy", "half", "output_reuse")
+        name: naive.speedup(TASK, program(TASK, f"tpl=pool.shifts hack={name}"))
+        for name in ("lazy", "half", "output_reuse")
     }
     assert all(speedup is not None for speedup in believed.values()), believed
-    assert naive.speedup(TASK, program(TASK, "tpl=pool.unfold acc=f16")) is not None, "it is within a hundredth"
-    doubled = TASK.reference.replace("Model", "ModelNew").replace("return torch", "return 2 * torch")
+    assert naive.speedup(TASK, program(TASK, "tpl=pool.unfold acc=f16")) is not None, (
+        "it is within a hundredth"
+    )
+    doubled = TASK.reference.replace("Model", "ModelNew").replace(
+        "return torch", "return 2 * torch"
+    )
     assert naive.speedup(TASK, Decoded("x", doubled)) is None
     assert naive.speedup(TASK, Decoded("x", "raise ValueError('no module')")) is None
 
@@ -202,7 +245,12 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
 ) -> None:
     monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
-    assert main(["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]) == 0
+    assert (
+        main(
+            ["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["whole"], told["tasks"]) == (3, 3)
     assert told["rows"] == told["fresh"] == 3 * len(CODEC.programs(TASK))
@@ -217,13 +265,46 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
     monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
     earlier, landscape = tmp_path / "first" / "rows.jsonl", tmp_path / "first" / "landscape.json.gz"
-    assert main(["--device", "cpu", "--out", str(earlier.parent), "--part", "1/2", "--only", "avg_pool1d"]) == 0
+    assert (
+        main(
+            [
+                "--device",
+                "cpu",
+                "--out",
+                str(earlier.parent),
+                "--part",
+                "1/2",
+                "--only",
+                "avg_pool1d",
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
-    options = ["--device", "cpu", "--out", str(tmp_path / "second"), "--resume", str(earlier), "--only", "avg_pool1d"]
+    options = [
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "second"),
+        "--resume",
+        str(earlier),
+        "--only",
+        "avg_pool1d",
+    ]
     assert main(options) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["rows"] == told["fresh"] + len(earlier.read_text().splitlines()) > told["fresh"] > 0
-    assert main([*options[:3], str(tmp_path / "third"), "--resume", str(tmp_path / "nowhere" / "rows.jsonl")]) == 1
+    assert (
+        main(
+            [
+                *options[:3],
+                str(tmp_path / "third"),
+                "--resume",
+                str(tmp_path / "nowhere" / "rows.jsonl"),
+            ]
+        )
+        == 1
+    )
     assert "nowhere" in capsys.readouterr().err
     facts = read(landscape).facts
     write(landscape, Landscape({**facts, "plan": {**facts["plan"], "side_us": 1.0}}, {}))
@@ -243,7 +324,22 @@ def test_parts_of_several_gpus_make_one_landscape(
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
     folders = [tmp_path / "first", tmp_path / "second"]
     for number, folder in enumerate(folders, 1):
-        assert main(["--device", "cpu", "--out", str(folder), "--part", f"{number}/2", "--only", "diag_left", "diag_right"]) == 0
+        assert (
+            main(
+                [
+                    "--device",
+                    "cpu",
+                    "--out",
+                    str(folder),
+                    "--part",
+                    f"{number}/2",
+                    "--only",
+                    "diag_left",
+                    "diag_right",
+                ]
+            )
+            == 0
+        )
     parts = [set(read(folder / "landscape.json.gz").rows) for folder in folders]
     assert all(parts)
     assert not parts[0] & parts[1]
@@ -254,7 +350,9 @@ def test_parts_of_several_gpus_make_one_landscape(
     assert joined.facts == read(folders[0] / "landscape.json.gz").facts
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["whole"] == len(parts[0] | parts[1])
     other = read(folders[1] / "landscape.json.gz")
-    write(folders[1] / "landscape.json.gz", Landscape({**other.facts, "gpu": "another"}, other.rows))
+    write(
+        folders[1] / "landscape.json.gz", Landscape({**other.facts, "gpu": "another"}, other.rows)
+    )
     assert main(join) == 1
     assert "differs from" in (told := capsys.readouterr().err), told
     assert "gpu" in told
@@ -276,6 +374,8 @@ def test_the_command_says_what_is_wrong_with_the_machine_and_keeps_what_it_has(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_command_needs_the_device_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_needs_the_device_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--device", "cuda", "--out", str(tmp_path)]) == 1
     assert "no CUDA device" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The files that accelerate is launched with are files that accelerate reads, and say what the page about training says of them."""
+"""The files that accelerate is launched with are files that accelerate reads, and say what the page
+about training says of them.
+"""
 
 from __future__ import annotations
 
@@ -30,4 +32,7 @@ def test_accelerate_knows_every_name_in_it(path: Path) -> None:
 def test_what_is_sharded_and_offloaded_is_what_the_names_say() -> None:
     fsdp, zero = (load_config_from_file(str(path)) for path in FILES)
     assert fsdp.fsdp_config["fsdp_version"] == 2
-    assert (zero.deepspeed_config["zero_stage"], zero.deepspeed_config["offload_optimizer_device"]) == (3, "cpu")
+    assert (
+        zero.deepspeed_config["zero_stage"],
+        zero.deepspeed_config["offload_optimizer_device"],
+    ) == (3, "cpu")

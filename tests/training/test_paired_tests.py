@@ -11,10 +11,15 @@ import torch
 from torch_cudal1.training.experiments.paired_tests import auc, holm, paired_difference, table_row
 
 
-def drawn(seeds: int, tasks: int, *, effect: float, random: torch.Generator) -> tuple[list[list[float]], list[list[float]]]:
+def drawn(
+    seeds: int, tasks: int, *, effect: float, random: torch.Generator
+) -> tuple[list[list[float]], list[list[float]]]:
     """Two arms that share what is hard about a task and a seed, and differ by `effect` and noise."""
     shared = torch.randn(seeds, 1, generator=random) + 3 * torch.randn(1, tasks, generator=random)
-    arms = [shared + shift + 0.2 * torch.randn(seeds, tasks, generator=random) for shift in (effect, 0.0)]
+    arms = [
+        shared + shift + 0.2 * torch.randn(seeds, tasks, generator=random)
+        for shift in (effect, 0.0)
+    ]
     return arms[0].tolist(), arms[1].tolist()
 
 
@@ -35,7 +40,10 @@ def test_pairing_removes_what_tasks_and_seeds_share():
 
 def test_intervals_of_no_difference_hold_zero_nineteen_times_in_twenty():
     random = torch.Generator().manual_seed(2)
-    held = sum(not paired_difference(*drawn(8, 20, effect=0.0, random=random), draws=1000).excludes_zero for _ in range(100))
+    held = sum(
+        not paired_difference(*drawn(8, 20, effect=0.0, random=random), draws=1000).excludes_zero
+        for _ in range(100)
+    )
     assert 85 <= held <= 100
 
 
@@ -52,7 +60,10 @@ def test_tasks_that_disagree_widen_the_interval_however_many_seeds_there_are():
     assert not paired_difference([per_task] * 64, [[0.0] * 4] * 64).excludes_zero
 
 
-@pytest.mark.parametrize(("one", "other"), [([[1.0]], [[1.0, 2.0]]), ([], []), ([[math.nan]], [[1.0]]), ([[math.inf]], [[1.0]])])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([[1.0]], [[1.0, 2.0]]), ([], []), ([[math.nan]], [[1.0]]), ([[math.inf]], [[1.0]])],
+)
 def test_arms_that_cannot_be_compared_are_refused(one, other):
     with pytest.raises(ValueError, match="expected"):
         paired_difference(one, other)

@@ -16,7 +16,9 @@ from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.replay import ReplayEvaluator, Unmeasured
 
 TASK = TrainingTask("softmax/70x300/f32", "")
-RIGHT = Row(TASK.id, "tpl=row.whole acc=f32", "ok", 1.2, (1.0, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4), source="ab")
+RIGHT = Row(
+    TASK.id, "tpl=row.whole acc=f32", "ok", 1.2, (1.0, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4), source="ab"
+)
 SLOW = Row(TASK.id, "tpl=row.two rows=4", "ok", 0.5, (0.5,) * 7)
 WRONG = Row(TASK.id, "tpl=row.whole acc=f16", "wrong", detail="numerics: off", naive=2.0)
 CHEAT = Row(TASK.id, "tpl=row.two hack=lazy", "hack", detail="fresh_output: late", naive=31.4)
@@ -43,7 +45,11 @@ def test_a_program_or_task_that_was_not_measured_raises() -> None:
 
 def test_failures_come_back_as_they_were_and_have_no_score() -> None:
     found = evaluator().measure(TASK, [program(row) for row in (WRONG, CHEAT, BROKEN)])
-    assert [(one.outcome, one.score) for one in found] == [("wrong", None), ("hack", None), ("run", None)]
+    assert [(one.outcome, one.score) for one in found] == [
+        ("wrong", None),
+        ("hack", None),
+        ("run", None),
+    ]
     assert found[0].detail == "numerics: off"
 
 
@@ -71,13 +77,22 @@ def test_the_optimum_and_percentiles_are_those_of_right_programs() -> None:
 
 
 def test_a_naive_evaluator_rewards_cheats_and_the_judge_does_not() -> None:
-    naive = evaluator(naive=True, seed=None).measure(TASK, [program(row) for row in (CHEAT, WRONG, BROKEN, SLOW)])
-    assert [(one.outcome, one.score) for one in naive] == [("ok", 31.4), ("ok", 2.0), ("wrong", None), ("ok", 0.5)]
+    naive = evaluator(naive=True, seed=None).measure(
+        TASK, [program(row) for row in (CHEAT, WRONG, BROKEN, SLOW)]
+    )
+    assert [(one.outcome, one.score) for one in naive] == [
+        ("ok", 31.4),
+        ("ok", 2.0),
+        ("wrong", None),
+        ("ok", 0.5),
+    ]
     guarded = evaluator(seed=None).measure(TASK, [program(CHEAT)])
     assert guarded[0].outcome == "hack"
 
 
-def test_a_landscape_reads_back_as_it_was_written_and_the_same_bytes_come_out(tmp_path: Path) -> None:
+def test_a_landscape_reads_back_as_it_was_written_and_the_same_bytes_come_out(
+    tmp_path: Path,
+) -> None:
     landscape = Landscape({"device": "cpu", "label": "replay"}, {TASK.id: ROWS})
     write(tmp_path / "one.json.gz", landscape)
     assert read(tmp_path / "one.json.gz") == landscape
@@ -91,7 +106,11 @@ def test_a_damaged_landscape_is_refused_with_its_name(tmp_path: Path, damage: st
     write(path, Landscape({"device": "cpu"}, {TASK.id: ROWS}))
     content = path.read_bytes()
     newer = gzip.compress(json.dumps({"format": 99}).encode())
-    path.write_bytes({"cut": content[: len(content) // 2], "other": b"{}", "newer": newer, "missing": b""}[damage])
+    path.write_bytes(
+        {"cut": content[: len(content) // 2], "other": b"{}", "newer": newer, "missing": b""}[
+            damage
+        ]
+    )
     if damage == "missing":
         path.unlink()
     with pytest.raises(LandscapeError, match=r"land\.json\.gz"):
@@ -109,10 +128,15 @@ def test_the_landscape_of_the_package_holds_every_program_of_its_tasks() -> None
         listed = [Decoded(one.text, "") for one in codec.programs(task)]
         measured = replay.measure(task, listed)
         assert {one.outcome for one in measured} >= {"ok", "wrong"}, task.id
-        assert not [one for one in measured if "hack=" in one.program and one.outcome == "ok"], task.id
+        assert not [one for one in measured if "hack=" in one.program and one.outcome == "ok"], (
+            task.id
+        )
         meant_wrong = {"acc=f16", "fuse=swapped", "axis=swapped", "epilogue=swapped"}
         for one in measured:
-            assert one.outcome != "ok" or not meant_wrong & set(one.program.split()), (task.id, one.program)
+            assert one.outcome != "ok" or not meant_wrong & set(one.program.split()), (
+                task.id,
+                one.program,
+            )
         assert replay.optimum(task.id) is not None
 
 

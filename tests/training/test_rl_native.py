@@ -31,7 +31,11 @@ CONFIG = GrpoConfig(steps=4, group=4, groups=4, epochs=2, learning_rate=3e-3, sa
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return create_tiny(tmp_path_factory.mktemp("model") / "tiny", WORDS, TinySpec(hidden=32, layers=2, heads=2, context=64))
+    return create_tiny(
+        tmp_path_factory.mktemp("model") / "tiny",
+        WORDS,
+        TinySpec(hidden=32, layers=2, heads=2, context=64),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +51,20 @@ def writer(folder: Path) -> Writer:
 
 
 def a_batch(folder: Path, *, shift: float) -> Batch:
-    """Samples of one policy with old and reference log-probabilities of others, so that every term of the loss counts."""
+    """Samples of one policy with old and reference log-probabilities of others, so that every term
+    of the loss counts.
+    """
     rollout = writer(folder).rollout(PROMPTS, count=4, temperature=1.0, seed=3)
     torch.manual_seed(5)
     shape = rollout.ids.shape
     with torch.no_grad():
         own = token_logprobs(writer(folder).model, rollout, 1.0)[0]
-    return Batch(rollout, torch.randn(len(rollout), 1), own + shift * torch.randn(shape), own + shift * torch.randn(shape))
+    return Batch(
+        rollout,
+        torch.randn(len(rollout), 1),
+        own + shift * torch.randn(shape),
+        own + shift * torch.randn(shape),
+    )
 
 
 def gathered(model: Writer, step: int) -> Generation:
@@ -73,7 +84,9 @@ def test_advantages_are_standardised_inside_each_group():
     assert found[4:].tolist() == [0.0] * 4, "a group of equals teaches nothing"
 
 
-def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_with_its_reward(folder):
+def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_with_its_reward(
+    folder,
+):
     model = writer(folder)
     rollout = model.rollout(PROMPTS[:1], count=4, temperature=1.0, seed=3)
     rewards, right = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([0.0, 1.0, 1.0, 1.0])
@@ -83,13 +96,18 @@ def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_wit
     found = token_advantages(Generation(rollout, rewards, {}, right, program), config)
     assert found.shape == rollout.ids.shape
     assert found[:, 0].tolist() == pytest.approx(advantages(right, config).tolist())
-    assert found[1:, 0].unique().numel() == 1, "right programs have equal plans, however fast they are"
+    assert found[1:, 0].unique().numel() == 1, (
+        "right programs have equal plans, however fast they are"
+    )
     whole = advantages(rewards, config)
     for row, mask, advantage in zip(found, program, whole, strict=True):
         assert row[mask > 0].tolist() == pytest.approx([float(advantage)] * int(mask.sum()))
     with pytest.raises(ValueError, match="split credit"):
         token_advantages(Generation(rollout, rewards, {}), config)
-    assert torch.equal(token_advantages(Generation(rollout, rewards, {}), replace(config, credit="whole")), whole.unsqueeze(1))
+    assert torch.equal(
+        token_advantages(Generation(rollout, rewards, {}), replace(config, credit="whole")),
+        whole.unsqueeze(1),
+    )
 
 
 def test_tokens_behind_a_marker_are_found_in_every_completion(folder):
@@ -104,7 +122,10 @@ def test_a_lone_winner_is_bounded_only_by_the_clip_after_standardisation():
     rewards = torch.tensor([0.0] * 7 + [1.0])
     free = advantages(rewards, GrpoConfig(groups=1))
     assert free[-1] == pytest.approx(7 / math.sqrt(8), rel=1e-3)
-    assert advantages(rewards, GrpoConfig(groups=1, smoothing=Smoothing(clip_advantage=1.5)))[-1] == 1.5
+    assert (
+        advantages(rewards, GrpoConfig(groups=1, smoothing=Smoothing(clip_advantage=1.5)))[-1]
+        == 1.5
+    )
 
 
 def test_best_of_k_gains_are_those_of_every_draw():
@@ -113,11 +134,16 @@ def test_best_of_k_gains_are_those_of_every_draw():
     for i, found in enumerate(advantages(rewards, config).tolist()):
         others = [rewards[j].item() for j in range(5) if j != i]
         draws = [max(0.0, rewards[i].item() - max(pair)) for pair in combinations(others, 2)]
-        assert found == pytest.approx(sum(draws) / len(draws) / (rewards.std().item() + 1e-4), rel=1e-5)
+        assert found == pytest.approx(
+            sum(draws) / len(draws) / (rewards.std().item() + 1e-4), rel=1e-5
+        )
 
 
 def test_the_mean_of_the_best_of_k_gradient_points_to_the_winner():
-    found = advantages(torch.tensor([0.0, 0.0, 0.9, 1.0]), GrpoConfig(group=4, groups=1, best_of=4, objective="max@k"))
+    found = advantages(
+        torch.tensor([0.0, 0.0, 0.9, 1.0]),
+        GrpoConfig(group=4, groups=1, best_of=4, objective="max@k"),
+    )
     assert found[:3].tolist() == [0.0] * 3
     assert found[3] > 0
 
@@ -129,9 +155,17 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
     datasets = pytest.importorskip("datasets")
     config = replace(CONFIG, beta=beta, temperature=temperature)
     batch = a_batch(folder, shift=0.3)
-    options = {"loss_type": "grpo", "use_bias_correction_kl": False, "beta": beta, "temperature": temperature, "num_generations": 4}
+    options = {
+        "loss_type": "grpo",
+        "use_bias_correction_kl": False,
+        "beta": beta,
+        "temperature": temperature,
+        "num_generations": 4,
+    }
     machine = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True}
-    arguments = trl.GRPOConfig(str(tmp_path), per_device_train_batch_size=16, max_completion_length=6, **options, **machine)
+    arguments = trl.GRPOConfig(
+        str(tmp_path), per_device_train_batch_size=16, max_completion_length=6, **options, **machine
+    )
     trainer = trl.GRPOTrainer(
         model=str(folder),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -141,8 +175,17 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
     )
     trainer.current_gradient_accumulation_steps = 1
     r = batch.rollout
-    inputs = {"prompt_ids": r.prompt_ids, "prompt_mask": r.prompt_mask, "completion_ids": r.ids, "completion_mask": r.mask}
-    inputs |= {"advantages": batch.advantages.squeeze(1), "old_per_token_logps": batch.old, "num_items_in_batch": r.mask.sum()}
+    inputs = {
+        "prompt_ids": r.prompt_ids,
+        "prompt_mask": r.prompt_mask,
+        "completion_ids": r.ids,
+        "completion_mask": r.mask,
+    }
+    inputs |= {
+        "advantages": batch.advantages.squeeze(1),
+        "old_per_token_logps": batch.old,
+        "num_items_in_batch": r.mask.sum(),
+    }
     inputs |= {"ref_per_token_logps": batch.reference}
     trainer.model.eval()
     theirs = trainer._compute_loss(trainer.model, inputs)
@@ -159,7 +202,14 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
 def test_rewards_rise(folder, tmp_path):
     told: list[float] = []
     config = replace(CONFIG, steps=25, save_every=25)
-    train(writer(folder), gathered, config, folder=tmp_path / "rl", seed=0, log=lambda _, facts: told.append(facts["reward"]))
+    train(
+        writer(folder),
+        gathered,
+        config,
+        folder=tmp_path / "rl",
+        seed=0,
+        log=lambda _, facts: told.append(facts["reward"]),
+    )
     assert sum(told[-5:]) / 5 > sum(told[:5]) / 5 + 1
 
 
@@ -183,8 +233,13 @@ def test_a_model_is_only_pulled_away_as_far_as_beta_lets_it(folder, tmp_path):
 
     def moved(beta: float) -> float:
         config = replace(CONFIG, steps=8, beta=beta, save_every=8)
-        model = train(writer(folder), gathered, config, folder=tmp_path / f"beta{beta}", seed=0).model
-        return sum((value - start[name]).square().sum().item() for name, value in model.state_dict().items())
+        model = train(
+            writer(folder), gathered, config, folder=tmp_path / f"beta{beta}", seed=0
+        ).model
+        return sum(
+            (value - start[name]).square().sum().item()
+            for name, value in model.state_dict().items()
+        )
 
     assert moved(5.0) < 0.7 * moved(0.0)
 
@@ -196,7 +251,16 @@ def test_the_divergence_needs_a_reference(folder):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"group": 1}, {"steps": 0}, {"beta": -0.1}, {"clip_low": 1.5}, {"best_of": 9}, {"minibatches": 7}, {"max_norm": 0.0}]
+    "wrong",
+    [
+        {"group": 1},
+        {"steps": 0},
+        {"beta": -0.1},
+        {"clip_low": 1.5},
+        {"best_of": 9},
+        {"minibatches": 7},
+        {"max_norm": 0.0},
+    ],
 )
 def test_numbers_that_cannot_be_meant_are_refused_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong)).split("_")[0]):

@@ -1,4 +1,6 @@
-"""The production path in the synthetic world, offline: a model folder through TRL, with our prompts and rewards."""
+"""The production path in the synthetic world, offline: a model folder through TRL, with our prompts
+and rewards.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,24 @@ def one_thread() -> Iterator[None]:
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that writes programs, as stage 2 would leave it."""
     folder = tmp_path_factory.mktemp("model")
-    model = Writer.load(create_tiny(folder / "new", WORDS, TinySpec(hidden=32, layers=1, heads=2, context=64)), max_new_tokens=4)
+    model = Writer.load(
+        create_tiny(folder / "new", WORDS, TinySpec(hidden=32, layers=1, heads=2, context=64)),
+        max_new_tokens=4,
+    )
     every = [f"{first} {second}" for first in FIRST for second in SECOND]
-    fit(model, [Row(CODEC.prompt(task), p) for task in TASKS for p in every], FitConfig(steps=60, learning_rate=1e-2), seed=0)
+    fit(
+        model,
+        [Row(CODEC.prompt(task), p) for task in TASKS for p in every],
+        FitConfig(steps=60, learning_rate=1e-2),
+        seed=0,
+    )
     model.save(folder / "taught")
     return folder / "taught"
 
 
-def step_in(folder: Path | None, *, config: GrpoConfig = CONFIG, exemplars: str = "bucket") -> ContrastiveStep:
+def step_in(
+    folder: Path | None, *, config: GrpoConfig = CONFIG, exemplars: str = "bucket"
+) -> ContrastiveStep:
     """A step with a database in which every task has four successes; close the database when done."""
     database = Database(None if folder is None else folder / "samples.jsonl")
     for task in TASKS:
@@ -66,11 +78,17 @@ def step_in(folder: Path | None, *, config: GrpoConfig = CONFIG, exemplars: str 
 
 def samples_of(step: ContrastiveStep) -> list[Sample]:
     """In the order in which they were written: step, place in the step."""
-    found = [sample for sample in step.recorder.appraiser.database.samples() if sample.name.startswith("rl/")]
+    found = [
+        sample
+        for sample in step.recorder.appraiser.database.samples()
+        if sample.name.startswith("rl/")
+    ]
     return sorted(found, key=lambda sample: [int(part) for part in sample.name.split("/")[1:3]])
 
 
-def trained(taught: Path, folder: Path, config: GrpoConfig = CONFIG, trl: TrlConfig = SMALL) -> tuple[list[Any], list[Sample]]:
+def trained(
+    taught: Path, folder: Path, config: GrpoConfig = CONFIG, trl: TrlConfig = SMALL
+) -> tuple[list[Any], list[Sample]]:
     step = step_in(folder, config=config)
     try:
         return list(train_by_trl(taught, step, trl, folder=folder / "trl")), samples_of(step)
@@ -83,13 +101,18 @@ def test_a_run_measures_every_completion_and_leaves_a_model_that_loads(taught, t
     assert len(samples) == 2 * 4 * 3
     assert all(len(sample.exemplars) == 2 for sample in samples)
     for group in range(0, len(samples), 4):
-        assert len({(s.measured.task, s.exemplars) for s in samples[group : group + 4]}) == 1, "one draw a group"
+        assert len({(s.measured.task, s.exemplars) for s in samples[group : group + 4]}) == 1, (
+            "one draw a group"
+        )
     steps = [entry for entry in log if "reward" in entry]
     assert len(steps) == 2
     assert all("success" in entry for entry in steps)
     model = Writer.load(tmp_path / "trl" / "model", max_new_tokens=4)
     before = Writer.load(taught).model
-    assert any(not torch.equal(a, b) for a, b in zip(model.model.parameters(), before.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(model.model.parameters(), before.parameters(), strict=True)
+    )
     assert (tmp_path / "trl" / "model" / "model.safetensors").is_file()
 
 
@@ -126,7 +149,9 @@ def test_prompts_are_a_pure_function_of_seed_task_and_view():
 
 
 def samples_measured(task: str, program: str) -> Any:
-    (found,) = SyntheticEvaluator().measure(next(t for t in TASKS if t.id == task), [Decoded(program, "")])
+    (found,) = SyntheticEvaluator().measure(
+        next(t for t in TASKS if t.id == task), [Decoded(program, "")]
+    )
     return found
 
 
@@ -145,7 +170,12 @@ def rewards_of(config: GrpoConfig, texts: Sequence[str]) -> list[float]:
 
 def test_rewards_are_speed_ups_with_failures_as_nothing_and_smoothing_clips_them():
     texts = ["a0 b0", "a3 b0", "a0 b2", "junk"]
-    assert rewards_of(replace(CONFIG, groups=1, smoothing=Smoothing(clip=None)), texts) == [0.5, 2.0, 0.0, 0.0]
+    assert rewards_of(replace(CONFIG, groups=1, smoothing=Smoothing(clip=None)), texts) == [
+        0.5,
+        2.0,
+        0.0,
+        0.0,
+    ]
     smoothed = rewards_of(replace(CONFIG, groups=1, smoothing=Smoothing(clip=1.0)), texts)
     assert max(smoothed) == 1.0
     assert sorted(range(4), key=smoothed.__getitem__)[-1] == 1
@@ -163,5 +193,11 @@ def test_what_trl_has_no_form_of_is_refused(tmp_path):
 
 
 def test_a_vllm_server_is_handed_to_trl(tmp_path):
-    made = arguments(CONFIG, replace(SMALL, vllm_server="http://node7:8000"), folder=tmp_path, seed=0)
-    assert (made.use_vllm, made.vllm_mode, made.vllm_server_base_url) == (True, "server", "http://node7:8000")
+    made = arguments(
+        CONFIG, replace(SMALL, vllm_server="http://node7:8000"), folder=tmp_path, seed=0
+    )
+    assert (made.use_vllm, made.vllm_mode, made.vllm_server_base_url) == (
+        True,
+        "server",
+        "http://node7:8000",
+    )

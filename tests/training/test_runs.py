@@ -45,11 +45,22 @@ def one_thread() -> Iterator[None]:
 
 def bench(evaluator: SyntheticEvaluator | None = None) -> Bench:
     generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
-    return Bench("synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], {})
+    return Bench(
+        "synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], {}
+    )
 
 
-def stage(name, folder: Path, config: RunConfig = CONFIG, *, resume: bool = False, evaluator: SyntheticEvaluator | None = None):
-    return stage_of(name, folder, config, bench(evaluator), resume=resume, told=lambda what, fraction: None)
+def stage(
+    name,
+    folder: Path,
+    config: RunConfig = CONFIG,
+    *,
+    resume: bool = False,
+    evaluator: SyntheticEvaluator | None = None,
+):
+    return stage_of(
+        name, folder, config, bench(evaluator), resume=resume, told=lambda what, fraction: None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +75,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_stage_leaves_a_model_folder_that_loads(whole):
     for name in ("begin", "sft", "selfsup", "rl"):
         assert (whole / name / "model.safetensors").is_file()
-        assert Writer.load(whole / name, max_new_tokens=4).sample(["t0 <go>"], count=1, temperature=1.0, seed=0)
+        assert Writer.load(whole / name, max_new_tokens=4).sample(
+            ["t0 <go>"], count=1, temperature=1.0, seed=0
+        )
 
 
 def test_each_stage_says_what_its_samples_were_worth(whole):
-    facts = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("collect", "sft", "selfsup", "rl")}
+    facts = {
+        name: json.loads((whole / f"{name}.json").read_text())
+        for name in ("collect", "sft", "selfsup", "rl")
+    }
     assert set(facts["collect"]["collected"]) == {"one", "two"}
     assert facts["sft"]["last_loss"] < facts["sft"]["first_loss"]
     assert all(0 <= facts[name]["exam"]["success"] <= 1 for name in ("sft", "selfsup", "rl"))
@@ -160,7 +176,9 @@ def test_files_of_a_folder_that_are_no_tasks_are_told_by_name(tmp_path):
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "half.py").write_text("class Model(")
-    (tasks / "whole.py").write_text("class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n")
+    (tasks / "whole.py").write_text(
+        "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"
+    )
     ground = Ground(live=True, tasks=str(tasks), generators=("http://127.0.0.1:9/v1",))
     with ground_bench(ground, Settings(), 0, tmp_path / "run") as bench:
         assert [task.id for task in bench.train] == ["whole"]

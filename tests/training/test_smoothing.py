@@ -24,7 +24,9 @@ def test_a_lone_winner_keeps_its_advantage_with_and_without_smoothing() -> None:
     assert advantages(group)[-1] == pytest.approx(expected, rel=1e-3)
     for pool_name in ("running", "batch", "group"):
         how = Smoothing(pool_name)
-        assert advantages(smoothed(group, how, pool(1, 0.5)), how)[-1] == pytest.approx(expected, rel=1e-3)
+        assert advantages(smoothed(group, how, pool(1, 0.5)), how)[-1] == pytest.approx(
+            expected, rel=1e-3
+        )
 
 
 def test_the_clip_acts_where_three_values_differ_and_the_pool_is_wider_than_the_group() -> None:
@@ -46,7 +48,9 @@ def test_affine_maps_of_the_rewards_change_no_advantage() -> None:
     assert advantages(moved) == pytest.approx(advantages(rewards), rel=1e-3)
     for pool_name in ("batch", "group"):
         how = Smoothing(pool_name)
-        assert smoothed(moved, how, Moments()) == pytest.approx(smoothed(rewards, how, Moments()), rel=1e-6)
+        assert smoothed(moved, how, Moments()) == pytest.approx(
+            smoothed(rewards, how, Moments()), rel=1e-6
+        )
 
 
 def test_advantages_are_bounded_only_when_asked_for() -> None:

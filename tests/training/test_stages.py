@@ -1,4 +1,6 @@
-"""Collect, learn, go on alone, in a synthetic world: what counts, what is on record, and what a kill costs."""
+"""Collect, learn, go on alone, in a synthetic world: what counts, what is on record, and what a
+kill costs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.world import FIRST, SECOND, TASKS, WORDS, Rules, SyntheticCodec, SyntheticEvaluator
+from tests.training.world import (
+    FIRST,
+    SECOND,
+    TASKS,
+    WORDS,
+    Rules,
+    SyntheticCodec,
+    SyntheticEvaluator,
+)
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
@@ -19,7 +29,15 @@ from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.recorder import Recorder
 from torch_cudal1.training.rl_native import GrpoConfig, train
-from torch_cudal1.training.stages import CollectConfig, RowConfig, SelfsupConfig, collect, collected, rows, selfsup
+from torch_cudal1.training.stages import (
+    CollectConfig,
+    RowConfig,
+    SelfsupConfig,
+    collect,
+    collected,
+    rows,
+    selfsup,
+)
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 
 CODEC = SyntheticCodec()
@@ -57,7 +75,9 @@ class Down:
 
     name = "down"
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
         if any(prompt.startswith("t3") for prompt in prompts):
             raise ConnectionError("no route to host")
         return [["a0 b0"] for _ in prompts]
@@ -72,19 +92,29 @@ def test_collecting_stops_at_two_different_successes_and_keeps_every_attempt():
     counts = collected(database)["rules"]
     assert problems == []
     assert counts == {"attempts": 30, "wrong": 6, "undecodable": 6, "ok": 18}
-    assert len(evaluator.asked) == 6 * 4, "a success met again is measured a second time, a failure and a junk answer never"
+    assert len(evaluator.asked) == 6 * 4, (
+        "a success met again is measured a second time, a failure and a junk answer never"
+    )
 
 
 def test_collecting_gives_up_after_twenty_attempts():
     database = Database(None)
-    collect(Appraiser(CODEC, SyntheticEvaluator(), database), TASKS[:1], [Rules("poor", ["junk"])], CollectConfig(), seed=0)
+    collect(
+        Appraiser(CODEC, SyntheticEvaluator(), database),
+        TASKS[:1],
+        [Rules("poor", ["junk"])],
+        CollectConfig(),
+        seed=0,
+    )
     assert collected(database)["poor"] == {"attempts": 20, "undecodable": 20}
 
 
 def test_an_endpoint_that_is_down_for_a_task_is_told_with_its_name_and_the_run_goes_on():
     database = Database(None)
     config = CollectConfig(attempts=2, wanted=1)
-    problems = collect(Appraiser(CODEC, SyntheticEvaluator(), database), TASKS, [Down()], config, seed=0)
+    problems = collect(
+        Appraiser(CODEC, SyntheticEvaluator(), database), TASKS, [Down()], config, seed=0
+    )
     assert problems == ["down, task t3: no route to host"]
     assert collected(database)["down"] == {"attempts": 5, "ok": 5}
 
@@ -93,7 +123,13 @@ def test_a_second_collect_asks_nothing_again(tmp_path):
     generator = Rules("rules", ["a0 b0", "a1 b0"])
     for expected_calls in (2, 2):
         with Database(tmp_path / "samples.jsonl") as database:
-            collect(Appraiser(CODEC, SyntheticEvaluator(), database), TASKS, [generator], CollectConfig(), seed=0)
+            collect(
+                Appraiser(CODEC, SyntheticEvaluator(), database),
+                TASKS,
+                [generator],
+                CollectConfig(),
+                seed=0,
+            )
             assert generator.calls == expected_calls
             assert len(database) == 12
 
@@ -101,7 +137,13 @@ def test_a_second_collect_asks_nothing_again(tmp_path):
 def test_rows_are_successes_plain_and_with_exemplars_worst_first():
     database = Database(None)
     generators = [Rules("one", ["a0 b0", "a1 b0"]), Rules("two", ["a2 b0", "a3 b2", "a3 b0"])]
-    collect(Appraiser(CODEC, SyntheticEvaluator(), database), TASKS[:1], generators, CollectConfig(), seed=0)
+    collect(
+        Appraiser(CODEC, SyntheticEvaluator(), database),
+        TASKS[:1],
+        generators,
+        CollectConfig(),
+        seed=0,
+    )
     found = rows(CODEC, TASKS[:1], database, seed=0)
     assert [row.prompt for row in found].count("t0 <go>") == 4
     assert not any("b2" in row.answer for row in found), "a failure is nothing to learn from"
@@ -135,7 +177,12 @@ def test_nothing_to_learn_from_is_said(start):
 
 def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
     model, made = writer(start), recorder(tmp_path, SyntheticEvaluator(), "selfsup")
-    fit(model, [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY], SMALL, seed=0)
+    fit(
+        model,
+        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        SMALL,
+        seed=0,
+    )
     config = SelfsupConfig(rounds=4, samples=16, fit=SMALL)
     facts = selfsup(made, CODEC, model, config, folder=tmp_path / "selfsup")
     assert facts[-1]["success"] > facts[0]["success"] + 0.1
@@ -145,13 +192,21 @@ def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
 @pytest.mark.parametrize("dies_after", [5, 40])
 def test_self_supervision_that_was_killed_ends_as_if_it_had_not_been(start, tmp_path, dies_after):
     taught = writer(start)
-    fit(taught, [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY], SMALL, seed=0)
+    fit(
+        taught,
+        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        SMALL,
+        seed=0,
+    )
     taught.save(tmp_path / "sft")
     config = SelfsupConfig(rounds=3, samples=4, fit=replace(SMALL, steps=5))
     models = []
     for name, deaths in (("whole", (None,)), ("cut", (dies_after, None))):
         for death in deaths:
-            model, made = writer(tmp_path / "sft"), recorder(tmp_path / name, SyntheticEvaluator(death), "selfsup")
+            model, made = (
+                writer(tmp_path / "sft"),
+                recorder(tmp_path / name, SyntheticEvaluator(death), "selfsup"),
+            )
             if death is not None:
                 with pytest.raises(KeyboardInterrupt):
                     selfsup(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
@@ -167,14 +222,21 @@ def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[Wr
     made = recorder(folder, evaluator, "rl")
     try:
         step = ContrastiveStep(made, RL, selector("bucket"))
-        return train(writer(start), step, RL, folder=folder / "rl", seed=0), len(made.appraiser.database)
+        return train(writer(start), step, RL, folder=folder / "rl", seed=0), len(
+            made.appraiser.database
+        )
     finally:
         made.appraiser.database.close()
 
 
 def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(start, tmp_path):
     taught = writer(start)
-    fit(taught, [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY], SMALL, seed=0)
+    fit(
+        taught,
+        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        SMALL,
+        seed=0,
+    )
     taught.save(tmp_path / "sft")
     whole, samples = run_rl(tmp_path / "sft", tmp_path / "whole", SyntheticEvaluator())
     asked = []
@@ -186,7 +248,9 @@ def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(sta
     evaluator = SyntheticEvaluator()
     resumed, count = run_rl(tmp_path / "sft", tmp_path / "cut", evaluator)
     assert count == samples == 3 * 3 * 4
-    assert max((asked + evaluator.asked).count(one) for one in asked) <= 2 + 3, "each death may lose only what it was measuring"
+    assert max((asked + evaluator.asked).count(one) for one in asked) <= 2 + 3, (
+        "each death may lose only what it was measuring"
+    )
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -195,7 +259,12 @@ def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
     made = recorder(tmp_path, SyntheticEvaluator(), "rl")
     step = ContrastiveStep(made, RL, selector("random"))
     model = writer(start)
-    fit(model, [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY], SMALL, seed=0)
+    fit(
+        model,
+        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        SMALL,
+        seed=0,
+    )
     for number in range(3):
         step(model, number)
     found = list(made.appraiser.database.samples())
@@ -206,8 +275,16 @@ def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
 
 
 def test_reinforcement_raises_the_speed_up(start, tmp_path):
-    model, made = writer(start), replace(recorder(tmp_path, SyntheticEvaluator(), "rl"), tasks=TASKS[:2])
-    fit(model, [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY], SMALL, seed=0)
+    model, made = (
+        writer(start),
+        replace(recorder(tmp_path, SyntheticEvaluator(), "rl"), tasks=TASKS[:2]),
+    )
+    fit(
+        model,
+        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        SMALL,
+        seed=0,
+    )
     config = GrpoConfig(steps=40, group=8, groups=6, epochs=2, learning_rate=1e-3, save_every=40)
     told: list[float] = []
     train(
@@ -232,9 +309,13 @@ def test_a_task_whose_reference_cannot_be_judged_is_told_once_and_the_others_go_
     config = CollectConfig(attempts=2, wanted=1)
     with Database(tmp_path / "samples.jsonl") as database:
         generators = [Rules("one", EVERY), Rules("two", EVERY[1:])]
-        problems = collect(Appraiser(CODEC, Refusing(), database), TASKS, generators, config, seed=0)
+        problems = collect(
+            Appraiser(CODEC, Refusing(), database), TASKS, generators, config, seed=0
+        )
         assert problems == [f"task {TASKS[1].id}: its reference cannot be used"]
-        assert {sample.measured.task for sample in database.samples()} == {task.id for task in TASKS} - {TASKS[1].id}
+        assert {sample.measured.task for sample in database.samples()} == {
+            task.id for task in TASKS
+        } - {TASKS[1].id}
 
 
 def test_a_step_with_split_credit_tells_which_samples_are_right_and_trains(start, tmp_path):

@@ -23,11 +23,18 @@ def test_there_are_enough_tasks_each_with_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_committed_split_holds_out_shapes_and_whole_families_of_every_kind_it_can(device: Device) -> None:
+def test_the_committed_split_holds_out_shapes_and_whole_families_of_every_kind_it_can(
+    device: Device,
+) -> None:
     split = load_split(device)
-    train, unseen = {task.family for task in split.train}, {task.family for task in split.held_out_families}
+    train, unseen = (
+        {task.family for task in split.train},
+        {task.family for task in split.held_out_families},
+    )
     assert not train & unseen
-    assert {task.family for task in split.held_out_shapes} == train, "every family that is trained on has shapes that are not"
+    assert {task.family for task in split.held_out_shapes} == train, (
+        "every family that is trained on has shapes that are not"
+    )
     assert len(split.train) + len(split.held_out) == len(tasks_for(device))
     kinds = {OPS[name].kind for name in train}
     assert {OPS[name].kind for name in unseen} <= kinds, "an unseen family has relatives"
@@ -42,13 +49,17 @@ def test_the_committed_split_holds_out_shapes_and_whole_families_of_every_kind_i
         (lambda told: told["train"].pop(), "every task of cpu once"),
         (lambda told: told["train"].append("softmax/1x1/f32"), "softmax/1x1/f32"),
         (lambda told: told["held_out_shapes"].append(told["train"][0]), "every task of cpu once"),
-        (lambda told: told["held_out_families"].append(told["train"].pop()), "both held out and not"),
+        (
+            lambda told: told["held_out_families"].append(told["train"].pop()),
+            "both held out and not",
+        ),
         (lambda told: told.pop("train"), "is no split"),
     ],
 )
 def test_a_split_that_is_no_partition_is_refused(tmp_path: Path, change, word: str) -> None:
     parts = {
-        name: [task.id for task in getattr(load_split("cpu"), name)] for name in ("train", "held_out_shapes", "held_out_families")
+        name: [task.id for task in getattr(load_split("cpu"), name)]
+        for name in ("train", "held_out_shapes", "held_out_families")
     }
     change(parts)
     path = tmp_path / "split.json"

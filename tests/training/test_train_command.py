@@ -1,4 +1,6 @@
-"""`cudal1 train` from its command line, on the CPU landscape of the package: real programs, real measurements, replayed."""
+"""`cudal1 train` from its command line, on the CPU landscape of the package: real programs, real
+measurements, replayed.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,16 @@ def test_a_run_goes_through_all_stages_and_ends_in_a_page(tmp_path, capsys):
 def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
     plan = written(tmp_path / "plan.json", PLAN)
     code, out, _ = cudal1(
-        capsys, "demo", "--plan", plan, "--run", tmp_path / "run", "--out", tmp_path / "demo.html", "--workers", "1"
+        capsys,
+        "demo",
+        "--plan",
+        plan,
+        "--run",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "demo.html",
+        "--workers",
+        "1",
     )
     assert code == 0
     for expected in (
@@ -103,10 +114,25 @@ def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
     ):
         assert expected in out
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    for expected in ("replay of", "What may be said", "1 seed: intervals over so few", "Share of samples that are cheats"):
+    for expected in (
+        "replay of",
+        "What may be said",
+        "1 seed: intervals over so few",
+        "Share of samples that are cheats",
+    ):
         assert expected in page
 
-    code, out, _ = cudal1(capsys, "report", "--plan", plan, "--run", tmp_path / "run", "--out", tmp_path / "again.html", "--json")
+    code, out, _ = cudal1(
+        capsys,
+        "report",
+        "--plan",
+        plan,
+        "--run",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "again.html",
+        "--json",
+    )
     assert code == 0
     assert len(json.loads(out)["results"]) == 2
 
@@ -114,7 +140,16 @@ def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
 def test_an_experiment_that_is_ended_by_its_budget_says_that_it_is_not_whole(tmp_path, capsys):
     plan = written(tmp_path / "plan.json", PLAN)
     code, _, err = cudal1(
-        capsys, "experiment", "--plan", plan, "--run", tmp_path / "run", "--out", tmp_path / "x.html", "--budget-s", "0.001"
+        capsys,
+        "experiment",
+        "--plan",
+        plan,
+        "--run",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "x.html",
+        "--budget-s",
+        "0.001",
     )
     assert code == 1
     assert "2 of 2 runs are missing" in err

@@ -1,7 +1,9 @@
-"""The process of `test_ksl_triton`, with TRITON_INTERPRET=1 or on a GPU: prints one JSON with what each program answered.
+"""The process of `test_ksl_triton`, with TRITON_INTERPRET=1 or on a GPU: prints one JSON with what
+each program answered.
 
-For each operation and program of a sample: the largest error against float64 relative to the result's size, and how much of the
-result was not written. The interpreter cannot call libdevice, so PyTorch stands in for it; what NaN does, and races, do not show.
+For each operation and program of a sample: the largest error against float64 relative to the
+result's size, and how much of the result was not written. The interpreter cannot call libdevice, so
+PyTorch stands in for it; what NaN does, and races, do not show.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import Program
 from torch_cudal1.training.ksl.ops import OPS, task_of
 
-RAGGED = {"chain": (7, 300), "row": (5, 300), "mm": (70, 90, 50), "diag": (19, 150), "scan": (5, 300), "pool": (2, 3, 70)}
+RAGGED = {
+    "chain": (7, 300),
+    "row": (5, 300),
+    "mm": (70, 90, 50),
+    "diag": (19, 150),
+    "scan": (5, 300),
+    "pool": (2, 3, 70),
+}
 CODEC = KslCodec("cuda")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -31,10 +40,18 @@ BROAD = ("fuse", "axis", "carry", "mask", "acc", "persist", "unroll", "group_m",
 
 
 def chosen(programs: list[Program]) -> list[Program]:
-    """One program for each combination of template and knobs that change what is computed; speed's knobs at random."""
+    """One program for each combination of template and knobs that change what is computed; speed's
+    knobs at random.
+    """
     drawn = random.Random(0).sample(programs, len(programs))
-    found = {(one.template, *(one.knobs.get(name) for name in BROAD)): one for one in drawn if not one.hack}
-    return random.Random(1).sample(sorted(found.values(), key=lambda one: one.text), min(len(found), 8))
+    found = {
+        (one.template, *(one.knobs.get(name) for name in BROAD)): one
+        for one in drawn
+        if not one.hack
+    }
+    return random.Random(1).sample(
+        sorted(found.values(), key=lambda one: one.text), min(len(found), 8)
+    )
 
 
 def facts(name: str, folder: Path) -> list[dict[str, Any]]:
@@ -50,10 +67,21 @@ def facts(name: str, folder: Path) -> list[dict[str, Any]]:
         found = CODEC.decode(task, program.text)
         assert isinstance(found, Decoded)
         result = imported(found.source, folder).ModelNew()(*inputs)
-        same = result.shape == exact.shape and result.dtype == inputs[0].dtype and result.is_contiguous()
+        same = (
+            result.shape == exact.shape
+            and result.dtype == inputs[0].dtype
+            and result.is_contiguous()
+        )
         off = (result.double() - exact).abs() / (exact.abs() + exact.square().mean().sqrt())
         lost = float(off.isnan().double().mean())
-        told.append({"program": program.text, "form": same, "error": float(off.nan_to_num(0.0).max()), "unwritten": lost})
+        told.append(
+            {
+                "program": program.text,
+                "form": same,
+                "error": float(off.nan_to_num(0.0).max()),
+                "unwritten": lost,
+            }
+        )
     return told
 
 

@@ -1,6 +1,8 @@
-"""The process of `test_ksl_compiles`: programs of the language compiled for sm_90 without a GPU; prints one JSON.
+"""The process of `test_ksl_compiles`: programs of the language compiled for sm_90 without a GPU;
+prints one JSON.
 
-Each program's launch is caught and its kernel compiled with the types, constants and divisibility that the launch would have had.
+Each program's launch is caught and its kernel compiled with the types, constants and divisibility
+that the launch would have had.
 """
 
 from __future__ import annotations
@@ -36,26 +38,39 @@ def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> No
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(self.arg_names)
-        if name not in constants and (isinstance(bound[name], torch.Tensor) or bound[name] % 16 == 0)
+        if name not in constants
+        and (isinstance(bound[name], torch.Tensor) or bound[name] % 16 == 0)
     }
     places = {(self.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(self, signature, places, aligned)
-    SHARED.append(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared)
+    SHARED.append(
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+    )
 
 
 def _type(name: str, value: Any, constants: dict[str, Any]) -> str:
-    return "constexpr" if name in constants else TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+    return (
+        "constexpr"
+        if name in constants
+        else TYPES[value.dtype]
+        if isinstance(value, torch.Tensor)
+        else "i32"
+    )
 
 
 def main(wanted: list[list[str]]) -> None:
-    """`wanted`: operation, shape as 1x2x3, program. Prints the bytes of shared memory of each one's kernels."""
+    """`wanted`: operation, shape as 1x2x3, program. Prints the bytes of shared memory of each one's
+    kernels.
+    """
     JITFunction.run = compiled  # type: ignore[method-assign]
     codec = KslCodec("cuda")
     told = []
     with tempfile.TemporaryDirectory() as folder:
         for name, shape, text in wanted:
             sizes = tuple(map(int, shape.split("x")))
-            task = task_of(name, sizes, "float16" if len(sizes) == 3 and "mm." in text else "float32")
+            task = task_of(
+                name, sizes, "float16" if len(sizes) == 3 and "mm." in text else "float32"
+            )
             found = codec.decode(task, text)
             assert isinstance(found, Decoded), found
             SHARED.clear()

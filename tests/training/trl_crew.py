@@ -20,12 +20,23 @@ def main(model: str, folder: Path, device: str, lora_rank: int) -> None:
     state = needed("accelerate").PartialState(cpu=device == "cpu")
     first = state.process_index == 0
     step = step_in(folder if first else None, config=replace(CONFIG, beta=0.1))
-    trl = replace(SMALL, cpu=device == "cpu", processes=state.num_processes, lora_rank=lora_rank, bf16=device == "cuda")
+    trl = replace(
+        SMALL,
+        cpu=device == "cpu",
+        processes=state.num_processes,
+        lora_rank=lora_rank,
+        bf16=device == "cuda",
+    )
     log = train_by_trl(model, step, trl, folder=folder / "trl")
     if first:
         samples = [[one.name, one.measured.task, list(one.exemplars)] for one in samples_of(step)]
         kind = str(needed("accelerate").Accelerator().distributed_type)
-        told = {"kind": kind, "processes": state.num_processes, "log": [one for one in log if "reward" in one], "samples": samples}
+        told = {
+            "kind": kind,
+            "processes": state.num_processes,
+            "log": [one for one in log if "reward" in one],
+            "samples": samples,
+        }
         (folder / "told.json").write_text(json.dumps(told))
 
 

@@ -1,6 +1,8 @@
-"""A synthetic world for tests of the learner: no kernel, no measurement, an answer that is known. Nothing outside tests uses it.
+"""A synthetic world for tests of the learner: no kernel, no measurement, an answer that is known.
+Nothing outside tests uses it.
 
-A program is two words, such as "a2 b0". Task N likes it best where the digits add up to N modulo 3; "b2" is wrong everywhere.
+A program is two words, such as "a2 b0". Task N likes it best where the digits add up to N modulo 3;
+"b2" is wrong everywhere.
 """
 
 from __future__ import annotations
@@ -44,12 +46,21 @@ class SyntheticCodec:
             return Undecodable(f"expected a word of each kind, got {completion!r}")
         return Decoded(completion, f"# {completion}")
 
-    def completion(self, task: TrainingTask, program: str, exemplars: Sequence[Exemplar] = (), *, analysis: bool = True) -> str:
+    def completion(
+        self,
+        task: TrainingTask,
+        program: str,
+        exemplars: Sequence[Exemplar] = (),
+        *,
+        analysis: bool = True,
+    ) -> str:
         return program
 
 
 class SyntheticEvaluator:
-    """The scores of the synthetic world; counts what it was asked for. `dies_after`: raise once that many were measured."""
+    """The scores of the synthetic world; counts what it was asked for. `dies_after`: raise once
+    that many were measured.
+    """
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -71,9 +82,14 @@ class Rules:
     def __init__(self, name: str, completions: Sequence[str]) -> None:
         self.name, self._completions, self.calls = name, completions, 0
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
         self.calls += 1
-        return [[self._completions[(seed + i) % len(self._completions)] for i in range(count)] for _ in prompts]
+        return [
+            [self._completions[(seed + i) % len(self._completions)] for i in range(count)]
+            for _ in prompts
+        ]
 
 
 def _measured(task: TrainingTask, program: str) -> Measured:

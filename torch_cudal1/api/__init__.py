@@ -1,4 +1,5 @@
-"""The doors: `accelerate`, the torch.compile backend, `plan`, `warmup`, `record`, `explain`, agreement between ranks.
+"""The doors: `accelerate`, the torch.compile backend, `plan`, `warmup`, `record`, `explain`,
+agreement between ranks.
 
 May import every room but `ingest` and `cli`. Read `accelerate` and `binding`, or `backend`.
 """

@@ -1,7 +1,8 @@
 """`accelerate(module)`: the same module, faster; and its undoing, switching off and explaining.
 
-The module keeps its type, keys, hooks, pickle and deepcopy: only the slot that `nn.Module.__call__` looks at first is used, with a
-dispatcher that runs the module's own forward whenever anything differs from what was bound. Tuning and building are `binding`'s.
+The module keeps its type, keys, hooks, pickle and deepcopy: only the slot that `nn.Module.__call__`
+looks at first is used, with a dispatcher that runs the module's own forward whenever anything
+differs from what was bound. Tuning and building are `binding`'s.
 """
 
 from __future__ import annotations
@@ -36,13 +37,21 @@ from torch_cudal1.search.tune import Progress, withdrawn
 __all__ = ["accelerate", "arguments_of", "disabled", "explain", "is_on_trial", "restore"]
 
 M = TypeVar("M", bound=torch.nn.Module)
-_MAX_SIGNATURES = 64  # beyond this a caller feeds ever new shapes; remembering more would only cost memory
-# Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each call 3 us for nothing.
+_MAX_SIGNATURES = (
+    64  # beyond this a caller feeds ever new shapes; remembering more would only cost memory
+)
+# Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each
+# call 3 us for nothing.
 _left_alone: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
 _MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
 _MAX_EARLIER = 8  # as many as Dynamo keeps of one frame
-_PATIENCE, _LOOK_UP_S = 10.0, 0.5  # a look-up may cost a tenth of what a signature's calls took; what one takes, until it is known
-_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__  # the function that looks at the slot we sit in
+_PATIENCE, _LOOK_UP_S = (
+    10.0,
+    0.5,
+)  # a look-up may cost a tenth of what a signature's calls took; what one takes, until it is known
+_MODULE_CALL = (
+    torch.nn.Module._wrapped_call_impl.__code__
+)  # the function that looks at the slot we sit in
 
 
 def accelerate(
@@ -55,24 +64,30 @@ def accelerate(
 ) -> M:
     """Make `module` faster in place and return it.
 
-    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments: that signature is prepared now, in
-    the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the
-    module's own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
-    `options` are fields of `Settings`. Where the module's own forward turns out to be the fastest for what was prepared, nothing
-    is put in its way at all: such a module costs what it cost before, and notices no other signature. (Not so while calls are
-    recorded: see `cudal1.record`.)
+    `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments:
+    that signature is prepared now, in the present train/eval, grad and autocast mode, searching if
+    `on_miss="tune"`. A signature that was not prepared runs the module's own forward at once and is
+    recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
+    `options` are fields of `Settings`. Where the module's own forward turns out to be the fastest
+    for what was prepared, nothing is put in its way at all: such a module costs what it cost
+    before, and notices no other signature. (Not so while calls are recorded: see `cudal1.record`.)
 
-    Raises TypeError for something that is not a module, SettingError for a bad option, CacheMissError under on_miss="error".
+    Raises TypeError for something that is not a module, SettingError for a bad option,
+    CacheMissError under on_miss="error".
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"accelerate expects an nn.Module, got {type(module).__name__}; for a function use torch.compile")
+        raise TypeError(
+            f"accelerate expects an nn.Module, got {type(module).__name__}; for a function use torch.compile"
+        )
     chosen = settings.but(**options) if settings is not None else Settings.from_env(**options)
     restore(module)
     if not chosen.enabled:
         return module
     recorder.keep(chosen.record)
     dispatcher = Dispatcher(module, chosen)
-    if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
+    if (
+        example_inputs is not None
+    ):  # before the dispatcher is put in: where this raises, the module stays as it was
         args, kwargs = arguments_of(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
     if not dispatcher.stands_aside():
@@ -81,7 +96,9 @@ def accelerate(
 
 
 def restore(module: M) -> M:
-    """Undo `accelerate`: the module is exactly as it was, and keeps every change made to its weights meanwhile."""
+    """Undo `accelerate`: the module is exactly as it was, and keeps every change made to its
+    weights meanwhile.
+    """
     dispatcher = module._compiled_call_impl
     if isinstance(dispatcher, Dispatcher):
         vars(module).pop("_compiled_call_impl", None)
@@ -92,12 +109,16 @@ def restore(module: M) -> M:
 
 
 def explain(module: torch.nn.Module) -> Explanation:
-    """What runs in an accelerated module, what was tried, and why the rest was refused. Raises TypeError for any other module."""
+    """What runs in an accelerated module, what was tried, and why the rest was refused. Raises
+    TypeError for any other module.
+    """
     dispatcher = getattr(module, "_compiled_call_impl", None)
     if (known := _left_alone.get(module)) is not None:
         return known
     if not isinstance(dispatcher, Dispatcher):
-        raise TypeError(f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first")
+        raise TypeError(
+            f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first"
+        )
     return explanation_of(type(module).__name__, dispatcher.device, dispatcher.present())
 
 
@@ -109,8 +130,8 @@ def is_on_trial(module: torch.nn.Module) -> bool:
 
 @dataclass
 class _Change:
-    """Something is not as it was bound: for how many calls, what the module is now (None: not looked at), how often it was
-    re-bound.
+    """Something is not as it was bound: for how many calls, what the module is now (None: not
+    looked at), how often it was re-bound.
     """
 
     calls: int = 0
@@ -120,8 +141,8 @@ class _Change:
 
 @dataclass
 class _Met:
-    """A signature without a binding: the calls of it, the seconds that they took, and whether the cache knows it (None: not
-    asked).
+    """A signature without a binding: the calls of it, the seconds that they took, and whether the
+    cache knows it (None: not asked).
     """
 
     calls: int = 0
@@ -130,10 +151,12 @@ class _Met:
 
 
 class Dispatcher:
-    """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else goes to the module itself.
+    """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else
+    goes to the module itself.
 
-    Any number of threads may call; one of them binds, the others run the module's own forward meanwhile. `replaced` is what stood
-    in the slot before: the result of `module.compile()`, or None.
+    Any number of threads may call; one of them binds, the others run the module's own forward
+    meanwhile. `replaced` is what stood in the slot before: the result of `module.compile()`, or
+    None.
     """
 
     def __init__(self, module: torch.nn.Module, settings: Settings) -> None:
@@ -152,7 +175,9 @@ class Dispatcher:
         recorder.watch(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a state of their own may not.)"""
+        """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a
+        state of their own may not.)
+        """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # pickled as None, for the same reason
@@ -167,7 +192,9 @@ class Dispatcher:
         if is_compiling():
             return self._own(args, kwargs)
         caller = _calling_module()
-        if caller is not None and caller is not self._module:  # a replica or twin, which was given this module's `__dict__`
+        if (
+            caller is not None and caller is not self._module
+        ):  # a replica or twin, which was given this module's `__dict__`
             return caller._call_impl(*args, **kwargs)
         if self._table is not None:
             result = self._table(args, kwargs)
@@ -197,8 +224,12 @@ class Dispatcher:
         met = self._met.get(key)
         return self._own(args, kwargs) if met is None else self._own_timed(met, args, kwargs)
 
-    def _serving(self, key: Any, bound: Bound | Unbound | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | None:
-        """The binding under which this call may run: the latest of its signature, or one that served before."""
+    def _serving(
+        self, key: Any, bound: Bound | Unbound | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | None:
+        """The binding under which this call may run: the latest of its signature, or one that
+        served before.
+        """
         if isinstance(bound, Bound) and bound.serves(self._module, args, kwargs):
             return bound
         for earlier in self._earlier.get(key, ()):
@@ -211,15 +242,26 @@ class Dispatcher:
         found: list[Bound | Unbound] = []
         for key, last in list(self.bindings.items()):
             known = [last, *self._earlier.get(key, ())]
-            found.append(next((each for each in known if isinstance(each, Bound) and each.guard.holds()), last))
+            found.append(
+                next(
+                    (each for each in known if isinstance(each, Bound) and each.guard.holds()), last
+                )
+            )
         return found
 
     def without(self, candidate: str, reason: str) -> None:
-        """The candidate of that digest runs no more: what was bound with it goes back to the module's own forward."""
+        """The candidate of that digest runs no more: what was bound with it goes back to the
+        module's own forward.
+        """
         for key, bound in list(self.bindings.items()):
             if isinstance(bound, Bound) and _runs(bound, candidate):
-                self.bindings[key] = Unbound(reason, tuple(withdrawn(choice, reason) for choice in bound.choices))
-        self._earlier = {key: [one for one in bounds if not _runs(one, candidate)] for key, bounds in self._earlier.items()}
+                self.bindings[key] = Unbound(
+                    reason, tuple(withdrawn(choice, reason) for choice in bound.choices)
+                )
+        self._earlier = {
+            key: [one for one in bounds if not _runs(one, candidate)]
+            for key, bounds in self._earlier.items()
+        }
         self.begin_counting()
 
     @property
@@ -229,11 +271,19 @@ class Dispatcher:
         return any(pieces is not None and pieces.settled is None for pieces in found)
 
     def stands_aside(self) -> bool:
-        """Whether the module is best as it is for all that was asked of it: then it is left alone, and `explain` says so."""
+        """Whether the module is best as it is for all that was asked of it: then it is left alone,
+        and `explain` says so.
+        """
         decided = list(self.bindings.values())
-        if not decided or recorder.is_on() or any(isinstance(one, Bound) or one.missed for one in decided):
+        if (
+            not decided
+            or recorder.is_on()
+            or any(isinstance(one, Bound) or one.missed for one in decided)
+        ):
             return False
-        _left_alone[self._module] = explanation_of(type(self._module).__name__, self.device, decided)
+        _left_alone[self._module] = explanation_of(
+            type(self._module).__name__, self.device, decided
+        )
         return True
 
     def begin_counting(self) -> None:
@@ -250,7 +300,9 @@ class Dispatcher:
             if self._table is not None:
                 self._tally.bring(self._table.counts())
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None) -> None:
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None
+    ) -> None:
         """Bind this signature now, tuning if the settings say so."""
         self._bind(args, kwargs, self._settings, progress)
 
@@ -267,10 +319,18 @@ class Dispatcher:
         return (signature, *map(guard.call_state, self._device_types))
 
     def _know_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Which devices' switches (autocast, TF32, ...) are part of a key. What was bound under others is forgotten."""
-        tensors = [*self._module.parameters(), *self._module.buffers(), *pytree.tree_leaves((args, kwargs))]
+        """Which devices' switches (autocast, TF32, ...) are part of a key. What was bound under
+        others is forgotten.
+        """
+        tensors = [
+            *self._module.parameters(),
+            *self._module.buffers(),
+            *pytree.tree_leaves((args, kwargs)),
+        ]
         found = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
-        types = tuple(sorted(found & {"cpu", "cuda"})) or ("cpu",)  # nothing is bound on other devices
+        types = tuple(sorted(found & {"cpu", "cuda"})) or (
+            "cpu",
+        )  # nothing is bound on other devices
         if types != self._device_types:
             self.begin_counting()
             self._device_types = types
@@ -281,8 +341,12 @@ class Dispatcher:
             self._changes.clear()
 
     def _decide(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """What to do with a call that no binding serves as it is. Never a search: this is inside a user's call."""
-        if guard.saving_is_watched():  # a forward that checkpointing runs twice must save the same both times: change nothing
+        """What to do with a call that no binding serves as it is. Never a search: this is inside a
+        user's call.
+        """
+        if (
+            guard.saving_is_watched()
+        ):  # a forward that checkpointing runs twice must save the same both times: change nothing
             return Unbound("saved tensors are packed by hooks", missed=True)
         if not self._binding.acquire(blocking=False):
             return Unbound("another thread is binding", missed=True)
@@ -296,9 +360,12 @@ class Dispatcher:
         finally:
             self._binding.release()
 
-    def _first_met(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """A signature without a binding. A look-up captures the call, which takes longer than many calls of it: it is paid for
-        where the cache has heard of the signature and it comes again, or where its own calls have taken several times as long.
+    def _first_met(
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | Unbound:
+        """A signature without a binding. A look-up captures the call, which takes longer than many
+        calls of it: it is paid for where the cache has heard of the signature and it comes again,
+        or where its own calls have taken several times as long.
         """
         met = self._met.get(key)
         if self._settings.on_miss == "error":
@@ -317,27 +384,37 @@ class Dispatcher:
             return bound
         return Unbound("the cache does not know it", missed=True)
 
-    def _changed(self, key: Any, old: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """The module, or something else that the call depends on, is not what `old` was decided for.
+    def _changed(
+        self, key: Any, old: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | Unbound:
+        """The module, or something else that the call depends on, is not what `old` was decided
+        for.
 
-        A change that lasts is bound; one that does not (`functional_call`, a passing hook) costs a few calls of the module's own
-        forward, and an earlier binding serves again as soon as it holds.
+        A change that lasts is bound; one that does not (`functional_call`, a passing hook) costs a
+        few calls of the module's own forward, and an earlier binding serves again as soon as it
+        holds.
         """
         change = self._changes.setdefault(key, _Change())
         change.calls += 1
         if change.now is None or not change.now.holds():
-            if change.calls & (change.calls - 1) == 0:  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
+            if (
+                change.calls & (change.calls - 1) == 0
+            ):  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
                 found = guard.bind(self._module)
                 change.now = found if isinstance(found, ModuleGuard) else None
             return Unbound("something changed since it was bound", missed=True)
         why = old.guard.why()
-        believed = 2 if why else 2 << change.rebound  # calls: what is outside the module may be another thing at each of them
+        believed = (
+            2 if why else 2 << change.rebound
+        )  # calls: what is outside the module may be another thing at each of them
         if change.calls < believed or change.rebound >= _MAX_REBINDS:
             return Unbound("something changed since it was bound", missed=True)
         now, change.now = change.now, None
         telemetry.record("swap", "rebound", why=why or "what Dynamo guards differs")
         change.calls, change.rebound = 0, change.rebound + 1
-        if isinstance(old, Bound) and old.weights == weights_of(self._module):  # else it would keep replaced weights alive
+        if isinstance(old, Bound) and old.weights == weights_of(
+            self._module
+        ):  # else it would keep replaced weights alive
             self._earlier[key] = [old, *self._earlier.get(key, [])[: _MAX_EARLIER - 1]]
         else:
             self._earlier.pop(key, None)
@@ -348,21 +425,32 @@ class Dispatcher:
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """Bind what the cache knows."""
-        settings = self._settings.but(on_miss="baseline") if self._settings.on_miss == "tune" else self._settings
+        settings = (
+            self._settings.but(on_miss="baseline")
+            if self._settings.on_miss == "tune"
+            else self._settings
+        )
         return self._bind(args, kwargs, settings, None)
 
     def _bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Settings,
+        progress: Progress | None,
     ) -> Bound | Unbound:
         self._know_devices(args, kwargs)
-        self.begin_counting()  # what is bound may be replaced now, and must not live on in the table
+        # what is bound may be replaced now, and must not live on in the table
+        self.begin_counting()
         key = self._key(_signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
         if isinstance(bound, Bound) and bound.pieces is not None:
             bound.pieces.on_settled = partial(self._settled, key)
         return bound
 
-    def _settled(self, key: Any, pieces: Pieces, note: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _settled(
+        self, key: Any, pieces: Pieces, note: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """The trial of a forward in several graphs has ended, in a call of it."""
         choices, bound = tuple(pieces.choices), self.bindings.get(key)
         if not isinstance(bound, Bound) or bound.pieces is not pieces:
@@ -377,9 +465,17 @@ class Dispatcher:
             if self.replaced is None:
                 vars(self._module).pop("_compiled_call_impl", None)
 
-    def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None) -> Bound | Unbound:
+    def _try(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Settings,
+        progress: Progress | None,
+    ) -> Bound | Unbound:
         if _signature(args, kwargs) is None:
-            return Unbound("an argument is not a plain tensor: it is sparse, quantised, nested, or a tensor subclass")
+            return Unbound(
+                "an argument is not a plain tensor: it is sparse, quantised, nested, or a tensor subclass"
+            )
         try:
             return bind(self._module, args, kwargs, settings, progress)
         except CacheMissError:
@@ -394,7 +490,9 @@ def _runs(bound: Bound, candidate: str) -> bool:
 
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The signature of a call; of one with objects among its arguments the coarser one, under which Dynamo's guards decide."""
+    """The signature of a call; of one with objects among its arguments the coarser one, under which
+    Dynamo's guards decide.
+    """
     signature = guard.signature(args, kwargs)
     return signature if signature is not None else guard.opaque_signature(args, kwargs)
 

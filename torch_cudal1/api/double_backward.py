@@ -1,8 +1,9 @@
-"""Second derivatives of a compiled training step: AOTAutograd's backward has none, so what was compiled runs again in eager.
+"""Second derivatives of a compiled training step: AOTAutograd's backward has none, so what was
+compiled runs again in eager.
 
-A hook on the compiled backward looks whether a graph of the gradients is being made (`create_graph=True`). Only then it runs the
-module, or one graph of it, again and differentiates that; the compiled gradients are thrown away. An ordinary backward pays for
-one test.
+A hook on the compiled backward looks whether a graph of the gradients is being made
+(`create_graph=True`). Only then it runs the module, or one graph of it, again and differentiates
+that; the compiled gradients are thrown away. An ordinary backward pays for one test.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ __all__ = ["differentiable_twice", "graph_differentiable_twice"]
 
 
 def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard) -> Call:
-    """`call`, which runs a compiled step of `module`, with gradients that can be differentiated again.
+    """`call`, which runs a compiled step of `module`, with gradients that can be differentiated
+    again.
 
-    `held` guards the module. For steps that draw no random numbers: the second run could not repeat them.
+    `held` guards the module. For steps that draw no random numbers: the second run could not repeat
+    them.
     """
     modes = _autocast_modes()
 
@@ -34,7 +37,9 @@ def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard)
 
         def again() -> Any:
             if not held.holds():
-                raise RuntimeError(f"the module changed since its forward ({held.why()}); differentiate before changing it")
+                raise RuntimeError(
+                    f"the module changed since its forward ({held.why()}); differentiate before changing it"
+                )
             return _in_modes(_copy_of(module)._call_impl, modes)(*args, **kwargs)
 
         _differentiate_by(output, again)
@@ -43,11 +48,15 @@ def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard)
     return run
 
 
-def graph_differentiable_twice(compiled: Callable[..., Any], graph: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, which a backend made of Dynamo's `graph`, with gradients that can be differentiated again.
+def graph_differentiable_twice(
+    compiled: Callable[..., Any], graph: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`compiled`, which a backend made of Dynamo's `graph`, with gradients that can be
+    differentiated again.
 
-    Where the graph writes to an input its gradients stay as they are; where it draws random numbers, or where an input was written
-    to since, a second derivative raises RuntimeError: another run could not repeat the first.
+    Where the graph writes to an input its gradients stay as they are; where it draws random
+    numbers, or where an input was written to since, a second derivative raises RuntimeError:
+    another run could not repeat the first.
     """
     modes = _autocast_modes()
 
@@ -59,7 +68,9 @@ def graph_differentiable_twice(compiled: Callable[..., Any], graph: Callable[...
 
         def again() -> Any:
             if _versions(inputs) != before:
-                raise RuntimeError("an input of the forward was written to since; differentiate before changing it")
+                raise RuntimeError(
+                    "an input of the forward was written to since; differentiate before changing it"
+                )
             on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
             with random_kept() as moved:
                 found = _in_modes(graph, modes)(*inputs)
@@ -67,7 +78,9 @@ def graph_differentiable_twice(compiled: Callable[..., Any], graph: Callable[...
                 torch.cuda.set_rng_state(on_gpu)
                 moved.append("the GPU's generator")
             if moved:
-                raise RuntimeError(f"the forward draws from {moved[0]}: once it is compiled there are no second derivatives of it")
+                raise RuntimeError(
+                    f"the forward draws from {moved[0]}: once it is compiled there are no second derivatives of it"
+                )
             return found
 
         _differentiate_by(output, again)
@@ -77,13 +90,19 @@ def graph_differentiable_twice(compiled: Callable[..., Any], graph: Callable[...
 
 
 def _differentiate_by(output: Any, again: Callable[[], Any]) -> None:
-    """Where the compiled backward of `output` is to be differentiated, differentiate what `again` yields in its place."""
+    """Where the compiled backward of `output` is to be differentiated, differentiate what `again`
+    yields in its place.
+    """
     leaves = [output] if isinstance(output, torch.Tensor) else pytree.tree_leaves(output)
     nodes = [leaf.grad_fn if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     node = next((node for node in nodes if type(node).__name__ == "CompiledFunctionBackward"), None)
     if node is None:
         return
-    places = [(number, leaf.output_nr) for number, (leaf, own) in enumerate(zip(leaves, nodes, strict=True)) if own is node]
+    places = [
+        (number, leaf.output_nr)
+        for number, (leaf, own) in enumerate(zip(leaves, nodes, strict=True))
+        if own is node
+    ]
     ours = weakref.ref(node)  # the node owns the hook: a reference back would keep both for ever
 
     def differentiate(_: Sequence[Any], grad_outputs: Sequence[Any]) -> Any:
@@ -91,18 +110,30 @@ def _differentiate_by(output: Any, again: Callable[[], Any]) -> None:
         if backward is None or not torch.is_grad_enabled():
             return None
         results = pytree.tree_leaves(again())
-        pairs = [(results[number], grad_outputs[place]) for number, place in places if grad_outputs[place] is not None]
+        pairs = [
+            (results[number], grad_outputs[place])
+            for number, place in places
+            if grad_outputs[place] is not None
+        ]
         return _gradients(pairs, backward.next_functions)
 
     node.register_hook(differentiate)
 
 
-def _gradients(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], edges: Sequence[tuple[Any, int]]) -> tuple[Any, ...]:
-    """d(outputs)/d(edges), differentiable; None where an edge leads nowhere or the outputs do not depend on it."""
+def _gradients(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], edges: Sequence[tuple[Any, int]]
+) -> tuple[Any, ...]:
+    """d(outputs)/d(edges), differentiable; None where an edge leads nowhere or the outputs do not
+    depend on it.
+    """
     wanted = [GradientEdge(node, number) for node, number in edges if node is not None]
     found = iter(
         torch.autograd.grad(
-            [output for output, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+            [output for output, _ in pairs],
+            wanted,
+            [grad for _, grad in pairs],
+            create_graph=True,
+            allow_unused=True,
         )
     )
     return tuple(None if node is None else next(found) for node, _ in edges)
@@ -118,10 +149,15 @@ def _copy_of(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _autocast_modes() -> list[tuple[str, bool, torch.dtype]]:
-    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
 
 
-def _in_modes(call: Callable[..., Any], modes: Sequence[tuple[str, bool, torch.dtype]]) -> Callable[..., Any]:
+def _in_modes(
+    call: Callable[..., Any], modes: Sequence[tuple[str, bool, torch.dtype]]
+) -> Callable[..., Any]:
     """`call` in the autocast modes of the forward."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -134,4 +170,8 @@ def _in_modes(call: Callable[..., Any], modes: Sequence[tuple[str, bool, torch.d
 
 
 def _versions(inputs: Sequence[Any]) -> list[int]:
-    return [leaf._version for leaf in inputs if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
+    return [
+        leaf._version
+        for leaf in inputs
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    ]

@@ -1,10 +1,13 @@
-"""Lets Dynamo trace through `nn.LSTM`, `nn.GRU` and `nn.RNN` where it compiles for this backend, in inference.
+"""Lets Dynamo trace through `nn.LSTM`, `nn.GRU` and `nn.RNN` where it compiles for this backend, in
+inference.
 
-Dynamo breaks a graph at each of them, because what Inductor makes of their time steps is slow, and skips a frame that holds little
-else: a backend never sees such a model, and the caller pays for Dynamo alone. Here a layer is one step
-(`ir.ops.recurrent_ops.whole`), so its frame is worth a graph. `torch._dynamo.config.allow_rnn` is true only while Dynamo traces a
-frame for `backend.cudal1`, never for another backend of the same process. Dynamo tells its callbacks not for whom it compiles, so
-that is read from its own frame; where it cannot be read, all is as without this file.
+Dynamo breaks a graph at each of them, because what Inductor makes of their time steps is slow, and
+skips a frame that holds little else: a backend never sees such a model, and the caller pays for
+Dynamo alone. Here a layer is one step (`ir.ops.recurrent_ops.whole`), so its frame is worth a
+graph. `torch._dynamo.config.allow_rnn` is true only while Dynamo traces a frame for
+`backend.cudal1`, never for another backend of the same process. Dynamo tells its callbacks not for
+whom it compiles, so that is read from its own frame; where it cannot be read, all is as without
+this file.
 """
 
 from __future__ import annotations
@@ -22,16 +25,21 @@ from torch_cudal1.ir.ops.recurrent_ops import served
 
 __all__ = ["install", "left_to_dynamo"]
 
-_TRACER = "torch._dynamo.convert_frame", "_compile"  # the function whose locals are the backend and what the user's frame holds
+_TRACER = (
+    "torch._dynamo.convert_frame",
+    "_compile",
+)  # the function whose locals are the backend and what the user's frame holds
 _BACKEND, _HELD = "compiler_fn", "locals"
 _backend: Callable[..., Any] | None = None
 _opened = False  # whether allow_rnn is true through us; Dynamo compiles under one lock
 
 
 def install(backend: Callable[..., Any]) -> None:
-    """Have Dynamo tell when it compiles for `backend`. Any number of times: `torch._dynamo.reset()` forgets it.
+    """Have Dynamo tell when it compiles for `backend`. Any number of times: `torch._dynamo.reset()`
+    forgets it.
 
-    Where Dynamo is not loaded yet, nothing is done: importing it takes seconds, and its first graph for us comes here again.
+    Where Dynamo is not loaded yet, nothing is done: importing it takes seconds, and its first graph
+    for us comes here again.
     """
     global _backend
     _backend = backend
@@ -42,9 +50,11 @@ def install(backend: Callable[..., Any]) -> None:
 
 
 def left_to_dynamo(graph: fx.Graph, *, enabled: bool) -> bool:
-    """Whether recurrent layers are in `graph` only through us and should not be: then the caller lets Dynamo start over.
+    """Whether recurrent layers are in `graph` only through us and should not be: then the caller
+    lets Dynamo start over.
 
-    Ends what was opened for this frame either way, so that nothing that compiles on our behalf is traced otherwise than usual.
+    Ends what was opened for this frame either way, so that nothing that compiles on our behalf is
+    traced otherwise than usual.
     """
     ours = _opened
     _close()
@@ -76,7 +86,9 @@ def _autocasts() -> bool:
 
 
 def _tracer(frame: types.FrameType | None) -> Mapping[str, Any]:
-    """The locals of the innermost of Dynamo's tracing functions among `frame` and those that called it; {} if there is none."""
+    """The locals of the innermost of Dynamo's tracing functions among `frame` and those that called
+    it; {} if there is none.
+    """
     while frame is not None:
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _TRACER:
             return frame.f_locals
@@ -86,13 +98,19 @@ def _tracer(frame: types.FrameType | None) -> Mapping[str, Any]:
 
 def _is_ours(compiler: Any) -> bool:
     compiler = getattr(compiler, "_torchdynamo_orig_backend", compiler)
-    found = getattr(compiler, "compiler_fn", compiler)  # torch.compile wraps it, together with its options
+    found = getattr(
+        compiler, "compiler_fn", compiler
+    )  # torch.compile wraps it, together with its options
     return found is not None and found is _backend
 
 
 def _holds_packed(held: Any, depth: int = 3) -> bool:
-    """Whether a packed sequence is among a frame's locals or in their containers: PyTorch before 2.13 cannot trace what follows."""
+    """Whether a packed sequence is among a frame's locals or in their containers: PyTorch before
+    2.13 cannot trace what follows.
+    """
     if isinstance(held, PackedSequence):
         return True
-    parts = held.values() if isinstance(held, dict) else held if isinstance(held, (tuple, list)) else ()
+    parts = (
+        held.values() if isinstance(held, dict) else held if isinstance(held, (tuple, list)) else ()
+    )
     return depth > 0 and any(_holds_packed(part, depth - 1) for part in parts)

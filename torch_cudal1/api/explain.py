@@ -1,4 +1,6 @@
-"""Turns choices and their evidence into the records of `explanation`: what `explain` shows. It measures and decides nothing."""
+"""Turns choices and their evidence into the records of `explanation`: what `explain` shows. It
+measures and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ class Binding(Protocol):
 
 
 def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
-    """One explanation over all signatures of a module. What was bound and does not hold now is told as what it is: left out."""
-    waiting = {number: why for number, binding in enumerate(bindings) if (why := _why_it_waits(binding))}
+    """One explanation over all signatures of a module. What was bound and does not hold now is told
+    as what it is: left out.
+    """
+    waiting = {
+        number: why for number, binding in enumerate(bindings) if (why := _why_it_waits(binding))
+    }
     regions = [
         replace(report, runs=OWN_FORWARD, reason=waiting[number]) if number in waiting else report
         for number, binding in enumerate(bindings)
@@ -35,17 +41,23 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
         device=device,
         regions=tuple(regions),
         left_out=tuple(
-            reason for reason, choices in [*reasons, *((why, ()) for why in waiting.values())] if reason and not choices
+            reason
+            for reason, choices in [*reasons, *((why, ()) for why in waiting.values())]
+            if reason and not choices
         ),
         undone=undone.removeprefix("undone: "),
         gate=tuple(
-            note for number, binding in enumerate(bindings) if (note := getattr(binding, "note", "")) and number not in waiting
+            note
+            for number, binding in enumerate(bindings)
+            if (note := getattr(binding, "note", "")) and number not in waiting
         ),
     )
 
 
 def _why_it_waits(binding: Any) -> str:
-    """Why what was bound for a signature does not run at present; "" if it does, or nothing was bound."""
+    """Why what was bound for a signature does not run at present; "" if it does, or nothing was
+    bound.
+    """
     guard: Any = getattr(binding, "guard", None)
     left_out: str = getattr(binding, "reason", "")
     if guard is None or left_out or guard.holds():
@@ -92,7 +104,8 @@ def entry_report(entry: Entry) -> RegionReport:
         worst_error=_worst(entry, "numerics_worst"),
         raced=_raced(entry, ours),
         tried=entry.tried,
-        reason=_reason(entry, timing) + (f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""),
+        reason=_reason(entry, timing)
+        + (f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""),
     )
 
 
@@ -103,18 +116,29 @@ def _raced(entry: Entry, ours_us: float | None) -> tuple[Mapping[str, Any], ...]
     least = min(medians.values(), default=0.0)
     found: list[Mapping[str, Any]] = []
     for name, us in sorted(medians.items(), key=lambda item: item[1]):
-        told = f"{per_call(us)}, {f'{us / least:.3f}x of ' if us > least else ''}the fastest baseline"
+        told = (
+            f"{per_call(us)}, {f'{us / least:.3f}x of ' if us > least else ''}the fastest baseline"
+        )
         if name != runs and runs and us <= medians[runs]:
             told += f"; {runs} is as fast within noise, and simpler"
         elif not runs and ours_us:
             told += f"; what runs takes {per_call(ours_us)}"
-        found.append({"label": name, "decision": "runs" if name == runs else "beaten", "reason": told})
+        found.append(
+            {"label": name, "decision": "runs" if name == runs else "beaten", "reason": told}
+        )
     failures = entry.evidence.get("baseline_failures", {})
-    return (*found, *({"label": name, "decision": "failed", "reason": why} for name, why in failures.items()))
+    return (
+        *found,
+        *({"label": name, "decision": "failed", "reason": why} for name, why in failures.items()),
+    )
 
 
-def _against(timing: Mapping[str, Any], baseline_us: float | None, ours_us: float | None) -> Interval | None:
-    """Speed-up over one baseline. The interval is the paired one, scaled: only the best baseline was paired with the candidate."""
+def _against(
+    timing: Mapping[str, Any], baseline_us: float | None, ours_us: float | None
+) -> Interval | None:
+    """Speed-up over one baseline. The interval is the paired one, scaled: only the best baseline
+    was paired with the candidate.
+    """
     if not baseline_us or not ours_us:
         return None
     ratio = baseline_us / ours_us
@@ -125,7 +149,11 @@ def _against(timing: Mapping[str, Any], baseline_us: float | None, ours_us: floa
 
 
 def _worst(entry: Entry, name: str) -> float | None:
-    values = [check["value"] for check in entry.evidence.get("checks", ()) if check["name"] == name and check["value"] is not None]
+    values = [
+        check["value"]
+        for check in entry.evidence.get("checks", ())
+        if check["name"] == name and check["value"] is not None
+    ]
     return max(values, default=None)
 
 
@@ -137,5 +165,9 @@ def _reason(entry: Entry, timing: Mapping[str, Any]) -> str:
     if not entry.evidence.get("baselines_us"):
         return "there was no candidate to try, so the baselines were not raced: a training step is measured as a whole"
     judged = sum(one.get("decision") != "not judged" for one in entry.tried)
-    told = f"of {judged} candidates judged, none was right and fast enough" if judged else "no candidate was judged"
+    told = (
+        f"of {judged} candidates judged, none was right and fast enough"
+        if judged
+        else "no candidate was judged"
+    )
     return f"{entry.choice.schedule} is the fastest baseline; {told if entry.tried else 'there was nothing to try'}"

@@ -1,6 +1,8 @@
-"""The last gate's clock: what a whole call costs beside another, in the user's own process, and who beats the module's forward.
+"""The last gate's clock: what a whole call costs beside another, in the user's own process, and who
+beats the module's forward.
 
-It times and tells; which contenders there are, what runs then and what the cache remembers is `binding`'s.
+It times and tells; which contenders there are, what runs then and what the cache remembers is
+`binding`'s.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _LEAST = 1.0  # the speed-up over the module's own forward that a contender need
 
 
 def raced(a: Callable[[], Any], b: Callable[[], Any], place: Place) -> PairedSummary:
-    """Paired times of two steps. What their buckets disagree about and does not lie on one side of the gate is measured again."""
+    """Paired times of two steps. What their buckets disagree about and does not lie on one side of
+    the gate is measured again.
+    """
     with exclusive(place.device, "gate"):
         for _ in range(_MOST_TRIES):
             found = summarise(sample_pairs(a, b, place.device, budget_s=_BUDGET_S, margin=_LEAST))
@@ -37,7 +41,11 @@ def raced(a: Callable[[], Any], b: Callable[[], Any], place: Place) -> PairedSum
 
 
 def those_that_pay(
-    contenders: Mapping[str, Call], against_own: Callable[[Call], PairedSummary], key: str, *, swapped: bool
+    contenders: Mapping[str, Call],
+    against_own: Callable[[Call], PairedSummary],
+    key: str,
+    *,
+    swapped: bool,
 ) -> tuple[list[str], list[str]]:
     """A word on each contender, and the names of those that beat the module's own forward."""
     notes: list[str] = []
@@ -45,7 +53,9 @@ def those_that_pay(
     for label, call in contenders.items():
         try:
             result = against_own(call)
-        except FAILURES as error:  # torch.compile is the user's, and need not work; of ours the caller must hear
+        except (
+            FAILURES
+        ) as error:  # torch.compile is the user's, and need not work; of ours the caller must hear
             if label != COMPILE or is_sticky(error):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -54,7 +64,8 @@ def those_that_pay(
             continue
         telemetry.record("judge", "end_to_end", key, contender=label, **told(result))
         notes.append(f"{label} is {in_words(result)}")
-        # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
+        # A swap must win beyond its noise; between two of the user's own baselines the better
+        # centre runs, if it is not level.
         if result.low >= _LEAST if swapped else result.speedup >= MORE_THAN_NOISE:
             winners.append(label)
     return notes, winners

@@ -1,9 +1,12 @@
-"""What a workload costs on each GPU type, from the evidence of cached decisions, and from prices where the user gives them.
+"""What a workload costs on each GPU type, from the evidence of cached decisions, and from prices
+where the user gives them.
 
-Every decision was timed where it was judged, so a cache that was filled on several GPU types can be asked what a call costs on
-each: published work on serving with mixed GPUs (Melange, arXiv:2404.14527) shows that the cheapest type depends on the workload.
-Nothing is measured or run here, and nothing is guessed: where a decision is missing for a type, its row says so and has no time.
-Times are those of the regions; what a module does around them, and several calls side by side, are not in them.
+Every decision was timed where it was judged, so a cache that was filled on several GPU types can be
+asked what a call costs on each: published work on serving with mixed GPUs (Melange,
+arXiv:2404.14527) shows that the cheapest type depends on the workload. Nothing is measured or run
+here, and nothing is guessed: where a decision is missing for a type, its row says so and has no
+time. Times are those of the regions; what a module does around them, and several calls side by
+side, are not in them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,16 @@ from torch_cudal1.ir.cost import ROOFLINES, estimate
 from torch_cudal1.ir.program import Alloc, Arg, Aten, Call, Program, Step, TensorSpec
 from torch_cudal1.ir.records import Entry, Region, Target
 
-__all__ = ["Comparison", "HardwareRow", "Load", "Price", "Prices", "compare", "moved", "read_prices"]
+__all__ = [
+    "Comparison",
+    "HardwareRow",
+    "Load",
+    "Price",
+    "Prices",
+    "compare",
+    "moved",
+    "read_prices",
+]
 
 _LIMIT_BYTES = 1 << 20
 _FIELDS = {"price_per_hour", "watts"}
@@ -30,7 +42,9 @@ _FIELDS = {"price_per_hour", "watts"}
 
 @dataclass(frozen=True)
 class Load:
-    """A part of the workload: regions that one call runs one after the other, and how often it is called."""
+    """A part of the workload: regions that one call runs one after the other, and how often it is
+    called.
+    """
 
     name: str
     regions: tuple[Region, ...]
@@ -38,7 +52,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.regions or not 0 < self.calls < math.inf:
-            raise ValueError(f"load {self.name!r} has {len(self.regions)} regions and {self.calls} calls; expected some of both")
+            raise ValueError(
+                f"load {self.name!r} has {len(self.regions)} regions and {self.calls} calls; expected some of both"
+            )
 
 
 @dataclass(frozen=True)
@@ -59,11 +75,15 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareRow:
-    """One GPU type. `us_per_call` is the mean over the workload's calls, None unless every region has a timed decision there.
+    """One GPU type. `us_per_call` is the mean over the workload's calls, None unless every region
+    has a timed decision there.
 
-    - share_decided: the share of the workload's estimated time whose regions have a timed decision on this type, 0 to 1.
-    - gain: the same workload under the best baselines over `us_per_call`, None where that was not measured.
-    - cost_per_million, kwh_per_million: of a million calls one after the other; None without a time or a price.
+    - share_decided: the share of the workload's estimated time whose regions have a timed decision
+      on this type, 0 to 1.
+    - gain: the same workload under the best baselines over `us_per_call`, None where that was not
+      measured.
+    - cost_per_million, kwh_per_million: of a million calls one after the other; None without a time
+      or a price.
     - missing: what would have to be known, one sentence each.
     """
 
@@ -79,7 +99,9 @@ class HardwareRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All GPU types, the cheapest first (the fastest where no price is known), and those without a time last."""
+    """All GPU types, the cheapest first (the fastest where no price is known), and those without a
+    time last.
+    """
 
     workload: tuple[str, ...]
     rows: tuple[HardwareRow, ...]
@@ -94,8 +116,12 @@ class _Timed:
     baseline_us: float | None
 
 
-def compare(loads: Sequence[Load], entries: Iterable[Entry], prices: Prices = Prices()) -> Comparison:
-    """The rows of every GPU type that `entries` or `prices` name. Of several decisions for a region the newest counts."""
+def compare(
+    loads: Sequence[Load], entries: Iterable[Entry], prices: Prices = Prices()
+) -> Comparison:
+    """The rows of every GPU type that `entries` or `prices` name. Of several decisions for a region
+    the newest counts.
+    """
     found: dict[Target, dict[str, Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.choice.digest)):
         kind = replace(entry.target, driver="", torch="", triton="")
@@ -116,7 +142,8 @@ def compare(loads: Sequence[Load], entries: Iterable[Entry], prices: Prices = Pr
 
 
 def read_prices(path: Path) -> Prices:
-    """The prices in a JSON file: {"currency": "EUR", "NVIDIA H200": {"price_per_hour": 3.5, "watts": 700}, ...}; both are optional.
+    """The prices in a JSON file: {"currency": "EUR", "NVIDIA H200": {"price_per_hour": 3.5,
+    "watts": 700}, ...}; both are optional.
 
     Raises SettingError for anything else, with what was expected.
     """
@@ -126,7 +153,9 @@ def read_prices(path: Path) -> Prices:
         currency = data.pop("currency", "")
         of = {name: _price(given) for name, given in data.items()}
     except OSError as error:
-        raise SettingError("prices", str(path), f"a file that can be read ({error.strerror})") from error
+        raise SettingError(
+            "prices", str(path), f"a file that can be read ({error.strerror})"
+        ) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SettingError("prices", str(path), f"{expected}; found: {error}") from error
     if not isinstance(currency, str):
@@ -135,9 +164,11 @@ def read_prices(path: Path) -> Prices:
 
 
 def moved(program: Program, device: str) -> Program:
-    """`program` as it would be on another device type: what a module that was captured here would be there.
+    """`program` as it would be on another device type: what a module that was captured here would
+    be there.
 
-    PyTorch takes some operators apart differently on a GPU (attention, some normalisations); such a region has another key there.
+    PyTorch takes some operators apart differently on a GPU (attention, some normalisations); such a
+    region has another key there.
     """
 
     def argument(arg: Arg) -> Arg:
@@ -150,21 +181,33 @@ def moved(program: Program, device: str) -> Program:
 
     def step(one: Step) -> Step:
         if isinstance(one, Aten):
-            return replace(one, args=argument(one.args), kwargs=tuple((name, argument(arg)) for name, arg in one.kwargs))
+            return replace(
+                one,
+                args=argument(one.args),
+                kwargs=tuple((name, argument(arg)) for name, arg in one.kwargs),
+            )
         if isinstance(one, Alloc):
             return replace(one, spec=placed(one.spec))
         return replace(one, program=moved(one.program, device)) if isinstance(one, Call) else one
 
-    return replace(program, inputs=tuple(map(placed, program.inputs)), steps=tuple(map(step, program.steps)))
+    return replace(
+        program, inputs=tuple(map(placed, program.inputs)), steps=tuple(map(step, program.steps))
+    )
 
 
-def _row(kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], price: Price) -> HardwareRow:
+def _row(
+    kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], price: Price
+) -> HardwareRow:
     calls = sum(load.calls for load in loads)
     us, before, decided, whole = 0.0, 0.0, 0.0, 0.0
     missing: list[str] = []
     for load in loads:
         for region in load.regions:
-            program = region.program if region.program.device == kind.device else moved(region.program, kind.device)
+            program = (
+                region.program
+                if region.program.device == kind.device
+                else moved(region.program, kind.device)
+            )
             share = load.calls / calls * ROOFLINES[kind.device].seconds(estimate(program))
             timed = _timed(entries.get(program.digest))
             whole += share
@@ -173,7 +216,11 @@ def _row(kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], pric
                 continue
             decided += share
             us += load.calls / calls * timed.us
-            before = math.nan if timed.baseline_us is None else before + load.calls / calls * timed.baseline_us
+            before = (
+                math.nan
+                if timed.baseline_us is None
+                else before + load.calls / calls * timed.baseline_us
+            )
     known = None if missing else us
     missing += [] if missing or price.per_hour is not None else ["no price was given (--prices)"]
     return HardwareRow(
@@ -182,8 +229,12 @@ def _row(kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], pric
         us_per_call=known,
         share_decided=decided / whole if whole else 0.0,
         gain=None if known is None or math.isnan(before) or not us else before / us,
-        cost_per_million=None if known is None or price.per_hour is None else known / 3600 * price.per_hour,
-        kwh_per_million=None if known is None or price.watts is None else known / 3600 * price.watts / 1000,
+        cost_per_million=None
+        if known is None or price.per_hour is None
+        else known / 3600 * price.per_hour,
+        kwh_per_million=None
+        if known is None or price.watts is None
+        else known / 3600 * price.watts / 1000,
         missing=tuple(missing),
     )
 
@@ -192,12 +243,21 @@ def _timed(entry: Entry | None) -> _Timed | str:
     """A call's microseconds under the decision, or why they are not known."""
     if entry is None:
         return "no decision; run `cudal1 warmup` there"
-    baselines, timing = _object(entry.evidence.get("baselines_us")), _object(entry.evidence.get("timing"))
+    baselines, timing = (
+        _object(entry.evidence.get("baselines_us")),
+        _object(entry.evidence.get("timing")),
+    )
     if entry.choice.origin == "baseline":
         us = _positive(baselines.get(entry.choice.schedule))
-        return _Timed(us, us) if us else "decided, but never timed alone (a training step is measured as a whole)"
+        return (
+            _Timed(us, us)
+            if us
+            else "decided, but never timed alone (a training step is measured as a whole)"
+        )
     us = _positive(timing.get("candidate_us"))
-    return _Timed(us, _positive(timing.get("baseline_us"))) if us else "decided, but never timed alone"
+    return (
+        _Timed(us, _positive(timing.get("baseline_us"))) if us else "decided, but never timed alone"
+    )
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -205,12 +265,16 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _positive(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    )
     return float(value) if number else None
 
 
 def _unknown(name: str) -> HardwareRow:
-    missing = ("a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",)
+    missing = (
+        "a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",
+    )
     none = dict.fromkeys(("us_per_call", "gain", "cost_per_million", "kwh_per_million"))
     return HardwareRow(hardware=name, family="", share_decided=0.0, missing=missing, **none)
 

@@ -1,11 +1,14 @@
-"""A forward that is several graphs with the user's Python between: Dynamo runs it, and each graph gets this package's decision.
+"""A forward that is several graphs with the user's Python between: Dynamo runs it, and each graph
+gets this package's decision.
 
-Nobody but the user may run such a forward: what lies between the graphs may print, count or write a file. So nothing is tried
-before the first call. It is compiled at that call, tuned there where that was asked for, and the calls that follow are the trial:
-in turn they run the module's own forward and the graphs, each on the clock, until the medians say which stays.
+Nobody but the user may run such a forward: what lies between the graphs may print, count or write a
+file. So nothing is tried before the first call. It is compiled at that call, tuned there where that
+was asked for, and the calls that follow are the trial: in turn they run the module's own forward
+and the graphs, each on the clock, until the medians say which stays.
 
-Without gradients a call is measured. With gradients a step is, from its first call to the next step's: what a way of running saves
-forward it may lose backward. A step is over when a backward has reached a result of it.
+Without gradients a call is measured. With gradients a step is, from its first call to the next
+step's: what a way of running saves forward it may lose backward. A step is over when a backward has
+reached a result of it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ __all__ = ["Pieces"]
 _PAIRS = 8  # of calls before a decision; as many again while it is not plain
 _MOST_PAIRS = 32
 _MOST_STEPS = 4 * _MOST_PAIRS  # where one after the other compiles something
-_MOST_CALLS_A_STEP = 4  # where no backward comes: several losses share one, or somebody forgot `torch.no_grad()`
+_MOST_CALLS_A_STEP = (
+    4  # where no backward comes: several losses share one, or somebody forgot `torch.no_grad()`
+)
 _OFTEN = 0.75  # of the pairs: calls of a real program differ, and so do their times
 _COMPILING = 2  # steps, before any is measured
 _ORDER = ("own", "graphs", "graphs", "own")
@@ -46,7 +51,9 @@ OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]]
 
 
 class _Step:
-    """What is measured: one call, or all calls up to a backward and whatever follows before the next call."""
+    """What is measured: one call, or all calls up to a backward and whatever follows before the
+    next call.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -61,7 +68,9 @@ class _Step:
 
     def watch(self, result: Any) -> None:
         """Notice a backward that reaches `result`."""
-        for node in {tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None}:
+        for node in {
+            tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None
+        }:
             node.register_prehook(self._note_backward)
 
     def _note_backward(self, gradients: Any) -> None:
@@ -71,11 +80,14 @@ class _Step:
 class Pieces:
     """`call(args, kwargs)` is the module's result, from its graphs or from its own forward.
 
-    `on_settled(self, note, args, kwargs)` is called once, at the call with which the trial ends. Any number of threads may call:
-    one call at a time is part of the trial, the others run the module's own forward.
+    `on_settled(self, note, args, kwargs)` is called once, at the call with which the trial ends.
+    Any number of threads may call: one call at a time is part of the trial, the others run the
+    module's own forward.
     """
 
-    def __init__(self, module: torch.nn.Module, settings: Settings, device: torch.device, *, trains: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, settings: Settings, device: torch.device, *, trains: bool
+    ) -> None:
         """`trains`: whether gradients are wanted of the calls."""
         self._module, self._settings, self._device, self._trains = module, settings, device, trains
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
@@ -90,7 +102,9 @@ class Pieces:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the user's calls. Raises what the module's own forward raises."""
-        if self._trains and saving_is_watched():  # a forward that runs again must save the same, whatever the trial says meanwhile
+        if (
+            self._trains and saving_is_watched()
+        ):  # a forward that runs again must save the same, whatever the trial says meanwhile
             return self._module._call_impl(*args, **kwargs)
         if self.settled:
             return self._compiled(*args, **kwargs)
@@ -102,8 +116,8 @@ class Pieces:
             self._turn.release()
 
     def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the trial. The first step compiles; the next one of the graphs may compile what another branch needs, off the
-        clock.
+        """A call of the trial. The first step compiles; the next one of the graphs may compile what
+        another branch needs, off the clock.
         """
         if self._trains and self._step.is_over:
             self._end_step(args, kwargs)
@@ -112,7 +126,9 @@ class Pieces:
             self._step.graphs, self._step.begin = self.graphs, self._now()
         self._step.calls += 1
         try:
-            result = (self._compiled if side == "graphs" else self._module._call_impl)(*args, **kwargs)
+            result = (self._compiled if side == "graphs" else self._module._call_impl)(
+                *args, **kwargs
+            )
         except BaseException:
             self._step = _Step()
             self._steps += 1
@@ -130,7 +146,9 @@ class Pieces:
         return "graphs" if self._steps < _COMPILING else _ORDER[self._steps % len(_ORDER)]
 
     def _end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the step took, unless something was compiled in it, and decide if that is enough."""
+        """Note what the step took, unless something was compiled in it, and decide if that is
+        enough.
+        """
         step, self._step = self._step, _Step()
         if self._steps >= _COMPILING and self.graphs == step.graphs:
             self._seconds[self._side()].append(self._now() - step.begin)
@@ -143,14 +161,25 @@ class Pieces:
         more = len(pairs) < _MOST_PAIRS and self._steps < _MOST_STEPS
         if len(pairs) < _PAIRS and more:
             return
-        speedup = median(own for own, _ in pairs) / median(graphs for _, graphs in pairs) if pairs else 0.0
+        speedup = (
+            median(own for own, _ in pairs) / median(graphs for _, graphs in pairs)
+            if pairs
+            else 0.0
+        )
         won = sum(own >= graphs * MORE_THAN_NOISE for own, graphs in pairs)
         if more and 0.25 < won / len(pairs) < _OFTEN:
             return
         self.settled = speedup >= MORE_THAN_NOISE and won >= _OFTEN * len(pairs)
         how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of {self._measured}"
         note = f"in {self.graphs} graphs with Python between: {how}"
-        telemetry.record("judge", "pieces", type(self._module).__name__, speedup=speedup, pairs=len(pairs), stays=self.settled)
+        telemetry.record(
+            "judge",
+            "pieces",
+            type(self._module).__name__,
+            speedup=speedup,
+            pairs=len(pairs),
+            stays=self.settled,
+        )
         self.on_settled(self, note, args, kwargs)
 
     @property
@@ -159,7 +188,9 @@ class Pieces:
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:
-        """`torch.compile` of the module, below the slot in which `accelerate` sits. Where Dynamo fails, eager runs and raises."""
+        """`torch.compile` of the module, below the slot in which `accelerate` sits. Where Dynamo
+        fails, eager runs and raises.
+        """
         from torch._dynamo import config
         from torch._dynamo.eval_frame import OptimizeContext, optimize
 
@@ -179,7 +210,9 @@ class Pieces:
         return compiled
 
     def holds(self, call: dict[str, Any]) -> bool:
-        """Whether the classes that were named are as they were; the rest is Dynamo's to compare. `call` is not looked at."""
+        """Whether the classes that were named are as they were; the rest is Dynamo's to compare.
+        `call` is not looked at.
+        """
         return all(guard.holds() for guard in self._classes.values())
 
     def _watch_classes(self, entries: Entries) -> list[bool]:
@@ -194,7 +227,9 @@ class Pieces:
         self.graphs += 1
         ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
         with for_accelerate(self.choices.extend):
-            call = cudal1(gm, inputs, options={**ours, "fallback_random": True})  # draws from eager's generator, as eager does
+            call = cudal1(
+                gm, inputs, options={**ours, "fallback_random": True}
+            )  # draws from eager's generator, as eager does
         return graph_differentiable_twice(call, partial(run_graph, gm)) if self._trains else call
 
     def _now(self) -> float:

@@ -1,7 +1,8 @@
-"""`cudal1 plan`: what tuning a model may bring, before any of it is paid for. Works without a GPU and runs no candidate.
+"""`cudal1 plan`: what tuning a model may bring, before any of it is paid for. Works without a GPU
+and runs no candidate.
 
-Shares of time and speed-ups are roofline estimates from shapes; where a decision is already cached, its measured lower bound
-takes the estimate's place and the row says so.
+Shares of time and speed-ups are roofline estimates from shapes; where a decision is already cached,
+its measured lower bound takes the estimate's place and the row says so.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ __all__ = ["plan"]
 _LEAST_GAIN = 1.05  # below this a plan row promises nothing: the judge would refuse it
 
 
-def plan(module: torch.nn.Module, inputs: Any, settings: Settings | None = None, *, sm: int = 90) -> Plan:
-    """The expected gain of tuning `module` at `inputs`, region by region and end to end (Amdahl's law).
+def plan(
+    module: torch.nn.Module, inputs: Any, settings: Settings | None = None, *, sm: int = 90
+) -> Plan:
+    """The expected gain of tuning `module` at `inputs`, region by region and end to end (Amdahl's
+    law).
 
     `sm` is the architecture that kernel templates are looked up for when this machine has no GPU.
     """
@@ -48,9 +52,18 @@ def plan(module: torch.nn.Module, inputs: Any, settings: Settings | None = None,
             cached=False,
             reason=f"stays with its baseline: {problem.reason}",
         )
-        return Plan(target=type(module).__name__, device=place.device.type, rows=(row,), expected_end_to_end=1.0)
+        return Plan(
+            target=type(module).__name__,
+            device=place.device.type,
+            rows=(row,),
+            expected_end_to_end=1.0,
+        )
     rows = _rows(regions, place, sm)
-    left = sum((row.share_of_time or 0.0) / row.expected_speedup for row in rows if row.share_of_time is not None)
+    left = sum(
+        (row.share_of_time or 0.0) / row.expected_speedup
+        for row in rows
+        if row.share_of_time is not None
+    )
     known = sum(row.share_of_time or 0.0 for row in rows)
     return Plan(
         target=type(module).__name__,
@@ -73,15 +86,25 @@ def _rows(regions: tuple[Region, ...], place: Place, sm: int) -> list[PlanRow]:
 
 def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
     hit = resolve(region, place.sources, place.target, place.contract).hit
-    entry = hit.entry if hit is not None and hit.vouched_by else None  # what nobody vouches for promises nothing
+    entry = (
+        hit.entry if hit is not None and hit.vouched_by else None
+    )  # what nobody vouches for promises nothing
     variant = rewritten(region, assume_finite=place.contract.assume_finite)
     if entry is not None:
-        techniques, gain, reason = entry.choice.techniques, entry.speedup, f"decided {entry.created}: {entry.choice.label}"
+        techniques, gain, reason = (
+            entry.choice.techniques,
+            entry.speedup,
+            f"decided {entry.created}: {entry.choice.label}",
+        )
     elif variant is None or not variant.pays:
         techniques, gain, reason = (), 1.0, "no rewrite pays; the fastest baseline would be kept"
     else:
         techniques, gain = variant.techniques, max(1.0, variant.gain)
-        reason = "estimated from FLOPs and bytes" if gain >= _LEAST_GAIN else "rewrites apply, but save little"
+        reason = (
+            "estimated from FLOPs and bytes"
+            if gain >= _LEAST_GAIN
+            else "rewrites apply, but save little"
+        )
     return PlanRow(
         region=region.name,
         key=region.key,
@@ -94,8 +117,14 @@ def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
 
 
 def _island_row(region: Region, sm: int) -> PlanRow:
-    families = tuple(dict.fromkeys(proposal.family for proposal in kernels.propose(region.program, sm)))
-    reason = f"kernel templates for sm_{sm} apply; Inductor fuses such chains too" if families else "no kernel template serves it"
+    families = tuple(
+        dict.fromkeys(proposal.family for proposal in kernels.propose(region.program, sm))
+    )
+    reason = (
+        f"kernel templates for sm_{sm} apply; Inductor fuses such chains too"
+        if families
+        else "no kernel template serves it"
+    )
     return PlanRow(
         region=region.name,
         key=region.key,

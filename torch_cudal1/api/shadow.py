@@ -1,13 +1,15 @@
-"""Checks in production: a sampled call of a swapped region also runs the baseline, on the same inputs, and the two are compared.
+"""Checks in production: a sampled call of a swapped region also runs the baseline, on the same
+inputs, and the two are compared.
 
     call ──> nothing to check ──> kernel
       └─1 in 1/rate──> baseline, kernel ──> alike ──> the kernel's result
                                          └─> differ ──> the BASELINE's result; the candidate runs nowhere again, now and later
 
-A sampled call pays for both runs, for the comparison and, on a GPU, for waiting until it is known; every other call of a watched
-region pays for one Python call; at rate 0 nothing is put in the way. The comparison is the judge's, without a float64 result: it
-finds what is wrong, not what is a little less accurate. Where a call differs, float64 runs tell whether sums cancelled, which is
-not wrong. A kernel that writes where it must not is not looked for here.
+A sampled call pays for both runs, for the comparison and, on a GPU, for waiting until it is known;
+every other call of a watched region pays for one Python call; at rate 0 nothing is put in the way.
+The comparison is the judge's, without a float64 result: it finds what is wrong, not what is a
+little less accurate. Where a call differs, float64 runs tell whether sums cancelled, which is not
+wrong. A kernel that writes where it must not is not looked for here.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ __all__ = ["NotWatched", "watched"]
 
 _TF32_ROUNDOFF = 2.0**-11
 _TENSOR_CORE_STEPS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul")
-_OTHER_CHOICES = 0.1  # of integers chosen among rounded numbers (an argmax): ties are taken otherwise, and rounding makes ties
+# of integers chosen among rounded numbers (an argmax): ties are taken otherwise, and rounding makes
+# ties
+_OTHER_CHOICES = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class _Tolerance:
 
 
 def watched(choice: Choice, place: Place, *, writes: bool) -> Around | NotWatched:
-    """What to put in front of the callable built for `choice`, or why nothing. `writes`: the call writes to its own inputs.
+    """What to put in front of the callable built for `choice`, or why nothing. `writes`: the call
+    writes to its own inputs.
 
     Raises SettingError for an `on_mismatch` that cannot be found.
     """
@@ -89,9 +94,19 @@ def watched(choice: Choice, place: Place, *, writes: bool) -> Around | NotWatche
 class _Shadowed:
     """Stands where the kernel's callable stood."""
 
-    def __init__(self, swapped: Swapped, runner: Runner, rate: float, tolerance: _Tolerance, told: _Told) -> None:
-        self._swapped, self._runner, self._rate, self._tolerance, self._told = swapped, runner, rate, tolerance, told
-        self._random = random.Random()  # its own: the user's sequence of random numbers is not touched
+    def __init__(
+        self, swapped: Swapped, runner: Runner, rate: float, tolerance: _Tolerance, told: _Told
+    ) -> None:
+        self._swapped, self._runner, self._rate, self._tolerance, self._told = (
+            swapped,
+            runner,
+            rate,
+            tolerance,
+            told,
+        )
+        self._random = (
+            random.Random()
+        )  # its own: the user's sequence of random numbers is not touched
         self._left = self._gap()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -101,21 +116,27 @@ class _Shadowed:
         return self._runner(inputs) if self._left > 0 else self._checked(inputs)
 
     def _gap(self) -> int:
-        """Calls until the next sample: each is one with the same chance, so a fault that comes in turns is met too."""
+        """Calls until the next sample: each is one with the same chance, so a fault that comes in
+        turns is met too.
+        """
         if self._rate >= 1:
             return 1
         return 1 + int(math.log(1.0 - self._random.random()) / math.log1p(-self._rate))
 
     def _checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if any(tensor.is_cuda for tensor in inputs) and torch.cuda.is_current_stream_capturing():
-            return self._runner(inputs)  # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
+            return self._runner(
+                inputs
+            )  # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
         self._left = self._gap()
         try:  # first: a kernel that damages its inputs cannot spoil this
             expected = self._swapped.reference(inputs)
         except FAILURES as error:
             if is_sticky(error):
                 raise
-            telemetry.record("shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}")
+            telemetry.record(
+                "shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}"
+            )
             return self._runner(inputs)
         results = self._runner(inputs)
         problem = _difference(results, expected, self._tolerance, partial(self._told.sway, inputs))
@@ -139,7 +160,9 @@ class _Told:
         return self.choice.region.key
 
     def sway(self, inputs: Sequence[torch.Tensor], position: int) -> torch.Tensor | None:
-        """How far an output moves with these inputs, asked where a difference was found: sums may have cancelled."""
+        """How far an output moves with these inputs, asked where a difference was found: sums may
+        have cancelled.
+        """
         run = partial(exact_outputs, self.choice.region.program, device=self.place.device)
         exact = run(inputs)
         return None if isinstance(exact, Infeasible) else sway(run, inputs, exact)[position]
@@ -149,21 +172,38 @@ class _Told:
         digest, reason = self.choice.candidate.digest, f"a shadow check found it wrong: {problem}"
         withdraw(digest, f"quarantined: {reason}")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Quarantined(self.key, digest, reason, now, f"{self.place.target.sku} ({self.place.target.arch})")
+        record = Quarantined(
+            self.key, digest, reason, now, f"{self.place.target.sku} ({self.place.target.arch})"
+        )
         stored = hold_back(self.place.cache.root, record)
-        facts = {"name": self.choice.region.name, "runs": self.choice.candidate.label, "candidate": digest, "reason": problem}
+        facts = {
+            "name": self.choice.region.name,
+            "runs": self.choice.candidate.label,
+            "candidate": digest,
+            "reason": problem,
+        }
         if isinstance(stored, NotStored):
             facts["not_stored"] = stored.reason
         event = telemetry.record("shadow", "mismatch", self.key, **facts)
-        where = f"not written down: {stored.reason}" if isinstance(stored, NotStored) else f"recorded in {stored.path}"
+        where = (
+            f"not written down: {stored.reason}"
+            if isinstance(stored, NotStored)
+            else f"recorded in {stored.path}"
+        )
         telemetry.log.error(
-            "cudal1 quarantined %s of %s: %s; the baseline runs (%s)", facts["runs"], facts["name"] or self.key[:12], problem, where
+            "cudal1 quarantined %s of %s: %s; the baseline runs (%s)",
+            facts["runs"],
+            facts["name"] or self.key[:12],
+            problem,
+            where,
         )
         if self.callback is not None:
             try:
                 self.callback(event)
             except Exception as error:  # noqa: BLE001  the user's own function, in the user's own call, which must not fail for it
-                telemetry.record("shadow", "callback_failed", self.key, reason=f"{type(error).__name__}: {error}")
+                telemetry.record(
+                    "shadow", "callback_failed", self.key, reason=f"{type(error).__name__}: {error}"
+                )
                 telemetry.log.exception("cudal1: on_mismatch raised")
 
 
@@ -173,7 +213,9 @@ def _difference(
     tolerance: _Tolerance,
     sway: Callable[[int], torch.Tensor | None] = lambda position: None,
 ) -> str:
-    """What is wrong with the first wrong output, "" if none is. What cannot be compared is not called wrong."""
+    """What is wrong with the first wrong output, "" if none is. What cannot be compared is not
+    called wrong.
+    """
     if len(results) != len(expected):
         return f"{len(results)} outputs, expected {len(expected)}"
     with torch.no_grad():
@@ -189,19 +231,40 @@ def _difference(
 
 
 def _output_difference(
-    ours: torch.Tensor, own: torch.Tensor, tolerance: _Tolerance, sway: Callable[[], torch.Tensor | None]
+    ours: torch.Tensor,
+    own: torch.Tensor,
+    tolerance: _Tolerance,
+    sway: Callable[[], torch.Tensor | None],
 ) -> str:
-    found = compare(ours, own, None, precision=tolerance.precision, longest=tolerance.longest, drift=tolerance.drift, sway=sway)
+    found = compare(
+        ours,
+        own,
+        None,
+        precision=tolerance.precision,
+        longest=tolerance.longest,
+        drift=tolerance.drift,
+        sway=sway,
+    )
     if found.passed:
         return ""
-    chosen = not (own.dtype.is_floating_point or own.dtype.is_complex) and ours.shape == own.shape and ours.dtype == own.dtype
-    if chosen and tolerance.rounded_choices and int((ours != own).sum()) <= max(1, _OTHER_CHOICES * own.numel()):
+    chosen = (
+        not (own.dtype.is_floating_point or own.dtype.is_complex)
+        and ours.shape == own.shape
+        and ours.dtype == own.dtype
+    )
+    if (
+        chosen
+        and tolerance.rounded_choices
+        and int((ours != own).sum()) <= max(1, _OTHER_CHOICES * own.numel())
+    ):
         return ""
     return found.detail or "it differs from the baseline's"
 
 
 def _tolerance(choice: Choice, place: Place) -> _Tolerance:
-    """How far two right evaluations of a region may lie apart: its sums, its depth, and the coarsest format it rounds to."""
+    """How far two right evaluations of a region may lie apart: its sums, its depth, and the
+    coarsest format it rounds to.
+    """
     program = choice.region.program
     steps = max(1, len(program.steps))
     dtypes = {spec.torch_dtype for spec in value_specs(program).values()}
@@ -210,7 +273,9 @@ def _tolerance(choice: Choice, place: Place) -> _Tolerance:
         units.append(_TF32_ROUNDOFF)
     coarsest = max(units, default=0.0)
     drift = math.sqrt(steps) * coarsest if coarsest > unit_roundoff(torch.float32) else 0.0
-    return _Tolerance(place.contract.precision, analyse(program).longest_reduction * steps, drift, bool(units))
+    return _Tolerance(
+        place.contract.precision, analyse(program).longest_reduction * steps, drift, bool(units)
+    )
 
 
 def _has_products(program: Program) -> bool:
@@ -226,7 +291,9 @@ def _function(named: Callable[[Any], object] | str | None) -> Callable[[Any], ob
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise SettingError("on_mismatch", named, f"the name of a function that can be imported ({error})") from error
+        raise SettingError(
+            "on_mismatch", named, f"the name of a function that can be imported ({error})"
+        ) from error
     if not callable(found):
         raise SettingError("on_mismatch", named, f"a function, it names a {type(found).__name__}")
     checked: Callable[[Any], object] = found

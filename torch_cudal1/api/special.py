@@ -1,7 +1,8 @@
-"""Functions that PyTorch lacks: logarithms of the modified Bessel functions of any order, where they themselves overflow.
+"""Functions that PyTorch lacks: logarithms of the modified Bessel functions of any order, where
+they themselves overflow.
 
-They work on every device, under `torch.compile` and with gradients in x; in an accelerated module on a GPU they become part of the
-kernels around them.
+They work on every device, under `torch.compile` and with gradients in x; in an accelerated module
+on a GPU they become part of the kernels around them.
 """
 
 from __future__ import annotations
@@ -15,24 +16,29 @@ __all__ = ["log_bessel_i", "log_bessel_k"]
 
 
 def log_bessel_i(order: Tensor | float, x: Tensor) -> Tensor:
-    """log I_v(x), the modified Bessel function of the first kind, for real orders v >= 0 and x >= 0, broadcast.
+    """log I_v(x), the modified Bessel function of the first kind, for real orders v >= 0 and x >=
+    0, broadcast.
 
     NaN where one of them is negative; numbers beyond 1e300 may overflow.
 
-    Computed in float64 and rounded to the type that `order + x` has. `order` takes no gradient: NotImplementedError. Raises
-    TypeError where neither is floating-point.
+    Computed in float64 and rounded to the type that `order + x` has. `order` takes no gradient:
+    NotImplementedError. Raises TypeError where neither is floating-point.
     """
     return _called("log_bessel_i", order, x)
 
 
 def log_bessel_k(order: Tensor | float, x: Tensor) -> Tensor:
-    """log K_v(x), the modified Bessel function of the second kind, for any real order and x >= 0; otherwise as `log_bessel_i`."""
+    """log K_v(x), the modified Bessel function of the second kind, for any real order and x >= 0;
+    otherwise as `log_bessel_i`.
+    """
     return _called("log_bessel_k", order, x)
 
 
 def _called(name: str, order: Tensor | float, x: Tensor) -> Tensor:
     if not isinstance(order, Tensor):
-        order = torch.full((), float(order), dtype=x.dtype if x.is_floating_point() else None, device=x.device)
+        order = torch.full(
+            (), float(order), dtype=x.dtype if x.is_floating_point() else None, device=x.device
+        )
     found: Tensor = getattr(torch.ops.cudal1, name)(order, x)
     return found
 

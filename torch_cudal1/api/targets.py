@@ -1,8 +1,8 @@
 """A TARGET of the command line, turned into modules and their inputs: `load("file.py:build")`.
 
-It runs the user's own file or package, in this process, because the user named it; it never runs anything generated. It does not
-move modules to a device unless asked, does not switch train/eval and does not change the module. Whatever goes wrong is a
-`TargetError` of one paragraph.
+It runs the user's own file or package, in this process, because the user named it; it never runs
+anything generated. It does not move modules to a device unless asked, does not switch train/eval
+and does not change the module. Whatever goes wrong is a `TargetError` of one paragraph.
 """
 
 from __future__ import annotations
@@ -43,32 +43,41 @@ class Loaded:
 
 
 def load(target: str, *, device: str | None = None) -> tuple[Loaded, ...]:
-    """Every module that `target` leads to, on `device` if given ("cpu", "cuda"), else where the target put it.
+    """Every module that `target` leads to, on `device` if given ("cpu", "cuda"), else where the
+    target put it.
 
-    A folder of large models holds them all at once: to handle one at a time, load each of `expand(target)`.
-    Raises TargetError.
+    A folder of large models holds them all at once: to handle one at a time, load each of
+    `expand(target)`. Raises TargetError.
     """
     return tuple(_load_one(single, device) for single in expand(target))
 
 
 def expand(target: str) -> tuple[str, ...]:
-    """The single targets that `target` stands for: a folder's KernelBench-style files in natural order, otherwise itself.
+    """The single targets that `target` stands for: a folder's KernelBench-style files in natural
+    order, otherwise itself.
 
-    Nothing is imported or run. Files of a folder that define none of Model, get_inputs, get_init_inputs are passed over.
-    Raises TargetError.
+    Nothing is imported or run. Files of a folder that define none of Model, get_inputs,
+    get_init_inputs are passed over. Raises TargetError.
     """
     folder = Path(target).expanduser()
     if not folder.is_dir():
         return (target,)
-    files = sorted((p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))), key=lambda p: _natural(str(p)))
+    files = sorted(
+        (p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))),
+        key=lambda p: _natural(str(p)),
+    )
     found = tuple(str(path) for path in files if _defined(path, str(path)) & set(NAMES))
     if not found:
-        raise TargetError(target, f"the folder holds no KernelBench-style file ({len(files)} Python files were looked at)")
+        raise TargetError(
+            target,
+            f"the folder holds no KernelBench-style file ({len(files)} Python files were looked at)",
+        )
     return found
 
 
 def try_call(loaded: Loaded) -> None:
-    """Call the module once, as it is, without gradients, so that inputs that do not fit are the target's problem and not ours.
+    """Call the module once, as it is, without gradients, so that inputs that do not fit are the
+    target's problem and not ours.
 
     Raises TargetError.
     """
@@ -76,7 +85,9 @@ def try_call(loaded: Loaded) -> None:
         with torch.no_grad():
             loaded.module(*loaded.inputs)
     except Exception as error:
-        raise TargetError(loaded.name, f"calling the module with its inputs failed with {_what(error, None)}") from error
+        raise TargetError(
+            loaded.name, f"calling the module with its inputs failed with {_what(error, None)}"
+        ) from error
 
 
 def _load_one(target: str, device: str | None) -> Loaded:
@@ -89,7 +100,10 @@ def _load_one(target: str, device: str | None) -> Loaded:
     elif name:
         built = _build(target, _attribute(target, _import(target, source), name))
     else:
-        raise TargetError(target, f"there is no file or folder {source!r}, and no ':callable' says what to call in a package")
+        raise TargetError(
+            target,
+            f"there is no file or folder {source!r}, and no ':callable' says what to call in a package",
+        )
     return _placed(target, Loaded(target, *_pair(target, built)), device)
 
 
@@ -102,10 +116,17 @@ def _from_file(target: str, path: Path, name: str) -> Any:
     defined = _defined(path, target)
     missing = [part for part in NAMES if part not in defined]
     if not name and missing:
-        raise TargetError(target, f"the file defines no {', no '.join(missing)}, and no ':callable' says what to call in it")
+        raise TargetError(
+            target,
+            f"the file defines no {', no '.join(missing)}, and no ':callable' says what to call in it",
+        )
     with _on_path(path.parent):
         module = _execute(target, path)
-        return _build(target, _attribute(target, module, name)) if name else _kernelbench(target, module)
+        return (
+            _build(target, _attribute(target, module, name))
+            if name
+            else _kernelbench(target, module)
+        )
 
 
 def _kernelbench(target: str, module: ModuleType) -> Any:
@@ -124,7 +145,9 @@ def _defined(path: Path, target: str) -> set[str]:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
         where = f"{path}:{getattr(error, 'lineno', '?')}"
-        raise TargetError(target, f"the file is not valid Python ({where}: {_last_line(error)})") from error
+        raise TargetError(
+            target, f"the file is not valid Python ({where}: {_last_line(error)})"
+        ) from error
     except OSError as error:
         raise TargetError(target, f"the file {path} cannot be read ({error.strerror})") from error
     names: set[str] = set()
@@ -139,7 +162,8 @@ def _defined(path: Path, target: str) -> set[str]:
 
 
 def _execute(target: str, path: Path) -> ModuleType:
-    # A name of its own per path: two files called model.py must not be one module. It stays in sys.modules, as pickling needs.
+    # A name of its own per path: two files called model.py must not be one module. It stays in
+    # sys.modules, as pickling needs.
     name = f"cudal1_target_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -173,10 +197,22 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
         found = getattr(found, part, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
-    own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
-    public = sorted(key for key, value in own.items() if callable(value) and not key.startswith("_"))
-    kind = "no callable" if found is None else f"an object of type {type(found).__name__!r}, not a callable, as"
-    raise TargetError(target, f"it holds {kind} {name!r}; callables there: {', '.join(public[:12]) or 'none'}")
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
+    public = sorted(
+        key for key, value in own.items() if callable(value) and not key.startswith("_")
+    )
+    kind = (
+        "no callable"
+        if found is None
+        else f"an object of type {type(found).__name__!r}, not a callable, as"
+    )
+    raise TargetError(
+        target, f"it holds {kind} {name!r}; callables there: {', '.join(public[:12]) or 'none'}"
+    )
 
 
 def _build(target: str, make: Callable[[], Any]) -> Any:
@@ -186,49 +222,77 @@ def _build(target: str, make: Callable[[], Any]) -> Any:
             torch.manual_seed(_SEED)
             return make()
     except (Exception, SystemExit) as error:
-        raise TargetError(target, f"building it failed with {_what(error, path.resolve() if path.is_file() else None)}") from error
+        raise TargetError(
+            target,
+            f"building it failed with {_what(error, path.resolve() if path.is_file() else None)}",
+        ) from error
 
 
 def _pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     if not isinstance(built, (tuple, list)) or len(built) != 2:
         size = f" of {len(built)}" if isinstance(built, (tuple, list)) else ""
-        raise TargetError(target, f"it returned {type(built).__name__!r}{size}; a pair (module, inputs) is needed")
+        raise TargetError(
+            target, f"it returned {type(built).__name__!r}{size}; a pair (module, inputs) is needed"
+        )
     module, inputs = built
     if not isinstance(module, torch.nn.Module):
-        raise TargetError(target, f"the first of the pair is of type {type(module).__name__!r}; a torch.nn.Module is needed")
+        raise TargetError(
+            target,
+            f"the first of the pair is of type {type(module).__name__!r}; a torch.nn.Module is needed",
+        )
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, (tuple, list)):
-        raise TargetError(target, f"the inputs are of type {type(inputs).__name__!r}; a tuple of positional inputs is needed")
+        raise TargetError(
+            target,
+            f"the inputs are of type {type(inputs).__name__!r}; a tuple of positional inputs is needed",
+        )
     tensors = 0
     for path, leaf in _pytree.tree_flatten_with_path(tuple(inputs))[0]:
         if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
             where = f"inputs{_pytree.keystr(path)}"
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise TargetError(
-                target, f"{where} is of type {kind!r}; tensors, numbers and nested lists, tuples and dicts of them are allowed"
+                target,
+                f"{where} is of type {kind!r}; tensors, numbers and nested lists, tuples and dicts of them are allowed",
             )
         tensors += isinstance(leaf, torch.Tensor)
     if not tensors:
-        raise TargetError(target, "the inputs hold no tensor, so there is nothing to specialise on or to measure")
+        raise TargetError(
+            target, "the inputs hold no tensor, so there is nothing to specialise on or to measure"
+        )
     return module, tuple(inputs)
 
 
-def moved(module: torch.nn.Module, inputs: tuple[Any, ...], device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """The module and every tensor of the inputs on `device`. Raises what torch raises when it cannot."""
-    return module.to(device), _pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+def moved(
+    module: torch.nn.Module, inputs: tuple[Any, ...], device: str
+) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """The module and every tensor of the inputs on `device`. Raises what torch raises when it
+    cannot.
+    """
+    return module.to(device), _pytree.tree_map(
+        lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs
+    )
 
 
 def _placed(target: str, loaded: Loaded, device: str | None) -> Loaded:
     try:
-        return loaded if device is None else Loaded(loaded.name, *moved(loaded.module, loaded.inputs, device))
+        return (
+            loaded
+            if device is None
+            else Loaded(loaded.name, *moved(loaded.module, loaded.inputs, device))
+        )
     except (RuntimeError, AssertionError) as error:  # no CUDA in this torch, no GPU, out of memory
-        raise TargetError(target, f"it cannot be moved to {device!r} ({_last_line(error)})") from error
+        raise TargetError(
+            target, f"it cannot be moved to {device!r} ({_last_line(error)})"
+        ) from error
 
 
 @contextmanager
 def _on_path(folder: Path) -> Iterator[None]:
-    """Neighbouring files can be imported while the target runs, as with `python file.py`; the path is as before afterwards."""
+    """Neighbouring files can be imported while the target runs, as with `python file.py`; the path
+    is as before afterwards.
+    """
     before = list(sys.path)
     sys.path.insert(0, str(folder))
     try:
@@ -238,12 +302,20 @@ def _on_path(folder: Path) -> Iterator[None]:
 
 
 def _what(error: BaseException, path: Path | None) -> str:
-    """The last line of an exception and where: in the user's file if the traceback passes through it."""
+    """The last line of an exception and where: in the user's file if the traceback passes through
+    it.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if path is not None and Path(frame.filename) == path]
-    outside = [frame for frame in frames if Path(frame.filename) != Path(__file__) and "importlib" not in frame.filename]
+    outside = [
+        frame
+        for frame in frames
+        if Path(frame.filename) != Path(__file__) and "importlib" not in frame.filename
+    ]
     at = (own or outside or frames)[-1:]
-    return _last_line(error) + (f" at {at[0].filename}:{at[0].lineno} in {at[0].name}" if at else "")
+    return _last_line(error) + (
+        f" at {at[0].filename}:{at[0].lineno} in {at[0].name}" if at else ""
+    )
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,7 +1,8 @@
-"""`cudal1 warmup`: fills the cache for targets ahead of time, so that a process on a warm cache neither searches nor compiles.
+"""`cudal1 warmup`: fills the cache for targets ahead of time, so that a process on a warm cache
+neither searches nor compiles.
 
-One target after the other; the judge's children do the work. A target that fails is a result with its error, and the rest go on.
-`fleet` does the same with many workers.
+One target after the other; the judge's children do the work. A target that fails is a result with
+its error, and the rest go on. `fleet` does the same with many workers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ __all__ = ["WarmupResult", "warm", "warmup"]
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What became of one target: its explanation, or why it failed; `built` candidates judged, `reused` decisions found cached."""
+    """What became of one target: its explanation, or why it failed; `built` candidates judged,
+    `reused` decisions found cached.
+    """
 
     target: str
     explanation: Explanation | None
@@ -48,12 +51,14 @@ def warmup(
     device: str | None = None,
     recording: Path | str | None = None,
 ) -> tuple[WarmupResult, ...]:
-    """Tune each target (see `torch_cudal1.api.targets`) on `device` (default: where its module is), and store the decisions.
+    """Tune each target (see `torch_cudal1.api.targets`) on `device` (default: where its module is),
+    and store the decisions.
 
-    Modules are tuned as they are returned, train or eval; under no_grad unless `training`. With `recording`, a file of `record`,
-    not the target's own inputs are tuned for but each recorded form of its calls, the most frequent first, in the recorded modes.
-    Raises TargetError for a target that cannot be loaded or called, and for a recording without a call of it; what fails later, and
-    what could not be stored, is the error of its result.
+    Modules are tuned as they are returned, train or eval; under no_grad unless `training`. With
+    `recording`, a file of `record`, not the target's own inputs are tuned for but each recorded
+    form of its calls, the most frequent first, in the recorded modes. Raises TargetError for a
+    target that cannot be loaded or called, and for a recording without a call of it; what fails
+    later, and what could not be stored, is the error of its result.
     """
     chosen = (settings or Settings.from_env()).but(on_miss="tune", record=None)
     read_back = None if recording is None else read_recording(recording)
@@ -69,16 +74,27 @@ def warmup(
     return tuple(results)
 
 
-def _warm_recorded(call: RecordedCall, settings: Settings, progress: Progress | None) -> WarmupResult:
+def _warm_recorded(
+    call: RecordedCall, settings: Settings, progress: Progress | None
+) -> WarmupResult:
     if call.problem:
         return WarmupResult(call.loaded.name, None, call.problem, 0.0, 0, 0)
     with in_mode(call):
         return warm(call.loaded, settings, progress=progress, training=call.mode.grad)
 
 
-def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False) -> WarmupResult:
-    """Tune one loaded target under `settings` as they are; a failure of ours is the error of the result."""
-    module, before, started, started_at = loaded.module, telemetry.report().counters, time.monotonic(), time.time()
+def warm(
+    loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False
+) -> WarmupResult:
+    """Tune one loaded target under `settings` as they are; a failure of ours is the error of the
+    result.
+    """
+    module, before, started, started_at = (
+        loaded.module,
+        telemetry.report().counters,
+        time.monotonic(),
+        time.time(),
+    )
     explanation, error = None, None
     try:
         with torch.set_grad_enabled(training):
@@ -95,12 +111,19 @@ def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None
         return after.get(counter, 0) - before.get(counter, 0)
 
     return WarmupResult(
-        loaded.name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused")
+        loaded.name,
+        explanation,
+        error,
+        time.monotonic() - started,
+        grown("candidates_judged"),
+        grown("entries_reused"),
     )
 
 
 def _finish_trial(loaded: Loaded) -> None:
-    """Make the calls, or training steps, that decide about a forward in several graphs: here nobody else makes any."""
+    """Make the calls, or training steps, that decide about a forward in several graphs: here nobody
+    else makes any.
+    """
     args, kwargs = arguments_of(loaded.inputs)
     leaves = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
     wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
@@ -111,7 +134,9 @@ def _finish_trial(loaded: Loaded) -> None:
 
 
 def _problem_since(started_at: float) -> str | None:
-    """What `accelerate` survived but a warm-up must tell: a failure of ours, or a decision that the cache did not take."""
+    """What `accelerate` survived but a warm-up must tell: a failure of ours, or a decision that the
+    cache did not take.
+    """
     for event in telemetry.report().events:
         if event.at >= started_at and event.what == "fallback":
             return str(event.facts.get("reason"))

@@ -1,7 +1,8 @@
 """What a command of the command line is, and the ones that other packages add to it.
 
-An installed package (this one for its training, which nothing else imports) adds a command by an entry point of the group
-`torch_cudal1.cli.commands` whose object is a `Command`. It is loaded for every command line: its module imports nothing heavy.
+An installed package (this one for its training, which nothing else imports) adds a command by an
+entry point of the group `torch_cudal1.cli.commands` whose object is a `Command`. It is loaded for
+every command line: its module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ GROUP = "torch_cudal1.commands"
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `function` of `module` is called with the arguments, the settings and the screen, and returns an exit code.
+    """A command: `function` of `module` is called with the arguments, the settings and the screen,
+    and returns an exit code.
 
-    `module` is imported when the command runs; a leading dot means one of `torch_cudal1.cli.commands`. `options` add arguments to a
-    parser.
+    `module` is imported when the command runs; a leading dot means one of
+    `torch_cudal1.cli.commands`. `options` add arguments to a parser.
     """
 
     name: str
@@ -33,11 +35,15 @@ class Command:
 
 
 def load_plugins() -> list[Command]:
-    """The commands that installed packages add, by name. Raises TypeError for an entry point that is no `Command`."""
+    """The commands that installed packages add, by name. Raises TypeError for an entry point that
+    is no `Command`.
+    """
     commands = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         command = point.load()
         if not isinstance(command, Command):
-            raise TypeError(f"entry point {point.value!r} of group {GROUP!r} is a {type(command).__name__}; expected a Command")
+            raise TypeError(
+                f"entry point {point.value!r} of group {GROUP!r} is a {type(command).__name__}; expected a Command"
+            )
         commands.append(command)
     return commands

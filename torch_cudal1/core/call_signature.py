@@ -1,10 +1,12 @@
-"""The form of a call: its arguments as JSON with every tensor described and no value of any, and inputs made to such a form again.
+"""The form of a call: its arguments as JSON with every tensor described and no value of any, and
+inputs made to such a form again.
 
     (x, {"mask": m}, 3)  ->  {"u": [{"t": ["float32", [4, 8], [8, 1], "cuda", false]}, {"d": {"mask": {"t": [...]}}}, {"v": 3}]}
 
-Flags and numbers that are passed as arguments are part of the form, because they decide what is computed. Texts are not: they may
-be data. Elements of a made tensor are drawn from the tensor at the same place of an example, so that indices and masks stay legal;
-where there is none they are normal random numbers, and zeros for integers.
+Flags and numbers that are passed as arguments are part of the form, because they decide what is
+computed. Texts are not: they may be data. Elements of a made tensor are drawn from the tensor at
+the same place of an example, so that indices and masks stay legal; where there is none they are
+normal random numbers, and zeros for integers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import torch
 
 __all__ = ["FormError", "describe", "make"]
 
-_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
 _MAX_BYTES = 1 << 40
 _NOTHING = object()
 
@@ -25,9 +31,19 @@ class FormError(ValueError):
 
 
 def describe(value: Any) -> Any:
-    """The form of `value`, as JSON. Raises FormError for what is not made of plain containers, tensors and plain values."""
+    """The form of `value`, as JSON. Raises FormError for what is not made of plain containers,
+    tensors and plain values.
+    """
     if isinstance(value, torch.Tensor):
-        return {"t": [_name(value.dtype), list(value.shape), list(value.stride()), value.device.type, value.requires_grad]}
+        return {
+            "t": [
+                _name(value.dtype),
+                list(value.shape),
+                list(value.stride()),
+                value.device.type,
+                value.requires_grad,
+            ]
+        }
     if value is None or type(value) in (bool, int):
         return {"v": value}
     if type(value) is float:
@@ -48,7 +64,9 @@ def describe(value: Any) -> Any:
 
 
 def make(form: Any, device: torch.device, example: Any = _NOTHING) -> Any:
-    """A value of that form on `device`, with what the form leaves open taken from `example`. Raises FormError."""
+    """A value of that form on `device`, with what the form leaves open taken from `example`. Raises
+    FormError.
+    """
     if not isinstance(form, dict) or len(form) != 1:
         raise FormError(f"{form!r} is no form")
     ((kind, body),) = form.items()
@@ -69,7 +87,9 @@ def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
         return float.fromhex(body)
     if kind == "s":
         if not isinstance(example, str):
-            raise FormError("texts are not recorded, and the target's own inputs have none at this place")
+            raise FormError(
+                "texts are not recorded, and the target's own inputs have none at this place"
+            )
         return example
     if kind == "dtype":
         return _DTYPES[body]
@@ -79,7 +99,10 @@ def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
         return torch.Size(body)
     if kind in ("l", "u"):
         known = example if isinstance(example, (list, tuple)) else ()
-        items = [make(item, device, known[i] if i < len(known) else _NOTHING) for i, item in enumerate(body)]
+        items = [
+            make(item, device, known[i] if i < len(known) else _NOTHING)
+            for i, item in enumerate(body)
+        ]
         return items if kind == "l" else tuple(items)
     if kind == "d":
         own = example if isinstance(example, dict) else {}
@@ -94,7 +117,11 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     dtype = _DTYPES[name]
     if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides)):
         raise FormError(f"{shape} with strides {strides} is no tensor")
-    size = 0 if 0 in shape else 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    size = (
+        0
+        if 0 in shape
+        else 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    )
     if size * dtype.itemsize > _MAX_BYTES:
         raise FormError(f"{shape} with strides {strides} would take {size * dtype.itemsize} bytes")
     flat = _elements(size, dtype, device, example)
@@ -102,8 +129,14 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
 
 
 def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)  # the same inputs each time, and the caller's random numbers are left alone
-    if isinstance(example, torch.Tensor) and example.numel() and _sort(example.dtype) == _sort(dtype):
+    generator = torch.Generator().manual_seed(
+        0
+    )  # the same inputs each time, and the caller's random numbers are left alone
+    if (
+        isinstance(example, torch.Tensor)
+        and example.numel()
+        and _sort(example.dtype) == _sort(dtype)
+    ):
         pool = example.detach().reshape(-1)
         drawn = torch.randint(pool.numel(), (size,), generator=generator)
         return pool[drawn.to(pool.device)].to(device=device, dtype=dtype)

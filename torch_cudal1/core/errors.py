@@ -1,7 +1,8 @@
 """Every exception the package raises: each subclasses the natural built-in and carries its facts.
 
-No exception here is used for a decision. A candidate that fails is a `Rejected` value, a cache that has nothing is a `Miss`
-value (`torch_cudal1.ir.records`); exceptions are for callers' mistakes and for machines that cannot do what was asked.
+No exception here is used for a decision. A candidate that fails is a `Rejected` value, a cache that
+has nothing is a `Miss` value (`torch_cudal1.ir.records`); exceptions are for callers' mistakes and
+for machines that cannot do what was asked.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class NotLowerableError(Cudal1Error, ValueError):
 
 
 class GraphBreakError(NotLowerableError):
-    """Dynamo cannot write a call as one graph: it would run several, with the user's Python between."""
+    """Dynamo cannot write a call as one graph: it would run several, with the user's Python
+    between.
+    """
 
 
 class DriverError(Cudal1Error, RuntimeError):
@@ -97,7 +100,9 @@ class CacheMissError(Cudal1Error, LookupError):
 
 
 class SupplyError(Cudal1Error, ValueError):
-    """A file that carries decisions (bundle, lock) is not used: which one, by which rule, what was found. Nothing was changed."""
+    """A file that carries decisions (bundle, lock) is not used: which one, by which rule, what was
+    found. Nothing was changed.
+    """
 
     def __init__(self, path: object, rule: str, found: str) -> None:
         self.path, self.rule, self.found = str(path), rule, found

@@ -1,8 +1,9 @@
 """Python's cyclic garbage collector, paused while much is imported or traced.
 
-A start imports a thousand modules and traces a model: hundreds of thousands of objects that stay, which the collector would walk
-through again and again. What is garbage meanwhile is collected afterwards, so this is for work of seconds, never for a search. It
-pauses nothing else and collects nothing itself.
+A start imports a thousand modules and traces a model: hundreds of thousands of objects that stay,
+which the collector would walk through again and again. What is garbage meanwhile is collected
+afterwards, so this is for work of seconds, never for a search. It pauses nothing else and collects
+nothing itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ _resumes = False  # whether the collector was on when the first of them came
 
 
 class collector_paused(ContextDecorator):
-    """`with collector_paused():`, or as a decorator: no automatic collection until the last one inside has left.
+    """`with collector_paused():`, or as a decorator: no automatic collection until the last one
+    inside has left.
 
-    A collector that is off already stays off. `keeps`: what was made meanwhile stays for good, as modules do, so it is counted as
-    old at once, and not walked through as young. (Never so with what may be garbage: nothing would hurry to collect it.)
+    A collector that is off already stays off. `keeps`: what was made meanwhile stays for good, as
+    modules do, so it is counted as old at once, and not walked through as young. (Never so with
+    what may be garbage: nothing would hurry to collect it.)
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -40,7 +43,12 @@ class collector_paused(ContextDecorator):
                 gc.disable()
             _inside += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         global _inside
         with _lock:
             _inside = max(0, _inside - 1)  # a child that was forked inside begins at 0

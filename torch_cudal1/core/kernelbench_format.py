@@ -1,6 +1,8 @@
-"""What a KernelBench-style file is: `Model`, `get_inputs`, and `get_init_inputs` with the arguments of its constructor.
+"""What a KernelBench-style file is: `Model`, `get_inputs`, and `get_init_inputs` with the arguments
+of its constructor.
 
-The conventions only; running such a file is for those who may (`targets` for the user's own, `judge` for anybody's).
+The conventions only; running such a file is for those who may (`targets` for the user's own,
+`judge` for anybody's).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ NAMES = ("Model", "get_inputs", "get_init_inputs")
 def constructor_arguments(given: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments out of what `get_init_inputs` answered.
 
-    Newer tasks answer [args, kwargs]; a list whose only two items are a list and a dict can be nothing else.
+    Newer tasks answer [args, kwargs]; a list whose only two items are a list and a dict can be
+    nothing else.
     """
     if len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
         return list(given[0]), dict(given[1])

@@ -1,8 +1,9 @@
 """Finds the optional C++ extension `torch_cudal1._native` once and says why it is not there.
 
-It makes guard, programs and graph replays faster and is never a requirement: without it plain Python answers the same. It uses
-torch's C++ interface, which is only stable within one minor release, so one built with another torch is refused, not tried.
-It does not build anything (`setup.py` does), and importing this module does not load the extension.
+It makes guard, programs and graph replays faster and is never a requirement: without it plain
+Python answers the same. It uses torch's C++ interface, which is only stable within one minor
+release, so one built with another torch is refused, not tried. It does not build anything
+(`setup.py` does), and importing this module does not load the extension.
 """
 
 from __future__ import annotations
@@ -20,20 +21,28 @@ import torch
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
-_INTERFACE = 6  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
-_BUILD_NOTE = Path(__file__).parents[1] / "_native_build.txt"  # written by setup.py when it built no extension
+_INTERFACE = (
+    6  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
+)
+_BUILD_NOTE = (
+    Path(__file__).parents[1] / "_native_build.txt"
+)  # written by setup.py when it built no extension
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"
 
 
 def status() -> tuple[bool, str]:
-    """Whether the extension is used, and the reason if it is not. Never raises; found out once in a process."""
+    """Whether the extension is used, and the reason if it is not. Never raises; found out once in a
+    process.
+    """
     module, reason = _load()
     return module is not None, reason
 
 
 @dataclass(frozen=True)
 class Build:
-    """How the extension came to be: file name, torch and compiler that it was built with ("" where there is none), and its use."""
+    """How the extension came to be: file name, torch and compiler that it was built with ("" where
+    there is none), and its use.
+    """
 
     used: bool
     reason: str
@@ -42,8 +51,14 @@ class Build:
     compiler: str = ""
 
     def __str__(self) -> str:
-        built = f"{self.file}, built with torch {self.torch} by {self.compiler}" if self.file else ""
-        return f"used: {built}" if self.used else "; ".join(part for part in (f"not used: {self.reason}", built) if part)
+        built = (
+            f"{self.file}, built with torch {self.torch} by {self.compiler}" if self.file else ""
+        )
+        return (
+            f"used: {built}"
+            if self.used
+            else "; ".join(part for part in (f"not used: {self.reason}", built) if part)
+        )
 
 
 def build() -> Build:
@@ -69,7 +84,9 @@ def _load() -> tuple[ModuleType | None, str]:
         module = import_module(_NAME)
     except ImportError as error:  # also what a missing symbol of another torch looks like
         return None, f"built, but does not load with torch {torch.__version__}: {error}; {_HINT}"
-    reason = mismatch(str(getattr(module, "TORCH_VERSION", "unknown")), torch.__version__) or outdated(module)
+    reason = mismatch(
+        str(getattr(module, "TORCH_VERSION", "unknown")), torch.__version__
+    ) or outdated(module)
     return (None, reason) if reason else (module, "")
 
 
@@ -83,7 +100,11 @@ def mismatch(built_with: str, running: str) -> str:
 def outdated(module: object) -> str:
     """Why an extension built from other sources of this package may not be used; "" if it may."""
     found = getattr(module, "INTERFACE", 1)
-    return "" if found == _INTERFACE else f"built from other sources (interface {found}, expected {_INTERFACE}); {_HINT}"
+    return (
+        ""
+        if found == _INTERFACE
+        else f"built from other sources (interface {found}, expected {_INTERFACE}); {_HINT}"
+    )
 
 
 def _minor(version: str) -> list[str]:

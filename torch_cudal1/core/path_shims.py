@@ -1,7 +1,8 @@
-"""Programs that this machine lacks, and that compilers ask something of: scripts on PATH that give the answer meanwhile.
+"""Programs that this machine lacks, and that compilers ask something of: scripts on PATH that give
+the answer meanwhile.
 
-Nothing here compiles. What is compiled elsewhere is found again only under the name that it got there, and such answers are part of
-the name.
+Nothing here compiles. What is compiled elsewhere is found again only under the name that it got
+there, and such answers are part of the name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch_cudal1.core.settings import path_with
 
 __all__ = ["linkage_told", "on_path"]
 
-_LINKAGE = "file"  # what Python asks for the format of its own program, and Triton Python: the answer is in Triton's file names
+# what Python asks for the format of its own program, and Triton Python: the answer is in Triton's
+# file names
+_LINKAGE = "file"
 _SAYS_LINKAGE = """#!{python} -SE
 print("ELF {bits}-bit LSB shared object")
 """
@@ -30,11 +33,12 @@ _lock = threading.RLock()  # PATH is the whole process's
 
 @contextlib.contextmanager
 def linkage_told(device: torch.device) -> Iterator[None]:
-    """Where this machine has no program `file`: one on PATH that says what it says of any Python on Linux.
+    """Where this machine has no program `file`: one on PATH that says what it says of any Python on
+    Linux.
 
-    Triton's names for its driver library and launchers contain `platform.architecture()`. Without `file` that is ("64bit", ""), so
-    what was built under ("64bit", "ELF") would not be found, and a C compiler asked for: in a slim container, say, on a cache that
-    was filled outside of it.
+    Triton's names for its driver library and launchers contain `platform.architecture()`. Without
+    `file` that is ("64bit", ""), so what was built under ("64bit", "ELF") would not be found, and a
+    C compiler asked for: in a slim container, say, on a cache that was filled outside of it.
     """
     if device.type != "cuda" or shutil.which(_LINKAGE):
         yield

@@ -1,8 +1,9 @@
-"""What `cudal1.explain()` and `cudal1 plan` answer: frozen values that say what runs, what was tried and why the rest was refused.
+"""What `cudal1.explain()` and `cudal1 plan` answer: frozen values that say what runs, what was
+tried and why the rest was refused.
 
-Pure data with a JSON form; nothing here measures, decides or prints. `torch_cudal1.cli.view` turns these values into text and
-pages. Speed-ups are baseline time over our time (above 1 is faster), times are microseconds per call, errors are against a float64
-run.
+Pure data with a JSON form; nothing here measures, decides or prints. `torch_cudal1.cli.view` turns
+these values into text and pages. Speed-ups are baseline time over our time (above 1 is faster),
+times are microseconds per call, errors are against a float64 run.
 """
 
 from __future__ import annotations
@@ -12,9 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-__all__ = ["OWN_FORWARD", "EndToEnd", "Explanation", "Interval", "Plan", "PlanRow", "RegionReport", "per_call", "plain"]
+__all__ = [
+    "OWN_FORWARD",
+    "EndToEnd",
+    "Explanation",
+    "Interval",
+    "Plan",
+    "PlanRow",
+    "RegionReport",
+    "per_call",
+    "plain",
+]
 
-OWN_FORWARD = "the module's own forward"  # what `runs` says where nothing is known and the module is left alone
+# what `runs` says where nothing is known and the module is left alone
+OWN_FORWARD = "the module's own forward"
 
 
 def per_call(us: float) -> str:
@@ -35,7 +47,9 @@ class Interval:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.value <= self.high:
-            raise ValueError(f"interval [{self.low}, {self.high}] does not hold the value {self.value}")
+            raise ValueError(
+                f"interval [{self.low}, {self.high}] does not hold the value {self.value}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -46,13 +60,18 @@ class Interval:
 class RegionReport:
     """One region of a model: what runs there now, what was tried, and the evidence.
 
-    - runs: label of what runs now, such as "eager" or "diag_matmul -> inductor"; origin: who proposed it, or "baseline".
-    - speedup, low, high: against the best baseline, measured when the decision was made; None when a baseline runs.
+    - runs: label of what runs now, such as "eager" or "diag_matmul -> inductor"; origin: who
+      proposed it, or "baseline".
+    - speedup, low, high: against the best baseline, measured when the decision was made; None when
+      a baseline runs.
     - vs_eager, vs_inductor: against these two alone; None when that one was not measured.
-    - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our largest scaled error.
-    - raced: one mapping a baseline: "label", "decision" ("runs", "beaten" or "failed") and "reason", with what it measured.
-    - tried: one mapping a candidate with at least "label", "decision" ("accepted", "rejected" or "not judged") and "reason"; also
-      "detector", "speedup", "low", "high" and "error_ratio" where they were measured.
+    - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our
+      largest scaled error.
+    - raced: one mapping a baseline: "label", "decision" ("runs", "beaten" or "failed") and
+      "reason", with what it measured.
+    - tried: one mapping a candidate with at least "label", "decision" ("accepted", "rejected" or
+      "not judged") and "reason"; also "detector", "speedup", "low", "high" and "error_ratio" where
+      they were measured.
     - reason: one sentence on why this runs and not something else.
     """
 
@@ -104,10 +123,12 @@ class EndToEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A model's regions, why other parts are none (`left_out`, one sentence each), and the end-to-end measurement if made.
+    """A model's regions, why other parts are none (`left_out`, one sentence each), and the
+    end-to-end measurement if made.
 
-    `gate` holds one sentence a call signature: what the whole call gained where it runs, measured before anything was swapped in.
-    `undone` is empty, or says why the model's own forward runs although regions were won (the whole call did not get faster).
+    `gate` holds one sentence a call signature: what the whole call gained where it runs, measured
+    before anything was swapped in. `undone` is empty, or says why the model's own forward runs
+    although regions were won (the whole call did not get faster).
     """
 
     target: str
@@ -120,8 +141,12 @@ class Explanation:
 
     @property
     def untouched(self) -> bool:
-        """True when the module's own forward runs, so that its speed-up over eager is 1 by construction."""
-        return bool(self.undone) or all(region.runs in ("eager", OWN_FORWARD) for region in self.regions)
+        """True when the module's own forward runs, so that its speed-up over eager is 1 by
+        construction.
+        """
+        return bool(self.undone) or all(
+            region.runs in ("eager", OWN_FORWARD) for region in self.regions
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -130,9 +155,11 @@ class Explanation:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """What is expected of one region before anything is built. `share_of_time` is of the model's time, None when not measured.
+    """What is expected of one region before anything is built. `share_of_time` is of the model's
+    time, None when not measured.
 
-    `cached` tells that a decision is already stored, so `expected_speedup` is then its measured lower bound, not a guess.
+    `cached` tells that a decision is already stored, so `expected_speedup` is then its measured
+    lower bound, not a guess.
     """
 
     region: str
@@ -163,7 +190,9 @@ class Plan:
 
 
 def plain(value: Any) -> Any:
-    """`value` with records as dicts and tuples as lists. A float that JSON has no word for becomes "inf", "-inf" or "nan"."""
+    """`value` with records as dicts and tuples as lists. A float that JSON has no word for becomes
+    "inf", "-inf" or "nan".
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return _object(value)
     if isinstance(value, Mapping):

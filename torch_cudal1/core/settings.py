@@ -1,8 +1,9 @@
 """Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
 
-A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or option that is misspelt or out
-of range is refused by name. Nothing is written to the environment, but by `replace_environment` in a process made for a candidate
-and by `set_environment` in one made for measuring.
+A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or
+option that is misspelt or out of range is refused by name. Nothing is written to the environment,
+but by `replace_environment` in a process made for a candidate and by `set_environment` in one made
+for measuring.
 """
 
 from __future__ import annotations
@@ -34,12 +35,23 @@ __all__ = [
 
 PREFIX = "TORCH_CUDAL1_"
 FAMILIES = ("rewrites", "kernels", "compile", "graphs")  # of techniques, see `Settings.without`
-# A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no "..", no "--" in the name.
+# A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no
+# "..", no "--" in the name.
 HUB_REPOSITORY = re.compile(
-    r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?", re.ASCII
+    r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?",
+    re.ASCII,
 )
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_WORDS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _default_cache() -> Path:
@@ -48,43 +60,61 @@ def _default_cache() -> Path:
 
 
 def default_key_folder() -> Path:
-    """Where `cudal1 keys new` puts private keys: beside the user's other configuration, never in a cache."""
+    """Where `cudal1 keys new` puts private keys: beside the user's other configuration, never in a
+    cache.
+    """
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "torch_cudal1" / "keys"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All options. `Settings()` holds the defaults; `Settings.from_env(**given)` lets the environment fill what was not given.
+    """All options. `Settings()` holds the defaults; `Settings.from_env(**given)` lets the
+    environment fill what was not given.
 
     - enabled: False means every call runs the user's own baseline (the kill switch).
-    - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within budget_s), "error".
-    - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn" (logged once), "error" (raised).
+    - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within
+      budget_s), "error".
+    - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn"
+      (logged once), "error" (raised).
     - precision, assume_finite: the precision contract.
-    - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in order.
-    - budget_s: seconds of search per region once its baselines have been raced; waiting for other judges does not count.
+    - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in
+      order.
+    - budget_s: seconds of search per region once its baselines have been raced; waiting for other
+      judges does not count.
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
-    - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
-    - without: families of techniques that a search leaves out, to measure what each contributes: "rewrites" (of the graph),
-      "kernels", "compile" (Inductor), "graphs" (CUDA graphs). Baselines of these are not raced either; use a cache of its own.
-    - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
+    - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself
+      from budget_s = 600 on.
+    - without: families of techniques that a search leaves out, to measure what each contributes:
+      "rewrites" (of the graph), "kernels", "compile" (Inductor), "graphs" (CUDA graphs). Baselines
+      of these are not raced either; use a cache of its own.
+    - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for
+      its host memory).
     - offline: nothing of ours opens a connection; what is not on this machine is a miss.
-    - record: the file to which every process appends the forms of the calls it serves (no data), for a later warm-up.
-    - shadow_rate: the share of calls of a swapped region that also run the baseline and are compared with it; 0: none.
-    - on_mismatch: called with the event when such a comparison fails: a function, or "package.module:name".
-    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice; ranks_timeout_s: the longest they wait
-      for each other before all of them take the baseline, ranks_heartbeat_s: for one that decides and gives no sign of life,
-      ranks_deciding_s: for one that decides and lives; twice the budget of a search it may make comes on top.
-    - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
-    - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge" (judged here first where on_miss
-      is "tune", refused elsewhere) or "signed" (always refused).
-    - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
-    - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
-      the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
+    - record: the file to which every process appends the forms of the calls it serves (no data),
+      for a later warm-up.
+    - shadow_rate: the share of calls of a swapped region that also run the baseline and are
+      compared with it; 0: none.
+    - on_mismatch: called with the event when such a comparison fails: a function, or
+      "package.module:name".
+    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice;
+      ranks_timeout_s: the longest they wait for each other before all of them take the baseline,
+      ranks_heartbeat_s: for one that decides and gives no sign of life, ranks_deciding_s: for one
+      that decides and lives; twice the budget of a search it may make comes on top.
+    - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept
+      from files and the network.
+    - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge"
+      (judged here first where on_miss is "tune", refused elsewhere) or "signed" (always refused).
+    - publishers: the list of publishers whose signature is accepted. revoked: the list of what is
+      not to be used any more.
+    - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine
+      lacks; "": none. hub_timeout_s: the longest wait for one of its answers; a Hub that did not
+      answer is left alone for a minute.
     - shipped: look up the entries that came with the package, after all other folders.
-    - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own cache or signed by an allowed
-      publisher. These files are code that runs in this process.
-    - llm_key: the key of a language model's server, sent to that server only; from the environment, never shown.
+    - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own
+      cache or signed by an allowed publisher. These files are code that runs in this process.
+    - llm_key: the key of a language model's server, sent to that server only; from the environment,
+      never shown.
     """
 
     enabled: bool = True
@@ -133,12 +163,18 @@ class Settings:
             ("ranks_deciding_s", 0.1, 1e5),
         ):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            if (
+                not isinstance(value, (int, float))
+                or isinstance(value, bool)
+                or not low <= value <= high
+            ):
                 raise SettingError(name, value, f"a number from {low:g} to {high:g}")
         for name in ("on_miss", "strictness", "precision", "trust"):
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
-                raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
+                raise SettingError(
+                    name, getattr(self, name), "one of " + ", ".join(map(repr, allowed))
+                )
         for name in (
             "enabled",
             "assume_finite",
@@ -154,8 +190,14 @@ class Settings:
         if unknown := [name for name in self.without if name not in FAMILIES]:
             raise SettingError("without", unknown[0], "some of " + ", ".join(FAMILIES))
         called = self.on_mismatch
-        if not (called is None or callable(called) or (isinstance(called, str) and _FUNCTION.fullmatch(called))):
-            raise SettingError("on_mismatch", called, "a function, or the name of one as 'package.module:name'")
+        if not (
+            called is None
+            or callable(called)
+            or (isinstance(called, str) and _FUNCTION.fullmatch(called))
+        ):
+            raise SettingError(
+                "on_mismatch", called, "a function, or the name of one as 'package.module:name'"
+            )
         if self.record is not None:
             object.__setattr__(self, "record", Path(self.record).expanduser())
         if not isinstance(self.hub, str) or (self.hub and not HUB_REPOSITORY.fullmatch(self.hub)):
@@ -166,22 +208,30 @@ class Settings:
                 if not str(given):
                     raise SettingError(name, given, "the path of a TOML file, or None")
                 object.__setattr__(self, name, Path(given).expanduser())
-        object.__setattr__(self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches))
+        object.__setattr__(
+            self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches)
+        )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
-        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `given`. Raises SettingError for an unknown name or a bad value."""
+        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `given`. Raises SettingError for an
+        unknown name or a bad value.
+        """
         known = {f.name for f in fields(cls)}
         for name in given:
             if name not in known:
-                raise SettingError(name, given[name], "one of the settings " + ", ".join(sorted(known)))
+                raise SettingError(
+                    name, given[name], "one of the settings " + ", ".join(sorted(known))
+                )
         values: dict[str, Any] = {}
         for variable, text in (os.environ if environ is None else environ).items():
             name = variable.removeprefix(PREFIX).lower()
             if not variable.startswith(PREFIX):
                 continue
             if name not in known:
-                raise SettingError(variable, text, "one of " + ", ".join(sorted(PREFIX + k.upper() for k in known)))
+                raise SettingError(
+                    variable, text, "one of " + ", ".join(sorted(PREFIX + k.upper() for k in known))
+                )
             values[name] = _parse(name, text)
         return cls(**{**values, **given})
 
@@ -190,13 +240,21 @@ class Settings:
         known = {f.name for f in fields(self)}
         for name in changes:
             if name not in known:
-                raise SettingError(name, changes[name], "one of the settings " + ", ".join(sorted(known)))
+                raise SettingError(
+                    name, changes[name], "one of the settings " + ", ".join(sorted(known))
+                )
         return replace(self, **changes)
 
 
 def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The variables a child process is given: those in `names` and those that start with one of `prefixes`."""
-    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
+    """The variables a child process is given: those in `names` and those that start with one of
+    `prefixes`.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(prefixes)
+    }
 
 
 @contextlib.contextmanager
@@ -214,9 +272,11 @@ def path_with(folder: str) -> Iterator[None]:
 
 
 def triton_folder(otherwise: str) -> Path:
-    """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which Inductor would set later.
+    """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which
+    Inductor would set later.
 
-    Triton's own start looks there for a small library, and calls a C compiler where it does not find it.
+    Triton's own start looks there for a small library, and calls a C compiler where it does not
+    find it.
     """
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", otherwise))
 
@@ -228,7 +288,9 @@ def environment_table() -> dict[bytes, bytes]:
 
 
 def process_environment() -> dict[str, str]:
-    """Every variable as the C library has it now: `os.putenv` and native code change that and not `os.environ`."""
+    """Every variable as the C library has it now: `os.putenv` and native code change that and not
+    `os.environ`.
+    """
     try:
         block = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     except (OSError, ValueError):  # no such library or symbol outside POSIX
@@ -240,13 +302,17 @@ def process_environment() -> dict[str, str]:
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:
-    """Make these the variables of this process: one that was forked for a candidate, and was to start with no others."""
+    """Make these the variables of this process: one that was forked for a candidate, and was to
+    start with no others.
+    """
     os.environ.clear()
     os.environ.update(variables)
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Add these to the variables of this process: one that was made to measure, before it first meets CUDA."""
+    """Add these to the variables of this process: one that was made to measure, before it first
+    meets CUDA.
+    """
     os.environ.update(variables)
 
 

@@ -1,4 +1,5 @@
-"""Counts what happened and keeps the events: the material of `cudal1.report()` and `cudal1.explain()`.
+"""Counts what happened and keeps the events: the material of `cudal1.report()` and
+`cudal1.explain()`.
 
 Thread-safe, bounded, in memory; it writes nothing, patches nothing and decides nothing.
 """
@@ -17,7 +18,9 @@ __all__ = ["Event", "Report", "count", "fallback", "record", "report", "reset"]
 
 log = logging.getLogger("torch_cudal1")
 
-_KEPT_EVENTS = 4096  # a long-lived server must not grow; older events are dropped, their counts stay
+_KEPT_EVENTS = (
+    4096  # a long-lived server must not grow; older events are dropped, their counts stay
+)
 _lock = threading.Lock()
 _counters: Counter[str] = Counter()
 _events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
@@ -26,8 +29,8 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a region: `stage` ("capture", "resolve", "search", "judge", "swap", "run", "shadow", "ranks"), `what`, and
-    its facts.
+    """What happened to a region: `stage` ("capture", "resolve", "search", "judge", "swap", "run",
+    "shadow", "ranks"), `what`, and its facts.
     """
 
     stage: str
@@ -39,14 +42,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Report:
-    """A snapshot: counters by name ("candidates_built", "misses", "fallbacks", ...) and the latest events, oldest first."""
+    """A snapshot: counters by name ("candidates_built", "misses", "fallbacks", ...) and the latest
+    events, oldest first.
+    """
 
     counters: Mapping[str, int]
     events: tuple[Event, ...]
 
     def __str__(self) -> str:
         lines = [f"{name:28} {value}" for name, value in sorted(self.counters.items())]
-        lines += [f"[{e.stage}] {e.what} {e.region} {dict(e.facts) or ''}".rstrip() for e in self.events]
+        lines += [
+            f"[{e.stage}] {e.what} {e.region} {dict(e.facts) or ''}".rstrip() for e in self.events
+        ]
         return "\n".join(lines) or "nothing has happened yet"
 
 
@@ -67,7 +74,9 @@ def record(stage: str, what: str, region: str = "", /, **facts: Any) -> Event:
 
 
 def fallback(stage: str, error: BaseException, *, strictness: str, region: str = "") -> None:
-    """A failure of ours at run time: record it, tell the log once per kind, and re-raise only under strictness "error"."""
+    """A failure of ours at run time: record it, tell the log once per kind, and re-raise only under
+    strictness "error".
+    """
     reason = f"{type(error).__name__}: {error}"
     record(stage, "fallback", region, reason=reason)
     count("fallbacks")

@@ -1,14 +1,16 @@
-"""One at a time on a GPU's clock: a lock of this machine, for every judge of every user and cache that sees the same folder.
+"""One at a time on a GPU's clock: a lock of this machine, for every judge of every user and cache
+that sees the same folder.
 
     /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder is like /tmp itself: anybody's to add to, nobody's to replace
 
-The lock is flock's, which ends with the process that holds it, however that ends. Nothing is ever written: a file is opened for
-reading, never through a link, and may belong to anybody. Somebody who holds one for ever costs waiting time and no more: who has
-waited in vain runs all the same, says so, and waits a tenth as long from then on until it gets the lock again.
+The lock is flock's, which ends with the process that holds it, however that ends. Nothing is ever
+written: a file is opened for reading, never through a link, and may belong to anybody. Somebody who
+holds one for ever costs waiting time and no more: who has waited in vain runs all the same, says
+so, and waits a tenth as long from then on until it gets the lock again.
 
-What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own; or make those who
-validate wait for those who time. That was tried: eight searches on one GPU waited for most of their time (benchmarks/LOG.md,
-2026-11-23).
+What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of
+its own; or make those who validate wait for those who time. That was tried: eight searches on one
+GPU waited for most of their time (benchmarks/LOG.md, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ import torch
 
 __all__ = ["exclusive", "held_for", "lock_seconds", "working_s"]
 
-_FOLDER = Path("/tmp/torch_cudal1-gpus")  # not TMPDIR, which differs between the jobs of one machine
+_FOLDER = Path(
+    "/tmp/torch_cudal1-gpus"
+)  # not TMPDIR, which differs between the jobs of one machine
 _PAUSE_S = 0.01
 _AFTER_WAITING_IN_VAIN = 0.1
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in the lock's place must not make anybody wait
+_OPEN = (
+    os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # a pipe in the lock's place must not make anybody wait
 _TRIES = 10  # against others who create and remove the file at the same time
 _in_vain: set[str] = set()
 
@@ -49,7 +55,8 @@ _clock = _Clock()
 
 @contextmanager
 def exclusive(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterator[str]:
-    """Hold the GPU's timing lock around the body; "" if it is held, else why not: the body runs all the same.
+    """Hold the GPU's timing lock around the body; "" if it is held, else why not: the body runs all
+    the same.
 
     `use`: what for, in a word, for `held_for`.
 
@@ -93,12 +100,16 @@ def held_for() -> dict[str, float]:
 
 
 def working_s() -> float:
-    """Seconds on a clock that stands still while this thread waits for a GPU that another judge times on: for budgets of work."""
+    """Seconds on a clock that stands still while this thread waits for a GPU that another judge
+    times on: for budgets of work.
+    """
     return time.monotonic() - _clock.waited
 
 
 def _held(name: str, patience_s: float) -> int | None:
-    """A descriptor that holds the lock of that name; None when somebody else has had it all the time. Raises OSError."""
+    """A descriptor that holds the lock of that name; None when somebody else has had it all the
+    time. Raises OSError.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         descriptor = _opened(name)
@@ -114,18 +125,24 @@ def _held(name: str, patience_s: float) -> int | None:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # opened anew every time: who cleans up /tmp may have removed the file that was waited for
+        os.close(
+            descriptor
+        )  # opened anew every time: who cleans up /tmp may have removed the file that was waited for
 
 
 def _opened(name: str) -> int:
-    """The lock file, made if it is not there. Raises OSError for anything else than a plain file in a plain folder."""
+    """The lock file, made if it is not there. Raises OSError for anything else than a plain file in
+    a plain folder.
+    """
     folder = _folder()
     try:
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 return _plain(os.open(name, os.O_RDONLY | _OPEN, dir_fd=folder))
             with contextlib.suppress(FileExistsError):
-                made = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o644, dir_fd=folder)
+                made = os.open(
+                    name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o644, dir_fd=folder
+                )
                 os.fchmod(made, 0o644)  # whatever the umask: other users must be able to open it
                 return made
         raise OSError(errno.EAGAIN, f"{name} comes and goes in {_FOLDER}")
@@ -150,6 +167,8 @@ def _plain(descriptor: int) -> int:
 def _is_the_one(descriptor: int, name: str) -> bool:
     """Whether the file that was locked is still the one of that name."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(_FOLDER / name, follow_symlinks=False))
+        return os.path.samestat(
+            os.fstat(descriptor), os.stat(_FOLDER / name, follow_symlinks=False)
+        )
     except FileNotFoundError:
         return False

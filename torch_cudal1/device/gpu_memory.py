@@ -1,5 +1,5 @@
-"""Memory of a GPU that the judge's processes share with each other, and with whoever else is there: how much one may keep for later
-use, and giving back what PyTorch keeps without need.
+"""Memory of a GPU that the judge's processes share with each other, and with whoever else is there:
+how much one may keep for later use, and giving back what PyTorch keeps without need.
 """
 
 from __future__ import annotations
@@ -12,16 +12,26 @@ __all__ = ["give_back", "is_short", "kept_bytes", "make_room", "part_of"]
 
 _KEPT_SHARE, _KEPT_BYTES = 1 / 24, 8 << 30  # of a GPU; on the host
 _WORTH_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
-_TIMES = 6  # of a message: in the memory that is shared, in the child, what it computes of it, and what that takes meanwhile
+# of a message: in the memory that is shared, in the child, what it computes of it, and what that
+# takes meanwhile
+_TIMES = 6
 
 
 def part_of(device: str, share: float, host_bytes: int) -> int:
-    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", which many others live on."""
-    return int(share * _total_bytes()) if device == "cuda" and torch.cuda.is_available() else host_bytes
+    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", which
+    many others live on.
+    """
+    return (
+        int(share * _total_bytes())
+        if device == "cuda" and torch.cuda.is_available()
+        else host_bytes
+    )
 
 
 def kept_bytes(device: str) -> int:
-    """How much of what was drawn and computed stays for the next candidate; the rest is made anew for each."""
+    """How much of what was drawn and computed stays for the next candidate; the rest is made anew
+    for each.
+    """
     return part_of(device, _KEPT_SHARE, _KEPT_BYTES)
 
 
@@ -32,13 +42,22 @@ def _total_bytes() -> int:
 
 def give_back(device: torch.device) -> None:
     """Let other processes have what this one has freed, where it is much."""
-    if device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _WORTH_BYTES:
+    if (
+        device.type == "cuda"
+        and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _WORTH_BYTES
+    ):
         torch.cuda.empty_cache()
 
 
 def is_short(device: torch.device, size_bytes: int) -> bool:
-    """Whether the device has little left for a message of `size_bytes`, a large one, and what another process will do with it."""
-    return device.type == "cuda" and size_bytes > _WORTH_BYTES and torch.cuda.mem_get_info(device)[0] < _TIMES * size_bytes
+    """Whether the device has little left for a message of `size_bytes`, a large one, and what
+    another process will do with it.
+    """
+    return (
+        device.type == "cuda"
+        and size_bytes > _WORTH_BYTES
+        and torch.cuda.mem_get_info(device)[0] < _TIMES * size_bytes
+    )
 
 
 def make_room(device: torch.device, size_bytes: int) -> None:

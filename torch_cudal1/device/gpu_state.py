@@ -1,7 +1,9 @@
-"""The state of a GPU that timing depends on: load, clocks, temperature, throttling, pinned cache lines.
+"""The state of a GPU that timing depends on: load, clocks, temperature, throttling, pinned cache
+lines.
 
-Read from the driver's own library (NVML) with ctypes; no package is needed, and where the library or a figure is absent the answer
-says so. It changes nothing but the lines pinned in the L2 cache, of this process's context only. It sets no clocks.
+Read from the driver's own library (NVML) with ctypes; no package is needed, and where the library
+or a figure is absent the answer says so. It changes nothing but the lines pinned in the L2 cache,
+of this process's context only. It sets no clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _IDLE_REASON = 1  # nvmlClocksThrottleReasonGpuIdle: an idle GPU is not a thrott
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """What the driver says of the device now (JSON); `unknown` with the reason where it cannot be asked."""
+    """What the driver says of the device now (JSON); `unknown` with the reason where it cannot be
+    asked.
+    """
     if device.type != "cuda":
         return {"unknown": "not a CUDA device"}
     try:
@@ -38,7 +42,9 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
 
 
 def reset_persisting_l2(device: torch.device) -> str:
-    """Give lines that a kernel pinned in the L2 cache back, and let none be pinned from now on; why not, or "" when done."""
+    """Give lines that a kernel pinned in the L2 cache back, and let none be pinned from now on; why
+    not, or "" when done.
+    """
     if device.type != "cuda":
         return "not a CUDA device"
     torch.cuda.synchronize(device)  # and makes its context this thread's
@@ -67,11 +73,15 @@ def _asked(library: Any, uuid: str) -> dict[str, Any]:
     if status := library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return {"unknown": f"nvmlDeviceGetHandleByUUID: result {status}"}
 
-    def number(name: str, *selector: int, scale: float = 1, kind: Callable[[], Any] = ctypes.c_uint) -> float | None:
+    def number(
+        name: str, *selector: int, scale: float = 1, kind: Callable[[], Any] = ctypes.c_uint
+    ) -> float | None:
         """One figure, None where this GPU or driver has none."""
         value = kind()
         function = getattr(library, name, None)
-        refused = function is None or function(handle, *map(ctypes.c_int, selector), ctypes.byref(value))
+        refused = function is None or function(
+            handle, *map(ctypes.c_int, selector), ctypes.byref(value)
+        )
         return None if refused else value.value * scale
 
     rates = _Rates()
@@ -90,10 +100,19 @@ def _asked(library: Any, uuid: str) -> dict[str, Any]:
 
 
 def _processes(library: Any, handle: ctypes.c_void_p) -> int | None:
-    """How many processes have a context on it, this one and the judge's child included; None where it is not told."""
+    """How many processes have a context on it, this one and the judge's child included; None where
+    it is not told.
+    """
     count = ctypes.c_uint(0)
     function = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
     if function is None:
         return None
-    enough, too_small = 0, 7  # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE: with no buffer it only counts
-    return int(count.value) if function(handle, ctypes.byref(count), None) in (enough, too_small) else None
+    enough, too_small = (
+        0,
+        7,
+    )  # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE: with no buffer it only counts
+    return (
+        int(count.value)
+        if function(handle, ctypes.byref(count), None) in (enough, too_small)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Probes the machine: which Target this is, and what the user's flags permit. Decisions take its answers as arguments."""
+"""Probes the machine: which Target this is, and what the user's flags permit. Decisions take its
+answers as arguments.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,39 @@ from torch_cudal1.core.settings import Settings, inherited_environment
 from torch_cudal1.core.version import __version__
 from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Target
 
-__all__ = ["attestation", "compilers", "contract_for", "device_of", "judge_identity", "target_for", "triton_version"]
+__all__ = [
+    "attestation",
+    "compilers",
+    "contract_for",
+    "device_of",
+    "judge_identity",
+    "target_for",
+    "triton_version",
+]
 
 
 def target_for(device: torch.device) -> Target:
     """The Target of `device`; an index-less "cuda" means the current one."""
     if device.type != "cuda":
-        return Target(device.type, platform.machine() or "unknown", _cpu_model(), "", torch.__version__, triton_version())
+        return Target(
+            device.type,
+            platform.machine() or "unknown",
+            _cpu_model(),
+            "",
+            torch.__version__,
+            triton_version(),
+        )
     major, minor = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
-    return Target("cuda", f"sm_{major}{minor}", name, _cuda_driver(), torch.__version__, triton_version())
+    return Target(
+        "cuda", f"sm_{major}{minor}", name, _cuda_driver(), torch.__version__, triton_version()
+    )
 
 
 def contract_for(settings: Settings) -> Contract:
-    """The precision contract under the user's settings and torch's flags as they stand now (TF32 rights, per op class)."""
+    """The precision contract under the user's settings and torch's flags as they stand now (TF32
+    rights, per op class).
+    """
     rights = []
     if torch.backends.cuda.matmul.allow_tf32:
         rights.append("matmul")
@@ -51,20 +72,25 @@ def device_of(tensors: object) -> torch.device:
 
 @cache
 def judge_identity() -> str:
-    """16 hex digits that stand for this machine, so that evidence can say where it was made without naming the machine.
+    """16 hex digits that stand for this machine, so that evidence can say where it was made without
+    naming the machine.
 
-    Of /etc/machine-id, which must not be published as it is (man 5 machine-id), and the host name: containers of one image share
-    the former. It tells machines apart and proves nothing.
+    Of /etc/machine-id, which must not be published as it is (man 5 machine-id), and the host name:
+    containers of one image share the former. It tells machines apart and proves nothing.
     """
     try:
         machine = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         machine = ""
-    return hashlib.sha256(f"torch-cudal1 judge|{machine}|{platform.node()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"torch-cudal1 judge|{machine}|{platform.node()}".encode()).hexdigest()[
+        :16
+    ]
 
 
 def attestation() -> dict[str, str | int]:
-    """Who judges, with which versions beside those of the Target: what evidence says about its own making."""
+    """Who judges, with which versions beside those of the Target: what evidence says about its own
+    making.
+    """
     return {
         "judge": judge_identity(),
         "tolerance_version": TOLERANCE_VERSION,
@@ -85,20 +111,28 @@ def triton_version() -> str:
 
 @cache
 def compilers(device_type: str) -> str:
-    """16 hex digits that stand for what Inductor would compile with here; "" where there is no compiler for it.
+    """16 hex digits that stand for what Inductor would compile with here; "" where there is no
+    compiler for it.
 
-    A digest, as evidence is published and the paths may name a user. It changes when a compiler, Python's headers or Triton are
-    installed or replaced. Without a GPU that is a C++ compiler (torch's own reading of CXX), else a C compiler for Triton.
+    A digest, as evidence is published and the paths may name a user. It changes when a compiler,
+    Python's headers or Triton are installed or replaced. Without a GPU that is a C++ compiler
+    (torch's own reading of CXX), else a C compiler for Triton.
     """
     from torch._inductor import config  # asked only where Inductor had no part in a decision
 
     asked = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
-    names = (inherited_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc") if device_type == "cuda" else asked
+    names = (
+        (inherited_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc")
+        if device_type == "cuda"
+        else asked
+    )
     found = [os.path.realpath(path) for name in names if name and (path := shutil.which(name))]
     if not found:
         return ""
     headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
-    return hashlib.sha256("|".join([*found, str(headers), triton_version()]).encode()).hexdigest()[:16]
+    return hashlib.sha256("|".join([*found, str(headers), triton_version()]).encode()).hexdigest()[
+        :16
+    ]
 
 
 @cache
@@ -107,7 +141,10 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Captures ATen graphs with AOTAutograd: forward, backward or inference, functional, without decompositions.
+"""Captures ATen graphs with AOTAutograd: forward, backward or inference, functional, without
+decompositions.
 
-`trace` leaves the caller's module untouched and traces once: the graphs it shows are the graphs that run when their callables are
-filled in. It chooses nothing.
+`trace` leaves the caller's module untouched and traces once: the graphs it shows are the graphs
+that run when their callables are filled in. It chooses nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +32,35 @@ from torch_cudal1.ir.ops.recurrent_ops import whole
 from torch_cudal1.ir.records import Kind
 from torch_cudal1.runtime.index_checks import loses_a_check
 
-__all__ = ["CapturedGraph", "Traced", "backward_repeatable", "is_dynamic", "lifted_parameters", "trace"]
+__all__ = [
+    "CapturedGraph",
+    "Traced",
+    "backward_repeatable",
+    "is_dynamic",
+    "lifted_parameters",
+    "trace",
+]
 
-_FRESH = (OutputType.non_alias, OutputType.unsafe_view_alias)  # outputs that share memory with nothing the user has
-_PLAIN = frozenset({"aten", "prims", "cudal1"})  # namespaces of operators that compute and do nothing else
-_GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
+_FRESH = (
+    OutputType.non_alias,
+    OutputType.unsafe_view_alias,
+)  # outputs that share memory with nothing the user has
+_PLAIN = frozenset(
+    {"aten", "prims", "cudal1"}
+)  # namespaces of operators that compute and do nothing else
+_GraphCompiler: TypeAlias = Callable[
+    [fx.GraphModule, Kind], Callable[..., Any]
+]  # the result takes one sequence of inputs
 
 
 @dataclass(frozen=True)
 class CapturedGraph:
     """One functional ATen graph.
 
-    `static` are the placeholder positions of parameters and buffers. `origins` says where each placeholder comes from: the name of
-    a parameter or buffer, the number of a plain input, or None (saved for the backward, tangents). `writes` are the origins of the
-    inputs that the call writes to: their new values are among the outputs.
+    `static` are the placeholder positions of parameters and buffers. `origins` says where each
+    placeholder comes from: the name of a parameter or buffer, the number of a plain input, or None
+    (saved for the backward, tangents). `writes` are the origins of the inputs that the call writes
+    to: their new values are among the outputs.
     """
 
     kind: Kind
@@ -57,22 +73,31 @@ class CapturedGraph:
 def is_dynamic(inputs: Sequence[Any]) -> bool:
     """Whether any input is a symbolic integer or has a symbolic size."""
     return any(
-        isinstance(item, torch.SymInt) or (isinstance(item, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in item.shape))
+        isinstance(item, torch.SymInt)
+        or (isinstance(item, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in item.shape))
         for item in inputs
     )
 
 
 def lifted_parameters(module: torch.nn.Module) -> frozenset[int]:
-    """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on them."""
+    """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on
+    them.
+    """
     if not isinstance(module, fx.GraphModule):
         return frozenset()
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return frozenset(i for i, node in enumerate(placeholders) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}))
+    return frozenset(
+        i
+        for i, node in enumerate(placeholders)
+        if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+    )
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The graphs of a module, and `call`: the whole, flat tensors in and out, once `fill` has given each graph its callable."""
+    """The graphs of a module, and `call`: the whole, flat tensors in and out, once `fill` has given
+    each graph its callable.
+    """
 
     graphs: tuple[CapturedGraph, ...]
     call: Callable[..., Any]
@@ -85,33 +110,51 @@ class Traced:
 
     @property
     def direct(self) -> bool:
-        """Whether the one graph may be called in place of the whole: it writes to no input, its outputs are all fresh memory."""
+        """Whether the one graph may be called in place of the whole: it writes to no input, its
+        outputs are all fresh memory.
+        """
         (graph, *more), metadata = self.graphs, self._context.fw_metadata
-        if more or metadata is None or graph.kind != "inference" or graph.writes or None in graph.origins:
+        if (
+            more
+            or metadata is None
+            or graph.kind != "inference"
+            or graph.writes
+            or None in graph.origins
+        ):
             return False
         (output,) = (node for node in graph.module.graph.nodes if node.op == "output")
         infos = metadata.output_info
-        return len(infos) == len(output.args[0]) and all(info.output_type in _FRESH for info in infos)
+        return len(infos) == len(output.args[0]) and all(
+            info.output_type in _FRESH for info in infos
+        )
 
     @property
     def is_pure(self) -> bool:
-        """Whether `call` is nothing but one inference graph: no input written to, no output that shares memory with anything."""
+        """Whether `call` is nothing but one inference graph: no input written to, no output that
+        shares memory with anything.
+        """
         notes = self._context.fw_metadata
         graph = self.graphs[0]
-        aliased = notes is None or notes.num_outputs_aliased or notes.num_mutated_inp_runtime_indices
-        alone = len(self.graphs) == 1 and graph.kind == "inference" and not graph.writes and not aliased
+        aliased = (
+            notes is None or notes.num_outputs_aliased or notes.num_mutated_inp_runtime_indices
+        )
+        alone = (
+            len(self.graphs) == 1 and graph.kind == "inference" and not graph.writes and not aliased
+        )
         return alone and not _shared_outputs(graph.module)
 
     @property
     def replaces_memory(self) -> bool:
         """Whether `call` gives an input other memory, or another shape of what it has."""
         notes = self._context.fw_metadata
-        return notes is None or any(info.mutates_metadata or info.mutates_storage_metadata for info in notes.input_info)
+        return notes is None or any(
+            info.mutates_metadata or info.mutates_storage_metadata for info in notes.input_info
+        )
 
     @property
     def written(self) -> frozenset[int] | None:
-        """Positions of the inputs that `call` writes to; None where it may do more than that: by an operator that is not
-        PyTorch's own, a graph inside the graph, or a tensor that is no input.
+        """Positions of the inputs that `call` writes to; None where it may do more than that: by an
+        operator that is not PyTorch's own, a graph inside the graph, or a tensor that is no input.
         """
         notes = self._context.fw_metadata
         nodes = [node for graph in self.graphs for node in graph.module.graph.nodes]
@@ -120,7 +163,10 @@ class Traced:
         named = {origin for graph in self.graphs for origin in graph.writes}
         if not all(isinstance(origin, int) for origin in named):
             return None
-        return frozenset({origin for origin in named if isinstance(origin, int)} | set(notes.mutated_inp_runtime_indices))
+        return frozenset(
+            {origin for origin in named if isinstance(origin, int)}
+            | set(notes.mutated_inp_runtime_indices)
+        )
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -132,10 +178,12 @@ def _is_plain(node: fx.Node) -> bool:
 
 @collector_paused()
 def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
-    """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward, backward).
+    """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward,
+    backward).
 
-    `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters become inputs.
-    Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the caller's tracing state is changed.
+    `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters
+    become inputs. Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the
+    caller's tracing state is changed.
     """
     if problem := loses_a_check(module):
         raise NotLowerableError(problem)
@@ -145,17 +193,26 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
 
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
-            found.append(CapturedGraph(kind, graph, _static_in(graph, static), _origins(graph), _writes(graph)))
+            found.append(
+                CapturedGraph(
+                    kind, graph, _static_in(graph, static), _origins(graph), _writes(graph)
+                )
+            )
         return lambda inputs: slots[kind](inputs)
 
-    def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         without_undefined_seeds(joint)
         forward, backward = _partition(joint, joint_inputs, **kwargs)
-        found.append(CapturedGraph("backward", _own_copy(backward), frozenset(), _origins(backward)))
+        found.append(
+            CapturedGraph("backward", _own_copy(backward), frozenset(), _origins(backward))
+        )
         return forward, backward
 
-    # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in. And the grad mode that
-    # the graph sets: who traces next would not see the graph change it.
+    # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it
+    # runs in. And the grad mode that the graph sets: who traces next would not see the graph change
+    # it.
     kept = torch.set_grad_enabled(torch.is_grad_enabled())
     try:
         with kept, _mode_of(inputs) as mode, tracing(context := TracingContext(mode)):
@@ -163,16 +220,20 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     except DataDependentOutputException as error:  # `.item()`, which Dynamo may put into a graph
         raise GraphBreakError(f"it asks a tensor for its value ({error.func})") from error
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
-        raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
-    return Traced(tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots, context)
+        raise NotLowerableError(
+            f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    return Traced(
+        tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots, context
+    )
 
 
 @contextmanager
 def _mode_of(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
     """The fake mode of the inputs, or one of our own.
 
-    A mode keeps weak references to the weights for as long as anything fake lives, and `torch.utils.swap_tensors` refuses weights
-    that have one: ours lets go of them.
+    A mode keeps weak references to the weights for as long as anything fake lives, and
+    `torch.utils.swap_tensors` refuses weights that have one: ours lets go of them.
     """
     given = detect_fake_mode(list(inputs))
     mode = given or FakeTensorMode()
@@ -184,8 +245,8 @@ def _mode_of(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
 
 
 def _own_copy(module: Any) -> Any:
-    """A graph of its own, since tracing may edit it, over the same constants: a fake mode cannot copy those. Any other module
-    is only called.
+    """A graph of its own, since tracing may edit it, over the same constants: a fake mode cannot
+    copy those. Any other module is only called.
     """
     if not isinstance(module, fx.GraphModule):
         return module
@@ -195,7 +256,12 @@ def _own_copy(module: Any) -> Any:
     return copied
 
 
-def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompiler, partition: Callable[..., Any]) -> Any:
+def _trace(
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    compiler: _GraphCompiler,
+    partition: Callable[..., Any],
+) -> Any:
     def of(kind: Kind) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             compiled = compiler(graph, kind)
@@ -203,7 +269,8 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompi
 
         return compile_graph
 
-    # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must not make us share Inductor's.
+    # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must
+    # not make us share Inductor's.
     with functorch_config.patch(force_autograd_cache=False), backward_repeatable(), whole():
         return aot_module_simplified(
             module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
@@ -219,11 +286,12 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompi
 
 @contextmanager
 def backward_repeatable() -> Iterator[None]:
-    """Have AOTAutograd compile a step whose backward may run again (`retain_graph=True`), as eager's may. Otherwise a backward that
-    ran once without being retained writes over what the forward saved, and a later one that is to be retained raises.
+    """Have AOTAutograd compile a step whose backward may run again (`retain_graph=True`), as
+    eager's may. Otherwise a backward that ran once without being retained writes over what the
+    forward saved, and a later one that is to be retained raises.
 
-    For the compilation of one graph, inside a TracingContext. AOTAutograd's cache is left out: what it returns cannot be mended.
-    Without gradients there is no backward, and the cache serves.
+    For the compilation of one graph, inside a TracingContext. AOTAutograd's cache is left out: what
+    it returns cannot be mended. Without gradients there is no backward, and the cache serves.
     """
     if not torch.is_grad_enabled():
         yield
@@ -232,29 +300,44 @@ def backward_repeatable() -> Iterator[None]:
         yield
         context = TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
-        if metadata is not None and metadata.bw_donated_idxs is None:  # PyTorch takes "not asked for" for "there are some"
+        if (
+            metadata is not None and metadata.bw_donated_idxs is None
+        ):  # PyTorch takes "not asked for" for "there are some"
             metadata.bw_donated_idxs = []
 
 
-def _partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)
+def _partition(
+    joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    forward, backward = min_cut_rematerialization_partition(
+        joint, joint_inputs, compiler="inductor", **kwargs
+    )
     return forward, backward
 
 
 def _fake(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """Static fakes of the inputs: AOTAutograd would give real tensors symbolic sizes in a context that Dynamo did not prepare."""
+    """Static fakes of the inputs: AOTAutograd would give real tensors symbolic sizes in a context
+    that Dynamo did not prepare.
+    """
     return [
-        mode.from_tensor(item, static_shapes=True) if isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor) else item
+        mode.from_tensor(item, static_shapes=True)
+        if isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor)
+        else item
         for item in inputs
     ]
 
 
 def _static_in(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
-    """Parameter and buffer positions in the ATen graph, by AOTAutograd's own description of its inputs."""
+    """Parameter and buffer positions in the ATen graph, by AOTAutograd's own description of its
+    inputs.
+    """
     found = set()
     for position, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
         origin = node.meta.get("desc")
-        if type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput") or getattr(origin, "idx", None) in lifted:
+        if (
+            type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput")
+            or getattr(origin, "idx", None) in lifted
+        ):
             found.add(position)
     return frozenset(found)
 
@@ -272,10 +355,14 @@ def _writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
 
 
 def _shared_outputs(graph: fx.GraphModule) -> bool:
-    """Whether two outputs are views of one tensor, which AOTAutograd does not note where no gradient is asked."""
+    """Whether two outputs are views of one tensor, which AOTAutograd does not note where no
+    gradient is asked.
+    """
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     values = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
-    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+    storages = [
+        value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)
+    ]
     return len(set(storages)) < len(storages)
 
 

@@ -1,4 +1,5 @@
-"""One call of a module as regions: captured through Dynamo, traced by AOTAutograd, lowered to canonical Programs.
+"""One call of a module as regions: captured through Dynamo, traced by AOTAutograd, lowered to
+canonical Programs.
 
 Nothing is decided here, and nothing of the user's runs.
 """
@@ -19,27 +20,55 @@ from torch_cudal1.ir.records import Region
 __all__ = ["captured_call", "captured_regions", "examples_of", "lower_captured"]
 
 
-def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
-    """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
-    return tuple(lower_captured(graph, module).region for graph in captured_call(module, args, kwargs or {})[1].graphs)
+def captured_regions(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> tuple[Region, ...]:
+    """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything.
+    Raises NotLowerableError.
+    """
+    return tuple(
+        lower_captured(graph, module).region
+        for graph in captured_call(module, args, kwargs or {})[1].graphs
+    )
 
 
-def captured_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ModuleCall, Traced]:
-    """The call, and its ATen graphs. Raises NotLowerableError, also for what a measurement of the call could not undo."""
+def captured_call(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[ModuleCall, Traced]:
+    """The call, and its ATen graphs. Raises NotLowerableError, also for what a measurement of the
+    call could not undo.
+    """
     captured = capture_module_call(module, args, kwargs)
     traced = trace(captured.graph, captured.inputs)
     if traced.replaces_memory:
-        raise NotLowerableError("its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat")
+        raise NotLowerableError(
+            "its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat"
+        )
     return captured, traced
 
 
 def lower_captured(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
-    """A captured graph as a region, named after the module's class and the kind of graph. Raises NotLowerableError."""
-    return lower(graph.module, static=graph.static, kind=graph.kind, name=f"{type(module).__name__}.{graph.kind}")
+    """A captured graph as a region, named after the module's class and the kind of graph. Raises
+    NotLowerableError.
+    """
+    return lower(
+        graph.module,
+        static=graph.static,
+        kind=graph.kind,
+        name=f"{type(module).__name__}.{graph.kind}",
+    )
 
 
-def examples_of(item: Lowered, graph: CapturedGraph, captured: ModuleCall) -> list[torch.Tensor] | None:
-    """The user's real tensors in the region's order; None for a backward graph, whose inputs exist only inside a step."""
+def examples_of(
+    item: Lowered, graph: CapturedGraph, captured: ModuleCall
+) -> list[torch.Tensor] | None:
+    """The user's real tensors in the region's order; None for a backward graph, whose inputs exist
+    only inside a step.
+    """
     origins = [graph.origins[position] for position in item.order]
     numbers = [origin for origin in origins if isinstance(origin, int)]
-    return [captured.inputs[number].detach() for number in numbers] if len(numbers) == len(origins) else None
+    return (
+        [captured.inputs[number].detach() for number in numbers]
+        if len(numbers) == len(origins)
+        else None
+    )

@@ -1,12 +1,13 @@
-"""Captures one call of a module through Dynamo, in one graph: what torch.compile sees, without its run-time in the calls that
-follow.
+"""Captures one call of a module through Dynamo, in one graph: what torch.compile sees, without its
+run-time in the calls that follow.
 
         module(*args, **kwargs) ──Dynamo──> graph + where its inputs come from + the guards under which it holds
                                             + bytecode that gathers the inputs and builds the module's result
 
-Dynamo reads the user's bytecode and runs none of it, so nothing of the user's is changed by a capture: an assignment, a table
-that is filled, a counter are noted as effects of the call, not made. A call that one graph cannot repeat (a graph break, an
-effect besides its result and the tensors it writes) has no capture, with the reason. Nothing is compiled or decided here.
+Dynamo reads the user's bytecode and runs none of it, so nothing of the user's is changed by a
+capture: an assignment, a table that is filled, a counter are noted as effects of the call, not
+made. A call that one graph cannot repeat (a graph break, an effect besides its result and the
+tensors it writes) has no capture, with the reason. Nothing is compiled or decided here.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ __all__ = [
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
 _IN_PLACE = tuple(
-    getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+    getattr(operator, f"i{name}")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 )
 _NOT_OF_VALUES = (  # in place, but on what a tensor is, not on what is in it
     *("set_", "resize_", "resize_as_", "as_strided_", "detach_", "squeeze_", "unsqueeze_"),
     *("transpose_", "swapaxes_", "swapdims_"),
 )
-_OS = "__import_os"  # Dynamo's name for the module, among the globals, where a function of it is traced
+# Dynamo's name for the module, among the globals, where a function of it is traced
+_OS = "__import_os"
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
 _LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
 _ROOTS = ("args", "kwargs")  # the locals of `_call` that the user passes
@@ -63,7 +66,9 @@ def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @dataclass(frozen=True)
 class Unchanged:
-    """An attribute that the call assigns the value it has already: no effect, for as long as it has that value."""
+    """An attribute that the call assigns the value it has already: no effect, for as long as it has
+    that value.
+    """
 
     thing: Any
     name: str
@@ -74,8 +79,9 @@ class Unchanged:
 class DynamoCapture:
     """A call as one graph.
 
-    `inputs[i]` is the tensor of the graph's placeholder i and `sources[i]` Dynamo's name for where it was read. `globals` are the
-    names that guards and bytecode look up besides the frame's locals.
+    `inputs[i]` is the tensor of the graph's placeholder i and `sources[i]` Dynamo's name for where
+    it was read. `globals` are the names that guards and bytecode look up besides the frame's
+    locals.
     """
 
     graph: fx.GraphModule
@@ -97,10 +103,15 @@ class DynamoCapture:
 
     @property
     def passed_through(self) -> dict[int, int]:
-        """Outputs of the graph that are, in eager, the very tensor of a placeholder: number of the output, and of the
-        placeholder.
+        """Outputs of the graph that are, in eager, the very tensor of a placeholder: number of the
+        output, and of the placeholder.
         """
-        numbers = {node: number for number, node in enumerate(node for node in self.graph.graph.nodes if node.op == "placeholder")}
+        numbers = {
+            node: number
+            for number, node in enumerate(
+                node for node in self.graph.graph.nodes if node.op == "placeholder"
+            )
+        }
         (output,) = (node for node in self.graph.graph.nodes if node.op == "output")
         found = {}
         for number, node in enumerate(output.args[0]):
@@ -111,17 +122,24 @@ class DynamoCapture:
         return found
 
     def function(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Dynamo's bytecode around `compiled` (graph inputs in, a sequence of graph outputs out): takes module, args, kwargs.
+        """Dynamo's bytecode around `compiled` (graph inputs in, a sequence of graph outputs out):
+        takes module, args, kwargs.
 
-        It makes the assignments that the call makes in vain too, with what was there before where `compiled` says so.
+        It makes the assignments that the call makes in vain too, with what was there before where
+        `compiled` says so.
         """
         output = self._output
-        imported = {alias: importlib.import_module(name) for alias, name in output.import_sources.items()}
+        imported = {
+            alias: importlib.import_module(name) for alias, name in output.import_sources.items()
+        }
         names = {**self.globals, **imported, self._name: compiled}
         return types.FunctionType(output.bytecode, names, "call", None, output.closure or ())
 
-    def guards(self, keep: Callable[[Entries], Sequence[bool]] | None = None) -> Callable[[dict[str, Any]], bool]:
-        """The check of Dynamo's guards, all of them or those that `keep` says: takes the locals {module, args, kwargs}.
+    def guards(
+        self, keep: Callable[[Entries], Sequence[bool]] | None = None
+    ) -> Callable[[dict[str, Any]], bool]:
+        """The check of Dynamo's guards, all of them or those that `keep` says: takes the locals
+        {module, args, kwargs}.
 
         Raises NotLowerableError where Dynamo cannot guard the call.
         """
@@ -132,18 +150,25 @@ class DynamoCapture:
             return [True] * len(entries) if keep is None else keep(entries)
 
         with _dynamo_errors(), _compiling(), dynamo_timed("cudal1_guards"):
-            manager = self._output.build_guards(_call.__code__, hooks=Hooks(guard_filter_fn=kept)).guard_manager
+            manager = self._output.build_guards(
+                _call.__code__, hooks=Hooks(guard_filter_fn=kept)
+            ).guard_manager
         check: Callable[[dict[str, Any]], bool] = manager.root.check
         return check
 
     def release(self) -> None:
-        """Let go of the weights: a fake mode knows them by weak references, and `torch.utils.swap_tensors` refuses such weights."""
+        """Let go of the weights: a fake mode knows them by weak references, and
+        `torch.utils.swap_tensors` refuses such weights.
+        """
         for mode in self._modes:
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
-def capture_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DynamoCapture:
-    """Capture `module(*args, **kwargs)` below its hooks' and dispatcher's slot, in the present grad and autocast modes.
+def capture_call(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> DynamoCapture:
+    """Capture `module(*args, **kwargs)` below its hooks' and dispatcher's slot, in the present grad
+    and autocast modes.
 
     Raises NotLowerableError, with Dynamo's reason where it has one.
     """
@@ -158,12 +183,18 @@ class _NotOneStepError(Exception):
 
 
 def _may_hold_recurrent(module: torch.nn.Module) -> bool:
-    """Whether a recurrent layer may be one step of a graph: elsewhere Dynamo breaks the graph at it, as it does for everybody."""
+    """Whether a recurrent layer may be one step of a graph: elsewhere Dynamo breaks the graph at
+    it, as it does for everybody.
+    """
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return not (torch.is_grad_enabled() or autocast) and any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+    return not (torch.is_grad_enabled() or autocast) and any(
+        isinstance(part, torch.nn.RNNBase) for part in module.modules()
+    )
 
 
-def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, recurrent: bool) -> DynamoCapture:
+def _captured(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, recurrent: bool
+) -> DynamoCapture:
     from torch._dynamo import config
     from torch._dynamo.convert_frame import compile_frame
 
@@ -179,24 +210,41 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         found.clear()  # Dynamo may start over
         found["graph"], found["inputs"] = graph, tuple(inputs)
         fakes = [node.meta["example_value"] for node in placeholders]
-        found["modes"] = {TracingContext.get().fake_mode, *(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))}
+        found["modes"] = {
+            TracingContext.get().fake_mode,
+            *(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)),
+        }
         found["sources"] = tuple(node.meta["grapharg"].source for node in placeholders)
         found["effects"], found["unchanged"] = _effects(InstructionTranslator.current_tx().output)
         return graph.forward
 
     no_closure: Any = ()
     locals_ = {"module": module, "args": args, "kwargs": kwargs}
-    static = {"automatic_dynamic_shapes": False, "assume_static_by_default": True, "specialize_int": True, "specialize_float": True}
+    static = {
+        "automatic_dynamic_shapes": False,
+        "assume_static_by_default": True,
+        "specialize_int": True,
+        "specialize_float": True,
+    }
     with _dynamo_errors(), _compiling(), config.patch({**static, "allow_rnn": recurrent}):
         output = compile_frame(
-            _call.__code__, names, locals_, vars(builtins), no_closure, compiler_fn=keep, one_graph=True, restart_reasons=set()
+            _call.__code__,
+            names,
+            locals_,
+            vars(builtins),
+            no_closure,
+            compiler_fn=keep,
+            one_graph=True,
+            restart_reasons=set(),
         ).graph_capture_output(None, None)
     if not found:
         raise NotLowerableError("its forward calls no tensor operator")
     if recurrent and not all(served(found["graph"].graph)):
         raise _NotOneStepError
     if found["effects"]:
-        raise NotLowerableError(f"its forward {found['effects'][0]}, which a kernel would not repeat")
+        raise NotLowerableError(
+            f"its forward {found['effects'][0]}, which a kernel would not repeat"
+        )
     if leaves_grad_mode(found["graph"]):
         raise NotLowerableError("its forward leaves the grad mode changed")
     if not all(isinstance(item, torch.Tensor) for item in found["inputs"]):
@@ -236,8 +284,8 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def quiet_dynamo() -> Iterator[None]:
-    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it says of a forward that nobody
-    asked it to compile is a reason in `explain`.
+    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it
+    says of a forward that nobody asked it to compile is a reason in `explain`.
     """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
@@ -261,21 +309,27 @@ def _dynamo_errors() -> Iterator[None]:
     try:
         yield
     except (Unsupported, UserError) as error:
-        raise GraphBreakError(f"Dynamo cannot capture it in one graph: {_in_one_line(error)}") from error
+        raise GraphBreakError(
+            f"Dynamo cannot capture it in one graph: {_in_one_line(error)}"
+        ) from error
     except (TorchDynamoException, AssertionError, RuntimeError, NotImplementedError) as error:
-        raise NotLowerableError(f"Dynamo cannot capture it in one graph: {_in_one_line(error)}") from error
+        raise NotLowerableError(
+            f"Dynamo cannot capture it in one graph: {_in_one_line(error)}"
+        ) from error
 
 
 def _in_one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = next((line for line in lines if line.startswith("Explanation:")), "")
-    told = ": ".join([*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])])
+    told = ": ".join(
+        [*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])]
+    )
     return f"{type(error).__name__}: {told}"
 
 
 def have_dynamo_settled() -> None:
-    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first compiled: what is recorded of that
-    class before would differ after.
+    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first
+    compiled: what is recorded of that class before would differ after.
     """
     from torch._dynamo.mutation_guard import install_generation_tagging_init
 
@@ -283,13 +337,18 @@ def have_dynamo_settled() -> None:
 
 
 def leaves_grad_mode(graph: fx.GraphModule) -> bool:
-    """Whether a call of the graph ends in another grad mode than the present one. Before torch 2.13 its caller does not see it."""
-    switched = [node.args[0] for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled]
+    """Whether a call of the graph ends in another grad mode than the present one. Before torch 2.13
+    its caller does not see it.
+    """
+    switched = [
+        node.args[0] for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled
+    ]
     return bool(switched) and switched[-1] is not torch.is_grad_enabled()
 
 
 def guard_the_environment() -> None:
-    """Have Dynamo guard which environment variables there are, where it read any: a name that it did not find it forgets.
+    """Have Dynamo guard which environment variables there are, where it read any: a name that it
+    did not find it forgets.
 
     To be called by a backend, while Dynamo compiles.
     """
@@ -304,7 +363,11 @@ def guard_the_environment() -> None:
     guards = context.guards_context.dynamo_guards
     sources = {guard.originating_source for guard in guards}
     reads = {source for source in sources if getattr(source, "member", "") == "environ"}
-    reads |= {AttrSource(source, "environ") for source in sources if getattr(source, "global_name", "") == _OS}  # as os.getenv does
+    reads |= {
+        AttrSource(source, "environ")
+        for source in sources
+        if getattr(source, "global_name", "") == _OS
+    }  # as os.getenv does
     for source in reads:
         output = InstructionTranslator.current_tx().output
         scope = {"L": output.local_scope, "G": output.global_scope}
@@ -313,20 +376,26 @@ def guard_the_environment() -> None:
 
 
 def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
-    """What the call does to things that were there before it, besides writing to tensors, in words; and what it does in vain."""
+    """What the call does to things that were there before it, besides writing to tensors, in words;
+    and what it does in vain.
+    """
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 
     effects = output.side_effects
     told: list[str] = []
     unchanged: list[Unchanged] = []
     for variable in effects.id_to_variable.values():
-        existing = isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
+        existing = isinstance(
+            variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
+        )
         if not (existing and effects.is_modified(variable)):
             continue
         assigned = dict(effects.store_attr_mutations.get(variable) or {})
         thing = getattr(variable, "value", None)
         in_vain = [
-            Unchanged(thing, name, vars(thing)[name]) for name, value in assigned.items() if _is_assigned(thing, name, value)
+            Unchanged(thing, name, vars(thing)[name])
+            for name, value in assigned.items()
+            if _is_assigned(thing, name, value)
         ]
         if len(in_vain) < len(assigned) or not (assigned or _puts_back(variable)):
             told.append(_effect_in_words(variable, assigned))
@@ -339,7 +408,9 @@ def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
 
 
 def _puts_back(variable: Any) -> bool:
-    """Whether a dict of Dynamo's holds under each key the very tensor that it held: `self.count += 1` stores the buffer again."""
+    """Whether a dict of Dynamo's holds under each key the very tensor that it held:
+    `self.count += 1` stores the buffer again.
+    """
     before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
     if not isinstance(before, dict) or not isinstance(now, dict) or len(before) != len(now):
         return False
@@ -356,7 +427,9 @@ def _is_same(before: Any, now: Any) -> bool:
 
 
 def _is_assigned(thing: Any, name: str, value: Any) -> bool:
-    """Whether the attribute is that already (one of Dynamo's variables): a plain value, or the very tensor."""
+    """Whether the attribute is that already (one of Dynamo's variables): a plain value, or the very
+    tensor.
+    """
     attributes = getattr(thing, "__dict__", None)
     if type(attributes) is not dict or name not in attributes:
         return False
@@ -366,7 +439,11 @@ def _is_assigned(thing: Any, name: str, value: Any) -> bool:
     if not value.is_python_constant():
         return False
     new = value.as_python_constant()
-    return type(now) is type(new) and isinstance(now, (bool, int, float, str, type(None))) and bool(now == new)
+    return (
+        type(now) is type(new)
+        and isinstance(now, (bool, int, float, str, type(None)))
+        and bool(now == new)
+    )
 
 
 def _example_of(variable: Any) -> torch.Tensor | None:
@@ -380,15 +457,28 @@ def _example_of(variable: Any) -> torch.Tensor | None:
 
 
 def _returns_itself(node: fx.Node) -> bool:
-    """Whether it is written in place, or `x.to(...)` of a tensor that is so already: PyTorch returns the tensor itself."""
+    """Whether it is written in place, or `x.to(...)` of a tensor that is so already: PyTorch
+    returns the tensor itself.
+    """
     if node.op == "call_function" and node.target in _IN_PLACE:
         return isinstance(node.args[0], fx.Node)
     if node.op == "call_method" and re.fullmatch(r"[a-z]\w*[a-z]_", str(node.target)):
         return str(node.target) not in _NOT_OF_VALUES
-    if node.op != "call_method" or node.target != "to" or "copy" in node.kwargs or True in node.args:
+    if (
+        node.op != "call_method"
+        or node.target != "to"
+        or "copy" in node.kwargs
+        or True in node.args
+    ):
         return False
-    before, after = (each.meta["example_value"] for each in (node.args[0], node) if isinstance(each, fx.Node))
-    return bool(before.dtype == after.dtype and before.device == after.device and before.stride() == after.stride())
+    before, after = (
+        each.meta["example_value"] for each in (node.args[0], node) if isinstance(each, fx.Node)
+    )
+    return bool(
+        before.dtype == after.dtype
+        and before.device == after.device
+        and before.stride() == after.stride()
+    )
 
 
 def _effect_in_words(variable: Any, attributes: Mapping[str, Any]) -> str:
@@ -397,14 +487,22 @@ def _effect_in_words(variable: Any, attributes: Mapping[str, Any]) -> str:
         return f"assigns {', '.join(f'{where}.{name}' for name in attributes)}"
     for slot, what in _SLOTS.items():
         if where.endswith(f".{slot}"):
-            return f"assigns a {what} of {where.removesuffix(f'.{slot}')}; write it in place instead"
+            return (
+                f"assigns a {what} of {where.removesuffix(f'.{slot}')}; write it in place instead"
+            )
     return f"writes to {where}"
 
 
 def _spelled(source: Any) -> str:
     """Dynamo's name of a thing as the user would write it."""
     name = str(getattr(source, "name", "an object it did not make"))
-    name = name.replace("L['module']", "self").replace("L['args']", "args").replace("L['kwargs']", "kwargs")
-    name = re.sub(r"G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name).replace(".__dict__", "")
+    name = (
+        name.replace("L['module']", "self")
+        .replace("L['args']", "args")
+        .replace("L['kwargs']", "kwargs")
+    )
+    name = re.sub(
+        r"G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name
+    ).replace(".__dict__", "")
     name = re.sub(r"\['(_buffers|_parameters|_modules)'\]", r".\1", name)
     return re.sub(r"\.(?:_modules|_buffers|_parameters)?\['(\w+)'\]", r".\1", name)

@@ -1,12 +1,14 @@
-"""Divides Dynamo's guards of a captured call among those who check them: nobody twice, and all of them in C++.
+"""Divides Dynamo's guards of a captured call among those who check them: nobody twice, and all of
+them in C++.
 
         Dynamo's guards ──> what the arguments' signature and the state of the process say already: dropped
                         ├─> what follows from the identity of a chain of things: records for our own guard, 5 ns each
                         └─> all else: kept in Dynamo's own tree
 
-A guard reads its value by steps: a name of a Python module, an attribute, an item, a class, a default argument. Where every step is
-one whose outcome a record can compare (the same object as when the call was captured), the value is the same object, and a guard on
-something immutable holds. What the walk over the module compares already needs no record. A step that is none of these proves
+A guard reads its value by steps: a name of a Python module, an attribute, an item, a class, a
+default argument. Where every step is one whose outcome a record can compare (the same object as
+when the call was captured), the value is the same object, and a guard on something immutable holds.
+What the walk over the module compares already needs no record. A step that is none of these proves
 nothing, and its guard is kept.
 """
 
@@ -24,13 +26,32 @@ from packaging.version import Version
 
 from torch_cudal1.core.settings import environment_table
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
-from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
+from torch_cudal1.runtime.guard_records import (
+    ABSENT,
+    HEAP_TYPE,
+    Cell,
+    Code,
+    Home,
+    Items,
+    Kin,
+    Lookup,
+    Table,
+    Watched,
+)
 
 __all__ = ["GuardSplit", "forgotten_classes"]
 
-# Said by guard.call_state and guard.tracing_reason, or by the arguments' signature where shapes are static.
+# Said by guard.call_state and guard.tracing_reason, or by the arguments' signature where shapes are
+# static.
 _STATE = frozenset(
-    {"GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", "SHAPE_ENV"}
+    {
+        "GRAD_MODE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "TORCH_FUNCTION_STATE",
+        "DEFAULT_DEVICE",
+        "SHAPE_ENV",
+    }
     | {"AUTOGRAD_SAVED_TENSORS_HOOKS", "DUAL_LEVEL", "FUNCTORCH_STACK_MATCH"}
 )
 _OF_IDENTITY = frozenset(
@@ -47,7 +68,15 @@ _OF_IDENTITY = frozenset(
 )
 _OF_TYPE = frozenset({"TYPE_MATCH", "NN_MODULE"})
 _OF_CONTENT = frozenset(
-    {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "DICT_KEYS_MATCH", "DICT_CONST_KEYS", "DICT_VERSION", "SEQUENCE_LENGTH", "LENGTH_CHECK"}
+    {
+        "DICT_CONTAINS",
+        "DICT_NOT_CONTAINS",
+        "DICT_KEYS_MATCH",
+        "DICT_CONST_KEYS",
+        "DICT_VERSION",
+        "SEQUENCE_LENGTH",
+        "LENGTH_CHECK",
+    }
     | {"NOT_PRESENT_IN_GENERIC_DICT"}
 )
 _PLAIN = (
@@ -78,8 +107,19 @@ _NAMED = (
 )
 _ITEM_STEPS = ("GetItemSource", "DictGetItemSource", "ListGetItemSource")
 _SUBCLASS_ITEM_STEPS = ("DictSubclassGetItemSource",)
-_ATTRIBUTE_STEPS = ("AttrSource", "GenericAttrSource", "UnspecializedParamBufferSource", "ParamBufferSource", "CellContentsSource")
-_TRANSPARENT_STEPS = ("UnspecializedNNModuleSource", "UnspecializedBuiltinNNModuleSource", "NNModuleSource", "SkipGuardSource")
+_ATTRIBUTE_STEPS = (
+    "AttrSource",
+    "GenericAttrSource",
+    "UnspecializedParamBufferSource",
+    "ParamBufferSource",
+    "CellContentsSource",
+)
+_TRANSPARENT_STEPS = (
+    "UnspecializedNNModuleSource",
+    "UnspecializedBuiltinNNModuleSource",
+    "NNModuleSource",
+    "SkipGuardSource",
+)
 _READ_ONLY = {  # attributes that cannot be assigned
     types.FunctionType: ("__closure__", "__globals__"),
     types.MethodType: ("__func__", "__self__"),
@@ -92,9 +132,14 @@ _ENVIRONMENT = environment_table()
 _INDUCTORS = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles
 _MOST_LEVELS = 16  # of containers, in a signature
 _SLOTS = ("_parameters", "_buffers", "_modules")
-# Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it again.
+# Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it
+# again.
 _FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
-_WITHOUT_HOOKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+_WITHOUT_HOOKS = (
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 
 
 class _UnprovenError(Exception):
@@ -110,7 +155,9 @@ class _Names:
 
 @dataclass
 class GuardSplit:
-    """`keep` is for `DynamoCapture.guards`; after it ran, `records()` is what our own guard has to compare."""
+    """`keep` is for `DynamoCapture.guards`; after it ran, `records()` is what our own guard has to
+    compare.
+    """
 
     capture: DynamoCapture
     watched: Watched
@@ -135,13 +182,19 @@ class GuardSplit:
     def keep(self, entries: Entries) -> list[bool]:
         """For each guard whether Dynamo's tree goes on checking it."""
         found = [self._is_kept(entry) for entry in entries]
-        self.kept = [f"{entry.guard_type} {entry.name}" for entry, kept in zip(entries, found, strict=True) if kept]
+        self.kept = [
+            f"{entry.guard_type} {entry.name}"
+            for entry, kept in zip(entries, found, strict=True)
+            if kept
+        ]
         return found
 
     def records(self) -> Watched:
         """What the walk watches, and what came from Dynamo's guards."""
         known = {one.name: getattr(self.watched, one.name) for one in fields(Watched)}
-        return replace(self.watched, **{name: (*known[name], *new) for name, new in self._new.items()})
+        return replace(
+            self.watched, **{name: (*known[name], *new) for name, new in self._new.items()}
+        )
 
     def holds_identity(self, source: Any) -> bool:
         """Whether `source` reads the very same tensor for as long as the records hold."""
@@ -160,7 +213,9 @@ class GuardSplit:
             self._content(named)
         if getattr(_root(source), "local_name", "") in ("args", "kwargs"):
             return not _is_in_signature(entry, source, self.capture.locals)
-        try:  # the records of steps that were proven stay where a later one is not: they serve other guards too
+        # the records of steps that were proven stay where a later one is not: they serve other
+        # guards too
+        try:
             if entry.guard_type == "HASATTR":
                 return not self._attributes(self._value(_owner(entry, source)))
             return not self._follows(entry, self._value(source))
@@ -168,17 +223,25 @@ class GuardSplit:
             return True
 
     def _follows(self, entry: Any, value: Any) -> bool:
-        """Whether the guard says nothing that the identity of its value does not. Notes what else must be compared."""
+        """Whether the guard says nothing that the identity of its value does not. Notes what else
+        must be compared.
+        """
         kind = entry.guard_type
         if kind == "EMPTY_NN_MODULE_HOOKS_DICT":
-            return entry.name.endswith(_WITHOUT_HOOKS) or ("table", id(value)) in self._known or self._content(value)
+            return (
+                entry.name.endswith(_WITHOUT_HOOKS)
+                or ("table", id(value)) in self._known
+                or self._content(value)
+            )
         if kind == "TENSOR_MATCH":
             return ("tensor", id(value)) in self._known
         if kind == "DUPLICATE_INPUT":  # raises where the other one of the two is not proven
             return self._value(entry.orig_guard.create_fn.keywords["source_b"]) is value
         if kind in _OF_CONTENT:
             names = isinstance(value, _Names)
-            return self._content(value.owner if names else value, attributes=names or kind.startswith("NOT_PRESENT"))
+            return self._content(
+                value.owner if names else value, attributes=names or kind.startswith("NOT_PRESENT")
+            )
         if kind in _OF_TYPE:
             return isinstance(value, _Names) or self._class(value)
         if kind not in _OF_IDENTITY or not _is_immutable(value):
@@ -188,32 +251,49 @@ class GuardSplit:
         return True
 
     def _content(self, value: Any, *, attributes: bool = False) -> bool:
-        """Compare what is in it: which names an object or a class has, the keys of a dict, the items of a list."""
+        """Compare what is in it: which names an object or a class has, the keys of a dict, the
+        items of a list.
+        """
         if isinstance(value, types.ModuleType):
             return False
         if isinstance(value, type):
             if not value.__flags__ & HEAP_TYPE:  # a class made in C: nobody can assign to it
                 return True
-            return self._note("tables", ("table", id(value)), lambda: _table(f"class {value.__qualname__}", vars(value), value))
+            return self._note(
+                "tables",
+                ("table", id(value)),
+                lambda: _table(f"class {value.__qualname__}", vars(value), value),
+            )
         if type(value) is tuple:
             return True
-        if value is _ENVIRONMENT:  # of the variables that a forward read the values have records of their own
+        if (
+            value is _ENVIRONMENT
+        ):  # of the variables that a forward read the values have records of their own
             return self._note(
-                "tables", ("names", id(value)), lambda: Table.of_names("the environment", "variable", value, but=_INDUCTORS)
+                "tables",
+                ("names", id(value)),
+                lambda: Table.of_names("the environment", "variable", value, but=_INDUCTORS),
             )
         if isinstance(value, dict) and dict.__len__(value) <= _MAX_ITEMS:
             return self._note("tables", ("table", id(value)), lambda: _table("a dict", value))
         if type(value) is list and len(value) <= _MAX_ITEMS:
-            return self._note("items", ("items", id(value)), lambda: Items("a list", value, tuple(value)))
+            return self._note(
+                "items", ("items", id(value)), lambda: Items("a list", value, tuple(value))
+            )
         names = None if isinstance(value, threading.local) else getattr(value, "__dict__", None)
         if attributes and type(names) is dict and len(names) <= _MAX_ITEMS:
             self._home(value)
-            return self._note("tables", ("table", id(names)), lambda: _table(type(value).__name__, names))
+            return self._note(
+                "tables", ("table", id(names)), lambda: _table(type(value).__name__, names)
+            )
         return False
 
     def _attributes(self, value: Any) -> bool:
         """Compare which attributes it has: its own, and those of its classes."""
-        if isinstance(value, (types.ModuleType, torch.Tensor)) or type(getattr(value, "__dict__", None)) is not dict:
+        if (
+            isinstance(value, (types.ModuleType, torch.Tensor))
+            or type(getattr(value, "__dict__", None)) is not dict
+        ):
             return False
         self._class(value)
         bases = [base for base in type(value).__mro__[:-1] if not _is_torchs(base.__module__)]
@@ -268,7 +348,11 @@ class GuardSplit:
 
     def _attribute(self, value: Any, name: str) -> Any:
         if isinstance(value, types.CellType) and name == "cell_contents":
-            self._note("cells", ("cell", id(value)), lambda: Cell("a closure variable", value, value.cell_contents))
+            self._note(
+                "cells",
+                ("cell", id(value)),
+                lambda: Cell("a closure variable", value, value.cell_contents),
+            )
             return value.cell_contents
         if isinstance(value, types.ModuleType):
             return self._lookup(vars(value), name, vars(value)[name])
@@ -279,7 +363,11 @@ class GuardSplit:
             return _Names(value)
         if name in _READ_ONLY.get(type(value), ()):
             return getattr(value, name)
-        if isinstance(value, types.FunctionType) and name in ("__code__", "__defaults__", "__kwdefaults__"):
+        if isinstance(value, types.FunctionType) and name in (
+            "__code__",
+            "__defaults__",
+            "__kwdefaults__",
+        ):
             self._function(value)
             return getattr(value, name)
         if isinstance(value, type):
@@ -339,36 +427,62 @@ class GuardSplit:
         return True
 
     def _lookup(self, table: Any, key: Any, value: Any) -> Any:
-        """A name in a dict or in the body of a class. Names of torch itself are not looked after: they are not the user's to
-        change.
+        """A name in a dict or in the body of a class. Names of torch itself are not looked after:
+        they are not the user's to change.
         """
-        if isinstance(table, type) and not table.__flags__ & HEAP_TYPE:  # a class made in C: nobody can assign to it
+        if (
+            isinstance(table, type) and not table.__flags__ & HEAP_TYPE
+        ):  # a class made in C: nobody can assign to it
             return value
-        named = table.__module__ if isinstance(table, type) else table.get("__name__", "") if type(table) is dict else ""
+        named = (
+            table.__module__
+            if isinstance(table, type)
+            else table.get("__name__", "")
+            if type(table) is dict
+            else ""
+        )
         if not _is_torchs(str(named)) and ("table", id(table)) not in self._known:
-            where = f"{table.__qualname__}.{key}" if isinstance(table, type) else f"{named or 'a dict'}.{key}"
-            self._note("lookups", ("lookup", id(table), key), lambda: Lookup(where, table, key, value))
+            where = (
+                f"{table.__qualname__}.{key}"
+                if isinstance(table, type)
+                else f"{named or 'a dict'}.{key}"
+            )
+            self._note(
+                "lookups", ("lookup", id(table), key), lambda: Lookup(where, table, key, value)
+            )
         return value
 
     def _class(self, value: Any) -> bool:
-        if type(type(value)) is not type or type(value).__flags__ & HEAP_TYPE:  # of any other, the class cannot be assigned
-            self._note("kins", ("kin", id(value)), lambda: Kin(type(value).__name__, value, type(value)))
+        if (
+            type(type(value)) is not type or type(value).__flags__ & HEAP_TYPE
+        ):  # of any other, the class cannot be assigned
+            self._note(
+                "kins", ("kin", id(value)), lambda: Kin(type(value).__name__, value, type(value))
+            )
         return True
 
     def _home(self, value: Any) -> None:
         if isinstance(value, threading.local):  # has another dictionary in another thread
             raise _UnprovenError("an object of one thread")
-        self._note("homes", ("home", id(value)), lambda: Home(type(value).__name__, value, vars(value)))
+        self._note(
+            "homes", ("home", id(value)), lambda: Home(type(value).__name__, value, vars(value))
+        )
 
     def _function(self, function: types.FunctionType) -> None:
         if not _is_torchs(function.__module__ or ""):
-            self._note("codes", ("function", id(function)), lambda: Code.of(f"function {function.__qualname__}", function))
+            self._note(
+                "codes",
+                ("function", id(function)),
+                lambda: Code.of(f"function {function.__qualname__}", function),
+            )
             if function.__kwdefaults__:
                 self._content(function.__kwdefaults__)
 
 
 def forgotten_classes(entries: Entries) -> list[type]:
-    """The classes that a frame names whose bodies Dynamo does not look at again, those that they inherit from included."""
+    """The classes that a frame names whose bodies Dynamo does not look at again, those that they
+    inherit from included.
+    """
     if not _FORGETS_CLASSES:
         return []
     named = [entry.value for entry in entries if entry.has_value and isinstance(entry.value, type)]
@@ -389,7 +503,9 @@ def _table(where: str, table: Any, owner: type | None = None) -> Table:
 
 
 def _is_immutable(value: Any) -> bool:
-    return isinstance(value, (*_PLAIN, *_NAMED)) or (type(value) in (tuple, frozenset) and all(map(_is_immutable, value)))
+    return isinstance(value, (*_PLAIN, *_NAMED)) or (
+        type(value) in (tuple, frozenset) and all(map(_is_immutable, value))
+    )
 
 
 def _is_torchs(module: str) -> bool:
@@ -397,13 +513,16 @@ def _is_torchs(module: str) -> bool:
 
 
 def _owner(entry: Any, source: Any) -> Any:
-    """The source of the thing that a guard on the presence of an attribute asks: PyTorch before 2.13 names the attribute itself."""
+    """The source of the thing that a guard on the presence of an attribute asks: PyTorch before
+    2.13 names the attribute itself.
+    """
     return source if "attr" in getattr(entry.orig_guard.create_fn, "keywords", {}) else source.base
 
 
 def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> bool:
-    """Whether it says no more than the arguments' signature (`guard.signature`): of plain containers, plain values and dense
-    tensors in them. Of anything else among the arguments that says the class alone.
+    """Whether it says no more than the arguments' signature (`guard.signature`): of plain
+    containers, plain values and dense tensors in them. Of anything else among the arguments that
+    says the class alone.
     """
     value: Any = locals_[_root(source).local_name]
     steps = list(_steps(source))
@@ -422,13 +541,25 @@ def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> boo
 
 
 def _is_described(value: Any) -> bool:
-    """Whether a signature tells this plain value, or this container apart from what is in it, from any other."""
+    """Whether a signature tells this plain value, or this container apart from what is in it, from
+    any other.
+    """
     kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
     if kind is dict:
         return all(type(key) is str for key in value)
-    return kind in (bool, str, float, type(None), torch.dtype, torch.device, tuple, list, torch.Size)
+    return kind in (
+        bool,
+        str,
+        float,
+        type(None),
+        torch.dtype,
+        torch.device,
+        tuple,
+        list,
+        torch.Size,
+    )
 
 
 def _steps(source: Any) -> Iterator[Any]:

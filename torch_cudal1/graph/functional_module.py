@@ -1,7 +1,9 @@
-"""A module as AOTAutograd wants it, flat tensors in and a flat tuple of tensors out, and the way back to the user's convention.
+"""A module as AOTAutograd wants it, flat tensors in and a flat tuple of tensors out, and the way
+back to the user's convention.
 
-Tracing replaces parameters by stand-ins and may leave them in attributes, so it never sees the user's module: it sees a copy that
-shares every tensor and nothing else. What tracing would lose (an assigned buffer, Python's random numbers) is refused here.
+Tracing replaces parameters by stand-ins and may leave them in attributes, so it never sees the
+user's module: it sees a copy that shares every tensor and nothing else. What tracing would lose (an
+assigned buffer, Python's random numbers) is refused here.
 """
 
 from __future__ import annotations
@@ -22,31 +24,60 @@ from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.core.errors import NotLowerableError
 
-__all__ = ["Call", "Flat", "keeping_versions", "own_copy", "random_kept", "running_statistics", "stand_in"]
+__all__ = [
+    "Call",
+    "Flat",
+    "keeping_versions",
+    "own_copy",
+    "random_kept",
+    "running_statistics",
+    "stand_in",
+]
 
 M = TypeVar("M", bound=torch.nn.Module)
-Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
+Call: TypeAlias = Callable[
+    [tuple[Any, ...], dict[str, Any]], Any
+]  # takes what the user passed: args and kwargs
 _PLAIN = (bool, int, float, str)
-_SHARED = (ModuleType, torch.Generator, torch.Stream, torch.Event)  # no copy of these exists, and tracing does not change them
+_SHARED = (
+    ModuleType,
+    torch.Generator,
+    torch.Stream,
+    torch.Event,
+)  # no copy of these exists, and tracing does not change them
 
 
 class Flat(torch.nn.Module):
-    """One call of a module. `tensors` are those among its arguments, `problem` says why it cannot be served ("" if it can)."""
+    """One call of a module. `tensors` are those among its arguments, `problem` says why it cannot
+    be served ("" if it can).
+    """
 
-    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.inner = module
         leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.tensors: list[torch.Tensor] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.tensors: list[torch.Tensor] = [
+            leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
+        ]
         recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
         self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
-        self._identities = {name: id(tensor) for name, tensor in _slots(module).items()}  # two slots may hold one tensor
+        self._identities = {
+            name: id(tensor) for name, tensor in _slots(module).items()
+        }  # two slots may hold one tensor
         self._out_spec: Any = None
         self._out_plain: list[Any] = []
-        strange = next((t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None)
-        self.problem = "" if strange is None else f"an input is {_describe(strange)}, only plain strided tensors are served"
+        strange = next(
+            (t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None
+        )
+        self.problem = (
+            ""
+            if strange is None
+            else f"an input is {_describe(strange)}, only plain strided tensors are served"
+        )
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
@@ -55,74 +86,110 @@ class Flat(torch.nn.Module):
         with random_kept() as moved:
             output = self.inner._call_impl(*args, **kwargs)
         if moved:
-            raise NotLowerableError(f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat")
+            raise NotLowerableError(
+                f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat"
+            )
         self._check_slots(slots, _slots(self.inner))
         results, self._out_spec = pytree.tree_flatten(output)
         for leaf in results:
-            if not isinstance(leaf, torch.Tensor) and not (leaf is None or isinstance(leaf, _PLAIN)):
-                raise NotLowerableError(f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value")
+            if not isinstance(leaf, torch.Tensor) and not (
+                leaf is None or isinstance(leaf, _PLAIN)
+            ):
+                raise NotLowerableError(
+                    f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value"
+                )
         self._out_plain = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in results]
         return tuple(leaf for leaf in results if isinstance(leaf, torch.Tensor))
 
     def _check_slots(self, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
-        """Refuse what assigned or deleted a parameter or buffer. `self.c0 = self.h0` where both were one tensor changes nothing,
-        though tracing gives each of them a stand-in of its own.
+        """Refuse what assigned or deleted a parameter or buffer. `self.c0 = self.h0` where both
+        were one tensor changes nothing, though tracing gives each of them a stand-in of its own.
         """
         stands_for = {id(tensor): self._identities.get(name) for name, tensor in before.items()}
         for name, tensor in after.items():
             same = name in self._identities and stands_for.get(id(tensor)) == self._identities[name]
             if before.get(name) is not tensor and not same:
-                raise NotLowerableError(f"its forward assigns {name}, which a kernel would not repeat; write it in place instead")
+                raise NotLowerableError(
+                    f"its forward assigns {name}, which a kernel would not repeat; write it in place instead"
+                )
         if deleted := before.keys() - after.keys():
-            raise NotLowerableError(f"its forward deletes {min(deleted)}, which a kernel would not repeat")
+            raise NotLowerableError(
+                f"its forward deletes {min(deleted)}, which a kernel would not repeat"
+            )
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The user's call with `tensors` in the places of its tensors."""
         moving = iter(tensors)
-        leaves = [next(moving) if is_tensor else plain for is_tensor, plain in zip(self._is_tensor, self._plain, strict=True)]
+        leaves = [
+            next(moving) if is_tensor else plain
+            for is_tensor, plain in zip(self._is_tensor, self._plain, strict=True)
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
         return args, kwargs
 
     def put_back(self) -> None:
-        """Undo what tracing leaves in recurrent modules: they notice the stand-ins of their weights and list them anew."""
+        """Undo what tracing leaves in recurrent modules: they notice the stand-ins of their weights
+        and list them anew.
+        """
         for part, weights, references in self._recurrent:
             part._flat_weights, part._flat_weight_refs = weights, references
 
     def release(self) -> None:
-        """Let go of the example tensors: what AOTAutograd returns holds on to this module for as long as it is used."""
+        """Let go of the example tensors: what AOTAutograd returns holds on to this module for as
+        long as it is used.
+        """
         self.tensors, self._plain = [], []
 
     def caller(self, compiled: Callable[..., Any]) -> Call:
-        """A callable with the module's own calling convention around `compiled`, which takes and returns flat tensors.
+        """A callable with the module's own calling convention around `compiled`, which takes and
+        returns flat tensors.
 
         To be asked for after tracing; it keeps neither the example tensors nor the module.
         """
         finish = self.finisher()
-        bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure((tuple(self.tensors), {}))
+        bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure(
+            (tuple(self.tensors), {})
+        )
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensors = args if bare else [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            tensors = (
+                args
+                if bare
+                else [
+                    leaf
+                    for leaf in pytree.tree_leaves((args, kwargs))
+                    if isinstance(leaf, torch.Tensor)
+                ]
+            )
             results = compiled(*tensors)
             return results[0] if finish is None else finish(results)
 
         return call
 
     def finisher(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
-        """What gives flat results the form of the module's output; None if that is one tensor. To be asked for after tracing."""
+        """What gives flat results the form of the module's output; None if that is one tensor. To
+        be asked for after tracing.
+        """
         out_spec, out_plain = self._out_spec, list(self._out_plain)
         if out_spec.is_leaf() and out_plain == [None]:
             return None
 
         def unflatten(results: Sequence[torch.Tensor]) -> Any:
             moving = iter(results)
-            return pytree.tree_unflatten([next(moving) if plain is None else plain[0] for plain in out_plain], out_spec)
+            return pytree.tree_unflatten(
+                [next(moving) if plain is None else plain[0] for plain in out_plain], out_spec
+            )
 
         return unflatten
 
 
 def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
-    """`call` without a new version of batch norm statistics: eager writes them without one, and its graphs check for that."""
-    counted = {id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)}
+    """`call` without a new version of batch norm statistics: eager writes them without one, and its
+    graphs check for that.
+    """
+    counted = {
+        id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
+    }
     statistics = tuple(buffer for buffer in running_statistics(module) if id(buffer) not in counted)
     if not statistics:
         return call
@@ -137,45 +204,65 @@ def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
 def running_statistics(module: torch.nn.Module) -> list[torch.Tensor]:
     """What batch norm in training writes beside its result, and does not read."""
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
-    found = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked)]
+    found = [
+        buffer
+        for norm in norms
+        for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    ]
     return [buffer for buffer in found if buffer is not None]
 
 
 def stand_in(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy to trace: same classes and attributes, the very same tensors. Raises NotLowerableError where there is no copy."""
+    """A copy to trace: same classes and attributes, the very same tensors. Raises NotLowerableError
+    where there is no copy.
+    """
     shared: list[Any] = [*module.parameters(), *module.buffers()]
     for part in module.modules():
-        shared += [value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))]
+        shared += [
+            value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))
+        ]
     try:
         copied = own_copy(module, shared)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
-        raise NotLowerableError(f"it cannot be copied for tracing: {type(error).__name__}: {error}") from error
+        raise NotLowerableError(
+            f"it cannot be copied for tracing: {type(error).__name__}: {error}"
+        ) from error
     for part in copied.modules():
         _lift(part)
-        if isinstance(part, torch.nn.RNNBase):  # would ask the fake weights where they lie, to move them together
+        if isinstance(
+            part, torch.nn.RNNBase
+        ):  # would ask the fake weights where they lie, to move them together
             part.__dict__["flatten_parameters"] = _leave_as_it_is
     return copied
 
 
 def _lift(part: torch.nn.Module) -> None:
-    """Make buffers of the tensors in its plain attributes (`self.h0 = torch.zeros(...)`), which AOTAutograd makes inputs.
+    """Make buffers of the tensors in its plain attributes (`self.h0 = torch.zeros(...)`), which
+    AOTAutograd makes inputs.
 
-    A class attribute of that name, or an attribute look-up of the class's own, would come before a buffer: such a tensor stays what
-    it is. So does one that takes gradients, which no buffer of the user's would.
+    A class attribute of that name, or an attribute look-up of the class's own, would come before a
+    buffer: such a tensor stays what it is. So does one that takes gradients, which no buffer of the
+    user's would.
     """
     if type(part).__getattr__ is not torch.nn.Module.__getattr__:
         return
     for name, value in list(vars(part).items()):
-        if type(value) is torch.Tensor and not value.requires_grad and not hasattr(type(part), name):
+        if (
+            type(value) is torch.Tensor
+            and not value.requires_grad
+            and not hasattr(type(part), name)
+        ):
             del part.__dict__[name]
             part.register_buffer(name, value, persistent=False)
 
 
 def own_copy(module: M, shared: Iterable[Any] = ()) -> M:
-    """A deep copy that calls no layer of the original, and has what is in `shared` in common with it. Raises what deepcopy raises.
+    """A deep copy that calls no layer of the original, and has what is in `shared` in common with
+    it. Raises what deepcopy raises.
 
-    deepcopy leaves functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.act(m.fc(x))` a copy would compute with the
-    original's weights. The copy's functions get its own modules.
+    deepcopy leaves functions as they are: after
+    `m = self.mlp; self.mlpf = lambda x: m.act(m.fc(x))` a copy would compute with the original's
+    weights. The copy's functions get its own modules.
     """
     copies: dict[int, Any] = {id(thing): thing for thing in shared}
     copied = copy.deepcopy(module, copies)
@@ -195,7 +282,9 @@ def _over_copies(function: FunctionType, copies: dict[int, Any]) -> FunctionType
     cells = tuple(_over_copy(cell, copies) for cell in closure)
     if all(new is old for new, old in zip(cells, closure, strict=True)):
         return function
-    found = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    found = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
     found.__kwdefaults__ = function.__kwdefaults__
     vars(found).update(vars(function))
     copies[id(function)] = found
@@ -220,15 +309,20 @@ def _leave_as_it_is() -> None:
 
 @contextmanager
 def random_kept() -> Iterator[list[str]]:
-    """Run the body and put the CPU's random generators back; the list then names those that the body drew from or seeded.
+    """Run the body and put the CPU's random generators back; the list then names those that the
+    body drew from or seeded.
 
-    It works while tracing, where random operators draw nothing: there, a generator that moved is one that no graph will repeat.
+    It works while tracing, where random operators draw nothing: there, a generator that moved is
+    one that no graph will repeat.
     """
     moved: list[str] = []
     numpy = sys.modules.get("numpy")
     with no_dispatch():
         state = torch.get_rng_state()
-    python_state, numpy_state = random.getstate(), numpy.random.get_state(legacy=False) if numpy else {}
+    python_state, numpy_state = (
+        random.getstate(),
+        numpy.random.get_state(legacy=False) if numpy else {},
+    )
     try:
         yield moved
     finally:
@@ -252,7 +346,12 @@ def _text(state: Any) -> str:
 
 
 def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+    return dict(
+        [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+    )
 
 
 def _describe(tensor: torch.Tensor) -> str:

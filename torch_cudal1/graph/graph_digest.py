@@ -1,7 +1,9 @@
-"""The digest of a Dynamo graph: lets a warm process find its decision without tracing the graph again.
+"""The digest of a Dynamo graph: lets a warm process find its decision without tracing the graph
+again.
 
-It covers every operator, argument, attribute and input spec, and the modes that change what tracing yields. A graph with anything
-it cannot name exactly has no digest (None with the reason), and is then captured as if it were new.
+It covers every operator, argument, attribute and input spec, and the modes that change what tracing
+yields. A graph with anything it cannot name exactly has no digest (None with the reason), and is
+then captured as if it were new.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ class _CannotNameError(Exception):
     pass
 
 
-def graph_digest(module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[str] = ()) -> str | Unnamed:
-    """sha256 over the graph, its inputs' specs, torch's version and modes, and `extra` (settings that matter)."""
+def graph_digest(
+    module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[str] = ()
+) -> str | Unnamed:
+    """sha256 over the graph, its inputs' specs, torch's version and modes, and `extra` (settings
+    that matter).
+    """
     try:
         body = {
             "graph": list(_nodes(module)),
@@ -47,8 +53,13 @@ def graph_digest(module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[
 
 
 def graph_outline(module: fx.GraphModule) -> str:
-    """sha256 over the kinds and names of the nodes: tells graphs of one program apart, in any process; not enough for a cache."""
-    names = [[node.op, node.name, getattr(node.target, "__name__", str(node.target))] for node in module.graph.nodes]
+    """sha256 over the kinds and names of the nodes: tells graphs of one program apart, in any
+    process; not enough for a cache.
+    """
+    names = [
+        [node.op, node.name, getattr(node.target, "__name__", str(node.target))]
+        for node in module.graph.nodes
+    ]
     return hashlib.sha256(canonical_json(names).encode()).hexdigest()
 
 
@@ -77,10 +88,13 @@ def _target(node: fx.Node, module: fx.GraphModule) -> Any:
 def _function_name(target: Any) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
-    if not isinstance(target, (types.BuiltinFunctionType, types.FunctionType, types.BuiltinMethodType)):
+    if not isinstance(
+        target, (types.BuiltinFunctionType, types.FunctionType, types.BuiltinMethodType)
+    ):
         return None
     module, name = target.__module__ or "builtins", target.__qualname__
-    # A user's own function may change its body without changing its name: only torch and the standard library are named.
+    # A user's own function may change its body without changing its name: only torch and the
+    # standard library are named.
     known = module.split(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
     return f"{module}.{name}" if known and "<" not in name else None
 
@@ -119,11 +133,21 @@ def _input(item: Any) -> Any:
     if any(isinstance(size, torch.SymInt) for size in (*item.shape, *item.stride())):
         raise _CannotNameError("dynamic shapes")
     parameter = isinstance(item, torch.nn.Parameter)
-    return [str(item.dtype), list(item.shape), list(item.stride()), item.device.type, item.requires_grad, parameter]
+    return [
+        str(item.dtype),
+        list(item.shape),
+        list(item.stride()),
+        item.device.type,
+        item.requires_grad,
+        parameter,
+    ]
 
 
 def _modes() -> list[Any]:
-    autocast = [[kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))] for kind in ("cpu", "cuda")]
+    autocast = [
+        [kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))]
+        for kind in ("cpu", "cuda")
+    ]
     return [
         torch.is_grad_enabled(),
         autocast,

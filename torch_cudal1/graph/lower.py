@@ -1,8 +1,10 @@
-"""Lowers a functional ATen graph to the canonical Program that is a region's identity, and raises it back for rewriting.
+"""Lowers a functional ATen graph to the canonical Program that is a region's identity, and raises
+it back for rewriting.
 
-Canonical means: values are numbered by a walk from the outputs, arguments first, so neither names nor the order in which a model
-was built matter; dead code is gone. (A graph that draws random numbers keeps its own order: the order is part of its result.)
-What has no data form is refused with its reason: symbolic sizes, writes, sparse or quantised tensors, foreign operators.
+Canonical means: values are numbered by a walk from the outputs, arguments first, so neither names
+nor the order in which a model was built matter; dead code is gone. (A graph that draws random
+numbers keeps its own order: the order is part of its result.) What has no data form is refused with
+its reason: symbolic sizes, writes, sparse or quantised tensors, foreign operators.
 """
 
 from __future__ import annotations
@@ -28,12 +30,24 @@ from torch_cudal1.runtime.schedule import to_fx
 __all__ = ["Lowered", "lower", "raise_to_fx"]
 
 _MAX_CONSTANT_BYTES = 1 << 20  # larger literals are data, not part of a computation's identity
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A region and how it sits in its graph: `order[i]` is the placeholder position of the region's input i."""
+    """A region and how it sits in its graph: `order[i]` is the placeholder position of the region's
+    input i.
+    """
 
     region: Region
     order: tuple[int, ...]
@@ -48,27 +62,40 @@ def lower(
     name: str = "",
     kernels: bool = False,
 ) -> Lowered:
-    """Lower `module` (meta["val"] on every node). `static` are placeholder positions of parameters and buffers.
+    """Lower `module` (meta["val"] on every node). `static` are placeholder positions of parameters
+    and buffers.
 
-    `kernels`: nested Programs (`cudal1::run`) may stand in the graph, as in a candidate's; a region's never holds one.
+    `kernels`: nested Programs (`cudal1::run`) may stand in the graph, as in a candidate's; a
+    region's never holds one.
 
     Raises NotLowerableError with the reason.
     """
     writer = _Writer(module, kernels=kernels)
     program, order = writer.write()
-    if kind == "backward" and is_random_program(program):  # a checkpointed part, run again: its numbers would be new ones
-        raise NotLowerableError("the backward draws random numbers, which must be those of the forward")
+    if kind == "backward" and is_random_program(
+        program
+    ):  # a checkpointed part, run again: its numbers would be new ones
+        raise NotLowerableError(
+            "the backward draws random numbers, which must be those of the forward"
+        )
     held = frozenset(static)
-    roles: tuple[Role, ...] = tuple("parameter" if position in held else "input" for position in order)
+    roles: tuple[Role, ...] = tuple(
+        "parameter" if position in held else "input" for position in order
+    )
     return Lowered(Region(program, roles, kind, granularity, name), order)
 
 
 def raise_to_fx(program: Program) -> fx.GraphModule:
-    """The Program as an FX graph with meta["val"] (static fake tensors) on every node, ready for rewrite rules."""
+    """The Program as an FX graph with meta["val"] (static fake tensors) on every node, ready for
+    rewrite rules.
+    """
     module = to_fx(program)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        inputs = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in program.inputs]
+        inputs = [
+            torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
+            for s in program.inputs
+        ]
     with torch.no_grad():
         FakeTensorProp(module, mode).propagate(*inputs)
     return module
@@ -89,7 +116,9 @@ class _Writer:
     def write(self) -> tuple[Program, tuple[int, ...]]:
         nodes = list(self._ordered())
         if asserted := next((node for node in self._module.graph.nodes if _asserts(node)), None):
-            raise NotLowerableError(f"it asserts something of values ({asserted.target}), which a kernel would not")
+            raise NotLowerableError(
+                f"it asserts something of values ({asserted.target}), which a kernel would not"
+            )
         inputs = [node for node in nodes if node.op == "placeholder"]
         constants = [node for node in nodes if node.op == "get_attr"]
         payloads = {}
@@ -116,7 +145,12 @@ class _Writer:
     def _ordered(self) -> Iterator[fx.Node]:
         """Nodes in canonical order: a walk from the outputs, producers first."""
         live = list(_postorder(self._output))
-        if any(node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and _random(node) for node in live):
+        if any(
+            node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and _random(node)
+            for node in live
+        ):
             kept = set(live)
             live = [node for node in self._module.graph.nodes if node in kept]
         yield from (node for node in live if node is not self._output)
@@ -125,7 +159,9 @@ class _Writer:
         if self._kernels and node.target is run_operator():
             return self._call(node)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise NotLowerableError(f"{getattr(node.target, '__name__', node.target)} is not an ATen operator")
+            raise NotLowerableError(
+                f"{getattr(node.target, '__name__', node.target)} is not an ATen operator"
+            )
         target = name_of(node.target)
         if target.partition(".")[0] not in ("aten", "prims") and target not in OWN:
             raise NotLowerableError(f"operator {target} belongs to another library")
@@ -163,7 +199,18 @@ class _Writer:
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise NotLowerableError("dynamic shapes: a size is symbolic")
         if arg is None or isinstance(
-            arg, (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+            arg,
+            (
+                bool,
+                int,
+                float,
+                complex,
+                str,
+                torch.dtype,
+                torch.layout,
+                torch.memory_format,
+                torch.device,
+            ),
         ):
             return arg
         raise NotLowerableError(f"an argument of type {type(arg).__name__} has no data form")
@@ -188,10 +235,14 @@ class _Writer:
         for part in str(node.target).split("."):
             found = getattr(found, part)
         if not isinstance(found, torch.Tensor):
-            raise NotLowerableError(f"attribute {node.target!r} is a {type(found).__name__}, not a tensor")
+            raise NotLowerableError(
+                f"attribute {node.target!r} is a {type(found).__name__}, not a tensor"
+            )
         _check_value(found, node)
         if found.numel() * found.element_size() > _MAX_CONSTANT_BYTES:
-            raise NotLowerableError(f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes")
+            raise NotLowerableError(
+                f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes"
+            )
         return found.detach()
 
 
@@ -203,17 +254,23 @@ def _asserts(node: fx.Node) -> bool:
 
 
 def _random(node: fx.Node) -> bool:
-    return node.target.namespace in ("aten", "prims") and is_random(name_of(node.target), node.args, node.kwargs)  # type: ignore[union-attr]
+    return node.target.namespace in ("aten", "prims") and is_random(  # type: ignore[union-attr]
+        name_of(node.target), node.args, node.kwargs
+    )
 
 
 def _unread(node: fx.Node, count: int) -> frozenset[int]:
-    """Positions of results that nobody takes: those of fused attention for its backward are numbers among them."""
+    """Positions of results that nobody takes: those of fused attention for its backward are numbers
+    among them.
+    """
     taken = {user.args[1] for user in node.users if user.users and user.target is operator.getitem}
     return frozenset(range(count)) - taken
 
 
 def _postorder(root: fx.Node) -> Iterator[fx.Node]:
-    """Producers before consumers, arguments left to right; iterative, since real graphs are deeper than Python's stack."""
+    """Producers before consumers, arguments left to right; iterative, since real graphs are deeper
+    than Python's stack.
+    """
     seen: set[fx.Node] = set()
     stack: list[tuple[fx.Node, Iterator[fx.Node]]] = [(root, iter(_arguments(root)))]
     while stack:
@@ -231,7 +288,9 @@ def _postorder(root: fx.Node) -> Iterator[fx.Node]:
 def _arguments(node: fx.Node) -> list[fx.Node]:
     """Producers in argument order (`all_input_nodes` has no promised order)."""
     return [
-        leaf for leaf in _leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs)))) if isinstance(leaf, fx.Node)
+        leaf
+        for leaf in _leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs))))
+        if isinstance(leaf, fx.Node)
     ]
 
 
@@ -246,7 +305,9 @@ def _leaves(arg: Any) -> Iterator[Any]:
 def _spec(node: fx.Node) -> TensorSpec:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        raise NotLowerableError(f"input {node.name} is a {type(value).__name__}, not a tensor (dynamic shapes)")
+        raise NotLowerableError(
+            f"input {node.name} is a {type(value).__name__}, not a tensor (dynamic shapes)"
+        )
     _check_value(value, node)
     return TensorSpec.of(value)
 
@@ -259,10 +320,14 @@ def _check_value(value: Any, node: fx.Node) -> None:
     if not isinstance(value, torch.Tensor):
         raise NotLowerableError(f"{node.name} yields a {type(value).__name__}, not a tensor")
     if value.layout != torch.strided:
-        raise NotLowerableError(f"{node.name} is {str(value.layout).removeprefix('torch.')}, only strided tensors have a data form")
+        raise NotLowerableError(
+            f"{node.name} is {str(value.layout).removeprefix('torch.')}, only strided tensors have a data form"
+        )
     if value.is_quantized:
         raise NotLowerableError(f"{node.name} is quantised")
     if value.device.type not in ("cpu", "cuda"):
-        raise NotLowerableError(f"{node.name} is on {value.device.type}, only cpu and cuda are targets")
+        raise NotLowerableError(
+            f"{node.name} is on {value.device.type}, only cpu and cuda are targets"
+        )
     if any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
         raise NotLowerableError("dynamic shapes: a size is symbolic")

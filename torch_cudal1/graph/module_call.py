@@ -1,8 +1,10 @@
-"""One call of a module, captured: its graph, how a later call feeds it and builds the module's result, and the guards of both.
+"""One call of a module, captured: its graph, how a later call feeds it and builds the module's
+result, and the guards of both.
 
-Two forms. Where every input of the graph is an argument or a tensor that the guard holds by identity, and the result has a
-template, a later call needs none of Dynamo's code: that is the form the C++ fast path takes. Everything else (a cache object
-among the arguments, a tensor behind a global name) runs Dynamo's own bytecode under all of Dynamo's guards.
+Two forms. Where every input of the graph is an argument or a tensor that the guard holds by
+identity, and the result has a template, a later call needs none of Dynamo's code: that is the form
+the C++ fast path takes. Everything else (a cache object among the arguments, a tensor behind a
+global name) runs Dynamo's own bytecode under all of Dynamo's guards.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from torch_cudal1.runtime.guard_records import Watched
 
 __all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
 
-Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
+Call: TypeAlias = Callable[
+    [tuple[Any, ...], dict[str, Any]], Any
+]  # takes what the user passed: args and kwargs
 _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """`guard` compares the module, `conditions` what else Dynamo guards (None: nothing), given {module, args, kwargs}.
+    """`guard` compares the module, `conditions` what else Dynamo guards (None: nothing), given
+    {module, args, kwargs}.
 
-    `inputs[i]` is the example tensor of the graph's placeholder i. `sources[i]` is where a later call takes it from: the number of
-    a tensor among the arguments, or a tensor of the module; `sources` and `outputs` are None in the form that runs bytecode, and
-    `form` says why.
+    `inputs[i]` is the example tensor of the graph's placeholder i. `sources[i]` is where a later
+    call takes it from: the number of a tensor among the arguments, or a tensor of the module;
+    `sources` and `outputs` are None in the form that runs bytecode, and `form` says why.
     """
 
     graph: fx.GraphModule
@@ -50,8 +55,9 @@ class ModuleCall:
     _passed_through: Mapping[int, int]
 
     def around(self, compiled: Callable[..., Any], written: frozenset[int] = frozenset()) -> Call:
-        """A callable with the module's calling convention around `compiled`, which takes and returns the graph's tensors, and
-        writes to the placeholders `written`. It keeps neither the example tensors nor this.
+        """A callable with the module's calling convention around `compiled`, which takes and
+        returns the graph's tensors, and writes to the placeholders `written`. It keeps neither the
+        example tensors nor this.
         """
         sources, outputs, module = self.sources, self.outputs, self._module
         if sources is None or outputs is None:
@@ -63,25 +69,34 @@ class ModuleCall:
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = tensors_among(args, kwargs)
-            results = compiled(*[given[source] if isinstance(source, int) else source for source in sources])
+            results = compiled(
+                *[given[source] if isinstance(source, int) else source for source in sources]
+            )
             return results[0] if build is None else build(results, given)
 
         return call
 
     def finisher(self) -> Callable[[Sequence[Any]], Any] | None:
-        """What makes the module's result of the graph's outputs; None if that is the first of them. For the form with sources."""
+        """What makes the module's result of the graph's outputs; None if that is the first of them.
+        For the form with sources.
+        """
         assert self.outputs is not None
         build = self.outputs.build
         return None if self.outputs.first else lambda results: build(results, ())
 
     def apart(self, written: frozenset[int]) -> Call | None:
-        """For a graph that writes to the placeholders `written`: whether a call's arguments share no memory with the module's
-        tensors where one of them is written. None where no later call can differ in that.
+        """For a graph that writes to the placeholders `written`: whether a call's arguments share
+        no memory with the module's tensors where one of them is written. None where no later call
+        can differ in that.
         """
         sources = self.sources
         if not written or sources is None:
             return None
-        owned = [(source, i in written) for i, source in enumerate(sources) if isinstance(source, torch.Tensor)]
+        owned = [
+            (source, i in written)
+            for i, source in enumerate(sources)
+            if isinstance(source, torch.Tensor)
+        ]
         read = {source: i in written for i, source in enumerate(sources) if isinstance(source, int)}
         if not owned or not read:
             return None
@@ -99,16 +114,24 @@ class ModuleCall:
         return check
 
 
-def capture_module_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
-    """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not to be had."""
+def capture_module_call(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ModuleCall:
+    """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not
+    to be had.
+    """
     have_dynamo_settled()
     watched = watch(module)
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)
     given = tensors_among(args, kwargs)
-    strange = next((tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None)
+    strange = next(
+        (tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None
+    )
     if strange is not None:
-        raise NotLowerableError(f"an input is {_describe(strange)}, only plain strided tensors are served")
+        raise NotLowerableError(
+            f"an input is {_describe(strange)}, only plain strided tensors are served"
+        )
     capture = capture_call(module, args, kwargs)
     try:
         return _with_guards(capture, watched, given)
@@ -116,7 +139,9 @@ def capture_module_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: 
         capture.release()
 
 
-def _with_guards(capture: DynamoCapture, watched: Watched, given: Sequence[torch.Tensor]) -> ModuleCall:
+def _with_guards(
+    capture: DynamoCapture, watched: Watched, given: Sequence[torch.Tensor]
+) -> ModuleCall:
     module: torch.nn.Module = capture.locals["module"]
     split, same = GuardSplit(capture, watched), capture.passed_through
     check = capture.guards(split.keep)
@@ -126,38 +151,65 @@ def _with_guards(capture: DynamoCapture, watched: Watched, given: Sequence[torch
         outputs = _outputs(capture, given, held)
     except NotLowerableError as problem:
         guard, check = ModuleGuard(split.records()), capture.guards()
-        return ModuleCall(capture.graph, capture.inputs, guard, check, None, None, problem.reason, capture.function, module, same)
+        return ModuleCall(
+            capture.graph,
+            capture.inputs,
+            guard,
+            check,
+            None,
+            None,
+            problem.reason,
+            capture.function,
+            module,
+            same,
+        )
     conditions, guard = (check if split.kept else None), ModuleGuard(split.records())
-    return ModuleCall(capture.graph, capture.inputs, guard, conditions, sources, outputs, "", None, module, same)
+    return ModuleCall(
+        capture.graph, capture.inputs, guard, conditions, sources, outputs, "", None, module, same
+    )
 
 
 def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
     """The tensors of a call in the order of its arguments, as the C++ fast path numbers them."""
     if not kwargs and all(type(item) is torch.Tensor for item in args):
         return args
-    return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)
+    ]
 
 
-def _sources(capture: DynamoCapture, split: GuardSplit, given: Sequence[torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
-    """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's bytecode can tell."""
+def _sources(
+    capture: DynamoCapture, split: GuardSplit, given: Sequence[torch.Tensor]
+) -> tuple[int | torch.Tensor, ...]:
+    """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's
+    bytecode can tell.
+    """
     numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
     found: list[int | torch.Tensor] = []
     for position, (tensor, source) in enumerate(zip(capture.inputs, capture.sources, strict=True)):
         if capture.from_arguments(position):
             if id(tensor) not in numbers:
-                raise NotLowerableError(f"{source.name} is a tensor inside an argument that is no plain container")
+                raise NotLowerableError(
+                    f"{source.name} is a tensor inside an argument that is no plain container"
+                )
             found.append(numbers[id(tensor)])
         elif split.holds_identity(source) and id(tensor) not in numbers:
             found.append(tensor)
         else:
-            raise NotLowerableError(f"{source.name} is a tensor that may be another one in the next call")
+            raise NotLowerableError(
+                f"{source.name} is a tensor that may be another one in the next call"
+            )
     return tuple(found)
 
 
-def _outputs(capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mapping[int, torch.Tensor]) -> OutputTemplate:
+def _outputs(
+    capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mapping[int, torch.Tensor]
+) -> OutputTemplate:
     (output,) = (node for node in capture.graph.graph.nodes if node.op == "output")
     module, args, kwargs = (capture.locals[name] for name in ("module", "args", "kwargs"))
-    fixed = {number: capture.inputs[position] for number, position in capture.passed_through.items()}
+    fixed = {
+        number: capture.inputs[position] for number, position in capture.passed_through.items()
+    }
 
     def run(markers: Sequence[torch.Tensor]) -> Any:
         return capture.function(lambda *inputs: tuple(markers))(module, args, kwargs)
@@ -166,10 +218,13 @@ def _outputs(capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mappin
 
 
 def _for_such_memory(
-    compiled: Callable[..., Any], graph: fx.GraphModule, example: Sequence[torch.Tensor], written: frozenset[int]
+    compiled: Callable[..., Any],
+    graph: fx.GraphModule,
+    example: Sequence[torch.Tensor],
+    written: frozenset[int],
 ) -> Callable[..., Any]:
-    """`compiled` for inputs that share memory as the example's do, where one of them is written; the graph's own operators for
-    others.
+    """`compiled` for inputs that share memory as the example's do, where one of them is written;
+    the graph's own operators for others.
     """
     if not written:
         return compiled
@@ -182,19 +237,27 @@ def _for_such_memory(
 
 
 def _shared(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> frozenset[tuple[int, int]]:
-    """Pairs of tensors whose memory overlaps, one of them written. One sweep over the addresses: few overlap at all."""
+    """Pairs of tensors whose memory overlaps, one of them written. One sweep over the addresses:
+    few overlap at all.
+    """
     spans = sorted((*_span(tensor), number) for number, tensor in enumerate(tensors))
     open_spans: list[tuple[int, int, int]] = []
     found = set()
     for begin, end, number in spans:
         open_spans = [span for span in open_spans if span[1] > begin]
         if end > begin:
-            found |= {(min(number, other), max(number, other)) for _, _, other in open_spans if {number, other} & written}
+            found |= {
+                (min(number, other), max(number, other))
+                for _, _, other in open_spans
+                if {number, other} & written
+            }
             open_spans.append((begin, end, number))
     return frozenset(found)
 
 
-def _passing_through(compiled: Callable[..., Any], outputs: Mapping[int, int]) -> Callable[..., Any]:
+def _passing_through(
+    compiled: Callable[..., Any], outputs: Mapping[int, int]
+) -> Callable[..., Any]:
     """`compiled`, with those outputs that are an input's own tensor replaced by that."""
     if not outputs:
         return compiled
@@ -212,7 +275,10 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and last address of a dense tensor's elements, in bytes."""
     begin = tensor.data_ptr()
     reach = (
-        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        + 1
+        if tensor.numel()
+        else 0
     )
     return begin, begin + reach * tensor.element_size()
 

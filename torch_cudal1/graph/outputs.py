@@ -1,8 +1,10 @@
-"""The form of a module's result, learnt from Dynamo's bytecode, so that a call builds it without running that.
+"""The form of a module's result, learnt from Dynamo's bytecode, so that a call builds it without
+running that.
 
-The bytecode is run twice with markers in the place of the graph's outputs. What is a marker in both results is that output; what is
-the same object in both was there before; what differs was made by the call and is made anew for each call: containers, dataclasses,
-`ModelOutput`, plain objects. A result with anything else in it has no template, with the reason, and keeps the bytecode.
+The bytecode is run twice with markers in the place of the graph's outputs. What is a marker in both
+results is that output; what is the same object in both was there before; what differs was made by
+the call and is made anew for each call: containers, dataclasses, `ModelOutput`, plain objects. A
+result with anything else in it has no template, with the reason, and keeps the bytecode.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch_cudal1.core.errors import NotLowerableError
 
 __all__ = ["OutputTemplate", "learn_outputs"]
 
-_Build: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]  # graph outputs and the call's argument tensors in
+_Build: TypeAlias = Callable[
+    [Sequence[Any], Sequence[torch.Tensor]], Any
+]  # graph outputs and the call's argument tensors in
 _IMMUTABLE = (
     bool,
     int,
@@ -45,8 +49,8 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, eq=False)
 class OutputTemplate:
-    """`build(results, arguments)` is the module's result. `first`: it is the graph's first output as it is. `uses_arguments`: a
-    tensor that the user passed is part of the result.
+    """`build(results, arguments)` is the module's result. `first`: it is the graph's first output
+    as it is. `uses_arguments`: a tensor that the user passed is part of the result.
     """
 
     build: _Build
@@ -63,17 +67,33 @@ def learn_outputs(
 ) -> OutputTemplate:
     """The template of what `run` makes of `count` graph outputs.
 
-    `arguments` are the tensors that the user passed, `held` those that a guard holds to be the same in every call, by identity.
-    `fixed` are outputs that are such a tensor themselves: `run` may put them anywhere, and they are what is there already.
-    Raises NotLowerableError for a result that is made of something else.
+    `arguments` are the tensors that the user passed, `held` those that a guard holds to be the same
+    in every call, by identity. `fixed` are outputs that are such a tensor themselves: `run` may put
+    them anywhere, and they are what is there already. Raises NotLowerableError for a result that is
+    made of something else.
     """
-    markers = [[fixed[number] if number in fixed else torch.empty(0) for number in range(count)] for _ in range(2)]
+    markers = [
+        [fixed[number] if number in fixed else torch.empty(0) for number in range(count)]
+        for _ in range(2)
+    ]
     first, second = (run(batch) for batch in markers)
-    reader = _Reader(markers, fixed, {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))}, held)
+    reader = _Reader(
+        markers,
+        fixed,
+        {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))},
+        held,
+    )
     build = reader.builder(first, second, 0)
-    if any(vars(marker) for batch in markers for number, marker in enumerate(batch) if number not in fixed):
+    if any(
+        vars(marker)
+        for batch in markers
+        for number, marker in enumerate(batch)
+        if number not in fixed
+    ):
         raise NotLowerableError("its forward sets attributes of a tensor that it returns")
-    return OutputTemplate(build, bool(count) and 0 not in fixed and first is markers[0][0], reader.uses_arguments)
+    return OutputTemplate(
+        build, bool(count) and 0 not in fixed and first is markers[0][0], reader.uses_arguments
+    )
 
 
 class _Reader:
@@ -86,7 +106,10 @@ class _Reader:
         arguments: Mapping[int, int],
         held: Mapping[int, torch.Tensor],
     ) -> None:
-        self._numbers = [{id(marker): number for number, marker in enumerate(batch) if number not in fixed} for batch in markers]
+        self._numbers = [
+            {id(marker): number for number, marker in enumerate(batch) if number not in fixed}
+            for batch in markers
+        ]
         self._arguments, self._held = arguments, held
         self._made: set[int] = set()
         self.uses_arguments = False
@@ -97,12 +120,18 @@ class _Reader:
             raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")
         if isinstance(first, torch.Tensor):
             return self._tensor(first, second)
-        if first is second or (isinstance(first, _IMMUTABLE) and type(first) is type(second) and first == second):
+        if first is second or (
+            isinstance(first, _IMMUTABLE) and type(first) is type(second) and first == second
+        ):
             if not isinstance(first, _IMMUTABLE):
-                raise NotLowerableError(f"its result holds a {type(first).__name__} that was there before the call")
+                raise NotLowerableError(
+                    f"its result holds a {type(first).__name__} that was there before the call"
+                )
             return lambda results, arguments: first
         if type(first) is not type(second):
-            raise NotLowerableError(f"its result holds a {type(first).__name__} that cannot be built again")
+            raise NotLowerableError(
+                f"its result holds a {type(first).__name__} that cannot be built again"
+            )
         return self._object(first, second, depth)
 
     def _tensor(self, first: torch.Tensor, second: Any) -> _Build:
@@ -114,7 +143,9 @@ class _Reader:
             return lambda results, arguments: arguments[position]
         if first is second and id(first) in self._held:
             return lambda results, arguments: first
-        raise NotLowerableError("its result holds a tensor that is neither computed, passed in, nor the module's own")
+        raise NotLowerableError(
+            "its result holds a tensor that is neither computed, passed in, nor the module's own"
+        )
 
     def _object(self, first: Any, second: Any, depth: int) -> _Build:
         kind = type(first)
@@ -125,19 +156,28 @@ class _Reader:
         if isinstance(first, (tuple, list)):
             return self._sequence(first, second, depth)
         items = _items(first) if isinstance(first, dict) else ()
-        if isinstance(first, dict) and (first.keys() != second.keys() or list(first) != list(second)):
+        if isinstance(first, dict) and (
+            first.keys() != second.keys() or list(first) != list(second)
+        ):
             raise NotLowerableError("its result holds a dict whose keys differ from call to call")
-        parts = [(key, self.builder(value, dict.__getitem__(second, key), depth + 1)) for key, value in items]
+        parts = [
+            (key, self.builder(value, dict.__getitem__(second, key), depth + 1))
+            for key, value in items
+        ]
         if not all(isinstance(key, _IMMUTABLE) for key, _ in parts):
             raise NotLowerableError("its result holds a dict with keys that are not plain values")
         if kind is dict:
-            return lambda results, arguments: {key: build(results, arguments) for key, build in parts}
+            return lambda results, arguments: {
+                key: build(results, arguments) for key, build in parts
+            }
         return self._instance(first, second, parts, depth)
 
     def _sequence(self, first: Sequence[Any], second: Sequence[Any], depth: int) -> _Build:
         kind = type(first)
         if len(first) != len(second):
-            raise NotLowerableError(f"its result holds a {kind.__name__} whose length differs from call to call")
+            raise NotLowerableError(
+                f"its result holds a {kind.__name__} whose length differs from call to call"
+            )
         parts = [self.builder(a, b, depth + 1) for a, b in zip(first, second, strict=True)]
         if kind is list:
             return lambda results, arguments: [build(results, arguments) for build in parts]
@@ -145,23 +185,52 @@ class _Reader:
             return lambda results, arguments: tuple([build(results, arguments) for build in parts])
         if kind.__module__ == "torch.return_types":  # torch.max(x, 0) and its kind
             return lambda results, arguments: kind([build(results, arguments) for build in parts])  # type: ignore[call-arg]
-        if isinstance(first, tuple) and hasattr(kind, "_fields") and not getattr(first, "__dict__", None):  # a NamedTuple
+        if (
+            isinstance(first, tuple)
+            and hasattr(kind, "_fields")
+            and not getattr(first, "__dict__", None)
+        ):  # a NamedTuple
             new: Callable[..., Any] = tuple.__new__
-            return lambda results, arguments: new(kind, [build(results, arguments) for build in parts])
+            return lambda results, arguments: new(
+                kind, [build(results, arguments) for build in parts]
+            )
         raise NotLowerableError(f"its result holds a {kind.__name__}, which is no plain container")
 
-    def _instance(self, first: Any, second: Any, items: Sequence[tuple[Any, _Build]], depth: int) -> _Build:
-        """An object with a `__dict__`, such as a dataclass, or a dict of a class of its own, such as a ModelOutput."""
+    def _instance(
+        self, first: Any, second: Any, items: Sequence[tuple[Any, _Build]], depth: int
+    ) -> _Build:
+        """An object with a `__dict__`, such as a dataclass, or a dict of a class of its own, such
+        as a ModelOutput.
+        """
         kind = type(first)
-        base: Any = OrderedDict if isinstance(first, OrderedDict) else dict if isinstance(first, dict) else object
+        base: Any = (
+            OrderedDict
+            if isinstance(first, OrderedDict)
+            else dict
+            if isinstance(first, dict)
+            else object
+        )
         if kind is OrderedDict:
-            return lambda results, arguments: OrderedDict([(key, build(results, arguments)) for key, build in items])
-        if kind.__new__ not in (object.__new__, dict.__new__, OrderedDict.__new__) or kind.__basicsize__ > _size_of(base):
-            raise NotLowerableError(f"its result holds a {kind.__name__}, which cannot be built again from its attributes")
+            return lambda results, arguments: OrderedDict(
+                [(key, build(results, arguments)) for key, build in items]
+            )
+        if kind.__new__ not in (
+            object.__new__,
+            dict.__new__,
+            OrderedDict.__new__,
+        ) or kind.__basicsize__ > _size_of(base):
+            raise NotLowerableError(
+                f"its result holds a {kind.__name__}, which cannot be built again from its attributes"
+            )
         attributes, others = vars(first), vars(second)
         if list(attributes) != list(others):
-            raise NotLowerableError(f"its result holds a {kind.__name__} whose attributes differ from call to call")
-        parts = [(name, self.builder(value, others[name], depth + 1)) for name, value in attributes.items()]
+            raise NotLowerableError(
+                f"its result holds a {kind.__name__} whose attributes differ from call to call"
+            )
+        parts = [
+            (name, self.builder(value, others[name], depth + 1))
+            for name, value in attributes.items()
+        ]
 
         def build(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
             made = base.__new__(kind)

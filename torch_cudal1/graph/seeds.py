@@ -1,11 +1,13 @@
-"""Takes seeds that fused attention yields without dropout out of a training step, before its joint graph is cut in two.
+"""Takes seeds that fused attention yields without dropout out of a training step, before its joint
+graph is cut in two.
 
         forward ── seed, offset ──> backward          backward(..., zeros, zeros, dropout 0)
 
-PyTorch leaves their memory as it was, on the host or, while a CUDA graph is captured, on the device; its backwards read them only
-with dropout (aten/src/ATen/native: transformers/cuda/attention_backward.cu, its flash_attn/flash_api.cpp, cudnn/MHA.cpp). A forward
-that kept them would have results that nothing can be compared with, and its backward inputs on another device than the graph says.
-The backward gets zeros of its own instead.
+PyTorch leaves their memory as it was, on the host or, while a CUDA graph is captured, on the
+device; its backwards read them only with dropout (aten/src/ATen/native:
+transformers/cuda/attention_backward.cu, its flash_attn/flash_api.cpp, cudnn/MHA.cpp). A forward
+that kept them would have results that nothing can be compared with, and its backward inputs on
+another device than the graph says. The backward gets zeros of its own instead.
 """
 
 from __future__ import annotations
@@ -21,10 +23,16 @@ _BACKWARDS = tuple(getattr(torch.ops.aten, name).default for name in attention_n
 
 
 def without_undefined_seeds(joint: fx.GraphModule) -> None:
-    """Give backwards of attention without dropout in `joint` (meta["val"] on every node) zeros in place of the forward's seeds."""
+    """Give backwards of attention without dropout in `joint` (meta["val"] on every node) zeros in
+    place of the forward's seeds.
+    """
     zeros: fx.Node | None = None
     for node in joint.graph.nodes:
-        if node.op != "call_function" or node.target not in _BACKWARDS or node.args[_place(node, "dropout_p")] != 0:
+        if (
+            node.op != "call_function"
+            or node.target not in _BACKWARDS
+            or node.args[_place(node, "dropout_p")] != 0
+        ):
             continue
         zeros = _zeros_before(node) if zeros is None else zeros
         for name in ("philox_seed", "philox_offset"):
@@ -36,7 +44,11 @@ def without_undefined_seeds(joint: fx.GraphModule) -> None:
 def _place(node: fx.Node, name: str) -> int:
     """The position of an argument in the operator's schema."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    return next(place for place, argument in enumerate(node.target._schema.arguments) if argument.name == name)
+    return next(
+        place
+        for place, argument in enumerate(node.target._schema.arguments)
+        if argument.name == name
+    )
 
 
 def _zeros_before(node: fx.Node) -> fx.Node:

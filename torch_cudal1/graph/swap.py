@@ -1,7 +1,8 @@
 """Puts a choice where a graph's callable stands, with the reference behind it.
 
-A drop-in must take the graph's inputs in the graph's order, give its outputs in the graph's order, and never leave the caller with
-less than the baseline would give: `Swapped` checks the kill switch at every call and runs the reference when ours fails.
+A drop-in must take the graph's inputs in the graph's order, give its outputs in the graph's order,
+and never leave the caller with less than the baseline would give: `Swapped` checks the kill switch
+at every call and runs the reference when ours fails.
 """
 
 from __future__ import annotations
@@ -35,9 +36,22 @@ __all__ = [
     "withdraw",
 ]
 
-FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
-Around: TypeAlias = "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
+FAILURES = (
+    Cudal1Error,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+Positional: TypeAlias = Callable[
+    [Sequence[Any]], Sequence[Any]
+]  # takes a graph's inputs in one sequence
+Around: TypeAlias = (
+    "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
+)
 
 _lock = threading.Lock()
 _in_use: weakref.WeakSet[Swapped] = weakref.WeakSet()
@@ -45,7 +59,9 @@ _listeners: list[weakref.WeakMethod[Callable[[str, str], None]]] = []
 
 
 class _OursFirst:
-    """Ours runs; what stands behind it runs under the kill switch, and for the life of the process after a failure of ours."""
+    """Ours runs; what stands behind it runs under the kill switch, and for the life of the process
+    after a failure of ours.
+    """
 
     def __init__(self, strictness: str, region: str = "") -> None:
         self._strictness, self._key = strictness, region
@@ -58,9 +74,12 @@ class _OursFirst:
             return ours(inputs)
         except FAILURES as error:
             if is_sticky(error):
-                raise  # the CUDA context may be corrupt: nothing that runs after this can be trusted
+                # the CUDA context may be corrupt: nothing that runs after this can be trusted
+                raise
             failure = error
-        results = behind(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
+        results = behind(
+            inputs
+        )  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
         self.quarantined = f"{type(failure).__name__}: {failure}"
         telemetry.fallback("run", failure, strictness=self._strictness, region=self._key)
         return results
@@ -71,7 +90,9 @@ class Swapped(_OursFirst):
 
     candidate = ""  # the digest of what runs
 
-    def __init__(self, region: Region, runner: Runner, device: torch.device, strictness: str) -> None:
+    def __init__(
+        self, region: Region, runner: Runner, device: torch.device, strictness: str
+    ) -> None:
         super().__init__(strictness, region.key)
         self._region, self._runner, self._device = region, runner, device
         self._reference: Runner | None = None
@@ -82,7 +103,9 @@ class Swapped(_OursFirst):
 
     @property
     def direct(self) -> Runner | None:
-        """The callable itself, for a caller that checks the kill switch and comes here when it fails; None once it has failed."""
+        """The callable itself, for a caller that checks the kill switch and comes here when it
+        fails; None once it has failed.
+        """
         return None if self.quarantined else getattr(self._runner, "direct", self._runner)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -98,12 +121,19 @@ class Swapped(_OursFirst):
 
 
 class GraphedLater(_OursFirst):
-    """What Inductor made of a pure inference graph, from the second call on as a CUDA graph: the first answer waits for no capture.
+    """What Inductor made of a pure inference graph, from the second call on as a CUDA graph: the
+    first answer waits for no capture.
 
     Takes the graph's inputs one by one, as Dynamo passes them; `compiled` stands behind it.
     """
 
-    def __init__(self, compiled: Callable[..., Any], static: frozenset[int], device: torch.device, strictness: str) -> None:
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        static: frozenset[int],
+        device: torch.device,
+        strictness: str,
+    ) -> None:
         super().__init__(strictness)
         self._compiled: Positional = lambda inputs: list(compiled(*inputs))
         self._graphed = GraphedRunner(self._compiled, static, device)
@@ -126,9 +156,11 @@ def swap(
     options: Mapping[str, Any] | None = None,
     around: Around | None = None,
 ) -> Swapped:
-    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options. Raises what the schedule raises.
+    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options. Raises
+    what the schedule raises.
 
-    `around` puts something in front of the built callable, such as a check of it; None costs nothing.
+    `around` puts something in front of the built callable, such as a check of it; None costs
+    nothing.
     """
     static = [index for index, role in enumerate(region.roles) if role != "input"]
     runner = build(candidate.program, candidate.schedule, device, static=static, options=options)
@@ -143,7 +175,9 @@ def swap(
 
 
 def withdraw(candidate: str, reason: str) -> int:
-    """Let everything in this process that runs the candidate of that digest run its reference from now on; how many did run it."""
+    """Let everything in this process that runs the candidate of that digest run its reference from
+    now on; how many did run it.
+    """
     with _lock:
         found = [swapped for swapped in _in_use if swapped.candidate == candidate]
         listening = [call for listener in _listeners if (call := listener()) is not None]
@@ -155,14 +189,18 @@ def withdraw(candidate: str, reason: str) -> int:
 
 
 def on_withdrawal(listener: Callable[[str, str], None]) -> None:
-    """Call `listener` (a bound method, held weakly) with the candidate's digest and the reason after each withdrawal."""
+    """Call `listener` (a bound method, held weakly) with the candidate's digest and the reason
+    after each withdrawal.
+    """
     with _lock:
         _listeners[:] = [known for known in _listeners if known() is not None]
         _listeners.append(weakref.WeakMethod(listener))
 
 
 def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
-    """`swapped` for callers that pass the graph's placeholders: `order[i]` is the placeholder of the region's input i."""
+    """`swapped` for callers that pass the graph's placeholders: `order[i]` is the placeholder of
+    the region's input i.
+    """
     if tuple(order) == tuple(range(len(order))):
         return lambda inputs: swapped(inputs[: len(order)])
     return lambda inputs: swapped([inputs[position] for position in order])

@@ -11,8 +11,19 @@ __all__ = ["Makers", "is_view", "makes_memory", "passes_on"]
 _MAY_PASS_ON = frozenset(  # though their schemas do not say so
     f"aten.{name}"
     for name in (
-        *("_unsafe_view.default", "reshape.default", "_reshape_alias.default", "contiguous.default", "lift_fresh.default"),
-        *("unsafe_split.Tensor", "unsafe_split_with_sizes.default", "unsafe_chunk.default", "native_dropout.default"),
+        *(
+            "_unsafe_view.default",
+            "reshape.default",
+            "_reshape_alias.default",
+            "contiguous.default",
+            "lift_fresh.default",
+        ),
+        *(
+            "unsafe_split.Tensor",
+            "unsafe_split_with_sizes.default",
+            "unsafe_chunk.default",
+            "native_dropout.default",
+        ),
     )
 )
 
@@ -22,14 +33,18 @@ class Makers:
 
     def __init__(self, program: Program) -> None:
         self._steps = program.steps
-        self._maker = {out: position for position, step in enumerate(program.steps) for out in step_outs(step)}
+        self._maker = {
+            out: position for position, step in enumerate(program.steps) for out in step_outs(step)
+        }
 
     def maker(self, value: int) -> int | None:
         """The position of the step that yields `value`; None for an input or a constant."""
         return self._maker.get(value)
 
     def root(self, value: int) -> int | None:
-        """The position of the step that made the memory of `value`, views followed back; None for an input's or a constant's."""
+        """The position of the step that made the memory of `value`, views followed back; None for
+        an input's or a constant's.
+        """
         position = self._maker.get(value)
         while position is not None and passes_on(self._steps[position]):
             viewed = next(iter(used_values(self._steps[position])), None)
@@ -39,7 +54,9 @@ class Makers:
 
 def is_view(step: Step) -> bool:
     """Whether it moves nothing: an ATen operator whose result is its operand's memory."""
-    return isinstance(step, Aten) and any(result.alias_info is not None for result in overload(step.target)._schema.returns)
+    return isinstance(step, Aten) and any(
+        result.alias_info is not None for result in overload(step.target)._schema.returns
+    )
 
 
 def passes_on(step: Step) -> bool:
@@ -48,9 +65,13 @@ def passes_on(step: Step) -> bool:
 
 
 def makes_memory(step: Step) -> bool:
-    """Whether nothing that a step yields can be memory of an operand: an operator that is no view, a nested Program of such."""
+    """Whether nothing that a step yields can be memory of an operand: an operator that is no view,
+    a nested Program of such.
+    """
     if isinstance(step, Call):
         inner, makers = step.program, Makers(step.program)
         made = [None if out is None else makers.root(out) for out in inner.outputs]
-        return all(position is not None and makes_memory(inner.steps[position]) for position in made)
+        return all(
+            position is not None and makes_memory(inner.steps[position]) for position in made
+        )
     return isinstance(step, Alloc) or (isinstance(step, Aten) and not passes_on(step))

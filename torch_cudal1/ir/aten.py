@@ -1,4 +1,6 @@
-"""ATen overloads by name, and the questions a Program asks about them: does it exist, is it functional, is it random."""
+"""ATen overloads by name, and the questions a Program asks about them: does it exist, is it
+functional, is it random.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ OWN = bessel.TARGETS | grouped_mm.TARGETS  # operators of ours that a Program ma
 
 @cache
 def overload(target: str) -> Any:
-    """The `torch._ops.OpOverload` called `target` ("aten.addmm.default"). Raises ProgramError if there is none.
+    """The `torch._ops.OpOverload` called `target` ("aten.addmm.default"). Raises ProgramError if
+    there is none.
 
-    Only the `aten` and `prims` namespaces exist for a Program, and what is in `OWN`: an operator from another library is
-    code we cannot vouch for. For a recurrent layer this is what stands for it in Python (`recurrent.operator_of`), with the same
-    schema and result.
+    Only the `aten` and `prims` namespaces exist for a Program, and what is in `OWN`: an operator
+    from another library is code we cannot vouch for. For a recurrent layer this is what stands for
+    it in Python (`recurrent.operator_of`), with the same schema and result.
     """
     if target in recurrent_ops.TARGETS:
         return recurrent_ops.operator_of(target)
@@ -33,7 +36,11 @@ def overload(target: str) -> Any:
     if target in grouped_mm.TARGETS:
         return grouped_mm.operator_of(target)
     parts = target.split(".")
-    if len(parts) != 3 or parts[0] not in _NAMESPACES or not all(part.isidentifier() for part in parts):
+    if (
+        len(parts) != 3
+        or parts[0] not in _NAMESPACES
+        or not all(part.isidentifier() for part in parts)
+    ):
         raise ProgramError("aten", f"{target!r} is not namespace.op.overload in {_NAMESPACES}")
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     found = getattr(packet, parts[2], None) if packet is not None else None
@@ -53,22 +60,34 @@ def is_functional(target: str) -> bool:
     return not overload(target)._schema.is_mutable
 
 
-def is_random(target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bool:
+def is_random(
+    target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> bool:
     """True when a call with these arguments draws random numbers.
 
-    PyTorch tags whole operators; attention and recurrent operators draw nothing when their dropout probability is 0 or they are
-    not training, and that is how inference calls them.
+    PyTorch tags whole operators; attention and recurrent operators draw nothing when their dropout
+    probability is 0 or they are not training, and that is how inference calls them.
     """
     if not _may_be_random(target):
         return False
-    given = {argument.name: value for argument, value in zip(overload(target)._schema.arguments, args, strict=False)}
+    given = {
+        argument.name: value
+        for argument, value in zip(overload(target)._schema.arguments, args, strict=False)
+    }
     given.update(kwargs or {})
-    defaults = {argument.name: argument.default_value for argument in overload(target)._schema.arguments}
+    defaults = {
+        argument.name: argument.default_value for argument in overload(target)._schema.arguments
+    }
     given = {**defaults, **given}
-    return not (given.get("train", given.get("training")) is False or any(given.get(name) == 0 for name in _PROBABILITIES))
+    return not (
+        given.get("train", given.get("training")) is False
+        or any(given.get(name) == 0 for name in _PROBABILITIES)
+    )
 
 
 @cache
 def _may_be_random(target: str) -> bool:
     op = overload(target)
-    return torch.Tag.nondeterministic_seeded in op.tags or any(str(a.type).endswith("Generator") for a in op._schema.arguments)
+    return torch.Tag.nondeterministic_seeded in op.tags or any(
+        str(a.type).endswith("Generator") for a in op._schema.arguments
+    )

@@ -1,8 +1,9 @@
-"""The static check of a Program (detector `contract`): everything that can be refused without running anything.
+"""The static check of a Program (detector `contract`): everything that can be refused without
+running anything.
 
-It proves that the plan is well formed and within the contract of a pure function: known functional operators, every value
-defined before it is used, outputs that this call computed, launches within device limits. It cannot prove that a kernel stays
-inside its buffers; that is the judge's work.
+It proves that the plan is well formed and within the contract of a pure function: known functional
+operators, every value defined before it is used, outputs that this call computed, launches within
+device limits. It cannot prove that a kernel stays inside its buffers; that is the judge's work.
 """
 
 from __future__ import annotations
@@ -11,24 +12,44 @@ from collections.abc import Iterator
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import is_functional, is_random, overload
-from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.ir.program import (
+    Alloc,
+    Aten,
+    Call,
+    Launch,
+    Program,
+    Step,
+    TensorSpec,
+    Value,
+    step_outs,
+)
 
 __all__ = ["check_program", "is_random_program", "used_values"]
 
 _MAX_STEPS = 100_000
 _MAX_BYTES = 1 << 40
-_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)  # CUDA C++ Programming Guide, technical specifications per compute capability
+_GRID_LIMITS = (
+    2**31 - 1,
+    65_535,
+    65_535,
+)  # CUDA C++ Programming Guide, technical specifications per compute capability
 _SHARED_LIMIT = 232_448  # opt-in bytes a block on sm_90 and sm_100, the largest of our targets
 _ARG_RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 _DEVICES = ("cpu", "cuda")
 
 
 def check_program(program: Program) -> None:
-    """Raises ProgramError, naming the rule and what was found, unless every rule holds (nested Programs included)."""
+    """Raises ProgramError, naming the rule and what was found, unless every rule holds (nested
+    Programs included).
+    """
     if len(program.steps) > _MAX_STEPS:
         raise ProgramError("size", f"{len(program.steps)} steps, at most {_MAX_STEPS}")
     for spec in program.inputs:
-        if len(spec.shape) != len(spec.strides) or min(spec.shape, default=0) < 0 or min(spec.strides, default=0) < 0:
+        if (
+            len(spec.shape) != len(spec.strides)
+            or min(spec.shape, default=0) < 0
+            or min(spec.strides, default=0) < 0
+        ):
             raise ProgramError("inputs", f"impossible sizes {spec}")
         if spec.device not in _DEVICES:
             raise ProgramError("inputs", f"device {spec.device!r}, expected one of {_DEVICES}")
@@ -44,7 +65,9 @@ def check_program(program: Program) -> None:
         _check_overlap(step, memory, position)
         for out in step_outs(step):
             if out != known:
-                raise ProgramError("numbering", f"step {position} yields value {out}, expected {known}")
+                raise ProgramError(
+                    "numbering", f"step {position} yields value {out}, expected {known}"
+                )
             known += 1
         if isinstance(step, Alloc):
             allocated.add(step.out)
@@ -84,7 +107,9 @@ def _values(arg: object) -> Iterator[int]:
             yield from _values(item)
 
 
-def _check_step(step: Step, program: Program, known: int, allocated: set[int], position: int) -> None:
+def _check_step(
+    step: Step, program: Program, known: int, allocated: set[int], position: int
+) -> None:
     for index in used_values(step):
         if not 0 <= index < known:
             raise ProgramError("order", f"step {position} uses value {index} before it exists")
@@ -97,21 +122,35 @@ def _check_step(step: Step, program: Program, known: int, allocated: set[int], p
     elif isinstance(step, Call):
         _check_call(step, position)
     elif isinstance(step, Alloc):
-        if min(step.spec.shape, default=0) < 0 or min(step.spec.strides, default=0) < 0 or _extent_bytes(step.spec) > _MAX_BYTES:
+        if (
+            min(step.spec.shape, default=0) < 0
+            or min(step.spec.strides, default=0) < 0
+            or _extent_bytes(step.spec) > _MAX_BYTES
+        ):
             raise ProgramError("alloc", f"step {position}: impossible size {step.spec}")
         if _overlaps_itself(step.spec):
-            raise ProgramError("alloc", f"step {position}: elements share memory in {step.spec}, so a kernel could not write them")
+            raise ProgramError(
+                "alloc",
+                f"step {position}: elements share memory in {step.spec}, so a kernel could not write them",
+            )
     else:
         _check_launch(step, program, allocated, position)
 
 
 def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
-    """A launch gets no two values in the memory of one alloc: it would read what it writes. `memory` learns the step's views."""
+    """A launch gets no two values in the memory of one alloc: it would read what it writes.
+    `memory` learns the step's views.
+    """
     if isinstance(step, Alloc):
         memory[step.out] = step.out
     elif isinstance(step, Aten):
         arguments = zip(overload(step.target)._schema.arguments, step.args, strict=False)
-        viewed = [index for argument, given in arguments if argument.alias_info is not None for index in _values(given)]
+        viewed = [
+            index
+            for argument, given in arguments
+            if argument.alias_info is not None
+            for index in _values(given)
+        ]
         memory |= {out: memory[index] for out in step.outs for index in viewed if index in memory}
     elif isinstance(step, Launch):
         seen: dict[int, int] = {}
@@ -124,14 +163,22 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
 
 def _extent_bytes(spec: TensorSpec) -> int:
     """Bytes from the first element to the last, and of the elements, whichever is more."""
-    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+    last = (
+        sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+        if spec.numel
+        else 0
+    )
     return max(spec.size_bytes, (last + 1) * spec.torch_dtype.itemsize)
 
 
 def _overlaps_itself(spec: TensorSpec) -> bool:
-    """Whether two elements may share memory: a stride that does not step over all that smaller strides reach."""
+    """Whether two elements may share memory: a stride that does not step over all that smaller
+    strides reach.
+    """
     reached = 0
-    for stride, size in sorted((stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1):
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1
+    ):
         if stride <= reached and spec.numel:
             return True
         reached += (size - 1) * stride
@@ -142,10 +189,13 @@ def _check_call(step: Call, position: int) -> None:
     check_program(step.program)
     if len(step.args) != len(step.program.inputs) or len(step.outs) != len(step.program.outputs):
         raise ProgramError(
-            "call", f"step {position}: {len(step.args)} arguments and {len(step.outs)} results do not fit the callee"
+            "call",
+            f"step {position}: {len(step.args)} arguments and {len(step.outs)} results do not fit the callee",
         )
     if any(out is None for out in step.program.outputs):
-        raise ProgramError("call", f"step {position}: a nested program must yield a tensor for every output")
+        raise ProgramError(
+            "call", f"step {position}: a nested program must yield a tensor for every output"
+        )
 
 
 def _check_launch(step: Launch, program: Program, allocated: set[int], position: int) -> None:
@@ -155,15 +205,23 @@ def _check_launch(step: Launch, program: Program, allocated: set[int], position:
     if any(not 1 <= size <= limit for size, limit in zip(step.grid, _GRID_LIMITS, strict=True)):
         raise ProgramError("launch", f"{where}: grid {step.grid}, expected 1 to {_GRID_LIMITS}")
     if not 1 <= step.block <= 1024 or step.block % 32:
-        raise ProgramError("launch", f"{where}: {step.block} threads a block, expected a multiple of 32 up to 1024")
+        raise ProgramError(
+            "launch", f"{where}: {step.block} threads a block, expected a multiple of 32 up to 1024"
+        )
     if not 0 <= step.shared_bytes <= _SHARED_LIMIT:
-        raise ProgramError("launch", f"{where}: {step.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}")
+        raise ProgramError(
+            "launch",
+            f"{where}: {step.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}",
+        )
     if not 1 <= step.cluster <= 16:
         raise ProgramError("launch", f"{where}: cluster of {step.cluster}, expected 1 to 16")
     for arg in step.args:
         _check_argument(arg.kind, arg.value, where)
     if not any(isinstance(a.value, Value) and a.value.index in allocated for a in step.args):
-        raise ProgramError("launch", f"{where}: no argument is an alloc of this call, so the kernel has nowhere to write")
+        raise ProgramError(
+            "launch",
+            f"{where}: no argument is an alloc of this call, so the kernel has nowhere to write",
+        )
 
 
 def _check_argument(kind: str, value: object, where: str) -> None:
@@ -173,6 +231,10 @@ def _check_argument(kind: str, value: object, where: str) -> None:
         return
     if kind == "fp32" and isinstance(value, float):
         return
-    if kind in _ARG_RANGES and type(value) is int and _ARG_RANGES[kind][0] <= value <= _ARG_RANGES[kind][1]:
+    if (
+        kind in _ARG_RANGES
+        and type(value) is int
+        and _ARG_RANGES[kind][0] <= value <= _ARG_RANGES[kind][1]
+    ):
         return
     raise ProgramError("launch", f"{where}: argument {kind} {value!r}")

@@ -1,8 +1,9 @@
 """The operators that eager itself calls, where tracing has left others in their place.
 
-A batch norm in inference is traced as `_native_batch_norm_legit_no_training`, which runs PyTorch's own two kernels. Eager calls
-`batch_norm`, which chooses between these and cuDNN's one kernel. The rewrites and kernel families know the traced operator, so it
-is what a Program names; only what runs step by step takes eager's.
+A batch norm in inference is traced as `_native_batch_norm_legit_no_training`, which runs PyTorch's
+own two kernels. Eager calls `batch_norm`, which chooses between these and cuDNN's one kernel. The
+rewrites and kernel families know the traced operator, so it is what a Program names; only what runs
+step by step takes eager's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,26 @@ _ARGUMENTS = 7  # input, weight, bias, running mean, running variance, momentum,
 
 
 def as_eager(steps: Sequence[_Step], read: Iterable[int | None]) -> list[_Step | Aten]:
-    """`steps` with eager's own operators. `read`: every value that a step uses or that is an output; others need not be made."""
+    """`steps` with eager's own operators. `read`: every value that a step uses or that is an
+    output; others need not be made.
+    """
     wanted = set(read)
     return [_batch_norm(step, wanted) if isinstance(step, Aten) else step for step in steps]
 
 
 def _batch_norm(step: Aten, wanted: set[int | None]) -> Aten:
     """Statistics are the two results without elements that nobody reads: `batch_norm` has none."""
-    if step.target != _BATCH_NORM or len(step.args) != _ARGUMENTS or step.kwargs or wanted.intersection(step.outs[1:]):
+    if (
+        step.target != _BATCH_NORM
+        or len(step.args) != _ARGUMENTS
+        or step.kwargs
+        or wanted.intersection(step.outs[1:])
+    ):
         return step
     *tensors, momentum, eps = step.args
-    return Aten("aten.batch_norm.default", (*tensors, False, momentum, eps, torch.backends.cudnn.enabled), (), step.outs[:1])
+    return Aten(
+        "aten.batch_norm.default",
+        (*tensors, False, momentum, eps, torch.backends.cudnn.enabled),
+        (),
+        step.outs[:1],
+    )

@@ -1,7 +1,9 @@
-"""About what Inductor makes of a product and the element-wise steps behind it, to be timed without waiting for its compiler.
+"""About what Inductor makes of a product and the element-wise steps behind it, to be timed without
+waiting for its compiler.
 
-Inductor leaves the product to the library that eager takes it to and does the rest in one pass; eager takes a pass for each step,
-and one more for the bias of a convolution. A kernel that is faster than eager may still be slower than that.
+Inductor leaves the product to the library that eager takes it to and does the rest in one pass;
+eager takes a pass for each step, and one more for the bias of a convolution. A kernel that is
+faster than eager may still be slower than that.
 """
 
 from __future__ import annotations
@@ -19,27 +21,43 @@ __all__ = ["in_one_pass"]
 
 _CONVOLUTION = "aten.convolution.default"
 _BIAS = 2  # its place among the arguments of a convolution
-# not tagged as element-wise, and yet done in the same pass: small windows of a pooling are read where they lie
-_AS_WELL = ("hardswish", "hardsigmoid", "_native_batch_norm_legit_no_training", "max_pool2d_with_indices", "avg_pool2d")
+# not tagged as element-wise, and yet done in the same pass: small windows of a pooling are read
+# where they lie
+_AS_WELL = (
+    "hardswish",
+    "hardsigmoid",
+    "_native_batch_norm_legit_no_training",
+    "max_pool2d_with_indices",
+    "avg_pool2d",
+)
 
 
 def in_one_pass(program: Program) -> Program | None:
-    """`program` up to its one product, then a ReLU in place of all that follows: its result is read once and written once.
+    """`program` up to its one product, then a ReLU in place of all that follows: its result is read
+    once and written once.
 
-    None where there is no such product, nothing behind it, or something that Inductor would not do in one pass.
+    None where there is no such product, nothing behind it, or something that Inductor would not do
+    in one pass.
     """
     products = [position for position, step in enumerate(program.steps) if _is_product(step)]
     if len(products) != 1:
         return None
     (at,) = products
-    product, tail = program.steps[at], [step for step in program.steps[at + 1 :] if not is_view(step)]
+    product, tail = (
+        program.steps[at],
+        [step for step in program.steps[at + 1 :] if not is_view(step)],
+    )
     assert isinstance(product, Aten)
     if not tail or not all(_is_elementwise(step) for step in tail) or len(product.outs) != 1:
         return None
     if product.target == _CONVOLUTION:
         product = replace(product, args=(*product.args[:_BIAS], None, *product.args[_BIAS + 1 :]))
     (result,) = product.outs
-    steps = (*program.steps[:at], product, Aten("aten.relu.default", (Value(result),), (), (result + 1,)))
+    steps = (
+        *program.steps[:at],
+        product,
+        Aten("aten.relu.default", (Value(result),), (), (result + 1,)),
+    )
     return replace(program, steps=steps, outputs=(result + 1,))
 
 
@@ -50,4 +68,6 @@ def _is_product(step: Step) -> bool:
 def _is_elementwise(step: Step) -> bool:
     if not isinstance(step, Aten):
         return False
-    return torch.Tag.pointwise in overload(step.target).tags or step.target.split(".")[1] in _AS_WELL
+    return (
+        torch.Tag.pointwise in overload(step.target).tags or step.target.split(".")[1] in _AS_WELL
+    )

@@ -1,8 +1,9 @@
-"""Interprets a checked Program in plain Python, step by step: the readable reference of what a Program means.
+"""Interprets a checked Program in plain Python, step by step: the readable reference of what a
+Program means.
 
-Operators are resolved, kernels made ready and the last use of each value worked out beforehand; a call only calls. How a kernel is
-launched is the caller's to say (`Launcher`). Inputs are not checked here, and there is no autograd: call the result under no_grad
-or below AOTAutograd.
+Operators are resolved, kernels made ready and the last use of each value worked out beforehand; a
+call only calls. How a kernel is launched is the caller's to say (`Launcher`). Inputs are not
+checked here, and there is no autograd: call the result under no_grad or below AOTAutograd.
 """
 
 from __future__ import annotations
@@ -25,22 +26,32 @@ Launcher: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], Callable[[V
 _Action: TypeAlias = Callable[[Values], None]
 
 
-def refuse_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
+def refuse_launch(
+    cubin: torch.Tensor, launch: Launch, device: torch.device
+) -> Callable[[Values], None]:
     """The launcher of a Program that has no kernel. Raises ProgramError."""
-    raise ProgramError("launch", f"kernel {launch.symbol!r} in a Program that is interpreted without a launcher; pass `launcher`")
+    raise ProgramError(
+        "launch",
+        f"kernel {launch.symbol!r} in a Program that is interpreted without a launcher; pass `launcher`",
+    )
 
 
-def interpret(program: Program, device: torch.device, *, launcher: Launcher = refuse_launch) -> Runner:
-    """A callable from the Program's inputs to its outputs on `device`, with the operators that are named.
+def interpret(
+    program: Program, device: torch.device, *, launcher: Launcher = refuse_launch
+) -> Runner:
+    """A callable from the Program's inputs to its outputs on `device`, with the operators that are
+    named.
 
-    `launcher` makes a launch step a callable, such as `executor.launch_through_driver`. Raises ProgramError if the Program breaks a
-    rule.
+    `launcher` makes a launch step a callable, such as `executor.launch_through_driver`. Raises
+    ProgramError if the Program breaks a rule.
     """
     check_program(program)
     return interpret_steps(program, program.steps, device, launcher)
 
 
-def interpret_steps(program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher) -> Runner:
+def interpret_steps(
+    program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher
+) -> Runner:
     """The same for a checked Program with `steps` in the place of its own."""
     constants = [program.payloads[name].to(device) for name in program.constants]
     actions = [_action(step, program, device, launcher) for step in steps]
@@ -60,7 +71,9 @@ def interpret_steps(program: Program, steps: Sequence[Step], device: torch.devic
     return run
 
 
-def skip_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
+def skip_launch(
+    cubin: torch.Tensor, launch: Launch, device: torch.device
+) -> Callable[[Values], None]:
     """A launcher that launches nothing: with fake tensors it tells the shapes a Program yields."""
     return lambda values: None
 
@@ -85,7 +98,11 @@ def _alloc_action(step: Alloc, device: torch.device) -> _Action:
 
 
 def _call_action(step: Call, device: torch.device, launcher: Launcher) -> _Action:
-    callee, args, outs = interpret_steps(step.program, step.program.steps, device, launcher), step.args, step.outs
+    callee, args, outs = (
+        interpret_steps(step.program, step.program.steps, device, launcher),
+        step.args,
+        step.outs,
+    )
 
     def run(values: Values) -> None:
         for out, result in zip(outs, callee([values[index] for index in args]), strict=True):
@@ -101,10 +118,16 @@ def _aten_action(step: Aten, device: torch.device) -> _Action:
     outs = step.outs
 
     def run_one(values: Values) -> None:
-        values[outs[0]] = op(*[fill(values) for fill in args], **{name: fill(values) for name, fill in kwargs.items()})
+        values[outs[0]] = op(
+            *[fill(values) for fill in args],
+            **{name: fill(values) for name, fill in kwargs.items()},
+        )
 
     def run_many(values: Values) -> None:
-        results = op(*[fill(values) for fill in args], **{name: fill(values) for name, fill in kwargs.items()})
+        results = op(
+            *[fill(values) for fill in args],
+            **{name: fill(values) for name, fill in kwargs.items()},
+        )
         for out, result in zip(outs, results, strict=True):
             values[out] = result
 
@@ -138,7 +161,9 @@ def _dying_values(program: Program) -> list[tuple[int, ...]]:
     for position, step in enumerate(program.steps):
         for index in (*used_values(step), *step_outs(step)):
             last[index] = position
-    kept = {out for out in program.outputs if out is not None} | set(range(len(program.inputs) + len(program.constants)))
+    kept = {out for out in program.outputs if out is not None} | set(
+        range(len(program.inputs) + len(program.constants))
+    )
     dying: list[list[int]] = [[] for _ in program.steps]
     for index, position in last.items():
         if index not in kept:

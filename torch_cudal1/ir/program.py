@@ -1,8 +1,10 @@
-"""The Program: a kernel, a rewrite or a whole model as plain data (JSON steps plus binary payloads).
+"""The Program: a kernel, a rewrite or a whole model as plain data (JSON steps plus binary
+payloads).
 
-A Program is a pure function from a list of tensors to a list of tensors. Values are numbered: first the inputs, then the
-constants, then what each step yields, in order. This file is the data and its JSON form; `check` decides whether a Program may
-run, `execute` runs it. Nothing here runs anything, and no Program ever holds Python code.
+A Program is a pure function from a list of tensors to a list of tensors. Values are numbered: first
+the inputs, then the constants, then what each step yields, in order. This file is the data and its
+JSON form; `check` decides whether a Program may run, `execute` runs it. Nothing here runs anything,
+and no Program ever holds Python code.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ __all__ = [
 ]
 
 FORMAT = 1  # bump when a stored Program of the old form can no longer be read
-Arg: TypeAlias = Any  # Value | int | float | bool | None | str | dtype | device | layout | memory_format | tuple of these
+# Value | int | float | bool | None | str | dtype | device | layout | memory_format | tuple of these
+Arg: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """dtype name ("float32"), shape and strides in elements, and device type ("cpu" or "cuda"; never an ordinal)."""
+    """dtype name ("float32"), shape and strides in elements, and device type ("cpu" or "cuda";
+    never an ordinal).
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -80,7 +85,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Aten:
-    """One functional ATen overload, by name ("aten.addmm.default"). `many`: the op returns a tuple or list, one out each."""
+    """One functional ATen overload, by name ("aten.addmm.default"). `many`: the op returns a tuple
+    or list, one out each.
+    """
 
     target: str
     args: tuple[Arg, ...]
@@ -99,7 +106,9 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class LaunchArg:
-    """One kernel parameter. `kind`: "ptr" (value is a `Value`), "i32", "i64", "fp32" or "null" (a hidden pointer that is 0)."""
+    """One kernel parameter. `kind`: "ptr" (value is a `Value`), "i32", "i64", "fp32" or "null" (a
+    hidden pointer that is 0).
+    """
 
     kind: str
     value: Value | int | float | None = None
@@ -107,10 +116,12 @@ class LaunchArg:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of `symbol` in the cubin payload `payload`, on the current stream, writing into earlier Alloc values.
+    """One launch of `symbol` in the cubin payload `payload`, on the current stream, writing into
+    earlier Alloc values.
 
-    `block` is in threads, `shared_bytes` is dynamic shared memory, `aligned` lists the values whose pointer the kernel assumes to
-    be a multiple of 16 bytes (Triton's `tt.divisibility`): a guard, checked at every call.
+    `block` is in threads, `shared_bytes` is dynamic shared memory, `aligned` lists the values whose
+    pointer the kernel assumes to be a multiple of 16 bytes (Triton's `tt.divisibility`): a guard,
+    checked at every call.
     """
 
     payload: str
@@ -125,7 +136,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A nested Program. Under Inductor it is one opaque operator; plain ATen steps around it stay fusible."""
+    """A nested Program. Under Inductor it is one opaque operator; plain ATen steps around it stay
+    fusible.
+    """
 
     program: Program
     args: tuple[int, ...]
@@ -137,10 +150,11 @@ Step: TypeAlias = Aten | Alloc | Launch | Call
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`inputs`, then `constants` (names of payload tensors), then steps; `outputs` are value numbers, or None for "no tensor".
+    """`inputs`, then `constants` (names of payload tensors), then steps; `outputs` are value
+    numbers, or None for "no tensor".
 
-    `payloads` holds every binary by name: cubins as uint8 tensors, constants as themselves. It takes no part in equality;
-    `digest` covers it.
+    `payloads` holds every binary by name: cubins as uint8 tensors, constants as themselves. It
+    takes no part in equality; `digest` covers it.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -152,7 +166,11 @@ class Program:
     @property
     def value_count(self) -> int:
         """How many values exist, inputs and constants included."""
-        return len(self.inputs) + len(self.constants) + sum(len(step_outs(step)) for step in self.steps)
+        return (
+            len(self.inputs)
+            + len(self.constants)
+            + sum(len(step_outs(step)) for step in self.steps)
+        )
 
     @property
     def device(self) -> str:
@@ -160,14 +178,21 @@ class Program:
         specs = [*self.inputs, *(step.spec for step in self.steps if isinstance(step, Alloc))]
         inner = [step.program.device for step in self.steps if isinstance(step, Call)]
         named = [
-            arg.type for step in self.steps if isinstance(step, Aten) for _, arg in step.kwargs if isinstance(arg, torch.device)
+            arg.type
+            for step in self.steps
+            if isinstance(step, Aten)
+            for _, arg in step.kwargs
+            if isinstance(arg, torch.device)
         ]
         return "cuda" if "cuda" in (*(spec.device for spec in specs), *inner, *named) else "cpu"
 
     @property
     def launches(self) -> bool:
         """Whether machine code is launched anywhere inside, nested Programs included."""
-        return any(isinstance(s, Launch) or (isinstance(s, Call) and s.program.launches) for s in self.steps)
+        return any(
+            isinstance(s, Launch) or (isinstance(s, Call) and s.program.launches)
+            for s in self.steps
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value: everything but the payload bytes, which appear as digests."""
@@ -177,19 +202,27 @@ class Program:
             "constants": list(self.constants),
             "steps": [_step_json(step) for step in self.steps],
             "outputs": list(self.outputs),
-            "payloads": {name: tensor_digest(self.payloads[name]) for name in sorted(self.payloads)},
+            "payloads": {
+                name: tensor_digest(self.payloads[name]) for name in sorted(self.payloads)
+            },
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) -> Program:
-        """Read `to_json`'s value back. Raises ProgramError for a wrong format, a missing or altered payload."""
+        """Read `to_json`'s value back. Raises ProgramError for a wrong format, a missing or altered
+        payload.
+        """
         if data.get("format") != FORMAT:
-            raise ProgramError("format", f"format {data.get('format')!r}, this version reads {FORMAT}")
+            raise ProgramError(
+                "format", f"format {data.get('format')!r}, this version reads {FORMAT}"
+            )
         own: dict[str, torch.Tensor] = {}
         try:
             for name, digest in data["payloads"].items():
                 if name not in payloads or tensor_digest(payloads[name]) != digest:
-                    raise ProgramError("payload", f"payload {name!r} is missing or its digest differs")
+                    raise ProgramError(
+                        "payload", f"payload {name!r} is missing or its digest differs"
+                    )
                 own[name] = payloads[name]
             return cls(
                 inputs=tuple(_spec_from(spec) for spec in data["inputs"]),
@@ -202,7 +235,9 @@ class Program:
             raise ProgramError("schema", f"{type(error).__name__}: {error}") from error
 
     def all_payloads(self) -> dict[str, torch.Tensor]:
-        """Payloads of this Program and of every nested one, by name. Names are content digests, so equal names are equal bytes."""
+        """Payloads of this Program and of every nested one, by name. Names are content digests, so
+        equal names are equal bytes.
+        """
         found = dict(self.payloads)
         for step in self.steps:
             if isinstance(step, Call):
@@ -226,8 +261,12 @@ def step_outs(step: Step) -> tuple[int, ...]:
     return () if isinstance(step, Launch) else step.outs
 
 
-def renumbered_in_turn(steps: Iterable[Step], numbers: Mapping[int, int]) -> tuple[tuple[Step, ...], dict[int, int]]:
-    """Steps of a whole-graph Program behind the values 0, 1, ... that `numbers` names, and the new numbers of all their values."""
+def renumbered_in_turn(
+    steps: Iterable[Step], numbers: Mapping[int, int]
+) -> tuple[tuple[Step, ...], dict[int, int]]:
+    """Steps of a whole-graph Program behind the values 0, 1, ... that `numbers` names, and the new
+    numbers of all their values.
+    """
     found, names = [], dict(numbers)
     for step in steps:
         outs = tuple(range(len(names), len(names) + len(step_outs(step))))
@@ -236,8 +275,12 @@ def renumbered_in_turn(steps: Iterable[Step], numbers: Mapping[int, int]) -> tup
     return tuple(found), names
 
 
-def renumbered(step: Step, numbers: Mapping[int, int] | Sequence[int], outs: tuple[int, ...]) -> Step:
-    """A step of a whole-graph Program (ATen or call) with its values under other numbers. Raises TypeError for any other step."""
+def renumbered(
+    step: Step, numbers: Mapping[int, int] | Sequence[int], outs: tuple[int, ...]
+) -> Step:
+    """A step of a whole-graph Program (ATen or call) with its values under other numbers. Raises
+    TypeError for any other step.
+    """
     if isinstance(step, Aten):
         kwargs = tuple((name, renumbered_arg(arg, numbers)) for name, arg in step.kwargs)
         return Aten(step.target, renumbered_arg(step.args, numbers), kwargs, outs, step.many)
@@ -257,17 +300,27 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of dtype, shape and bytes of a tensor (copied to the CPU)."""
     flat = tensor.detach().cpu().contiguous()
     body = hashlib.sha256(f"{flat.dtype}|{tuple(flat.shape)}|".encode())
-    body.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()) if flat.numel() else b"")
+    body.update(
+        ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+        if flat.numel()
+        else b""
+    )
     return body.hexdigest()
 
 
 def canonical_json(value: object) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN (floats outside JSON are encoded by `encode_arg`)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    """One text for one value: sorted keys, no spaces, no NaN (floats outside JSON are encoded by
+    `encode_arg`).
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True
+    )
 
 
 def encode_arg(arg: Arg) -> Any:
-    """An argument as JSON. Raises ProgramError for what a Program may not hold (symbolic integers, Python objects)."""
+    """An argument as JSON. Raises ProgramError for what a Program may not hold (symbolic integers,
+    Python objects).
+    """
     if arg is None or isinstance(arg, (bool, str)) or type(arg) is int:
         return arg
     if isinstance(arg, float):
@@ -283,7 +336,9 @@ def encode_arg(arg: Arg) -> Any:
             return {kind.__name__: str(arg).removeprefix("torch.")}
     if isinstance(arg, torch.device):
         return {"device": arg.type}  # the ordinal is the caller's, never the Program's
-    raise ProgramError("argument", f"{arg!r} of type {type(arg).__name__} cannot be part of a Program")
+    raise ProgramError(
+        "argument", f"{arg!r} of type {type(arg).__name__} cannot be part of a Program"
+    )
 
 
 def decode_arg(data: Any) -> Arg:
@@ -329,7 +384,12 @@ def _step_json(step: Step) -> dict[str, Any]:
     if isinstance(step, Alloc):
         return {"op": "alloc", "out": step.out, "spec": _spec_json(step.spec)}
     if isinstance(step, Call):
-        return {"op": "call", "program": step.program.to_json(), "args": list(step.args), "outs": list(step.outs)}
+        return {
+            "op": "call",
+            "program": step.program.to_json(),
+            "args": list(step.args),
+            "outs": list(step.outs),
+        }
     return {
         "op": "launch",
         "payload": step.payload,
@@ -347,11 +407,19 @@ def _step_from(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) ->
     op = data["op"]
     if op == "aten":
         kwargs = tuple((name, decode_arg(value)) for name, value in sorted(data["kwargs"].items()))
-        return Aten(data["target"], decode_arg(data["args"]), kwargs, tuple(data["outs"]), bool(data["many"]))
+        return Aten(
+            data["target"],
+            decode_arg(data["args"]),
+            kwargs,
+            tuple(data["outs"]),
+            bool(data["many"]),
+        )
     if op == "alloc":
         return Alloc(int(data["out"]), _spec_from(data["spec"]))
     if op == "call":
-        return Call(Program.from_json(data["program"], payloads), tuple(data["args"]), tuple(data["outs"]))
+        return Call(
+            Program.from_json(data["program"], payloads), tuple(data["args"]), tuple(data["outs"])
+        )
     if op != "launch":
         raise ProgramError("schema", f"unknown step {op!r}")
     x, y, z = map(int, data["grid"])

@@ -1,8 +1,10 @@
-"""The values that travel through the pipeline, frozen, with illegal combinations that cannot be built.
+"""The values that travel through the pipeline, frozen, with illegal combinations that cannot be
+built.
 
-Region (what is to be computed) -> Candidate (a way to compute it) -> Verdict (is it right) -> Timing (is it faster; exists only
-with a passed Verdict) -> Accepted or Rejected -> Entry (what the cache keeps). They hold facts; the decisions are made in
-`judge.evaluate.decide`, the files are written by `store.cache.local_cache`.
+Region (what is to be computed) -> Candidate (a way to compute it) -> Verdict (is it right) ->
+Timing (is it faster; exists only with a passed Verdict) -> Accepted or Rejected -> Entry (what the
+cache keeps). They hold facts; the decisions are made in `judge.evaluate.decide`, the files are
+written by `store.cache.local_cache`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ __all__ = [
     "Verdict",
 ]
 
-Schedule: TypeAlias = Literal["eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"]
+Schedule: TypeAlias = Literal[
+    "eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"
+]
 SCHEDULES: tuple[Schedule, ...] = (
     "eager",
     "inductor",
@@ -47,12 +51,16 @@ NOT_EAGERS = "its result is not eager's"  # why a baseline is out of a race alth
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
-TOLERANCE_VERSION = 4  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
+TOLERANCE_VERSION = (
+    4  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
+)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an entry was judged. `family` decides whether it may be used; the rest decides whether it must be re-validated."""
+    """Where an entry was judged. `family` decides whether it may be used; the rest decides whether
+    it must be re-validated.
+    """
 
     device: str  # "cpu" or "cuda"
     arch: str  # "sm_90", "x86_64"
@@ -69,7 +77,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Contract:
-    """How accurate a result must be. `rights` are the op classes that may use TF32: "matmul", "conv"."""
+    """How accurate a result must be. `rights` are the op classes that may use TF32: "matmul",
+    "conv".
+    """
 
     precision: Literal["match", "strict", "kernelbench"] = "match"
     rights: tuple[str, ...] = ()
@@ -85,10 +95,12 @@ class Contract:
 
 @dataclass(frozen=True)
 class Region:
-    """A pure sub-computation: the reference Program in canonical form, and what is known about its inputs.
+    """A pure sub-computation: the reference Program in canonical form, and what is known about its
+    inputs.
 
-    `name` and `roles` are for people and for input making; they are not in the key. `inputs` of the Program are numbered by
-    first use seen from the outputs, so the order in which a model was built does not matter.
+    `name` and `roles` are for people and for input making; they are not in the key. `inputs` of the
+    Program are numbered by first use seen from the outputs, so the order in which a model was built
+    does not matter.
     """
 
     program: Program
@@ -103,13 +115,17 @@ class Region:
 
     @cached_property
     def key(self) -> str:
-        """sha256 of the canonical reference Program: ops, attributes, dtypes, layouts, shapes, constants. No names, no weights."""
+        """sha256 of the canonical reference Program: ops, attributes, dtypes, layouts, shapes,
+        constants. No names, no weights.
+        """
         return self.program.digest
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to compute a region: a Program under a schedule. `origin`: the source that proposed it ("baseline": a denominator)."""
+    """A way to compute a region: a Program under a schedule. `origin`: the source that proposed it
+    ("baseline": a denominator).
+    """
 
     program: Program
     schedule: Schedule
@@ -128,12 +144,16 @@ class Candidate:
     @property
     def label(self) -> str:
         """For tables: "eager", or "diag_matmul -> inductor"."""
-        return f"{'+'.join(self.techniques)} -> {self.schedule}" if self.techniques else self.schedule
+        return (
+            f"{'+'.join(self.techniques)} -> {self.schedule}" if self.techniques else self.schedule
+        )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One named check with its number. `value` is what was measured, `limit` what was allowed (both None when it is yes or no)."""
+    """One named check with its number. `value` is what was measured, `limit` what was allowed (both
+    None when it is yes or no).
+    """
 
     name: str
     passed: bool
@@ -144,7 +164,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one candidate, in the order they ran. `profile` names the set of checks: "fast", "standard" or "strict"."""
+    """All checks of one candidate, in the order they ran. `profile` names the set of checks:
+    "fast", "standard" or "strict".
+    """
 
     checks: tuple[Check, ...]
     profile: str = "fast"
@@ -161,17 +183,25 @@ class Verdict:
 
     @property
     def worst_error_ratio(self) -> float | None:
-        """Largest rms error of the candidate over the baseline's own, both against float64; None if never measured."""
-        ratios = [check.value for check in self.checks if check.name == "numerics" and check.value is not None]
+        """Largest rms error of the candidate over the baseline's own, both against float64; None if
+        never measured.
+        """
+        ratios = [
+            check.value
+            for check in self.checks
+            if check.name == "numerics" and check.value is not None
+        ]
         return max(ratios, default=None)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over candidate time.
+    """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over
+    candidate time.
 
-    `profile`: the timing plan it was made under. `score`: what that profile quotes, None in entries made before there were scores.
-    `details`: what was measured beside it (JSON): each state of the L2 cache, first calls, host and device time, the GPU's state.
+    `profile`: the timing plan it was made under. `score`: what that profile quotes, None in entries
+    made before there were scores. `details`: what was measured beside it (JSON): each state of the
+    L2 cache, first calls, host and device time, the GPU's state.
     """
 
     verdict: Verdict
@@ -191,7 +221,9 @@ class Timing:
         if not self.verdict.passed:
             raise ValueError("a Timing needs a passed Verdict: a wrong candidate has no speed")
         if not 0 < self.low <= self.speedup <= self.high:
-            raise ValueError(f"interval [{self.low}, {self.high}] does not hold the speed-up {self.speedup}")
+            raise ValueError(
+                f"interval [{self.low}, {self.high}] does not hold the speed-up {self.speedup}"
+            )
 
     @property
     def saved_us(self) -> float:
@@ -221,17 +253,21 @@ Decision: TypeAlias = Accepted | Rejected
 
 @dataclass(frozen=True)
 class Miss:
-    """A look-up that found nothing usable, with the reason ("absent", "unreadable: ...", "other tolerance version", ...)."""
+    """A look-up that found nothing usable, with the reason ("absent", "unreadable: ...", "other
+    tolerance version", ...).
+    """
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the cache keeps for (region, target, contract): the choice, the evidence, and what was tried.
+    """What the cache keeps for (region, target, contract): the choice, the evidence, and what was
+    tried.
 
-    `choice.origin == "baseline"` records that nothing beat the baselines: it saves the next process the search (negative cache).
-    `tried` lists every candidate with its decision as JSON, for `explain`; `evidence` holds checks and timing of the choice.
+    `choice.origin == "baseline"` records that nothing beat the baselines: it saves the next process
+    the search (negative cache). `tried` lists every candidate with its decision as JSON, for
+    `explain`; `evidence` holds checks and timing of the choice.
     """
 
     region_key: str
@@ -246,14 +282,18 @@ class Entry:
 
     @property
     def speedup(self) -> float:
-        """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a kernel never timed alone."""
+        """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a
+        kernel never timed alone.
+        """
         if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
             return 1.0
         return float(self.evidence["timing"]["low"])
 
     @property
     def without_inductor(self) -> str:
-        """Why Inductor was not in the race of baselines that this choice won, "" if it was or there was no race."""
+        """Why Inductor was not in the race of baselines that this choice won, "" if it was or there
+        was no race.
+        """
         raced, failures = self.evidence.get("baselines_us"), self.evidence.get("baseline_failures")
         if not isinstance(raced, Mapping) or not raced or "inductor" in raced:
             return ""

@@ -1,4 +1,6 @@
-"""dtype, shape and strides of what a Program computes, worked out on fake tensors: nothing is launched or allocated."""
+"""dtype, shape and strides of what a Program computes, worked out on fake tensors: nothing is
+launched or allocated.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,43 @@ __all__ = ["output_specs", "unaligned_values", "value_specs"]
 
 
 def output_specs(program: Program) -> list[TensorSpec | None]:
-    """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or allocated."""
+    """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or
+    allocated.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        return [TensorSpec.of(out) if isinstance(out, torch.Tensor) else None for out in _fake_run(program)]
+        return [
+            TensorSpec.of(out) if isinstance(out, torch.Tensor) else None
+            for out in _fake_run(program)
+        ]
 
 
 def value_specs(program: Program) -> dict[int, TensorSpec]:
-    """dtype, shape and strides of every value that is a tensor: inputs, constants and steps' results, on fake tensors."""
+    """dtype, shape and strides of every value that is a tensor: inputs, constants and steps'
+    results, on fake tensors.
+    """
     count = program.value_count
     seen = replace(program, outputs=tuple(range(count)))
     return {index: spec for index, spec in enumerate(output_specs(seen)) if spec is not None}
 
 
 def unaligned_values(program: Program, alignment: int) -> frozenset[int]:
-    """Values that are views from a place that is no multiple of `alignment` bytes behind the start of their memory."""
+    """Values that are views from a place that is no multiple of `alignment` bytes behind the start
+    of their memory.
+    """
     seen = replace(program, outputs=tuple(range(program.value_count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values = enumerate(_fake_run(seen))
-        return frozenset(i for i, t in values if isinstance(t, torch.Tensor) and t.storage_offset() * t.element_size() % alignment)
+        return frozenset(
+            i
+            for i, t in values
+            if isinstance(t, torch.Tensor) and t.storage_offset() * t.element_size() % alignment
+        )
 
 
 def _fake_run(program: Program) -> list[torch.Tensor | None]:
     device = torch.device(program.device)
-    inputs = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in program.inputs]
+    inputs = [
+        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
+        for s in program.inputs
+    ]
     return interpret(program, device, launcher=skip_launch)(inputs)

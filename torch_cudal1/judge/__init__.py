@@ -1,8 +1,8 @@
 """The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
 
-`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures. Sources, caches and graphs are
-not its business. What a name stands for is loaded when it is first asked for: a process that finds its decisions in a cache never
-asks.
+`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures.
+Sources, caches and graphs are not its business. What a name stands for is loaded when it is first
+asked for: a process that finds its decisions in a cache never asks.
 """
 
 from importlib import import_module
@@ -55,8 +55,13 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'torch_cudal1.judge' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    # No submodule has a name of these: importing it would put the module in the place of the function.
-    value = getattr(import_module(f"torch_cudal1.{_ELSEWHERE.get(name, 'judge.evaluate.evaluator')}"), name)
+        raise AttributeError(
+            f"module 'torch_cudal1.judge' has no attribute {name!r}; it offers {', '.join(__all__)}"
+        )
+    # No submodule has a name of these: importing it would put the module in the place of the
+    # function.
+    value = getattr(
+        import_module(f"torch_cudal1.{_ELSEWHERE.get(name, 'judge.evaluate.evaluator')}"), name
+    )
     globals()[name] = value
     return value

@@ -1,7 +1,8 @@
-"""The values between `propose` and `build`: a Proposal (what to try), a Kernel (one launch), the resource limits.
+"""The values between `propose` and `build`: a Proposal (what to try), a Kernel (one launch), the
+resource limits.
 
-A Proposal is small and JSON: it crosses the border into the build process, where the island's Program is lowered from it.
-Nothing here compiles.
+A Proposal is small and JSON: it crosses the border into the build process, where the island's
+Program is lowered from it. Nothing here compiles.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from torch_cudal1.core.errors import ProgramError
 
 __all__ = ["Cuda", "Kernel", "Proposal", "shared_limit"]
 
-# opt-in shared memory of one block in bytes, by sm (CUDA programming guide, table of compute capabilities)
+# opt-in shared memory of one block in bytes, by sm (CUDA programming guide, table of compute
+# capabilities)
 _SHARED_LIMITS = {80: 166912, 87: 166912, 90: 232448, 100: 232448, 103: 232448, 110: 232448}
 _SMALL_SHARED_LIMIT = 101376  # sm_86, 89, 120, 121, and anything we do not know
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to lower an island: `family` ("gemm", "softmax", "norm", "reduction", "elementwise") and `config`.
+    """A way to lower an island: `family` ("gemm", "softmax", "norm", "reduction", "elementwise")
+    and `config`.
 
-    `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps", "loop" (a row takes several column
-    tiles), "split" (programs that share one row, in launches of their own; 1: one), "team" (programs of one launch share a row).
+    `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps",
+    "loop" (a row takes several column tiles), "split" (programs that share one row, in launches of
+    their own; 1: one), "team" (programs of one launch share a row).
     """
 
     family: str
@@ -41,8 +45,13 @@ class Proposal:
         family, config = data.get("family"), data.get("config")
         if not isinstance(family, str) or not isinstance(config, Mapping):
             raise ProgramError("proposal", f"{json.dumps(dict(data))} has no family and config")
-        if not all(isinstance(k, str) and isinstance(v, (int, str, bool)) for k, v in config.items()):
-            raise ProgramError("proposal", f"config {dict(config)!r} holds other things than numbers, words and flags")
+        if not all(
+            isinstance(k, str) and isinstance(v, (int, str, bool)) for k, v in config.items()
+        ):
+            raise ProgramError(
+                "proposal",
+                f"config {dict(config)!r} holds other things than numbers, words and flags",
+            )
         return cls(family, dict(config))
 
     def number(self, name: str, default: int) -> int:
@@ -55,10 +64,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch before compilation: source text, pointer arguments (value number and Triton type), grid, warps.
+    """One launch before compilation: source text, pointer arguments (value number and Triton type),
+    grid, warps.
 
-    `stages` of Triton's software pipeline and the most `registers` of a thread (None: its defaults). `cuda`: the text is CUDA C++,
-    for NVRTC; then `arguments` are all that the kernel takes, and its launch is known without asking the compiler.
+    `stages` of Triton's software pipeline and the most `registers` of a thread (None: its
+    defaults). `cuda`: the text is CUDA C++, for NVRTC; then `arguments` are all that the kernel
+    takes, and its launch is known without asking the compiler.
     """
 
     symbol: str
@@ -73,7 +84,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Cuda:
-    """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes, blocks of a cluster."""
+    """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes,
+    blocks of a cluster.
+    """
 
     defines: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0

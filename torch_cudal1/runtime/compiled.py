@@ -1,7 +1,9 @@
-"""Hands a checked Program to the C++ executor: nested Programs written out, values renumbered, kernels loaded, deaths worked out.
+"""Hands a checked Program to the C++ executor: nested Programs written out, values renumbered,
+kernels loaded, deaths worked out.
 
-The result gives what `execute` gives, in less time. A Program that the C++ executor does not hold is `NotCompiled` with its reason,
-and the Python executor runs it. Nothing here decides which of both a caller gets.
+The result gives what `execute` gives, in less time. A Program that the C++ executor does not hold
+is `NotCompiled` with its reason, and the Python executor runs it. Nothing here decides which of
+both a caller gets.
 """
 
 from __future__ import annotations
@@ -62,30 +64,58 @@ class _Flat:
     values: int = 0
 
 
-def compile_program(program: Program, device: torch.device, *, load: Load | None = None) -> Any | NotCompiled:
-    """A `_native.Plan` for `device`: called with a sequence of tensors, it returns a list of tensors and None.
+def compile_program(
+    program: Program, device: torch.device, *, load: Load | None = None
+) -> Any | NotCompiled:
+    """A `_native.Plan` for `device`: called with a sequence of tensors, it returns a list of
+    tensors and None.
 
-    `load` makes a kernel ready (by default `driver.load_launch`). The Program must have passed `check_program`. Raises ProgramError
-    and DriverError as `executor.prepare` does.
+    `load` makes a kernel ready (by default `driver.load_launch`). The Program must have passed
+    `check_program`. Raises ProgramError and DriverError as `executor.prepare` does.
     """
     extension = native.extension()
     if extension is None:
         return NotCompiled(native.status()[1])
-    if device.type == "cuda" and torch.cuda.is_available():  # tensors and kernels of all its calls are on one device
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if (
+        device.type == "cuda" and torch.cuda.is_available()
+    ):  # tensors and kernels of all its calls are on one device
+        device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
     constants = [tensor.to(device) for tensor in _constants(program)]
     flat = _Flat(len(program.inputs), constants, values=len(program.inputs) + len(constants))
-    outputs = _inline(program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values)))
-    flat.steps = as_eager(flat.steps, [*outputs, *(index for step in flat.steps for index in used_values(_as_step(step)))])
-    loaded = [(load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None for s in flat.steps]
+    outputs = _inline(
+        program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
+    )
+    flat.steps = as_eager(
+        flat.steps,
+        [*outputs, *(index for step in flat.steps for index in used_values(_as_step(step)))],
+    )
+    loaded = [
+        (load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None
+        for s in flat.steps
+    ]
     kernels = [one for one in loaded if one is not None]
     found = addresses.launch_addresses(kernels[0]) if kernels else None
     if isinstance(found, str):
         return NotCompiled(found)
     steps = [_packed(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)]
-    dying = _dying([_as_step(step) for step in flat.steps], kept={*range(flat.inputs + len(constants)), *outputs})
+    dying = _dying(
+        [_as_step(step) for step in flat.steps],
+        kept={*range(flat.inputs + len(constants)), *outputs},
+    )
     plan = list(zip(steps, dying, strict=True))
-    arguments = (flat.inputs, flat.values, tuple(constants), tuple(outputs), device, found, tuple(plan), Value, addresses.explain)
+    arguments = (
+        flat.inputs,
+        flat.values,
+        tuple(constants),
+        tuple(outputs),
+        device,
+        found,
+        tuple(plan),
+        Value,
+        addresses.explain,
+    )
     try:
         return extension.Plan(*arguments)
     except NotImplementedError as reason:
@@ -114,14 +144,19 @@ def _inline(program: Program, args: Sequence[int], flat: _Flat, constants: Any) 
     return [None if index is None else names[index] for index in program.outputs]
 
 
-def _renamed(step: Step, names: Sequence[int], outs: tuple[int, ...], program: Program) -> _FlatStep:
+def _renamed(
+    step: Step, names: Sequence[int], outs: tuple[int, ...], program: Program
+) -> _FlatStep:
     if isinstance(step, Alloc):
         return replace(step, out=outs[0])
     if isinstance(step, Aten):
         return renumbered(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
     assert isinstance(step, Launch)
     args = tuple(LaunchArg(arg.kind, renumbered_arg(arg.value, names)) for arg in step.args)
-    return _Kernel(replace(step, args=args, aligned=tuple(names[index] for index in step.aligned)), program.payloads[step.payload])
+    return _Kernel(
+        replace(step, args=args, aligned=tuple(names[index] for index in step.aligned)),
+        program.payloads[step.payload],
+    )
 
 
 def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device) -> tuple[Any, ...]:
@@ -132,14 +167,24 @@ def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device)
         namespace, name, overload = step.target.split(".")
         args = tuple(_placed(arg, device) for arg in step.args)
         kwargs = {key: _placed(arg, device) for key, arg in step.kwargs}
-        return ("aten", f"{namespace}::{name}", "" if overload == "default" else overload, args, kwargs, step.outs, step.many)
+        return (
+            "aten",
+            f"{namespace}::{name}",
+            "" if overload == "default" else overload,
+            args,
+            kwargs,
+            step.outs,
+            step.many,
+        )
     if kernel is None:
         raise ProgramError("launch", f"kernel {step.launch.symbol!r} was not loaded")
     return ("launch", *addresses.packed(kernel))
 
 
 def _placed(arg: Any, device: torch.device) -> Any:
-    """The Program names a device type; the ordinal is the caller's. Operators take lists where a Program holds tuples."""
+    """The Program names a device type; the ordinal is the caller's. Operators take lists where a
+    Program holds tuples.
+    """
     if isinstance(arg, torch.device):
         return device
     return [_placed(item, device) for item in arg] if isinstance(arg, tuple) else arg
@@ -151,7 +196,11 @@ def _as_step(step: _FlatStep) -> Step:
 
 def _dying(steps: Sequence[Step], kept: set[int | None]) -> list[tuple[int, ...]]:
     """For each step, the values nobody needs after it."""
-    last = {index: position for position, step in enumerate(steps) for index in (*used_values(step), *step_outs(step))}
+    last = {
+        index: position
+        for position, step in enumerate(steps)
+        for index in (*used_values(step), *step_outs(step))
+    }
     dying: list[list[int]] = [[] for _ in steps]
     for index, position in last.items():
         if index not in kept:

@@ -1,9 +1,11 @@
-"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs are copied out.
+"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs
+are copied out.
 
-Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen; if one moves to another
-address, the graph for the new addresses is captured. No output ever shares memory with a later call's output. Random numbers
-are refused: their generator would need registration. Where the C++ extension is built, a replay costs no Python, and the copies are
-nodes of the graph (csrc/replay.cpp).
+Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen;
+if one moves to another address, the graph for the new addresses is captured. No output ever shares
+memory with a later call's output. Random numbers are refused: their generator would need
+registration. Where the C++ extension is built, a replay costs no Python, and the copies are nodes
+of the graph (csrc/replay.cpp).
 """
 
 from __future__ import annotations
@@ -23,24 +25,36 @@ from torch_cudal1.ir.interpreter import Runner
 __all__ = ["GraphedRunner"]
 
 _WARMUP_CALLS = 3  # lazy module loading, cuBLAS handles and autotuning must be over before capture
-_KEPT_GRAPHS = 8  # one per set of parameter addresses; an old one goes when a model's weights move for the ninth time
+# one per set of parameter addresses; an old one goes when a model's weights move for the ninth time
+_KEPT_GRAPHS = 8
 
 
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    moving: list[torch.Tensor]  # our copies of the inputs that are not static; the static ones stay the caller's alone
+    moving: list[
+        torch.Tensor
+    ]  # our copies of the inputs that are not static; the static ones stay the caller's alone
     outputs: list[torch.Tensor | int | None]  # an int: the function returns that input itself
 
 
 class GraphedRunner:
-    """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that are parameters or buffers.
+    """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that
+    are parameters or buffers.
 
-    `last`: a pure function that runs after each replay, given what the graph yields, in place, then the inputs; its results are
-    handed out as they are, but for such that are memory of the graph. See `last_step`.
+    `last`: a pure function that runs after each replay, given what the graph yields, in place, then
+    the inputs; its results are handed out as they are, but for such that are memory of the graph.
+    See `last_step`.
     """
 
-    def __init__(self, runner: Runner, static: frozenset[int], device: torch.device, *, last: Runner | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        static: frozenset[int],
+        device: torch.device,
+        *,
+        last: Runner | None = None,
+    ) -> None:
         self._runner, self._static, self._device, self._last = runner, static, device, last
         self._moving: tuple[int, ...] = ()
         self._graphs: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
@@ -55,7 +69,9 @@ class GraphedRunner:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
         if self._replay is None and torch.cuda.is_current_stream_capturing():
-            return self._plainly(inputs)  # the user is capturing: our launches belong into the user's graph
+            return self._plainly(
+                inputs
+            )  # the user is capturing: our launches belong into the user's graph
         if self._replay is None and not self.interpreted:
             self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             self._make_native(len(inputs))
@@ -88,22 +104,32 @@ class GraphedRunner:
         if extension is None:
             self.interpreted = native.status()[1]
         elif not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
-            self.interpreted = f"torch {torch.__version__} does not tell the handle of a captured graph"
+            self.interpreted = (
+                f"torch {torch.__version__} does not tell the handle of a captured graph"
+            )
         elif isinstance(addresses := replay_addresses(self._device), str):
             self.interpreted = addresses
         elif self._last is not None and not isinstance(self._last, extension.Plan):
             self.interpreted = "its last step runs in Python"
         else:
             static, kept = tuple(sorted(self._static)), _KEPT_GRAPHS
-            self._replay = extension.Replay(self._uncaptured, fail, inputs, static, self._device, addresses, kept, self._last)
+            self._replay = extension.Replay(
+                self._uncaptured, fail, inputs, static, self._device, addresses, kept, self._last
+            )
 
-    def _uncaptured(self, inputs: Sequence[torch.Tensor], capturing: bool) -> list[torch.Tensor | None]:
-        """A call that the C++ form does not serve: nothing was captured at these addresses, or the user is capturing."""
+    def _uncaptured(
+        self, inputs: Sequence[torch.Tensor], capturing: bool
+    ) -> list[torch.Tensor | None]:
+        """A call that the C++ form does not serve: nothing was captured at these addresses, or the
+        user is capturing.
+        """
         if capturing or torch.cuda.is_current_stream_capturing():
             return self._plainly(inputs)
         captured = self._capture(inputs)
         handle = captured.graph.raw_cuda_graph()  # C++ makes it executable
-        self._replay.add(tuple(inputs), handle, tuple(captured.moving), tuple(captured.outputs), captured)
+        self._replay.add(
+            tuple(inputs), handle, tuple(captured.moving), tuple(captured.outputs), captured
+        )
         results: list[torch.Tensor | None] = self._replay(inputs)
         return results
 
@@ -126,22 +152,38 @@ class GraphedRunner:
         return _Captured(graph, [held[index] for index in self._moving], outputs)
 
 
-def _refuse_elsewhere(what: str, tensors: Sequence[torch.Tensor | None], device: torch.device) -> None:
-    """A number on the CPU becomes an argument of a kernel: a graph would keep the one of its capture. Nor is another GPU served."""
+def _refuse_elsewhere(
+    what: str, tensors: Sequence[torch.Tensor | None], device: torch.device
+) -> None:
+    """A number on the CPU becomes an argument of a kernel: a graph would keep the one of its
+    capture. Nor is another GPU served.
+    """
     for position, tensor in enumerate(tensors):
-        if tensor is None or (tensor.device.type == device.type and device.index in (None, tensor.device.index)):
+        if tensor is None or (
+            tensor.device.type == device.type and device.index in (None, tensor.device.index)
+        ):
             continue
-        raise NotLowerableError(f"{what} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}")
+        raise NotLowerableError(
+            f"{what} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}"
+        )
 
 
 def _refuse_shared(results: Sequence[torch.Tensor | None]) -> None:
-    """Two outputs that are views of one tensor would be handed out as two copies: a write to one must show in the other."""
-    storages = [out.untyped_storage().data_ptr() for out in results if out is not None and out.numel()]
+    """Two outputs that are views of one tensor would be handed out as two copies: a write to one
+    must show in the other.
+    """
+    storages = [
+        out.untyped_storage().data_ptr() for out in results if out is not None and out.numel()
+    ]
     if len(set(storages)) < len(storages):
-        raise NotLowerableError("two outputs share memory, and a CUDA graph would hand out separate copies")
+        raise NotLowerableError(
+            "two outputs share memory, and a CUDA graph would hand out separate copies"
+        )
 
 
-def _hand_out(out: torch.Tensor | int | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def _hand_out(
+    out: torch.Tensor | int | None, inputs: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
     if isinstance(out, int):
         return inputs[out]
     return out if out is None else _strided_copy(out)
@@ -151,14 +193,22 @@ def _apart(result: torch.Tensor | None, captured: _Captured) -> torch.Tensor | N
     """A result of a last step, or a copy of it where it is memory that the next replay writes."""
     if result is None:
         return None
-    held = [tensor for tensor in (*captured.moving, *captured.outputs) if isinstance(tensor, torch.Tensor)]
+    held = [
+        tensor
+        for tensor in (*captured.moving, *captured.outputs)
+        if isinstance(tensor, torch.Tensor)
+    ]
     storages = {tensor.untyped_storage().data_ptr() for tensor in held}
     return _strided_copy(result) if result.untyped_storage().data_ptr() in storages else result
 
 
 def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
-    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    if 0 in tensor.stride():  # an expanded tensor: its elements share memory, copy_ would refuse the overlap
+    fresh = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    if (
+        0 in tensor.stride()
+    ):  # an expanded tensor: its elements share memory, copy_ would refuse the overlap
         base = [slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()]
         fresh[tuple(base)].copy_(tensor[tuple(base)])
         return fresh

@@ -1,8 +1,10 @@
-"""The quick way into a bound module: one C++ entry from the user's arguments to the module's result, where it is built.
+"""The quick way into a bound module: one C++ entry from the user's arguments to the module's
+result, where it is built.
 
-`Direct` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it; `entry` makes the C++ table
-that such bindings go into (csrc/fast.cpp). For a call that the table does not serve, for whatever reason, it returns `miss()`, and
-the caller goes the slow way, which knows every case. Nothing here binds, checks or decides.
+`Direct` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it;
+`entry` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call that the table
+does not serve, for whatever reason, it returns `miss()`, and the caller goes the slow way, which
+knows every case. Nothing here binds, checks or decides.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ class Entry(Protocol):
         """The module's result, or `miss()`."""
 
     def add(self, *binding: Any) -> bool:
-        """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from now on, in the present state of
-        switches. `conditions` is None, or a check that is given {module, args, kwargs} at each call, with that module.
+        """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from
+        now on, in the present state of switches. `conditions` is None, or a check that is given
+        {module, args, kwargs} at each call, with that module.
         """
 
     def clear(self) -> None:
@@ -44,11 +47,13 @@ class Entry(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's, in fresh memory.
+    """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's,
+    in fresh memory.
 
-    `sources` are the runner's inputs: the number of a tensor among the user's arguments, or a tensor of the module. `runner()` is
-    the callable, None while it must not run. `finish` gives the outputs their form; None if the module returns the first of
-    them as it is. `conditions` is what Dynamo checks at each call (None: nothing).
+    `sources` are the runner's inputs: the number of a tensor among the user's arguments, or a
+    tensor of the module. `runner()` is the callable, None while it must not run. `finish` gives the
+    outputs their form; None if the module returns the first of them as it is. `conditions` is what
+    Dynamo checks at each call (None: nothing).
     """
 
     runner: Callable[[], Callable[[Sequence[torch.Tensor]], Any] | None]
@@ -57,23 +62,42 @@ class Direct:
     conditions: Callable[[dict[str, Any]], bool] | None = None
 
     def into(
-        self, table: Entry, owner: object, guard: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        table: Entry,
+        owner: object,
+        guard: Any,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> None:
-        """Let `table` serve calls of `module` like this one while `guard` and the conditions hold. Without effect if it does
-        already, or nothing may run.
+        """Let `table` serve calls of `module` like this one while `guard` and the conditions hold.
+        Without effect if it does already, or nothing may run.
         """
         runner = self.runner()
         if runner is not None and guard.native is not None:
             conditions = None if self.conditions is None else (self.conditions, module)
-            table.add(owner, args, dict(kwargs), guard.native, self.sources, runner, self.finish, conditions)
+            table.add(
+                owner,
+                args,
+                dict(kwargs),
+                guard.native,
+                self.sources,
+                runner,
+                self.finish,
+                conditions,
+            )
 
 
 def entry(*, cuda: bool) -> Entry | None:
-    """An empty table, or None without the extension. `cuda`: the switches of CUDA are part of what must be as it was."""
+    """An empty table, or None without the extension. `cuda`: the switches of CUDA are part of what
+    must be as it was.
+    """
     extension = native.extension()
     if extension is None:
         return None
-    table: Entry = extension.FastPath(cuda, vars(kill_switch), vars(forward_ad), vars(torch.compiler))
+    table: Entry = extension.FastPath(
+        cuda, vars(kill_switch), vars(forward_ad), vars(torch.compiler)
+    )
     return table
 
 

@@ -1,6 +1,7 @@
 """Makes a checked Program callable: by the C++ executor where it is built, else by the interpreter.
 
-Neither checks inputs (the guard in front does) or does autograd: call the result under no_grad or below AOTAutograd.
+Neither checks inputs (the guard in front does) or does autograd: call the result under no_grad or
+below AOTAutograd.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ def prepare(program: Program, device: torch.device) -> Runner:
     return interpret_steps(program, as_eager(program.steps, read), device, launch_through_driver)
 
 
-def launch_through_driver(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
+def launch_through_driver(
+    cubin: torch.Tensor, launch: Launch, device: torch.device
+) -> Callable[[list[Any]], None]:
     """The launcher of Programs with kernels, through the CUDA driver."""
-    from torch_cudal1.device.cuda.driver import prepare_launch  # needs libcuda: only where something is launched
+    from torch_cudal1.device.cuda.driver import (
+        prepare_launch,
+    )  # needs libcuda: only where something is launched
 
     return prepare_launch(cubin, launch, device)

@@ -1,9 +1,11 @@
-"""Knows in microseconds that nothing about a module changed since a plan was bound to it, and names the kind of a call.
+"""Knows in microseconds that nothing about a module changed since a plan was bound to it, and names
+the kind of a call.
 
-`bind` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it), `ModuleGuard.holds` compares it with the
-present at every call: in C++ where the extension is built, else by the plain Python below, with the same answers. `signature`
-describes the arguments, `call_state` the global switches, and `tracing_reason` says when a call must run the plain module because
-something looks on.
+`bind` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it),
+`ModuleGuard.holds` compares it with the present at every call: in C++ where the extension is built,
+else by the plain Python below, with the same answers. `signature` describes the arguments,
+`call_state` the global switches, and `tracing_reason` says when a call must run the plain module
+because something looks on.
 
 It runs nothing, decides nothing, and does not look at the values of tensors.
 """
@@ -53,10 +55,12 @@ _C: Any = torch._C
 
 
 class ModuleGuard:
-    """A snapshot of a module. `holds()` is True while a call would find everything as it was; `implementation` says who compares.
+    """A snapshot of a module. `holds()` is True while a call would find everything as it was;
+    `implementation` says who compares.
 
-    `holds` is an attribute, not a method, so that the C++ one is called directly. Not thread-safe against writers: a change made by
-    another thread during the check may be seen only by the next one, as with a plain module call.
+    `holds` is an attribute, not a method, so that the C++ one is called directly. Not thread-safe
+    against writers: a change made by another thread during the check may be seen only by the next
+    one, as with a plain module call.
     """
 
     __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
@@ -66,16 +70,24 @@ class ModuleGuard:
         self.implementation = implementation or ("native" if native.status()[0] else "python")
         extension = native.extension() if self.implementation == "native" else None
         self._watched = watched
-        self.native: Any = None if extension is None else extension.Guard(*_plain(watched))  # what C++ code may ask itself
-        self.holds: Callable[[], bool] = _Python(watched).holds if self.native is None else self.native.holds
+        self.native: Any = (
+            None if extension is None else extension.Guard(*_plain(watched))
+        )  # what C++ code may ask itself
+        self.holds: Callable[[], bool] = (
+            _Python(watched).holds if self.native is None else self.native.holds
+        )
 
     def why(self) -> str:
         """Which module and what differs, "" if the guard holds. Slow; for reports."""
         return next(_differences(self._watched), "")
 
 
-def bind(module: nn.Module, *, implementation: Implementation | None = None) -> ModuleGuard | Refusal:
-    """A guard of `module` and everything below it, or why there is none. `implementation=None` takes the C++ one if it is there."""
+def bind(
+    module: nn.Module, *, implementation: Implementation | None = None
+) -> ModuleGuard | Refusal:
+    """A guard of `module` and everything below it, or why there is none. `implementation=None`
+    takes the C++ one if it is there.
+    """
     watched = watch(module)
     if isinstance(watched, Refusal):
         return watched
@@ -101,7 +113,9 @@ class _Python:
             and all(type(r.thing) is r.kind for r in w.kins)
             and all(getattr(r.thing, "__dict__", None) is r.table for r in w.homes)
             and all(map(_same_table, w.tables))
-            and all(len(r.thing) == len(r.items) and all(map(is_, r.thing, r.items)) for r in w.items)
+            and all(
+                len(r.thing) == len(r.items) and all(map(is_, r.thing, r.items)) for r in w.items
+            )
             and all(r.thing == r.content for r in w.raws)
             and all(map(_same_lookup, w.lookups))
             and all(map(_same_code, w.codes))
@@ -117,7 +131,9 @@ def _same_lookup(record: Lookup) -> bool:
 
 def _same_code(record: Code) -> bool:
     function = record.function
-    same_defaults = function.__defaults__ is record.defaults and function.__kwdefaults__ is record.kwdefaults
+    same_defaults = (
+        function.__defaults__ is record.defaults and function.__kwdefaults__ is record.kwdefaults
+    )
     return function.__code__ is record.code and same_defaults
 
 
@@ -127,7 +143,11 @@ def _same_table(record: Table) -> bool:
         return set(names_but(table, record.but)) == set(record.keys)
     if record.skips and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
-    return len(table) == len(record.keys) and all(map(is_, table.values(), record.values)) and all(map(is_, table, record.keys))
+    return (
+        len(table) == len(record.keys)
+        and all(map(is_, table.values(), record.values))
+        and all(map(is_, table, record.keys))
+    )
 
 
 def _same_tensor(record: TensorFacts) -> bool:
@@ -147,7 +167,12 @@ def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
         tuple((r.thing, r.kind) for r in watched.kins),
         tuple((r.thing, r.table) for r in watched.homes),
         tuple(
-            (r.owner or r.table, r.keys, r.values, r.but if r.values is None else IGNORED if r.skips else None)
+            (
+                r.owner or r.table,
+                r.keys,
+                r.values,
+                r.but if r.values is None else IGNORED if r.skips else None,
+            )
             for r in watched.tables
         ),
         tuple((r.thing, r.items) for r in watched.items),
@@ -182,18 +207,24 @@ def _differences(w: Watched) -> Iterator[str]:
     for code in w.codes:
         if not _same_code(code):
             yield f"{code.where}: {'code' if code.function.__code__ is not code.code else 'default arguments'} changed"
-    yield from (f"{cell.where} changed" for cell in w.cells if _content(cell.cell) is not cell.value)
+    yield from (
+        f"{cell.where} changed" for cell in w.cells if _content(cell.cell) is not cell.value
+    )
     for tensor in w.tensors:
         if not _same_tensor(tensor):
             yield _tensor_difference(tensor)
 
 
 def _table_difference(record: Table) -> str:
-    now = {key: value for key, value in record.table.items() if not (record.skips and key == IGNORED)}
+    now = {
+        key: value for key, value in record.table.items() if not (record.skips and key == IGNORED)
+    }
     if record.values is None:
         now = dict.fromkeys(names_but(record.table, record.but))
     before: dict[Any, Any] = (
-        dict.fromkeys(record.keys) if record.values is None else dict(zip(record.keys, record.values, strict=True))
+        dict.fromkeys(record.keys)
+        if record.values is None
+        else dict(zip(record.keys, record.values, strict=True))
     )
     word = "replaced" if record.what in ("parameter", "buffer", "submodule") else "changed"
     for key in [*before, *now]:
@@ -226,9 +257,11 @@ def _word(fact: object) -> str:
 
 
 def tracing_reason() -> str:
-    """Why this call must run the plain module: something records or transforms what happens inside. "" if nothing does.
+    """Why this call must run the plain module: something records or transforms what happens inside.
+    "" if nothing does.
 
-    A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of `call_state` instead.
+    A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of
+    `call_state` instead.
     """
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export is tracing"
@@ -247,31 +280,56 @@ def tracing_reason() -> str:
 
 
 def saving_is_watched() -> bool:
-    """Whether hooks pack what autograd saves, as activation checkpointing does: it runs a forward again and compares."""
+    """Whether hooks pack what autograd saves, as activation checkpointing does: it runs a forward
+    again and compares.
+    """
     return _C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def call_state(device_type: str) -> tuple[object, ...]:
-    """The global switches that change what a call computes on `device_type` ("cuda", "cpu"), hashable.
+    """The global switches that change what a call computes on `device_type` ("cuda", "cpu"),
+    hashable.
 
-    Grad mode, autocast and its dtype, default dtype and device, deterministic algorithms, and the precision switches of matmul,
-    convolution and recurrent cells (read through the new interface: the older one raises once both were used).
+    Grad mode, autocast and its dtype, default dtype and device, deterministic algorithms, and the
+    precision switches of matmul, convolution and recurrent cells (read through the new interface:
+    the older one raises once both were used).
     """
     autocast = _C.get_autocast_dtype(device_type) if _C.is_autocast_enabled(device_type) else None
-    device = getattr(_C._get_function_stack_at(0), "device", None) if _C._len_torch_function_stack() else None
-    common = (_C.is_grad_enabled(), autocast, _C._get_deterministic_algorithms(), torch.get_default_dtype(), device)
+    device = (
+        getattr(_C._get_function_stack_at(0), "device", None)
+        if _C._len_torch_function_stack()
+        else None
+    )
+    common = (
+        _C.is_grad_enabled(),
+        autocast,
+        _C._get_deterministic_algorithms(),
+        torch.get_default_dtype(),
+        device,
+    )
     precision = _C._get_fp32_precision_getter
     if device_type != "cuda":
         return (*common, precision("mkldnn", "matmul"), precision("mkldnn", "conv"))
-    half = (_C._get_cublas_allow_fp16_reduced_precision_reduction(), _C._get_cublas_allow_bf16_reduced_precision_reduction())
-    return (*common, *half, precision("cuda", "matmul"), precision("cuda", "conv"), precision("cuda", "rnn"))
+    half = (
+        _C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        _C._get_cublas_allow_bf16_reduced_precision_reduction(),
+    )
+    return (
+        *common,
+        *half,
+        precision("cuda", "matmul"),
+        precision("cuda", "conv"),
+        precision("cuda", "rnn"),
+    )
 
 
 def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
-    """A hashable description of the arguments, the same for two calls exactly if one plan can serve both; None if none can.
+    """A hashable description of the arguments, the same for two calls exactly if one plan can serve
+    both; None if none can.
 
-    Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None, dtype, device). Of a
-    tensor: dtype, device, shape, strides, requires_grad, 16-byte alignment, which other inputs overlap it; not its values.
+    Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None,
+    dtype, device). Of a tensor: dtype, device, shape, strides, requires_grad, 16-byte alignment,
+    which other inputs overlap it; not its values.
     """
     return _signature(args, kwargs)
 
@@ -280,19 +338,27 @@ _MAX_DEPTH = 16
 _BITS = struct.Struct("<d")  # of a float: -0.0 is not 0.0, and a NaN equals itself
 
 
-def python_signature(args: tuple[object, ...], kwargs: dict[str, object], *, opaque: bool = False) -> Hashable | None:
-    """The plain Python `signature`. `opaque`: an object that it does not know is described by its class alone."""
+def python_signature(
+    args: tuple[object, ...], kwargs: dict[str, object], *, opaque: bool = False
+) -> Hashable | None:
+    """The plain Python `signature`. `opaque`: an object that it does not know is described by its
+    class alone.
+    """
     spans: list[tuple[int, int]] = []
     try:
-        described = tuple([_describe(value, spans, 0, opaque) for value in args]), _describe(kwargs, spans, 0, opaque)
+        described = (
+            tuple([_describe(value, spans, 0, opaque) for value in args]),
+            _describe(kwargs, spans, 0, opaque),
+        )
     except _NotServableError:
         return None
     return (*described, _overlaps(spans)) if len(spans) > 1 else described
 
 
 def opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
-    """`signature` for calls with objects among the arguments (a cache, a config): two calls of one description may differ in what
-    such an object holds, which Dynamo's guards look at. None where a tensor cannot be served.
+    """`signature` for calls with objects among the arguments (a cache, a config): two calls of one
+    description may differ in what such an object holds, which Dynamo's guards look at. None where a
+    tensor cannot be served.
     """
     return python_signature(args, kwargs, opaque=True)
 
@@ -301,7 +367,9 @@ class _NotServableError(Exception):
     """Ends a description; becomes None."""
 
 
-def _describe(value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool = False) -> tuple[object, ...]:
+def _describe(
+    value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool = False
+) -> tuple[object, ...]:
     kind = type(value)
     if kind is torch.Tensor or kind is nn.Parameter:
         return _describe_tensor(value, spans)
@@ -315,23 +383,45 @@ def _describe(value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool
         if kind is tuple or kind is list or kind is torch.Size:
             return (kind, *[_describe(item, spans, depth + 1, opaque) for item in value])
         if kind is dict and all(type(key) is str for key in value):
-            return (kind, tuple(value), *[_describe(item, spans, depth + 1, opaque) for item in value.values()])
+            return (
+                kind,
+                tuple(value),
+                *[_describe(item, spans, depth + 1, opaque) for item in value.values()],
+            )
     if opaque and not isinstance(value, torch.Tensor):
         return (kind,)
     raise _NotServableError
 
 
 def _describe_tensor(tensor: Any, spans: list[tuple[int, int]]) -> tuple[object, ...]:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
         raise _NotServableError
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # a transformed tensor: it has no memory of its own
         raise _NotServableError from None
     shape, strides = tensor.shape, tensor.stride()
-    extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if tensor.numel() else 0
+    extent = (
+        sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+        if tensor.numel()
+        else 0
+    )
     spans.append((address, address + extent * tensor.element_size() if address else address))
-    return (torch.Tensor, tensor.dtype, shape, strides, tensor.device, tensor.requires_grad, address % 16 == 0)
+    return (
+        torch.Tensor,
+        tensor.dtype,
+        shape,
+        strides,
+        tensor.device,
+        tensor.requires_grad,
+        address % 16 == 0,
+    )
 
 
 def _overlaps(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -344,11 +434,18 @@ def _overlaps(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     else:
         return ()
     ranges = list(enumerate(spans))
-    return tuple((i, j) for i, (a, b) in ranges for j, (c, d) in ranges[i + 1 :] if a < d and c < b and a < b and c < d)
+    return tuple(
+        (i, j)
+        for i, (a, b) in ranges
+        for j, (c, d) in ranges[i + 1 :]
+        if a < d and c < b and a < b and c < d
+    )
 
 
 def _first_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
-    """Chooses the implementation at the first call, so that importing this module loads no extension."""
+    """Chooses the implementation at the first call, so that importing this module loads no
+    extension.
+    """
     global _signature
     extension = native.extension()
     _signature = python_signature if extension is None else extension.signature

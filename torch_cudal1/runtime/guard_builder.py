@@ -1,11 +1,14 @@
-"""Walks a module once and records everything that a call of it may depend on, for a guard to compare later.
+"""Walks a module once and records everything that a call of it may depend on, for a guard to
+compare later.
 
-What cannot be watched is a `Refusal` with its reason, never a silent gap. Besides the state of the modules the walk follows plain
-containers and objects behind attributes, class bodies, and the code and global names that `forward` uses: a patched class, a cell
-of a notebook that was reloaded, a global flag that was flipped are seen.
+What cannot be watched is a `Refusal` with its reason, never a silent gap. Besides the state of the
+modules the walk follows plain containers and objects behind attributes, class bodies, and the code
+and global names that `forward` uses: a patched class, a cell of a notebook that was reloaded, a
+global flag that was flipped are seen.
 
-It compares nothing, and does not watch: values and versions of tensors (programs read weights live), the state of C++ objects, code
-in other files than the class, and objects behind global names and closures beyond small containers.
+It compares nothing, and does not watch: values and versions of tensors (programs read weights
+live), the state of C++ objects, code in other files than the class, and objects behind global names
+and closures beyond small containers.
 """
 
 from __future__ import annotations
@@ -51,10 +54,21 @@ __all__ = ["watch"]
 
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 # What is in these says how a hook is called; without the hook it does nothing.
-_HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-_GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks")
+_HOOK_FLAGS = (
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+)
 _SLOTS = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
-_BOOKKEEPING = {  # identity is watched with the other attributes; the content plays no part in a call, or has its own record
+# identity is watched with the other attributes; the content plays no part in a call, or has its own
+# record
+_BOOKKEEPING = {
     *_HOOKS,
     *_HOOK_FLAGS,
     *_SLOTS,
@@ -65,13 +79,44 @@ _BOOKKEEPING = {  # identity is watched with the other attributes; the content p
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 }
-_MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = 8, 1024, 16384  # nesting of attributes, items of one container, containers and objects
+_MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = (
+    8,
+    1024,
+    16384,
+)  # nesting of attributes, items of one container, containers and objects
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)
 _OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: identity is enough
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), type, enum.Enum, PurePath),
-    *(types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.GenericAlias),
-    *(weakref.ReferenceType, re.Pattern, logging.Logger, type(threading.Lock()), type(threading.RLock())),
+    *(
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        slice,
+        type(...),
+        type(NotImplemented),
+        type,
+        enum.Enum,
+        PurePath,
+    ),
+    *(
+        types.ModuleType,
+        types.BuiltinFunctionType,
+        types.MethodWrapperType,
+        types.MethodDescriptorType,
+        types.GenericAlias,
+    ),
+    *(
+        weakref.ReferenceType,
+        re.Pattern,
+        logging.Logger,
+        type(threading.Lock()),
+        type(threading.RLock()),
+    ),
     *(
         torch.dtype,
         torch.device,
@@ -83,12 +128,20 @@ _OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: iden
         torch.finfo,
         torch.iinfo,
     ),
-    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.fx.Graph, torch.Stream, torch.Event),
+    *(
+        torch._ops.OpOverload,
+        torch._ops.OpOverloadPacket,
+        torch.fx.Graph,
+        torch.Stream,
+        torch.Event,
+    ),
 )
 
 
 def watch(module: nn.Module) -> Watched | Refusal:
-    """Walk `module`. A Refusal if it has hooks, scripted parts, tensor subclasses or state that can change unseen."""
+    """Walk `module`. A Refusal if it has hooks, scripted parts, tensor subclasses or state that can
+    change unseen.
+    """
     walk = _Walk()
     try:
         walk.global_hooks()
@@ -118,7 +171,9 @@ class _Walk:
     total: int = 0
 
     def _new(self, thing: object, role: object = "") -> bool:
-        """Whether `thing` is met for the first time in this role. Held, so that its identity is not reused during the walk."""
+        """Whether `thing` is met for the first time in this role. Held, so that its identity is not
+        reused during the walk.
+        """
         key = (id(thing), role)
         if key in self.seen:
             return False
@@ -130,7 +185,9 @@ class _Walk:
         for name in _GLOBAL_HOOKS:
             where, hooks = f"torch.nn.modules.module.{name}", table[name]
             if hooks:
-                raise _UnwatchableError(f"{where} is not empty: hooks for every module are registered")
+                raise _UnwatchableError(
+                    f"{where} is not empty: hooks for every module are registered"
+                )
             self.lookups.append(Lookup(where, table, name, hooks))
             self.empties.append(Empty(where, hooks))
 
@@ -140,14 +197,20 @@ class _Walk:
         if not self._new(module):
             return
         if isinstance(module, torch.jit.ScriptModule):
-            raise _UnwatchableError(f"{path or 'the module'} is a torch.jit.ScriptModule: its state is not in Python")
+            raise _UnwatchableError(
+                f"{path or 'the module'} is a torch.jit.ScriptModule: its state is not in Python"
+            )
         if _has_slots(type(module)):
-            raise _UnwatchableError(f"{path or 'the module'} is a {type(module).__qualname__}, which keeps state outside __dict__")
+            raise _UnwatchableError(
+                f"{path or 'the module'} is a {type(module).__qualname__}, which keeps state outside __dict__"
+            )
         attributes = vars(module)
         for name in _HOOKS:
             hooks = attributes.get(name)
             if hooks:
-                raise _UnwatchableError(f"{_join(path, name)}: hooks are registered; they run only through a plain module call")
+                raise _UnwatchableError(
+                    f"{_join(path, name)}: hooks are registered; they run only through a plain module call"
+                )
             if hooks is not None:
                 self.empties.append(Empty(_join(path, name), hooks))
         self._object(module, path, attributes)
@@ -171,9 +234,13 @@ class _Walk:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise _UnwatchableError(f"{where} is not initialised yet: call the module once before")
         if type(tensor) not in (torch.Tensor, nn.Parameter):
-            raise _UnwatchableError(f"{where} is a {type(tensor).__name__}: a tensor subclass has behaviour of its own")
+            raise _UnwatchableError(
+                f"{where} is a {type(tensor).__name__}: a tensor subclass has behaviour of its own"
+            )
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            raise _UnwatchableError(f"{where} is not a dense strided tensor (layout {tensor.layout})")
+            raise _UnwatchableError(
+                f"{where} is not a dense strided tensor (layout {tensor.layout})"
+            )
         self.tensors.append(TensorFacts(where, tensor, type(tensor), tensor_facts(tensor)))
 
     def _object(self, thing: object, path: str, attributes: dict[str, Any]) -> None:
@@ -181,7 +248,15 @@ class _Walk:
         self.homes.append(Home(path, thing, attributes))
         self._table(path, "attribute", attributes, skips=isinstance(thing, nn.Module))
 
-    def _table(self, where: str, what: str, table: Mapping[Any, Any], *, skips: bool = False, owner: type | None = None) -> None:
+    def _table(
+        self,
+        where: str,
+        what: str,
+        table: Mapping[Any, Any],
+        *,
+        skips: bool = False,
+        owner: type | None = None,
+    ) -> None:
         pairs = [(key, value) for key, value in table.items() if not (skips and key == IGNORED)]
         keys, values = tuple(key for key, _ in pairs), tuple(value for _, value in pairs)
         self.tables.append(Table(where, what, table, keys, values, skips, owner))
@@ -201,7 +276,9 @@ class _Walk:
         elif self._new(value):
             self.total += 1
             if depth > _MAX_DEPTH or self.total > _MAX_TOTAL:
-                raise _UnwatchableError(f"{where}: attributes nest deeper than {_MAX_DEPTH} or hold over {_MAX_TOTAL} containers")
+                raise _UnwatchableError(
+                    f"{where}: attributes nest deeper than {_MAX_DEPTH} or hold over {_MAX_TOTAL} containers"
+                )
             for name, part in self._parts(where, value):
                 self._value(name, part, depth + 1)
 
@@ -210,22 +287,38 @@ class _Walk:
         if isinstance(value, types.MethodType):
             return [(where, value.__func__), (f"{where}.__self__", value.__self__)]
         if type(value) is functools.partial:
-            return [(where, value.func), (f"{where}.args", value.args), (f"{where}.keywords", value.keywords)]
+            return [
+                (where, value.func),
+                (f"{where}.args", value.args),
+                (f"{where}.keywords", value.keywords),
+            ]
         if isinstance(value, (*_DICTS, *_SEQUENCES, tuple, frozenset, bytearray)):
             return self._container(where, value)
         attributes = getattr(value, "__dict__", None)
-        if not isinstance(attributes, dict) or attributes is not value.__dict__ or _has_slots(type(value)):
-            raise _UnwatchableError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which can change unseen")
+        if (
+            not isinstance(attributes, dict)
+            or attributes is not value.__dict__
+            or _has_slots(type(value))
+        ):
+            raise _UnwatchableError(
+                f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which can change unseen"
+            )
         if len(attributes) > _MAX_ITEMS:
-            raise _UnwatchableError(f"{where} has {len(attributes)} attributes; at most {_MAX_ITEMS} are watched")
+            raise _UnwatchableError(
+                f"{where} has {len(attributes)} attributes; at most {_MAX_ITEMS} are watched"
+            )
         self._object(value, where, attributes)
         return [(_join(where, name), part) for name, part in attributes.items()]
 
     def _container(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
         if len(value) > _MAX_ITEMS:
-            raise _UnwatchableError(f"{where} is a {type(value).__name__} of {len(value)} items; at most {_MAX_ITEMS} are watched")
+            raise _UnwatchableError(
+                f"{where} is a {type(value).__name__} of {len(value)} items; at most {_MAX_ITEMS} are watched"
+            )
         if not isinstance(value, (tuple, frozenset)) and not self._content(where, value):
-            raise _UnwatchableError(f"{where} is a {type(value).__qualname__}: a subclass of a container can change unseen")
+            raise _UnwatchableError(
+                f"{where} is a {type(value).__qualname__}: a subclass of a container can change unseen"
+            )
         if isinstance(value, bytearray):
             return []
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -260,19 +353,29 @@ class _Walk:
                     self._code(f"{cls.__qualname__}.{name}", function, cls)
 
     def _small(self, where: str, value: object) -> None:
-        """Behind class bodies, global names and closures only small containers are followed: there is no end to the rest."""
-        if isinstance(value, (*_DICTS, *_SEQUENCES, bytearray)) and len(value) <= _MAX_ITEMS and self._new(value):
+        """Behind class bodies, global names and closures only small containers are followed: there
+        is no end to the rest.
+        """
+        if (
+            isinstance(value, (*_DICTS, *_SEQUENCES, bytearray))
+            and len(value) <= _MAX_ITEMS
+            and self._new(value)
+        ):
             self._content(where, value)
 
     def _code(self, where: str, function: types.FunctionType | None, cls: type | None) -> None:
-        """A function, and what its names lead to: methods of `cls`, globals, functions of the same file, `module.name` pairs."""
+        """A function, and what its names lead to: methods of `cls`, globals, functions of the same
+        file, `module.name` pairs.
+        """
         if function is None or not self._new(function, cls):
             return
         if self._new(function, "code"):
             self.codes.append(Code.of(where, function))
             if function.__kwdefaults__:
                 self._small(f"{where}, keyword defaults", function.__kwdefaults__)
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            ):
                 self._cell(f"{where}, closure variable {name}", cell, cls)
         names = set(_names(function.__code__))
         for name in sorted(names):
@@ -288,14 +391,18 @@ class _Walk:
             return
         self.cells.append(Cell(where, cell, value))
         self._small(where, value)
-        if isinstance(value, types.FunctionType):  # a decorator's wrapper: the decorated function is here
+        if isinstance(
+            value, types.FunctionType
+        ):  # a decorator's wrapper: the decorated function is here
             self._code(where, value, cls)
 
     def _global(self, table: dict[str, Any], name: str, names: set[str], cls: type | None) -> None:
         if name not in table or not self._new(table, name):
             return
         value = table[name]
-        self.lookups.append(Lookup(f"global {table.get('__name__', '?')}.{name}", table, name, value))
+        self.lookups.append(
+            Lookup(f"global {table.get('__name__', '?')}.{name}", table, name, value)
+        )
         self._small(f"global {name}", value)
         if isinstance(value, types.FunctionType):
             same_file = value.__globals__ is table
@@ -304,7 +411,9 @@ class _Walk:
             self._module_names(name, value, names)
 
     def _module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
-        """`nn.functional.relu` in code: `functional` of `nn` and `relu` of that are looked up at every call: watched."""
+        """`nn.functional.relu` in code: `functional` of `nn` and `relu` of that are looked up at
+        every call: watched.
+        """
         table = vars(module)
         for name in sorted(names & table.keys()):
             if self._new(table, name):
@@ -319,13 +428,23 @@ def _join(path: str, name: object) -> str:
 
 
 def _has_slots(cls: type) -> bool:
-    """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are not watched."""
+    """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are
+    not watched.
+    """
     foreign = any(not base.__flags__ & HEAP_TYPE for base in cls.__mro__[:-1])
-    return foreign or any(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
+    return foreign or any(
+        isinstance(value, types.MemberDescriptorType)
+        for base in cls.__mro__
+        for value in vars(base).values()
+    )
 
 
 def _function(attribute: object) -> types.FunctionType | None:
-    attribute = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
+    attribute = (
+        attribute.fget
+        if isinstance(attribute, property)
+        else getattr(attribute, "__func__", attribute)
+    )
     return attribute if isinstance(attribute, types.FunctionType) else None
 
 

@@ -1,7 +1,8 @@
-"""The records of a module guard: what is watched, what it was when the guard was bound, and where it is.
+"""The records of a module guard: what is watched, what it was when the guard was bound, and where
+it is.
 
-Data only: `torch_cudal1.runtime.guard_builder` makes the records, `torch_cudal1.runtime.guard` and `csrc/guard.cpp` compare them
-with the present.
+Data only: `torch_cudal1.runtime.guard_builder` makes the records, `torch_cudal1.runtime.guard` and
+`csrc/guard.cpp` compare them with the present.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ __all__ = [
 IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _HOOKS_OF_ALL = "torch.nn.modules.module."
-FACTS = ("dtype", "device", "shape", "strides", "requires_grad", "layout", "address", "conjugate bit", "negative bit")
+FACTS = (
+    "dtype",
+    "device",
+    "shape",
+    "strides",
+    "requires_grad",
+    "layout",
+    "address",
+    "conjugate bit",
+    "negative bit",
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is skipped where `skips`. Without
-    `values` its keys, which are bytes, stay the same in any order, but for those that begin with `but`.
+    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is
+    skipped where `skips`. Without `values` its keys, which are bytes, stay the same in any order,
+    but for those that begin with `but`.
     """
 
     where: str
@@ -129,7 +141,9 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A name that a call looks up: in a dict, or in the body of a class. `value` is ABSENT where there was none."""
+    """A name that a call looks up: in a dict, or in the body of a class. `value` is ABSENT where
+    there was none.
+    """
 
     where: str
     table: dict[Any, Any] | type
@@ -150,7 +164,9 @@ class Code:
     @classmethod
     def of(cls, where: str, function: types.FunctionType) -> Code:
         """The record of a function as it is now."""
-        return cls(where, function, function.__code__, function.__defaults__, function.__kwdefaults__)
+        return cls(
+            where, function, function.__code__, function.__defaults__, function.__kwdefaults__
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +180,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts and not the object."""
+    """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts
+    and not the object.
+    """
 
     where: str
     tensor: torch.Tensor
@@ -174,7 +192,9 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Watched:
-    """Everything a guard checks. Holding it keeps objects alive (so that identities are not reused), but no old tensor storage."""
+    """Everything a guard checks. Holding it keeps objects alive (so that identities are not
+    reused), but no old tensor storage.
+    """
 
     kins: tuple[Kin, ...]
     homes: tuple[Home, ...]
@@ -192,7 +212,12 @@ def bodies_of(classes: Iterable[type]) -> Watched:
     """The bodies of classes, for a guard of them alone."""
     tables = tuple(
         Table(
-            f"class {kind.__qualname__}", "class attribute", vars(kind), tuple(vars(kind)), tuple(vars(kind).values()), owner=kind
+            f"class {kind.__qualname__}",
+            "class attribute",
+            vars(kind),
+            tuple(vars(kind)),
+            tuple(vars(kind).values()),
+            owner=kind,
         )
         for kind in classes
         if kind.__flags__ & HEAP_TYPE
@@ -201,19 +226,30 @@ def bodies_of(classes: Iterable[type]) -> Watched:
 
 
 def without_state(watched: Watched) -> Watched:
-    """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions of classes. Not the state, which
-    a call may change.
+    """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions
+    of classes. Not the state, which a call may change.
     """
     bodies = tuple(table for table in watched.tables if table.owner is not None)
     lookups = tuple(
-        lookup for lookup in watched.lookups if isinstance(lookup.table, type) or lookup.where.startswith(_HOOKS_OF_ALL)
+        lookup
+        for lookup in watched.lookups
+        if isinstance(lookup.table, type) or lookup.where.startswith(_HOOKS_OF_ALL)
     )
     return replace(watched, tables=bodies, items=(), raws=(), lookups=lookups, cells=(), tensors=())
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What a compiled program relies on of a dense tensor besides values; the address counts as "aligned" to 16 bytes or not."""
+    """What a compiled program relies on of a dense tensor besides values; the address counts as
+    "aligned" to 16 bytes or not.
+    """
     address = tensor.data_ptr()
     place = "none" if not address else "unaligned" if address % 16 else "aligned"
-    form = (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.layout)
+    form = (
+        tensor.dtype,
+        tensor.device,
+        tensor.shape,
+        tensor.stride(),
+        tensor.requires_grad,
+        tensor.layout,
+    )
     return (*form, place, tensor.is_conj(), tensor.is_neg())

@@ -1,4 +1,6 @@
-"""Large results of a CPU runner in huge pages; csrc/pages.h says why and how. Without the extension they are PyTorch's as ever."""
+"""Large results of a CPU runner in huge pages; csrc/pages.h says why and how. Without the extension
+they are PyTorch's as ever.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ __all__ = ["in_huge_pages"]
 
 
 def in_huge_pages(runner: Runner) -> Runner:
-    """`runner`; what it allocates on the CPU over 32 MiB is advised to lie in huge pages, where the kernel gives them on advice."""
+    """`runner`; what it allocates on the CPU over 32 MiB is advised to lie in huge pages, where the
+    kernel gives them on advice.
+    """
     extension = native.extension()
     if extension is None:
         return runner

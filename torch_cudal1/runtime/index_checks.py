@@ -1,8 +1,9 @@
 """Looks at indices before code that Inductor compiled for a CPU reads with them.
 
-Eager raises IndexError for an index out of range. Inductor's C++ throws from inside a parallel loop, where nothing can catch
-it: the process ends. Here each index that is not in range by construction goes through one opaque operator first, which raises.
-On a GPU eager itself ends in a device-side assertion, and nothing is added.
+Eager raises IndexError for an index out of range. Inductor's C++ throws from inside a parallel
+loop, where nothing can catch it: the process ends. Here each index that is not in range by
+construction goes through one opaque operator first, which raises. On a GPU eager itself ends in a
+device-side assertion, and nothing is added.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-__all__ = ["IndexOutOfRangeError", "as_eager_raises", "cpu_index_checks", "holds_indices", "loses_a_check", "with_class_checks"]
+__all__ = [
+    "IndexOutOfRangeError",
+    "as_eager_raises",
+    "cpu_index_checks",
+    "holds_indices",
+    "loses_a_check",
+    "with_class_checks",
+]
 
 _NAME = "checked_index"
-# operator: position of the indices among its arguments, whether negative ones count from the end; the indexed dimension is
-# argument 1, but for a table's, which is its first
+# operator: position of the indices among its arguments, whether negative ones count from the end;
+# the indexed dimension is argument 1, but for a table's, which is its first
 _TABLE_OPERATORS = {"aten.embedding.default"}
 _DIMENSION_OPERATORS = {
     "aten.index_select.default",
@@ -56,7 +64,9 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class IndexOutOfRangeError(IndexError):
-    """What is raised for an index that eager would refuse; the words are eager's where the module's own forward is run after it."""
+    """What is raised for an index that eager would refuse; the words are eager's where the module's
+    own forward is run after it.
+    """
 
 
 def _operator() -> torch._ops.OpOverload:
@@ -68,10 +78,14 @@ def _operator() -> torch._ops.OpOverload:
 @cache
 def _define() -> torch.library.Library:
     library = torch.library.Library("cudal1", "FRAGMENT")
-    library.define(f"{_NAME}(Tensor index, int low, int high) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(
+        f"{_NAME}(Tensor index, int low, int high) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    )
     library.impl(_NAME, _checked, "CPU")
     library.impl(_NAME, lambda index, low, high: index.clone(), "CUDA")
-    torch.library.register_fake(f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library)
+    torch.library.register_fake(
+        f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library
+    )
     return library
 
 
@@ -79,12 +93,16 @@ def _checked(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
     if index.numel():
         least, most = (int(value) for value in index.aminmax())
         if least < low or most >= high:
-            raise IndexOutOfRangeError(f"index out of range: {least if least < low else most} is not from {low} to {high - 1}")
+            raise IndexOutOfRangeError(
+                f"index out of range: {least if least < low else most} is not from {low} to {high - 1}"
+            )
     return index.clone()
 
 
 def as_eager_raises(compiled: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, with the exception that `own` raises in the place of ours. What it writes to is not written yet at that point."""
+    """`compiled`, with the exception that `own` raises in the place of ours. What it writes to is
+    not written yet at that point.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -122,7 +140,11 @@ def cpu_index_checks() -> dict[str, Any]:
 def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
     for index, size, from_the_end in _indices(node):
         value = index.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype in (torch.bool, torch.uint8):
+        if (
+            not isinstance(value, torch.Tensor)
+            or value.device.type != "cpu"
+            or value.dtype in (torch.bool, torch.uint8)
+        ):
             continue
         low, high = -size if from_the_end else 0, size
         if _is_within(index, low, high):
@@ -134,7 +156,9 @@ def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
-    """What the node indexes with, the size of what it indexes, and whether a negative index counts from the end."""
+    """What the node indexes with, the size of what it indexes, and whether a negative index counts
+    from the end.
+    """
     name = str(node.target)
     if name in _TABLE_OPERATORS:
         yield from _known(node.args[1], _shape(node.args[0]), 0, False)
@@ -149,8 +173,15 @@ def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
             dimension += value.ndim if is_mask and isinstance(value, torch.Tensor) else 1
 
 
-def _known(index: Any, shape: tuple[Any, ...] | None, dimension: Any, from_the_end: bool) -> Iterator[tuple[fx.Node, int, bool]]:
-    if isinstance(index, fx.Node) and shape and isinstance(dimension, int) and -len(shape) <= dimension < len(shape):
+def _known(
+    index: Any, shape: tuple[Any, ...] | None, dimension: Any, from_the_end: bool
+) -> Iterator[tuple[fx.Node, int, bool]]:
+    if (
+        isinstance(index, fx.Node)
+        and shape
+        and isinstance(dimension, int)
+        and -len(shape) <= dimension < len(shape)
+    ):
         size = shape[dimension]
         if isinstance(size, int):
             yield index, size, from_the_end
@@ -170,21 +201,33 @@ def _is_within(node: Any, low: int, high: int) -> bool:
     name = str(node.target)
     if name == "prims.iota.default":
         start, step, count = node.kwargs.get("start", 0), node.kwargs.get("step", 1), node.args[0]
-        ends = (start, start + step * (count - 1)) if all(isinstance(n, int) for n in (start, step, count)) else ()  # type: ignore[operator]
+        ends = (
+            (start, start + step * (count - 1))  # type: ignore[operator]
+            if all(isinstance(n, int) for n in (start, step, count))
+            else ()
+        )
         return bool(ends) and all(low <= end < high for end in ends)  # type: ignore[operator]
     if name == "aten.arange.default" and isinstance(node.args[0], int):
         return low <= 0 and node.args[0] <= high
-    return name == "aten.full.default" and isinstance(node.args[1], int) and low <= node.args[1] < high
+    return (
+        name == "aten.full.default" and isinstance(node.args[1], int) and low <= node.args[1] < high
+    )
 
 
 # --- in Dynamo's graphs
 
 
 def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Calls of `one_hot` on a CPU, whose look at the class values is gone once AOTAutograd has taken them apart."""
+    """Calls of `one_hot` on a CPU, whose look at the class values is gone once AOTAutograd has
+    taken them apart.
+    """
     one_hot = torch.nn.functional.one_hot
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is one_hot]
-    return [node for node in nodes if node.meta["example_value"].device.type == "cpu" and isinstance(_classes(node), int)]
+    return [
+        node
+        for node in nodes
+        if node.meta["example_value"].device.type == "cpu" and isinstance(_classes(node), int)
+    ]
 
 
 def _classes(node: fx.Node) -> Any:
@@ -192,7 +235,9 @@ def _classes(node: fx.Node) -> Any:
 
 
 def holds_indices(module: fx.GraphModule) -> bool:
-    """Whether any value in a Dynamo graph may be an index: whatever holds none is compiled as torch.compile compiles it."""
+    """Whether any value in a Dynamo graph may be an index: whatever holds none is compiled as
+    torch.compile compiles it.
+    """
     values = (node.meta.get("example_value") for node in module.graph.nodes)
     return any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
 

@@ -1,4 +1,5 @@
-"""The kill switch: inside `disabled()` every call in the process runs the user's own baseline, from the next call on.
+"""The kill switch: inside `disabled()` every call in the process runs the user's own baseline, from
+the next call on.
 
 It changes nothing that was built; leaving the block switches everything back.
 """

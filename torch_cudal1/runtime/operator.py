@@ -1,8 +1,9 @@
-"""`cudal1::run`: a nested Program as one opaque PyTorch operator, so that Inductor and CUDA graphs see a single node.
+"""`cudal1::run`: a nested Program as one opaque PyTorch operator, so that Inductor and CUDA graphs
+see a single node.
 
-The operator is functional: tensors in, fresh tensors out, shapes from the fake implementation. It has no autograd: it stands only
-below AOTAutograd or under no_grad, and refuses inputs that require gradients. An id is the Program's digest; the Program must
-have been registered in this process.
+The operator is functional: tensors in, fresh tensors out, shapes from the fake implementation. It
+has no autograd: it stands only below AOTAutograd or under no_grad, and refuses inputs that require
+gradients. An id is the Program's digest; the Program must have been registered in this process.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ def registered(digest: str) -> Program:
 
 def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        raise ProgramError("autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd")
+        raise ProgramError(
+            "autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd"
+        )
     found = registered(program)
-    device = next((t.device for t in inputs if t.device.type == found.device), torch.device(found.device))
+    device = next(
+        (t.device for t in inputs if t.device.type == found.device), torch.device(found.device)
+    )
     runner = _runners.get((program, device))
     if runner is None:
         runner = _runners[program, device] = prepare(found, device)
@@ -64,7 +69,9 @@ def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
     found = registered(program)
     device = inputs[0].device if inputs else torch.device(found.device)
     return [
-        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=device) for s in _cached_specs(program) if s is not None
+        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=device)
+        for s in _cached_specs(program)
+        if s is not None
     ]
 
 

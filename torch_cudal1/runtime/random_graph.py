@@ -1,8 +1,10 @@
-"""A CUDA graph of a Program that draws random numbers: its replays draw the numbers that eager's calls would.
+"""A CUDA graph of a Program that draws random numbers: its replays draw the numbers that eager's
+calls would.
 
-A captured operator reads seed and offset of CUDA's default generator from memory; before each replay PyTorch writes the generator's
-present state there, and moves it on by what one call draws. So a replay continues the user's sequence wherever it stands, seeded
-or not, and leaves it where eager leaves it. That is `torch.cuda.CUDAGraph.replay`'s work, so the C++ replay is not used here.
+A captured operator reads seed and offset of CUDA's default generator from memory; before each
+replay PyTorch writes the generator's present state there, and moves it on by what one call draws.
+So a replay continues the user's sequence wherever it stands, seeded or not, and leaves it where
+eager leaves it. That is `torch.cuda.CUDAGraph.replay`'s work, so the C++ replay is not used here.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class RandomGraph(GraphedRunner):
         self.interpreted = "its replay must move the random generator on"
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
-        """Warming up and capturing draw numbers that are nobody's: the user's sequence is put back to where it was."""
+        """Warming up and capturing draw numbers that are nobody's: the user's sequence is put back
+        to where it was.
+        """
         before = torch.cuda.get_rng_state(self._device)
         try:
             return super()._capture(inputs)
@@ -36,13 +40,19 @@ class RandomGraph(GraphedRunner):
 
 
 def refuse_host_numbers(program: Program) -> None:
-    """Raises NotLowerableError where random numbers are drawn on the CPU: a graph would hold those of its capture for ever."""
+    """Raises NotLowerableError where random numbers are drawn on the CPU: a graph would hold those
+    of its capture for ever.
+    """
     specs = value_specs(program)
     for step in program.steps:
         if isinstance(step, Call):
             refuse_host_numbers(step.program)
-        elif _draws(step) and any(specs[out].device != "cuda" for out in step_outs(step) if out in specs):
-            raise NotLowerableError("a CUDA graph of random numbers drawn on the CPU would repeat them")
+        elif _draws(step) and any(
+            specs[out].device != "cuda" for out in step_outs(step) if out in specs
+        ):
+            raise NotLowerableError(
+                "a CUDA graph of random numbers drawn on the CPU would repeat them"
+            )
 
 
 def _draws(step: Step) -> bool:

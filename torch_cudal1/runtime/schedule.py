@@ -1,6 +1,8 @@
-"""Turns a Program into something to call, under a schedule: step by step, through Inductor, either with a CUDA graph around it.
+"""Turns a Program into something to call, under a schedule: step by step, through Inductor, either
+with a CUDA graph around it.
 
-Inductor gets the whole Program as one graph, with each nested Program as one opaque node. Nothing here measures or decides.
+Inductor gets the whole Program as one graph, with each nested Program as one opaque node. Nothing
+here measures or decides.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ from torch_cudal1.runtime.split_last_kernel import parted
 
 __all__ = ["build", "to_fx"]
 
-_AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}  # as mode="max-autotune-no-cudagraphs" of torch.compile
-# Inductor's names for what it compiled hold $CXX, which compiles nothing where every tensor is on a GPU: what one machine of a
-# fleet compiled, another finds whatever its variables say.
+_AUTOTUNE = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+}  # as mode="max-autotune-no-cudagraphs" of torch.compile
+# Inductor's names for what it compiled hold $CXX, which compiles nothing where every tensor is on a
+# GPU: what one machine of a fleet compiled, another finds whatever its variables say.
 _NO_CXX = {"cpp.cxx": (None, "g++")}
 
 
@@ -48,10 +53,11 @@ def build(
 ) -> Runner:
     """A callable from the Program's inputs to its outputs.
 
-    `static`: positions of parameters and buffers (for CUDA graphs). `options`: the user's own Inductor options.
+    `static`: positions of parameters and buffers (for CUDA graphs). `options`: the user's own
+    Inductor options.
 
-    Raises ProgramError for a Program that breaks a rule, NotLowerableError for a schedule that cannot serve it, and whatever
-    Inductor raises when it cannot compile.
+    Raises ProgramError for a Program that breaks a rule, NotLowerableError for a schedule that
+    cannot serve it, and whatever Inductor raises when it cannot compile.
     """
     check_program(program)
     base, _, graph = schedule.partition("+")
@@ -60,24 +66,37 @@ def build(
     if graph and is_random_program(program):
         refuse_host_numbers(program)
     if graph and any(spec.device != device.type for spec in program.inputs):
-        raise NotLowerableError("an input is on the CPU, and a CUDA graph would keep the value that it had at capture")
+        raise NotLowerableError(
+            "an input is on the CPU, and a CUDA graph would keep the value that it had at capture"
+        )
     if base == "eager":
         if graph and not is_random_program(program) and (two := parted(program)) is not None:
-            return GraphedRunner(prepare(two.first, device), frozenset(static), device, last=prepare(two.last, device))
+            return GraphedRunner(
+                prepare(two.first, device),
+                frozenset(static),
+                device,
+                last=prepare(two.last, device),
+            )
         runner = prepare(program, device)
     else:
-        defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (_AUTOTUNE if base == "max-autotune" else {})
+        defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (
+            _AUTOTUNE if base == "max-autotune" else {}
+        )
         checks = cpu_index_checks() if device.type == "cpu" and _holds_indices(program) else {}
         runner = _inductor(program, device, defaults | checks | dict(options or {}))
         if device.type == "cpu":
             runner = in_huge_pages(runner)
     if not graph:
         return runner
-    return (RandomGraph if is_random_program(program) else GraphedRunner)(runner, frozenset(static), device)
+    return (RandomGraph if is_random_program(program) else GraphedRunner)(
+        runner, frozenset(static), device
+    )
 
 
 def to_fx(program: Program) -> fx.GraphModule:
-    """The Program as an FX graph of ATen calls; every nested Program becomes one `cudal1::run` node."""
+    """The Program as an FX graph of ATen calls; every nested Program becomes one `cudal1::run`
+    node.
+    """
     if any(isinstance(step, (Alloc, Launch)) for step in program.steps):
         program = _wrapped(program)
     root = torch.nn.Module()
@@ -99,11 +118,15 @@ def _emit(graph: fx.Graph, step: Any, values: Sequence[Any]) -> list[Any]:
         node = graph.call_function(overload(step.target), args, kwargs)
         many, outs = step.many, step.outs
     else:
-        node = graph.call_function(run_operator(), ([values[index] for index in step.args], register(step.program)))
+        node = graph.call_function(
+            run_operator(), ([values[index] for index in step.args], register(step.program))
+        )
         many, outs = True, step.outs
     if not many:
         return [node]
-    return [graph.call_function(operator.getitem, (node, position)) for position in range(len(outs))]
+    return [
+        graph.call_function(operator.getitem, (node, position)) for position in range(len(outs))
+    ]
 
 
 def _fx_arg(arg: Any, values: Sequence[Any]) -> Any:
@@ -116,19 +139,26 @@ def _wrapped(program: Program) -> Program:
     """The same computation as one nested call, for a Program that launches at its top level."""
     first = len(program.inputs)
     outs = tuple(range(first, first + len(program.outputs)))
-    return Program(inputs=program.inputs, steps=(Call(program, tuple(range(first)), outs),), outputs=outs)
+    return Program(
+        inputs=program.inputs, steps=(Call(program, tuple(range(first)), outs),), outputs=outs
+    )
 
 
 def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
     with collector_paused(keeps=True):
-        from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
+        from torch._inductor.compile_fx import (
+            compile_fx,
+        )  # seconds to import: only where something is compiled
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    if is_random_program(program):  # eager's numbers, one operator after the other, in place of Inductor's own
+    if is_random_program(
+        program
+    ):  # eager's numbers, one operator after the other, in place of Inductor's own
         options = options | {"fallback_random": True}
     module = to_fx(program).to(device)
-    # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
-    # With a ShapeEnv, though every size is known: without one Inductor's caches are bypassed, and each process compiles again.
+    # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not
+    # leak into ours. With a ShapeEnv, though every size is known: without one Inductor's caches are
+    # bypassed, and each process compiles again.
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:
@@ -147,8 +177,16 @@ def _holds_indices(program: Program) -> bool:
 
 
 def _is_all_on_cuda(program: Program) -> bool:
-    """Whether no tensor that comes in or is made is on the CPU; constants go where the Program runs."""
-    made = {arg.type for step in program.steps if isinstance(step, Aten) for _, arg in step.kwargs if isinstance(arg, torch.device)}
+    """Whether no tensor that comes in or is made is on the CPU; constants go where the Program
+    runs.
+    """
+    made = {
+        arg.type
+        for step in program.steps
+        if isinstance(step, Aten)
+        for _, arg in step.kwargs
+        if isinstance(arg, torch.device)
+    }
     return program.device == "cuda" and made | {spec.device for spec in program.inputs} <= {"cuda"}
 
 

@@ -1,7 +1,9 @@
-"""Parts the step that yields a Program's results from the steps before it, so that a CUDA graph need not hold it.
+"""Parts the step that yields a Program's results from the steps before it, so that a CUDA graph
+need not hold it.
 
-A graph writes where it was captured, so its results are copied out, which for 64 MiB takes 15 us of an H200. A last step that runs
-after the graph writes to fresh memory itself, and the host launches it while the graph still runs.
+A graph writes where it was captured, so its results are copied out, which for 64 MiB takes 15 us of
+an H200. A last step that runs after the graph writes to fresh memory itself, and the host launches
+it while the graph still runs.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = ["LEAST_BYTES", "Parted", "parted"]
 
-LEAST_BYTES = 4 << 20  # of a result; up to here a copy is a small kernel of the graph (most_by_kernel in csrc/captured.h)
+LEAST_BYTES = (
+    4 << 20
+)  # of a result; up to here a copy is a small kernel of the graph (most_by_kernel in csrc/captured.h)
 
 
 @dataclass(frozen=True)
 class Parted:
-    """`first` has the Program's inputs and yields what `last` reads of it; `last` takes that, then the inputs, and yields the
-    Program's outputs, all of them memory that it made itself.
+    """`first` has the Program's inputs and yields what `last` reads of it; `last` takes that, then
+    the inputs, and yields the Program's outputs, all of them memory that it made itself.
     """
 
     first: Program
@@ -30,7 +34,9 @@ class Parted:
 
 
 def parted(program: Program) -> Parted | None:
-    """The Program in two parts; None unless its last step, with views of it, yields all outputs, one of LEAST_BYTES or more."""
+    """The Program in two parts; None unless its last step, with views of it, yields all outputs,
+    one of LEAST_BYTES or more.
+    """
     cut = _place(program)
     if cut is None:
         return None
@@ -38,7 +44,12 @@ def parted(program: Program) -> Parted | None:
     tail = sorted({*_views_for(program, cut, makers), *range(cut, len(steps))})
     inside = {out for position in tail for out in step_outs(steps[position])}
     outside = len(program.inputs) + len(program.constants)
-    read = dict.fromkeys(i for position in tail for i in used_values(steps[position]) if i not in inside and i >= outside)
+    read = dict.fromkeys(
+        i
+        for position in tail
+        for i in used_values(steps[position])
+        if i not in inside and i >= outside
+    )
     if not read:
         return None  # it reads nothing that was computed: what comes before it is for nothing
     specs = value_specs(program)
@@ -48,12 +59,16 @@ def parted(program: Program) -> Parted | None:
     given = {index: place for place, index in enumerate((*read, *range(outside)))}
     body, moved = renumbered_in_turn((steps[position] for position in tail), given)
     inputs = (*(specs[index] for index in read), *program.inputs)
-    results = tuple(moved[out] for out in program.outputs if out is not None)  # `_place` refuses others
+    results = tuple(
+        moved[out] for out in program.outputs if out is not None
+    )  # `_place` refuses others
     return Parted(first, Program(inputs, body, results, program.constants, program.payloads))
 
 
 def _place(program: Program) -> int | None:
-    """The position of the step that makes the memory of all outputs: nothing but views comes after it, something before it."""
+    """The position of the step that makes the memory of all outputs: nothing but views comes after
+    it, something before it.
+    """
     steps, makers = program.steps, Makers(program)
     if any(isinstance(step, (Alloc, Launch)) for step in steps) or None in program.outputs:
         return None
@@ -66,12 +81,22 @@ def _place(program: Program) -> int | None:
 
 
 def _views_for(program: Program, cut: int, makers: Makers) -> set[int]:
-    """The views before `cut` through which its step reads: they are made anew, so that the first part yields no view."""
+    """The views before `cut` through which its step reads: they are made anew, so that the first
+    part yields no view.
+    """
     found: set[int] = set()
     waiting: Sequence[int] = [cut]
     while waiting:
-        before = {makers.maker(index) for position in waiting for index in used_values(program.steps[position])}
-        fresh = {position for position in before if position is not None and passes_on(program.steps[position])} - found
+        before = {
+            makers.maker(index)
+            for position in waiting
+            for index in used_values(program.steps[position])
+        }
+        fresh = {
+            position
+            for position in before
+            if position is not None and passes_on(program.steps[position])
+        } - found
         found |= fresh
         waiting = sorted(fresh)
     return found

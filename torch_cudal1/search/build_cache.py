@@ -1,8 +1,10 @@
-"""Kernels compiled before, found again by what they were compiled from: a compiler's work is kept like a search's decisions.
+"""Kernels compiled before, found again by what they were compiled from: a compiler's work is kept
+like a search's decisions.
 
-The key is of the island's Program, the proposal and the architecture, in the folder of the versions and sources of what compiles.
-Nothing in there was run: what is found is checked and timed like what was compiled now. Only the user's own cache is asked, as
-whoever may write it is trusted. What `purge` deletes meanwhile is compiled again.
+The key is of the island's Program, the proposal and the architecture, in the folder of the versions
+and sources of what compiles. Nothing in there was run: what is found is checked and timed like what
+was compiled now. Only the user's own cache is asked, as whoever may write it is trusted. What
+`purge` deletes meanwhile is compiled again.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ __all__ = ["build", "keep", "kept"]
 _LIMIT_BYTES = 256 << 20
 
 
-def build(region: Region, proposals: Sequence[Proposal], job: judge.Job, place: Place) -> tuple[Candidate | Rejected, ...]:
-    """One answer per proposal, in order: compiled before, or now in a process of the judge's and kept. Raises SandboxError."""
+def build(
+    region: Region, proposals: Sequence[Proposal], job: judge.Job, place: Place
+) -> tuple[Candidate | Rejected, ...]:
+    """One answer per proposal, in order: compiled before, or now in a process of the judge's and
+    kept. Raises SandboxError.
+    """
     root, sm = place.cache.root, int(place.target.arch.removeprefix("sm_"))
     known = {at: kept(root, region.program, proposal, sm) for at, proposal in enumerate(proposals)}
     left = [at for at, found in known.items() if isinstance(found, Miss)]
@@ -42,7 +48,9 @@ def build(region: Region, proposals: Sequence[Proposal], job: judge.Job, place: 
         if isinstance(answer, Candidate):  # a refusal may be a lack of time or memory
             keep(root, region.program, proposals[at], sm, answer)
     telemetry.count("builds_found", len(proposals) - len(left))
-    return tuple(found for at, one in known.items() if not isinstance(found := fresh.get(at, one), Miss))
+    return tuple(
+        found for at, one in known.items() if not isinstance(found := fresh.get(at, one), Miss)
+    )
 
 
 def kept(root: Path, program: Program, proposal: Proposal, sm: int) -> Candidate | Rejected | Miss:
@@ -62,8 +70,12 @@ def kept(root: Path, program: Program, proposal: Proposal, sm: int) -> Candidate
         return Miss(f"unreadable: {type(error).__name__}: {error}")
 
 
-def keep(root: Path, program: Program, proposal: Proposal, sm: int, answer: Candidate | Rejected) -> None:
-    """Remember what compiling yielded, or that it never will. Where the disk refuses, the next one compiles again."""
+def keep(
+    root: Path, program: Program, proposal: Proposal, sm: int, answer: Candidate | Rejected
+) -> None:
+    """Remember what compiling yielded, or that it never will. Where the disk refuses, the next one
+    compiles again.
+    """
     path = _path(root, program, proposal, sm)
     if isinstance(answer, Candidate):
         target = Target("cuda", f"sm_{sm}", "", "", torch.__version__, triton_version())
@@ -71,7 +83,10 @@ def keep(root: Path, program: Program, proposal: Proposal, sm: int, answer: Cand
         entry = Entry(path.stem, "", target, Contract(), answer, evidence, (), "", __version__)
         write_file(path, encode_entry(entry))
     else:
-        write_file(path.with_suffix(".json"), json.dumps({"reason": answer.reason, "detector": answer.detector}).encode())
+        write_file(
+            path.with_suffix(".json"),
+            json.dumps({"reason": answer.reason, "detector": answer.detector}).encode(),
+        )
 
 
 def _path(root: Path, program: Program, proposal: Proposal, sm: int) -> Path:

@@ -1,8 +1,9 @@
-"""Kernels for the islands of a model: which to take, how much is asked of each, and what the cache remembers of it.
+"""Kernels for the islands of a model: which to take, how much is asked of each, and what the cache
+remembers of it.
 
-Whether a kernel pays is asked of the whole model, where it will run: alone, an island's time is its launch, and inside a model
-Inductor may have fused it with its neighbours. Of a matrix product's or a convolution's kernels the fastest is taken, which a heat
-tells.
+Whether a kernel pays is asked of the whole model, where it will run: alone, an island's time is its
+launch, and inside a model Inductor may have fused it with its neighbours. Of a matrix product's or
+a convolution's kernels the fastest is taken, which a heat tells.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ Remember: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], N
 _COMPILERS = 2  # processes at work beside the race of the baselines
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _SHARE = 0.6  # of the time that is left, for the kernels of one form of the whole
-_TRUSTED_TO_THE_WHOLE = 6  # so many different products are checked in the whole only; of more, a bad one must be told apart
+# so many different products are checked in the whole only; of more, a bad one must be told apart
+_TRUSTED_TO_THE_WHOLE = 6
 
 
 @dataclass
 class IslandKernels:
-    """A search for kernels until `deadline`. `remember` stores a checked kernel, or that there is none; `known`: by region key."""
+    """A search for kernels until `deadline`. `remember` stores a checked kernel, or that there is
+    none; `known`: by region key.
+    """
 
     place: Place
     job: judge.Job
@@ -52,8 +56,12 @@ class IslandKernels:
     deadline: float = math.inf
     known: dict[str, Candidate | None] = field(default_factory=dict)
     building: dict[str, Future[Built]] = field(default_factory=dict)
-    proposed: dict[str, tuple[kernels.Proposal, ...]] = field(default_factory=dict)  # as timings come in, they might change
-    saved_us: dict[str, float] = field(default_factory=dict)  # of a call, by a kernel that was raced, by region key
+    proposed: dict[str, tuple[kernels.Proposal, ...]] = field(
+        default_factory=dict
+    )  # as timings come in, they might change
+    saved_us: dict[str, float] = field(
+        default_factory=dict
+    )  # of a call, by a kernel that was raced, by region key
 
     def __post_init__(self) -> None:
         timings = path_of(self.place.cache.root, self.place.target, self.place.contract)
@@ -61,12 +69,16 @@ class IslandKernels:
 
     def begin(self, islands: Sequence[Island]) -> None:
         """Start compiling the proposals for `islands`, each region's once, in the background."""
-        for region in {island.region.key: island.region for island in _dearest_first(islands)}.values():
+        for region in {
+            island.region.key: island.region for island in _dearest_first(islands)
+        }.values():
             if self._stored(region) is None and (proposals := self._proposals(region)):
                 self.building[region.key] = self._begun(region, proposals)
 
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
-        """A kernel for each island that a template serves, and why others are not taken. Time is left to judge the whole."""
+        """A kernel for each island that a template serves, and why others are not taken. Time is
+        left to judge the whole.
+        """
         checked = len({island.region.key for island in islands}) > _TRUSTED_TO_THE_WHOLE
         own, now = self.job.examples, judge.working_s()
         until = now + _SHARE * (self.deadline - now)
@@ -76,7 +88,11 @@ class IslandKernels:
             key = island.region.key
             if key not in self.known and judge.working_s() < until:
                 given = own is not None and all(index < len(own) for index in island.inputs)
-                examples = tuple(own[index] for index in island.inputs) if own is not None and given else None
+                examples = (
+                    tuple(own[index] for index in island.inputs)
+                    if own is not None and given
+                    else None
+                )
                 self.known[key], reasons = self._kernel(
                     island.region, replace(self.job, examples=examples, book={}), checked=checked
                 )
@@ -86,12 +102,19 @@ class IslandKernels:
         return replaced, refused
 
     def saving_us(self, islands: Sequence[Island]) -> float:
-        """Microseconds of a call that kernels found for `islands` save, told from each alone; infinity if one was not raced."""
-        keys = [island.region.key for island in islands if self.known.get(island.region.key) is not None]
+        """Microseconds of a call that kernels found for `islands` save, told from each alone;
+        infinity if one was not raced.
+        """
+        keys = [
+            island.region.key for island in islands if self.known.get(island.region.key) is not None
+        ]
         return sum(self.saved_us.get(key, math.inf) for key in keys)
 
-    def _kernel(self, region: Region, job: judge.Job, *, checked: bool) -> tuple[Candidate | None, list[Rejected]]:
-        """The first proposal that builds and is right; of a product, the fastest. A checked one the cache knows for every model.
+    def _kernel(
+        self, region: Region, job: judge.Job, *, checked: bool
+    ) -> tuple[Candidate | None, list[Rejected]]:
+        """The first proposal that builds and is right; of a product, the fastest. A checked one the
+        cache knows for every model.
 
         `job` has the user's own inputs where the island takes those of the whole.
         """
@@ -102,9 +125,16 @@ class IslandKernels:
         proposals = self._proposals(region)
         if any(proposal.family in RACED for proposal in proposals):
             answers = self._built(region, proposals)
-            race = Generations(region, self.learner, lambda: self.deadline - judge.working_s(), partial(self._begun, region))
+            race = Generations(
+                region,
+                self.learner,
+                lambda: self.deadline - judge.working_s(),
+                partial(self._begun, region),
+            )
             race.made(proposals, answers)
-            won = fastest_right(region, answers, self.place, job, self.deadline, checked=checked, breeder=race)
+            won = fastest_right(
+                region, answers, self.place, job, self.deadline, checked=checked, breeder=race
+            )
             kernel, reasons, self.saved_us[region.key] = won
         else:
             checked = True
@@ -121,11 +151,15 @@ class IslandKernels:
         if region.key not in self.proposed:
             found = proposals_of(region, _sm(self.place), rights_of(self.place))
             raced = bool(found) and found[0].family in RACED
-            self.proposed[region.key] = self.learner.chosen(region.program, found, PROPOSALS) if raced else found
+            self.proposed[region.key] = (
+                self.learner.chosen(region.program, found, PROPOSALS) if raced else found
+            )
         return self.proposed[region.key]
 
     def _begun(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Future[Built]:
-        return judge.in_background(_threads(), build_cache.build, region, proposals, self.job, self.place)
+        return judge.in_background(
+            _threads(), build_cache.build, region, proposals, self.job, self.place
+        )
 
     def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
         begun = self.building.get(region.key)
@@ -134,10 +168,14 @@ class IslandKernels:
         left_s = self.deadline - judge.working_s()
         try:
             return begun.result(max(0.0, left_s) if math.isfinite(left_s) else None)
-        except TimeoutError:  # it compiles on as long as the search lasts, for the next form that asks
+        except (
+            TimeoutError
+        ):  # it compiles on as long as the search lasts, for the next form that asks
             return (_spent("its kernels were not compiled within the budget"),)
 
-    def _first_right(self, region: Region, proposals: Sequence[kernels.Proposal]) -> tuple[Candidate | None, list[Rejected]]:
+    def _first_right(
+        self, region: Region, proposals: Sequence[kernels.Proposal]
+    ) -> tuple[Candidate | None, list[Rejected]]:
         reasons: list[Rejected] = []
         for answer in self._built(region, proposals):
             if isinstance(answer, Rejected):
@@ -147,17 +185,27 @@ class IslandKernels:
                 reasons.append(Rejected(revoked, "revoked"))
                 continue
             if judge.working_s() > self.deadline:
-                return None, [*reasons, _spent("the budget was spent before this kernel was checked")]
+                return None, [
+                    *reasons,
+                    _spent("the budget was spent before this kernel was checked"),
+                ]
             verdict = judge.check(region, answer, replace(self.job, examples=None, book={}))
             if verdict.passed:
                 return answer, reasons
             failure = verdict.failure
-            reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
+            reasons.append(
+                Rejected(
+                    failure.detail if failure else "no check ran",
+                    failure.name if failure else "judge",
+                )
+            )
         return None, reasons
 
 
 def _spent(why: str) -> Rejected:
-    """What was not asked for lack of time: it says nothing of the kernel, and is not remembered as useless."""
+    """What was not asked for lack of time: it says nothing of the kernel, and is not remembered as
+    useless.
+    """
     return Rejected(why, "budget")
 
 
@@ -166,9 +214,15 @@ def _sm(place: Place) -> int:
 
 
 def proposals_of(region: Region, sm: int, rights: Collection[str]) -> tuple[kernels.Proposal, ...]:
-    """The kernels that a search without timings compiles for an island, the likeliest first; `rights` as for `kernels.propose`."""
+    """The kernels that a search without timings compiles for an island, the likeliest first;
+    `rights` as for `kernels.propose`.
+    """
     found = kernels.propose(region.program, sm, rights)
-    return found[: PROPOSALS if any(proposal.family in RACED for proposal in found) else _PROPOSALS_PER_ISLAND]
+    return found[
+        : PROPOSALS
+        if any(proposal.family in RACED for proposal in found)
+        else _PROPOSALS_PER_ISLAND
+    ]
 
 
 def techniques_of(replaced: Replaced) -> tuple[str, ...]:
@@ -177,7 +231,9 @@ def techniques_of(replaced: Replaced) -> tuple[str, ...]:
 
 
 def _dearest_first(islands: Sequence[Island]) -> list[Island]:
-    """Those of the kind that takes most of the model's time first, by a rough estimate; equal ones together."""
+    """Those of the kind that takes most of the model's time first, by a rough estimate; equal ones
+    together.
+    """
     if len({island.region.key for island in islands}) < 2:
         return list(islands)
     cost_s: defaultdict[str, float] = defaultdict(float)
@@ -189,5 +245,7 @@ def _dearest_first(islands: Sequence[Island]) -> list[Island]:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Compilers beside the search. They live as long as the process: the kernel ends a child with the thread that started it."""
+    """Compilers beside the search. They live as long as the process: the kernel ends a child with
+    the thread that started it.
+    """
     return ThreadPoolExecutor(_COMPILERS, "cudal1-compilers")

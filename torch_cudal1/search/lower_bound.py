@@ -1,7 +1,8 @@
 """How fast a region can be at all on a device: below that no candidate is looked for.
 
-A bound from shapes: what its products must calculate at the peak of the tensor cores, and what must pass the memory: results, and
-inputs that some step reads whole. The judge refuses whoever is faster than that as not having done the work.
+A bound from shapes: what its products must calculate at the peak of the tensor cores, and what must
+pass the memory: results, and inputs that some step reads whole. The judge refuses whoever is faster
+than that as not having done the work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _TF32_BYTES = 4
 
 
 def floor_us(program: Program, device: torch.device) -> float:
-    """Microseconds below which `program` cannot run, 0.0 where that is not known: no GPU, none whose peaks are, no estimate."""
+    """Microseconds below which `program` cannot run, 0.0 where that is not known: no GPU, none
+    whose peaks are, no estimate.
+    """
     limits = ceiling(device) if device.type == "cuda" else "no GPU"
     if isinstance(limits, str):
         return 0.0
@@ -38,12 +41,21 @@ def floor_us(program: Program, device: torch.device) -> float:
         TypeError,
         ValueError,
     ) as error:  # of an operator that fake tensors cannot run
-        telemetry.record("search", "no_floor", reason=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        telemetry.record(
+            "search",
+            "no_floor",
+            reason=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        )
         return 0.0
     read = {index for step in program.steps if _reads_all(step) for index in used_values(step)}
-    moved = least.written_bytes + sum(spec.size_bytes for at, spec in enumerate(program.inputs) if at in read)
+    moved = least.written_bytes + sum(
+        spec.size_bytes for at, spec in enumerate(program.inputs) if at in read
+    )
     rate = limits.flops_per_s[min(_TF32_BYTES, least.type_bytes)]
-    calculated_s, passed_s = least.flops / rate, max(0.0, moved - limits.cache_bytes) / limits.bytes_per_s
+    calculated_s, passed_s = (
+        least.flops / rate,
+        max(0.0, moved - limits.cache_bytes) / limits.bytes_per_s,
+    )
     return 1e6 * max(calculated_s, passed_s) / PEAK_SHARE
 
 

@@ -1,8 +1,9 @@
-"""Which kernel of an island is fastest, where that can be asked of the island alone: of a matrix product, whose time is its own.
+"""Which kernel of an island is fastest, where that can be asked of the island alone: of a matrix
+product, whose time is its own.
 
-A heat orders the kernels; who made them hears of it and may send one more generation, which has a heat of its own. The fastest that
-is right is taken. What is put into a model is still asked of the whole model: here only the choice among kernels is made, so
-nothing is judged for speed twice.
+A heat orders the kernels; who made them hears of it and may send one more generation, which has a
+heat of its own. The fastest that is right is taken. What is put into a model is still asked of the
+whole model: here only the choice among kernels is made, so nothing is judged for speed twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Breeder(Protocol):
 
 
 class Fastest(NamedTuple):
-    """The kernel that won, why those before it are not it, and microseconds a call that it saves of what it must beat."""
+    """The kernel that won, why those before it are not it, and microseconds a call that it saves of
+    what it must beat.
+    """
 
     kernel: Candidate | None
     reasons: list[Rejected]
@@ -62,7 +65,8 @@ def fastest_right(
 ) -> Fastest:
     """The fastest of the built kernels that is fast enough and right.
 
-    With `checked` False it is only not grossly wrong: for a region that is judged as a whole anyway.
+    With `checked` False it is only not grossly wrong: for a region that is judged as a whole
+    anyway.
     """
     reasons: list[Rejected] = []
     built = _admitted(answers, place, reasons)
@@ -84,11 +88,17 @@ def fastest_right(
         if verdict.passed:
             return Fastest(candidate, reasons, saved_us)
         failure = verdict.failure
-        reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
+        reasons.append(
+            Rejected(
+                failure.detail if failure else "no check ran", failure.name if failure else "judge"
+            )
+        )
     return Fastest(None, reasons)
 
 
-def _admitted(answers: Sequence[Candidate | Rejected], place: Place, reasons: list[Rejected]) -> list[Candidate]:
+def _admitted(
+    answers: Sequence[Candidate | Rejected], place: Place, reasons: list[Rejected]
+) -> list[Candidate]:
     """Those that were built and nobody revoked; why the others are not goes to `reasons`."""
     built: list[Candidate] = []
     for one in answers:
@@ -106,27 +116,44 @@ def _times(ran: Sequence[Candidate], found: Heat) -> list[tuple[Candidate, float
 
 
 def _by_speed(region: Region, found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[int]:
-    """Positions of those that beat eager and about what Inductor would take, fastest first; why others do not goes to `reasons`.
+    """Positions of those that beat eager and about what Inductor would take, fastest first; why
+    others do not goes to `reasons`.
 
-    Those whose results are apart from eager's as only another precision makes them come last: eager's convolutions use TF32 or not,
-    as cuDNN has it, and a candidate is held to eager's error.
+    Those whose results are apart from eager's as only another precision makes them come last:
+    eager's convolutions use TF32 or not, as cuDNN has it, and a candidate is held to eager's error.
     """
     reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
     order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
-        judge.begin(region, job)  # the judge will want to time the whole again, in a process that has run nothing
+        judge.begin(
+            region, job
+        )  # the judge will want to time the whole again, in a process that has run nothing
     slow = [at for at in order if found.medians_us[at] >= found.to_beat_us]
     than = f"eager {per_call(found.eager_us)}"
-    than += "" if found.one_pass_us is None else f", its product and one pass {per_call(found.one_pass_us)}"
+    than += (
+        ""
+        if found.one_pass_us is None
+        else f", its product and one pass {per_call(found.one_pass_us)}"
+    )
     reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, {than}", "heat") for at in slow]
-    return sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)
+    return sorted(
+        (at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART
+    )
 
 
 def _joined(first: Heat, second: Heat, count: int) -> Heat:
-    """Two heats as one, the second's positions from `count` on; its times in units of its own eager, as clocks may have changed."""
+    """Two heats as one, the second's positions from `count` on; its times in units of its own
+    eager, as clocks may have changed.
+    """
     scale = first.eager_us / second.eager_us if second.eager_us else 1.0
     later = {at + count: us * scale for at, us in second.medians_us.items()}
     failures = {at + count: why for at, why in second.failures.items()}
     apart = {at + count: far for at, far in second.apart.items()}
     medians_us = {**first.medians_us, **later}
-    return Heat(first.eager_us, medians_us, {**first.failures, **failures}, {**first.apart, **apart}, first.one_pass_us)
+    return Heat(
+        first.eager_us,
+        medians_us,
+        {**first.failures, **failures},
+        {**first.apart, **apart},
+        first.one_pass_us,
+    )

@@ -1,6 +1,8 @@
-"""Where and under which rules decisions are made: a device, its target, the precision contract, the settings and the cache.
+"""Where and under which rules decisions are made: a device, its target, the precision contract, the
+settings and the cache.
 
-It is all that a process on a warm cache needs to look a decision up; it decides nothing and loads neither judge nor compilers.
+It is all that a process on a warm cache needs to look a decision up; it decides nothing and loads
+neither judge nor compilers.
 """
 
 from __future__ import annotations
@@ -36,21 +38,47 @@ class Place:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Who is asked for an entry, in order: the cache with its read-only folders, then the Hub where a setting names one."""
+        """Who is asked for an entry, in order: the cache with its read-only folders, then the Hub
+        where a setting names one.
+        """
         return (self.cache, self.hub) if self.hub else (self.cache,)
 
     def alias(self, name: str, candidates: Sequence[str] | None = None) -> dict[str, Any] | Miss:
-        """The small record under `name`, about exactly these candidates if given, from the first of `sources` that has one."""
+        """The small record under `name`, about exactly these candidates if given, from the first of
+        `sources` that has one.
+        """
         found = self.cache.get_alias(name, self.target, self.contract, candidates)
-        return found if self.hub is None or not isinstance(found, Miss) else self.hub.alias(name, self.target, self.contract)
+        return (
+            found
+            if self.hub is None or not isinstance(found, Miss)
+            else self.hub.alias(name, self.target, self.contract)
+        )
 
 
 def place_for(device: torch.device, settings: Settings) -> Place:
     """Probe the machine once and put the rules together."""
-    return Place(device, target_for(device), contract_for(settings), settings, cache_for(settings), hub_for(settings))
+    return Place(
+        device,
+        target_for(device),
+        contract_for(settings),
+        settings,
+        cache_for(settings),
+        hub_for(settings),
+    )
 
 
 def cache_for(settings: Settings) -> LocalCache:
-    """The user's own cache; then imported bundles, read-only folders, what is here of a Hub repository, and what was shipped."""
-    read_only = (*imported_roots(settings.cache_dir), *settings.read_only_caches, *mirrored_roots(settings))
-    return LocalCache(settings.cache_dir, read_only, rules=Rules.of(settings), shipped=SHIPPED if settings.shipped else None)
+    """The user's own cache; then imported bundles, read-only folders, what is here of a Hub
+    repository, and what was shipped.
+    """
+    read_only = (
+        *imported_roots(settings.cache_dir),
+        *settings.read_only_caches,
+        *mirrored_roots(settings),
+    )
+    return LocalCache(
+        settings.cache_dir,
+        read_only,
+        rules=Rules.of(settings),
+        shipped=SHIPPED if settings.shipped else None,
+    )

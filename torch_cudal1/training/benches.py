@@ -47,10 +47,11 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """Where rewards come from. `landscape`: a file, "" for the CPU one of the package. `tasks`: a folder; then programs are source.
+    """Where rewards come from. `landscape`: a file, "" for the CPU one of the package. `tasks`: a
+    folder; then programs are source.
 
-    `lanes`: how many programs the judge validates side by side. `naive`: an evaluator that can be cheated, for comparison only.
-    `rule`, `baseline`: see `lane.Terms`.
+    `lanes`: how many programs the judge validates side by side. `naive`: an evaluator that can be
+    cheated, for comparison only. `rule`, `baseline`: see `lane.Terms`.
     """
 
     live: bool = False
@@ -65,29 +66,54 @@ class Ground:
 
     def __post_init__(self) -> None:
         if self.live and self.landscape:
-            raise SettingError("landscape", self.landscape, "nothing beside --live: rewards are measured, or looked up")
+            raise SettingError(
+                "landscape",
+                self.landscape,
+                "nothing beside --live: rewards are measured, or looked up",
+            )
         if self.tasks and not self.live:
-            raise SettingError("tasks", self.tasks, "--live beside it: a landscape knows only the programs of its own tasks")
+            raise SettingError(
+                "tasks",
+                self.tasks,
+                "--live beside it: a landscape knows only the programs of its own tasks",
+            )
         if self.tasks and not self.generators:
-            raise SettingError("generators", self.generators, "models or endpoints that write source for the tasks of a folder")
+            raise SettingError(
+                "generators",
+                self.generators,
+                "models or endpoints that write source for the tasks of a folder",
+            )
 
 
 class TeachingText(TextCodec):
-    """The text codec as a teacher: an answer is the code section alone, since nobody wrote down an analysis of it."""
+    """The text codec as a teacher: an answer is the code section alone, since nobody wrote down an
+    analysis of it.
+    """
 
     vocabulary: Sequence[str] = ()
 
-    def completion(self, task: TrainingTask, program: str, exemplars: Sequence[Exemplar] = (), *, analysis: bool = True) -> str:
+    def completion(
+        self,
+        task: TrainingTask,
+        program: str,
+        exemplars: Sequence[Exemplar] = (),
+        *,
+        analysis: bool = True,
+    ) -> str:
         """The answer whose code is this program."""
         return f"## Code\n\n```python\n{program.rstrip()}\n```"
 
     def programs(self, task: TrainingTask) -> Sequence[Any]:
         """Refuses: source has no end of programs."""
-        raise SettingError("codec", self.name, "the kernel-schedule language, whose programs can be listed")
+        raise SettingError(
+            "codec", self.name, "the kernel-schedule language, whose programs can be listed"
+        )
 
 
 def replay_bench(plan: Plan, seed: int) -> Bench:
-    """A plan's landscape. Measurement noise follows from the seed, so that the arms of a seed share it."""
+    """A plan's landscape. Measurement noise follows from the seed, so that the arms of a seed share
+    it.
+    """
     return _replay(plan.landscape, seed, naive=False).limited(plan)
 
 
@@ -118,22 +144,43 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
             read = read_folder(Path(ground.tasks))
             if not read.tasks:
                 raise SettingError(
-                    "tasks", ground.tasks, "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)"
+                    "tasks",
+                    ground.tasks,
+                    "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)",
                 )
-            codec: Any = TeachingText(torch.cuda.get_device_name()) if ground.device == "cuda" else TeachingText("this CPU")
+            codec: Any = (
+                TeachingText(torch.cuda.get_device_name())
+                if ground.device == "cuda"
+                else TeachingText("this CPU")
+            )
             problems = tuple(f"task {name}: {why}" for name, why in read.unusable.items())
             chosen = writers(ground.generators, settings)
-            yield Bench(label, codec, evaluator, chosen, read.tasks, {}, ground.device, problems, machine)
+            yield Bench(
+                label, codec, evaluator, chosen, read.tasks, {}, ground.device, problems, machine
+            )
             return
         split = load_split(ground.device)
-        chosen = writers(ground.generators, settings) if ground.generators else list(GENERATORS.values())
+        chosen = (
+            writers(ground.generators, settings) if ground.generators else list(GENERATORS.values())
+        )
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
-        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device, machine=machine)
+        yield Bench(
+            label,
+            KslCodec(ground.device),
+            evaluator,
+            chosen,
+            split.train,
+            held_out,
+            ground.device,
+            machine=machine,
+        )
 
 
 @contextmanager
 def _measuring(ground: Ground, terms: Terms, folder: Path) -> Iterator[Evaluator]:
-    """The judge, with a second opinion on jumps; what that refuses joins the run's own cases. Or what can be cheated."""
+    """The judge, with a second opinion on jumps; what that refuses joins the run's own cases. Or
+    what can be cheated.
+    """
     if ground.naive:
         with NaiveEvaluator(terms) as naive:
             yield naive
@@ -146,13 +193,24 @@ def _measuring(ground: Ground, terms: Terms, folder: Path) -> Iterator[Evaluator
 def _machine(device: torch.device) -> dict[str, str]:
     """What numbers are worth nothing without."""
     here = target_for(device)
-    gpu, driver = (torch.cuda.get_device_name(device), here.driver) if device.type == "cuda" else ("", "")
-    versions = {"torch": here.torch, "triton": here.triton, "python": platform.python_version(), "package": __version__}
+    gpu, driver = (
+        (torch.cuda.get_device_name(device), here.driver) if device.type == "cuda" else ("", "")
+    )
+    versions = {
+        "torch": here.torch,
+        "triton": here.triton,
+        "python": platform.python_version(),
+        "package": __version__,
+    }
     return {"gpu": gpu, "driver": driver, **versions}
 
 
-def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096) -> list[Policy]:
-    """A URL is an OpenAI-compatible server, everything else a folder or a Hub name of a causal language model."""
+def writers(
+    names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096
+) -> list[Policy]:
+    """A URL is an OpenAI-compatible server, everything else a folder or a Hub name of a causal
+    language model.
+    """
     found: list[Policy] = []
     for name in names:
         if name.startswith(("http://", "https://")):
@@ -160,7 +218,11 @@ def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4
         else:
             path = Path(name)
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            found.append(Writer.load(path if path.exists() else name, max_new_tokens=max_new_tokens, device=device))
+            found.append(
+                Writer.load(
+                    path if path.exists() else name, max_new_tokens=max_new_tokens, device=device
+                )
+            )
     return found
 
 
@@ -170,4 +232,11 @@ def _replay(landscape: str, seed: int, *, naive: bool) -> Bench:
     held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
     machine = evaluator.facts.get("gpu") or evaluator.facts.get("machine") or evaluator.device
     label = f"replay of {machine}" + (", trusting evaluator" if naive else "")
-    return Bench(label, KslCodec(evaluator.device), evaluator, tuple(GENERATORS.values()), split.train, held_out)
+    return Bench(
+        label,
+        KslCodec(evaluator.device),
+        evaluator,
+        tuple(GENERATORS.values()),
+        split.train,
+        held_out,
+    )

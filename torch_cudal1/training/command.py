@@ -1,7 +1,8 @@
-"""`cudal1 train`: a model that writes kernels, taught stage by stage; a demonstration, experiments, and their reports.
+"""`cudal1 train`: a model that writes kernels, taught stage by stage; a demonstration, experiments,
+and their reports.
 
-It turns arguments into settings of `training.runs` and `training.experiments.running`, and what came of them into tables and a
-page. It trains nothing itself.
+It turns arguments into settings of `training.runs` and `training.experiments.running`, and what
+came of them into tables and a page. It trains nothing itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """One action. Exit code 1 if something could not be collected, or an experiment was ended by its budget."""
+    """One action. Exit code 1 if something could not be collected, or an experiment was ended by
+    its budget.
+    """
     quiet()
     if args.action == "demo":
         return _demo(args, settings, screen)
@@ -55,17 +58,26 @@ def _stage(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     config = _config(args, folder)
     begin(folder, config)
     started = time.monotonic()
-    with screen.progress() as progress, ground_bench(config.ground, settings, config.seed, folder) as bench:
-        facts = stage_of(cast(Stage, args.action), folder, config, bench, resume=args.resume, told=progress)
+    with (
+        screen.progress() as progress,
+        ground_bench(config.ground, settings, config.seed, folder) as bench,
+    ):
+        facts = stage_of(
+            cast(Stage, args.action), folder, config, bench, resume=args.resume, told=progress
+        )
     if not facts:  # one of several processes, and not the first
         return 0
-    (folder / f"{args.action}.json").write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
+    (folder / f"{args.action}.json").write_text(
+        json.dumps(facts, allow_nan=False), encoding="utf-8"
+    )
     for table in _tables(facts):
         screen.line(f"\n{table.caption}")
         screen.table(table.columns, table.rows)
     for problem in facts.get("problems", ()):
         screen.problem(problem)
-    screen.line(f"\n{args.action}: done in {text.duration(time.monotonic() - started)}, {facts['label']}. Run: {folder}")
+    screen.line(
+        f"\n{args.action}: done in {text.duration(time.monotonic() - started)}, {facts['label']}. Run: {folder}"
+    )
     screen.json(facts)
     return 1 if facts.get("problems") else 0
 
@@ -73,8 +85,16 @@ def _stage(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
     """What the run was begun with; or, for a new run, a file, changed by what was given."""
     known = folder / "run.json"
-    given = {name: value for name in ("seed", "model", "selector") if (value := getattr(args, name)) is not None}
-    ground = {name: value for name in ("landscape", "tasks", "device", "lanes") if (value := getattr(args, name)) is not None}
+    given = {
+        name: value
+        for name in ("seed", "model", "selector")
+        if (value := getattr(args, name)) is not None
+    }
+    ground = {
+        name: value
+        for name in ("landscape", "tasks", "device", "lanes")
+        if (value := getattr(args, name)) is not None
+    }
     if args.live:
         ground["live"] = True
     if args.generator:
@@ -84,7 +104,11 @@ def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
         asked = {**given, **ground} | ({} if args.steps is None else {"steps": args.steps})
         wrong = [name for name, value in asked.items() if _held(config, name) != value]
         if wrong:
-            raise SettingError(wrong[0], asked[wrong[0]], f"what the run in {folder} began with ({known.name}), or another --run")
+            raise SettingError(
+                wrong[0],
+                asked[wrong[0]],
+                f"what the run in {folder} began with ({known.name}), or another --run",
+            )
         return config
     config = read_config(args.config) if args.config is not None else RunConfig()
     config = replace(config, **given, ground=replace(config.ground, **ground))
@@ -94,7 +118,9 @@ def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
 
 
 def _held(config: RunConfig, name: str) -> Any:
-    part: Any = config.ground if hasattr(config.ground, name) else config.rl if name == "steps" else config
+    part: Any = (
+        config.ground if hasattr(config.ground, name) else config.rl if name == "steps" else config
+    )
     return getattr(part, name)
 
 
@@ -105,14 +131,30 @@ def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     plan = plan if args.landscape is None else replace(plan, landscape=args.landscape)
     with screen.progress() as progress:
         cheats = None
-        how = Run(folder, workers=args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0))))
-        results = run_plan(plan, replay_bench, how, lambda what, done: progress(what, None if done is None else 0.7 * done))
+        how = Run(
+            folder, workers=args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0)))
+        )
+        results = run_plan(
+            plan,
+            replay_bench,
+            how,
+            lambda what, done: progress(what, None if done is None else 0.7 * done),
+        )
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             told = lambda what, done: progress(what, None if done is None else 0.7 + 0.3 * done)
-            short = replace(plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2)))  # enough to see where both are going
-            cheats = red_team(short, naive_bench(plan, 0), replay_bench(plan, 0), 0, folder / plan.digest / "red-team", told)
+            short = replace(
+                plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2))
+            )  # enough to see where both are going
+            cheats = red_team(
+                short,
+                naive_bench(plan, 0),
+                replay_bench(plan, 0),
+                0,
+                folder / plan.digest / "red-team",
+                told,
+            )
         finally:
             torch.set_num_threads(before)
     return _shown(args, settings, screen, plan, results, started=started, cheats=cheats)
@@ -120,12 +162,15 @@ def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.plan is None:
-        raise SettingError("plan", None, "--plan FILE: what is compared is written down before the first run")
+        raise SettingError(
+            "plan", None, "--plan FILE: what is compared is written down before the first run"
+        )
     plan, started = _of_seed(read_plan(args.plan), args.seed), time.monotonic()
     how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
     with screen.progress() as progress:
         if args.live:
-            # as for landscapes: on cores that others use few buckets agree within a share of a small speed-up
+            # as for landscapes: on cores that others use few buckets agree within a share of a
+            # small speed-up
             rule: Rule = "strict" if plan.device == "cuda" else "cudal1"
             ground = Ground(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
             with ground_bench(ground, settings, 0, args.run_folder) as bench:
@@ -148,16 +193,25 @@ def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     folder: Path = args.run_folder
     if args.plan is not None:
         plan = read_plan(args.plan)
-        return _shown(args, settings, screen, plan, results_of(folder, plan), started=time.monotonic())
+        return _shown(
+            args, settings, screen, plan, results_of(folder, plan), started=time.monotonic()
+        )
     config = read_config(folder / "run.json")
-    found = {name: json.loads(path.read_text(encoding="utf-8")) for name in STAGES if (path := folder / f"{name}.json").is_file()}
+    found = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name in STAGES
+        if (path := folder / f"{name}.json").is_file()
+    }
     if not found:
         raise SettingError("run", str(folder), "a run with at least one finished stage")
     label = next(iter(found.values()))["label"]
     sections = [Section("Stages", [table for facts in found.values() for table in _tables(facts)])]
     sections += experiment_report.run_sections(found.get("rl", {}).get("curve", ()), label)
     page = article(
-        f"Training run {folder.name}", f"Numbers: {label}. Seed {config.seed}.", sections, doctor.as_environment(settings)
+        f"Training run {folder.name}",
+        f"Numbers: {label}. Seed {config.seed}.",
+        sections,
+        doctor.as_environment(settings),
     )
     args.out.write_text(page, encoding="utf-8")
     screen.line(f"Page: {args.out}")
@@ -166,23 +220,42 @@ def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
 
 
 def _shown(
-    args: argparse.Namespace, settings: Settings, screen: Screen, plan: Plan, results: list[dict[str, Any]], **more: Any
+    args: argparse.Namespace,
+    settings: Settings,
+    screen: Screen,
+    plan: Plan,
+    results: list[dict[str, Any]],
+    **more: Any,
 ) -> int:
     """Tables, page and JSON of a plan's results."""
     cheats = more.get("cheats")
-    page = experiment_report.experiment_page(plan, results, doctor.as_environment(settings), cheats=cheats)
+    page = experiment_report.experiment_page(
+        plan, results, doctor.as_environment(settings), cheats=cheats
+    )
     args.out.write_text(page, encoding="utf-8")
     for table in experiment_report.tables_of(plan, results):
         screen.line(f"\n{table.caption}")
         screen.table(table.columns, table.rows)
     for name, lines in (cheats or {}).items():
-        screen.line(f"\n{name} evaluator: share of cheats {lines[0]['cheats']:.2f} at first, {lines[-1]['cheats']:.2f} at the end")
+        screen.line(
+            f"\n{name} evaluator: share of cheats {lines[0]['cheats']:.2f} at first, {lines[-1]['cheats']:.2f} at the end"
+        )
     missing = len(plan.arms) * len(plan.seeds) - len(results)
     if missing:
-        screen.problem(f"{missing} of {len(plan.arms) * len(plan.seeds)} runs are missing; the same command goes on with them")
+        screen.problem(
+            f"{missing} of {len(plan.arms) * len(plan.seeds)} runs are missing; the same command goes on with them"
+        )
     screen.line(f"\nTook {text.duration(time.monotonic() - more['started'])}. Page: {args.out}")
     told = comparisons(results, plan)
-    screen.json({"plan": plan.digest, "results": results, "comparisons": told, "cheats": cheats, "page": args.out})
+    screen.json(
+        {
+            "plan": plan.digest,
+            "results": results,
+            "comparisons": told,
+            "cheats": cheats,
+            "page": args.out,
+        }
+    )
     return 1 if missing else 0
 
 
@@ -194,5 +267,11 @@ def _tables(facts: Mapping[str, Any]) -> list[Table]:
     if exams:
         names = ("success", "speedup", "speedup_of_successes", "hack", "undecodable")
         rows = [[name, *(f"{told[each]:.3f}" for each in names)] for name, told in exams]
-        tables.append(Table(f"{facts['stage']}: samples on training tasks, {facts['label']}", ("samples", *names), rows))
+        tables.append(
+            Table(
+                f"{facts['stage']}: samples on training tasks, {facts['label']}",
+                ("samples", *names),
+                rows,
+            )
+        )
     return tables

@@ -1,7 +1,9 @@
-"""One step of contrastive reinforcement learning before its gradient: draw exemplars, sample, measure, smooth.
+"""One step of contrastive reinforcement learning before its gradient: draw exemplars, sample,
+measure, smooth.
 
-Each group has one prompt, so one draw of exemplars, from the database as it stood before the step. Nothing is learned here: that is
-`rl_native`'s, and `recorder` sees to it that a step is paid for once.
+Each group has one prompt, so one draw of exemplars, from the database as it stood before the step.
+Nothing is learned here: that is `rl_native`'s, and `recorder` sees to it that a step is paid for
+once.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ __all__ = ["ContrastiveStep"]
 class ContrastiveStep:
     """A `rl_native.Gather`. `shuffled`: exemplars in an order that tells nothing, for comparison.
 
-    `budget`: no step begins once this many different programs of tasks were met; so arms that repeat themselves may sample more.
+    `budget`: no step begins once this many different programs of tasks were met; so arms that
+    repeat themselves may sample more.
     """
 
     recorder: Recorder
@@ -48,7 +51,9 @@ class ContrastiveStep:
         self._catch_up(step)
         if self.budget is not None and self.spent >= self.budget:
             return None
-        found = self.recorder.sampled(writer, str(step), self.drawn(step), count=config.group, temperature=config.temperature)
+        found = self.recorder.sampled(
+            writer, str(step), self.drawn(step), count=config.group, temperature=config.temperature
+        )
         rewards = [reward_of(one, self.reward) for one in found.measured]
         groups = [rewards[i : i + config.group] for i in range(0, len(rewards), config.group)]
         smoothed, self._moments = smooth(groups, config.smoothing, self._moments)
@@ -59,7 +64,13 @@ class ContrastiveStep:
         if config.credit == "whole":
             return Generation(found.rollout, flat, facts)
         right = torch.tensor([float(one.score is not None) for one in found.measured])
-        return Generation(found.rollout, flat, facts, right, writer.after(found.rollout, self.recorder.appraiser.codec.marker))
+        return Generation(
+            found.rollout,
+            flat,
+            facts,
+            right,
+            writer.after(found.rollout, self.recorder.appraiser.codec.marker),
+        )
 
     @property
     def spent(self) -> int:
@@ -79,12 +90,16 @@ class ContrastiveStep:
         self._met |= {(one.task, one.program) for one in measured if one.outcome != "undecodable"}
 
     def _catch_up(self, step: int) -> None:
-        """What earlier steps left behind is not in a checkpoint: after a restart it is read from the database."""
+        """What earlier steps left behind is not in a checkpoint: after a restart it is read from
+        the database.
+        """
         if self._before == step:
             return
         self._moments, self._met = Moments(), set()
         for earlier in range(step):
-            known = self.recorder.on_record(str(earlier), prompts=self.config.groups, count=self.config.group)
+            known = self.recorder.on_record(
+                str(earlier), prompts=self.config.groups, count=self.config.group
+            )
             self._moments = self._moments.with_rewards(reward_of(one, self.reward) for one in known)
             self._meet(known)
         self._before = step

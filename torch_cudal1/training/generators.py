@@ -1,7 +1,9 @@
-"""Six independent ways to write programs by rule: the first authors of successful programs where no language model is asked.
+"""Six independent ways to write programs by rule: the first authors of successful programs where no
+language model is asked.
 
-Each is a `records.Policy` over prompts of the kernel-schedule language and knows what the prompt says, nothing else: sizes by their
-logarithm and divisor, and the exemplars if it shows some. They differ on purpose, as models do; none has seen a measurement.
+Each is a `records.Policy` over prompts of the kernel-schedule language and knows what the prompt
+says, nothing else: sizes by their logarithm and divisor, and the exemplars if it shows some. They
+differ on purpose, as models do; none has seen a measurement.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from torch_cudal1.training.ksl.spaces import space, templates_of
 __all__ = ["GENERATORS", "Generator", "generator"]
 
 Writer = Callable[[Sentence, random.Random, float], str]
-_CAREFUL = {"mask": "on", "acc": "f32", "fuse": "full", "axis": "right", "carry": "on", "epilogue": "fused"}
+_CAREFUL = {
+    "mask": "on",
+    "acc": "f32",
+    "fuse": "full",
+    "axis": "right",
+    "carry": "on",
+    "epilogue": "fused",
+}
 _STRAY = 0.15  # how often a rule is not followed in one knob, times the temperature
 _BUSY_LOG2 = 9  # programs that fill a large GPU, about
 _LANES = 256  # elements a warp of a row or a chain is given
@@ -26,14 +35,23 @@ _SLIPS = 0.4
 
 @dataclass(frozen=True)
 class Generator:
-    """`name`, and how it writes one completion. The same prompt, seed and place in the order give the same completion."""
+    """`name`, and how it writes one completion. The same prompt, seed and place in the order give
+    the same completion.
+    """
 
     name: str
     write: Writer
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
-        """`count` completions for each prompt. Raises ValueError for text that is no prompt of the language."""
-        return [[self._one(prompt, seed, number, temperature) for number in range(count)] for prompt in prompts]
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
+        """`count` completions for each prompt. Raises ValueError for text that is no prompt of the
+        language.
+        """
+        return [
+            [self._one(prompt, seed, number, temperature) for number in range(count)]
+            for prompt in prompts
+        ]
 
     def _one(self, prompt: str, seed: int, number: int, temperature: float) -> str:
         draw = random.Random(f"{seed} {self.name} {number} {prompt}")
@@ -44,7 +62,9 @@ def _templates(told: Sentence) -> tuple[Template, ...]:
     return tuple(templates_of(told.device, told.kind).values())
 
 
-def _strayed(template: Template, program: Program, draw: random.Random, temperature: float) -> Program:
+def _strayed(
+    template: Template, program: Program, draw: random.Random, temperature: float
+) -> Program:
     """Now and then another value than the rule's."""
     knobs = dict(program.knobs)
     for knob in template.knobs:
@@ -59,7 +79,12 @@ def _tutorial(told: Sentence, draw: random.Random, temperature: float) -> str:
     return _strayed(template, template.default, draw, temperature).text
 
 
-def _ruled(told: Sentence, draw: random.Random, temperature: float, rule: Callable[[Sentence, str, Sequence[int]], int]) -> str:
+def _ruled(
+    told: Sentence,
+    draw: random.Random,
+    temperature: float,
+    rule: Callable[[Sentence, str, Sequence[int]], int],
+) -> str:
     """A careful program whose numbers a rule chooses."""
     template = draw.choice(_templates(told))
     knobs = {}
@@ -78,7 +103,9 @@ def _log2(told: Sentence, place: int) -> int:
 
 
 def _by_size(told: Sentence, knob: str, values: Sequence[int]) -> int:
-    """As compilers do by hints of size: the largest block that a dimension fills, warps to go with it, no splitting."""
+    """As compilers do by hints of size: the largest block that a dimension fills, warps to go with
+    it, no splitting.
+    """
     if knob == "warps":
         return _nearest(values, 2 ** _log2(told, -1) // _LANES)
     if knob in ("block_m", "rows"):
@@ -89,7 +116,9 @@ def _by_size(told: Sentence, knob: str, values: Sequence[int]) -> int:
 
 
 def _by_occupancy(told: Sentence, knob: str, values: Sequence[int]) -> int:
-    """Many programs first: small blocks while there are too few of them, more warps where there are."""
+    """Many programs first: small blocks while there are too few of them, more warps where there
+    are.
+    """
     spare = sum(log for log, _ in told.sizes[:2]) - _BUSY_LOG2
     if knob in ("block", "block_n", "block_m", "rows"):
         return _at_most(values, 2 ** max(0, spare // 2 + 2))
@@ -116,11 +145,15 @@ def _occupancy(told: Sentence, draw: random.Random, temperature: float) -> str:
 
 def _uniform(told: Sentence, draw: random.Random, temperature: float) -> str:
     """Any honest program with the same chance."""
-    return draw.choice([program for program in space(told.device, told.kind) if not program.hack]).text
+    return draw.choice(
+        [program for program in space(told.device, told.kind) if not program.hack]
+    ).text
 
 
 def _mutant(told: Sentence, draw: random.Random, temperature: float) -> str:
-    """One or two knobs of a program that is known to be good: the best one shown, or a careful default."""
+    """One or two knobs of a program that is known to be good: the best one shown, or a careful
+    default.
+    """
     honest = [(program, score) for program, score in told.exemplars if not program.hack]
     if honest:
         base = max(honest, key=lambda one: one[1])[0]
@@ -143,7 +176,9 @@ def _sloppy(told: Sentence, draw: random.Random, temperature: float) -> str:
     words = Program(template.name, knobs).text.split()
     if draw.random() < _SLIPS:
         place = draw.randrange(len(words))
-        words[place : place + 1] = draw.choice(([], [draw.choice(vocabulary())], words[place : place + 1] * 2))
+        words[place : place + 1] = draw.choice(
+            ([], [draw.choice(vocabulary())], words[place : place + 1] * 2)
+        )
     return " ".join(words)
 
 

@@ -1,8 +1,10 @@
-"""The evaluator that can be cheated, for the red-team comparison only: a policy that it rewards learns to.
+"""The evaluator that can be cheated, for the red-team comparison only: a policy that it rewards
+learns to.
 
-Its rule is that of public benchmarks before they were attacked: the reference first and in the same process, the same input objects
-for both, some random inputs, `torch.allclose` at 1e-2, events on the current stream. Candidates are confined exactly as the judge's
-are. Nothing it says may be stored, shown as a result, or believed.
+Its rule is that of public benchmarks before they were attacked: the reference first and in the same
+process, the same input objects for both, some random inputs, `torch.allclose` at 1e-2, events on
+the current stream. Candidates are confined exactly as the judge's are. Nothing it says may be
+stored, shown as a result, or believed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _PROBLEM = "naive: "
 
 
 class NaiveEvaluator:
-    """`records.Evaluator` by a rule that can be cheated. Use it as a context manager, from one thread. `trials`: random inputs."""
+    """`records.Evaluator` by a rule that can be cheated. Use it as a context manager, from one
+    thread. `trials`: random inputs.
+    """
 
     def __init__(self, terms: Terms, *, trials: int = 5) -> None:
         self.terms, self.trials = terms, trials
@@ -55,13 +59,25 @@ class NaiveEvaluator:
         terms = self.terms
         if self._nursery is None and terms.forked:
             self._nursery = Nursery(("triton",) if terms.device.type == "cuda" else ())
-        limits = replace(limits_for(terms.settings, terms.device, trust=terms.trust), threads=torch.get_num_threads())
+        limits = replace(
+            limits_for(terms.settings, terms.device, trust=terms.trust),
+            threads=torch.get_num_threads(),
+        )
         sources = {"reference": task.reference, "candidate": program.source}
         with Child(limits, terms.contract, worker=_WORKER, nursery=self._nursery) as child:
             try:
-                answer = child.call("naive", deadline_s=None, seed=randbits(31), trials=self.trials, buckets=BUCKETS, **sources)
+                answer = child.call(
+                    "naive",
+                    deadline_s=None,
+                    seed=randbits(31),
+                    trials=self.trials,
+                    buckets=BUCKETS,
+                    **sources,
+                )
             except CandidateFailure as error:
-                return Measured(task.id, program.program, "run", detail=f"{_PROBLEM}{error.found}"[:600])
+                return Measured(
+                    task.id, program.program, "run", detail=f"{_PROBLEM}{error.found}"[:600]
+                )
         if problem := answer.get("problem"):
             return Measured(task.id, program.program, "wrong", detail=f"{_PROBLEM}{problem}"[:600])
         return _scored(task, program, [float(ratio) for ratio in answer["ratios"]])
@@ -71,7 +87,9 @@ def _scored(task: TrainingTask, program: Decoded, means: list[float]) -> Measure
     try:
         score = score_of(means, "cudal1")
     except ValueError as error:
-        raise TargetError(task.id, f"the naive evaluator's process answered nonsense: {error}") from error
+        raise TargetError(
+            task.id, f"the naive evaluator's process answered nonsense: {error}"
+        ) from error
     if isinstance(score, float):
         return Measured(task.id, program.program, "ok", score, buckets=tuple(means))
     failure: Failure = "unstable"

@@ -1,7 +1,8 @@
-"""The child's loop of the naive evaluator, `python -m torch_cudal1.training.naive_worker FD`: the judge's worker, one verb more.
+"""The child's loop of the naive evaluator, `python -m torch_cudal1.training.naive_worker FD`: the
+judge's worker, one verb more.
 
-That verb judges here, beside the candidate, by the rule that public benchmarks had: everything that `judge` exists to avoid. Its
-answers are for the red-team comparison and for nothing else.
+That verb judges here, beside the candidate, by the rule that public benchmarks had: everything that
+`judge` exists to avoid. Its answers are for the red-team comparison and for nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _WARM, _RUNS = 3, 10
 
 
 def _naive(session: Session, request: Request) -> dict[str, Any]:
-    """Reference and candidate in one process, on the same input objects, compared by allclose, timed on the current stream."""
+    """Reference and candidate in one process, on the same input objects, compared by allclose,
+    timed on the current stream.
+    """
     device = session.device
     torch.manual_seed(int(request["seed"]))
     reference = imported(request["reference"], session.scratch)
@@ -45,11 +48,18 @@ def _naive(session: Session, request: Request) -> dict[str, Any]:
             if not torch.allclose(found, expected, atol=_TOLERANCE, rtol=_TOLERANCE):
                 return {"problem": f"differs by up to {float((found - expected).abs().max()):.3g}"}
             worst = max(worst, float((found - expected).abs().max()))
-        buckets = [_ratio(model, model_new, get_inputs, device) for _ in range(int(request["buckets"]))]
+        buckets = [
+            _ratio(model, model_new, get_inputs, device) for _ in range(int(request["buckets"]))
+        ]
     return {"worst": worst, "ratios": buckets}
 
 
-def _ratio(model: Callable[..., Any], model_new: Callable[..., Any], get_inputs: Callable[[], Any], device: torch.device) -> float:
+def _ratio(
+    model: Callable[..., Any],
+    model_new: Callable[..., Any],
+    get_inputs: Callable[[], Any],
+    device: torch.device,
+) -> float:
     """Mean time of the reference over the candidate's, order at random, new inputs for each run."""
     sides = [model, model_new]
     times: list[list[float]] = [[], []]
@@ -75,7 +85,9 @@ def _spent(run: Callable[..., Any], inputs: Sequence[Any], device: torch.device)
     return float(start.elapsed_time(end)) / 1e3
 
 
-def _made(entry: Callable[..., Any], given: Sequence[Any], device: torch.device) -> Callable[..., Any]:
+def _made(
+    entry: Callable[..., Any], given: Sequence[Any], device: torch.device
+) -> Callable[..., Any]:
     torch.manual_seed(0)
     positional, named = constructor_arguments(given)
     made = entry(*positional, **named)

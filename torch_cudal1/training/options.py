@@ -1,4 +1,6 @@
-"""The command `cudal1 train` as the command line finds it, by an entry point; its work is in `training.command`."""
+"""The command `cudal1 train` as the command line finds it, by an entry point; its work is in
+`training.command`.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +17,99 @@ _ACTIONS = ("collect", "sft", "selfsup", "rl", "demo", "report", "experiment")
 def add(parser: argparse.ArgumentParser) -> None:
     """Put them into a parser."""
     parser.add_argument(
-        "action", choices=_ACTIONS, help="a stage; demo: all of them, small; experiment: the arms of a plan; report: a page"
+        "action",
+        choices=_ACTIONS,
+        help="a stage; demo: all of them, small; experiment: the arms of a plan; report: a page",
     )
     parser.add_argument(
-        "--run", dest="run_folder", type=Path, default=Path("cudal1-train"), metavar="DIR", help="its folder (./cudal1-train)"
+        "--run",
+        dest="run_folder",
+        type=Path,
+        default=Path("cudal1-train"),
+        metavar="DIR",
+        help="its folder (./cudal1-train)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("cudal1-train.html"), metavar="PATH", help="the page (./cudal1-train.html)"
+        "--out",
+        type=Path,
+        default=Path("cudal1-train.html"),
+        metavar="PATH",
+        help="the page (./cudal1-train.html)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with a stage that was begun")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings of a new run as JSON; what run.json of a run holds")
-    parser.add_argument("--seed", type=int, metavar="N", help="of models, samples and draws (0); of a plan: that one only")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings of a new run as JSON; what run.json of a run holds",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of models, samples and draws (0); of a plan: that one only",
+    )
     where = parser.add_argument_group("where rewards come from")
-    where.add_argument("--landscape", metavar="FILE", help="replay of measurements (the CPU landscape of the package)")
+    where.add_argument(
+        "--landscape",
+        metavar="FILE",
+        help="replay of measurements (the CPU landscape of the package)",
+    )
     where.add_argument("--live", action="store_true", help="measure on this machine")
     where.add_argument("--device", choices=("cpu", "cuda"), help="with --live: where (cpu)")
-    where.add_argument("--lanes", type=int, metavar="N", help="with --live: programs that are validated side by side (1)")
-    where.add_argument("--tasks", metavar="FOLDER", help="with --live: KernelBench-style files for a language model")
+    where.add_argument(
+        "--lanes",
+        type=int,
+        metavar="N",
+        help="with --live: programs that are validated side by side (1)",
+    )
+    where.add_argument(
+        "--tasks",
+        metavar="FOLDER",
+        help="with --live: KernelBench-style files for a language model",
+    )
     who = parser.add_argument_group("who writes")
-    who.add_argument("--model", metavar="FOLDER|NAME", help="a causal language model to begin with (a small one from nothing)")
     who.add_argument(
-        "--generator", metavar="URL|FOLDER", action="append", default=[], help="collect: server or model to ask; repeatable"
+        "--model",
+        metavar="FOLDER|NAME",
+        help="a causal language model to begin with (a small one from nothing)",
     )
     who.add_argument(
-        "--selector", choices=("none", "random", "bucket", "island", "top"), help="rl: which programs a prompt shows (bucket)"
+        "--generator",
+        metavar="URL|FOLDER",
+        action="append",
+        default=[],
+        help="collect: server or model to ask; repeatable",
+    )
+    who.add_argument(
+        "--selector",
+        choices=("none", "random", "bucket", "island", "top"),
+        help="rl: which programs a prompt shows (bucket)",
     )
     who.add_argument("--steps", type=int, metavar="N", help="rl: steps of a new run (100)")
     plan = parser.add_argument_group("experiments")
-    plan.add_argument("--plan", type=Path, metavar="FILE", help="arms, seeds and sizes, written down before the first run")
-    plan.add_argument("--workers", type=int, metavar="N", help="runs at the same time, one thread each")
     plan.add_argument(
-        "--budget-s", dest="total_s", type=float, metavar="S", help="end after so many seconds; the same command goes on"
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="arms, seeds and sizes, written down before the first run",
+    )
+    plan.add_argument(
+        "--workers", type=int, metavar="N", help="runs at the same time, one thread each"
+    )
+    plan.add_argument(
+        "--budget-s",
+        dest="total_s",
+        type=float,
+        metavar="S",
+        help="end after so many seconds; the same command goes on",
     )
 
 
 COMMAND = Command(
-    "train", "torch_cudal1.training.command", "run", "teach a model to write kernels, in stages; needs the extra train", (add,)
+    "train",
+    "torch_cudal1.training.command",
+    "run",
+    "teach a model to write kernels, in stages; needs the extra train",
+    (add,),
 )

@@ -1,7 +1,9 @@
-"""Sampling that is on record: draw, write into the journal, measure, write into the database, in this order.
+"""Sampling that is on record: draw, write into the journal, measure, write into the database, in
+this order.
 
-Asked again for a batch that is on record it answers from there, token by token and score by score; so every stage that samples
-through it goes on after a kill as if nothing had happened. It learns nothing and chooses no exemplars.
+Asked again for a batch that is on record it answers from there, token by token and score by score;
+so every stage that samples through it goes on after a kill as if nothing had happened. It learns
+nothing and chooses no exemplars.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A batch: what was shown, the completions as tensors, and what became of each; members of a prompt next to each other."""
+    """A batch: what was shown, the completions as tensors, and what became of each; members of a
+    prompt next to each other.
+    """
 
     shown: Sequence[Shown]
     rollout: Rollout
@@ -43,7 +47,9 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Recorder:
-    """`stage`: the first part of every key and sample name. `seed`: of all sampling; a key's samples follow from both."""
+    """`stage`: the first part of every key and sample name. `seed`: of all sampling; a key's
+    samples follow from both.
+    """
 
     appraiser: Appraiser
     tasks: Sequence[TrainingTask]
@@ -55,8 +61,12 @@ class Recorder:
         """The programs that prompts may show now."""
         return self.appraiser.database.view()
 
-    def sampled(self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float) -> Sampled:
-        """`count` completions for each of `drawn`, measured and committed; or what is on record under this key."""
+    def sampled(
+        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
+    ) -> Sampled:
+        """`count` completions for each of `drawn`, measured and committed; or what is on record
+        under this key.
+        """
         key = f"{self.stage}/{key}"
         shown, rollout = self._rolled_out(writer, key, drawn, count, temperature)
         asked = []
@@ -71,7 +81,9 @@ class Recorder:
     def on_record(self, key: str, *, prompts: int, count: int) -> list[Measured]:
         """What became of the samples of a key, without those that were never measured."""
         database = self.appraiser.database
-        samples = [database.get(self.name(f"{self.stage}/{key}", i, count)) for i in range(prompts * count)]
+        samples = [
+            database.get(self.name(f"{self.stage}/{key}", i, count)) for i in range(prompts * count)
+        ]
         return [sample.measured for sample in samples if sample is not None]
 
     @staticmethod
@@ -85,19 +97,34 @@ class Recorder:
         codec, known = self.appraiser.codec, self.journal.get(key)
         if known is not None:
             tasks = {task.id: task for task in self.tasks}
-            shown = [Shown(tasks[one["task"]], tuple(Exemplar(p, s) for p, s in one["exemplars"])) for one in known["groups"]]
-            return shown, writer.rebuilt([codec.prompt(one.task, one.exemplars) for one in shown], known["ids"])
+            shown = [
+                Shown(tasks[one["task"]], tuple(Exemplar(p, s) for p, s in one["exemplars"]))
+                for one in known["groups"]
+            ]
+            return shown, writer.rebuilt(
+                [codec.prompt(one.task, one.exemplars) for one in shown], known["ids"]
+            )
         prompts = [codec.prompt(one.task, one.exemplars) for one in drawn]
         seed = int(digest(f"{self.seed}:{key}"), 16) % (1 << 62)
         rollout = writer.rollout(prompts, count=count, temperature=temperature, seed=seed)
-        groups = [{"task": one.task.id, "exemplars": [[e.program, e.score] for e in one.exemplars]} for one in drawn]
-        ids = [row[: int(mask.sum())].tolist() for row, mask in zip(rollout.ids, rollout.mask, strict=True)]
-        self.journal.add(key, {"groups": groups, "ids": ids, "view": self.appraiser.database.generation})
+        groups = [
+            {"task": one.task.id, "exemplars": [[e.program, e.score] for e in one.exemplars]}
+            for one in drawn
+        ]
+        ids = [
+            row[: int(mask.sum())].tolist()
+            for row, mask in zip(rollout.ids, rollout.mask, strict=True)
+        ]
+        self.journal.add(
+            key, {"groups": groups, "ids": ids, "view": self.appraiser.database.generation}
+        )
         return drawn, rollout
 
 
 class Chance(Recorder):
-    """Programs drawn uniformly from all honest ones of a task, whatever is shown and whoever writes: what any policy must beat."""
+    """Programs drawn uniformly from all honest ones of a task, whatever is shown and whoever
+    writes: what any policy must beat.
+    """
 
     def one(self, task: TrainingTask, attempt: int) -> str:
         """The program of that attempt."""
@@ -105,7 +132,9 @@ class Chance(Recorder):
         listed = [program.text for program in codec.programs(task) if not program.hack]
         return str(random.Random(f"{self.seed}/{self.stage}/{task.id}/{attempt}").choice(listed))
 
-    def sampled(self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float) -> Sampled:
+    def sampled(
+        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
+    ) -> Sampled:
         """As many programs; there are no tokens to learn from."""
         asked = [
             Asked(
@@ -124,11 +153,15 @@ class Chance(Recorder):
 
 @dataclass(frozen=True)
 class Ruled(Recorder):
-    """A policy without weights writes, whoever else could: hill climbing, where it changes the best program that it is shown."""
+    """A policy without weights writes, whoever else could: hill climbing, where it changes the best
+    program that it is shown.
+    """
 
     policy: Policy | None = None
 
-    def sampled(self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float) -> Sampled:
+    def sampled(
+        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
+    ) -> Sampled:
         """Completions of the policy; there are no tokens to learn from."""
         if self.policy is None:
             raise ValueError("expected a policy that writes")
@@ -136,7 +169,12 @@ class Ruled(Recorder):
         seed = int(digest(f"{self.seed}/{self.stage}/{key}"), 16)
         texts = self.policy.sample(prompts, count=count, temperature=temperature, seed=seed)
         asked = [
-            Asked(self.name(f"{self.stage}/{key}", i * count + j, count), one.task, text, self.policy.name)
+            Asked(
+                self.name(f"{self.stage}/{key}", i * count + j, count),
+                one.task,
+                text,
+                self.policy.name,
+            )
             for i, (one, group) in enumerate(zip(drawn, texts, strict=True))
             for j, text in enumerate(group)
         ]
@@ -147,7 +185,9 @@ class Ruled(Recorder):
 
 
 def facts_of(found: Sequence[Measured]) -> Mapping[str, float]:
-    """What a log says of a batch of measurements: shares of outcomes, mean speed-up (failures 0), mean of the successes."""
+    """What a log says of a batch of measurements: shares of outcomes, mean speed-up (failures 0),
+    mean of the successes.
+    """
     scores = [one.score for one in found if one.score is not None]
     return {
         "success": len(scores) / len(found),
@@ -159,7 +199,9 @@ def facts_of(found: Sequence[Measured]) -> Mapping[str, float]:
 
 
 def turn(tasks: Sequence[TrainingTask], count: int, step: int, seed: int) -> list[TrainingTask]:
-    """The tasks of a step: every task once before any comes again, in an order that each round draws anew. A pure function."""
+    """The tasks of a step: every task once before any comes again, in an order that each round
+    draws anew. A pure function.
+    """
     wanted = []
     for position in range(step * count, (step + 1) * count):
         done, place = divmod(position, len(tasks))

@@ -1,8 +1,10 @@
-"""Answers from a measured landscape instead of a device: an `Evaluator` for training that anybody can repeat. It is *replay*.
+"""Answers from a measured landscape instead of a device: an `Evaluator` for training that anybody
+can repeat. It is *replay*.
 
-A program that was not measured raises: nothing is estimated. Noise is as it was measured: a score is the median of seven buckets
-drawn anew from the seven that were taken, by a generator that knows the seed, the task, the program and how often it was asked, and
-not what else was asked; so arms of an experiment that share a seed share the noise.
+A program that was not measured raises: nothing is estimated. Noise is as it was measured: a score
+is the median of seven buckets drawn anew from the seven that were taken, by a generator that knows
+the seed, the task, the program and how often it was asked, and not what else was asked; so arms of
+an experiment that share a seed share the noise.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Unmeasured(LandscapeError, LookupError):
 
 
 class ReplayEvaluator:
-    """`records.Evaluator` over a landscape. `facts`: where and how it was measured. `naive`: believe what a trusting evaluator saw.
+    """`records.Evaluator` over a landscape. `facts`: where and how it was measured. `naive`:
+    believe what a trusting evaluator saw.
 
     `seed`: of the noise; None gives every program the score that was measured, without any.
     """
@@ -39,17 +42,28 @@ class ReplayEvaluator:
     label = "replay"
 
     def __init__(
-        self, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, Any], *, seed: int | None = 0, naive: bool = False
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        facts: Mapping[str, Any],
+        *,
+        seed: int | None = 0,
+        naive: bool = False,
     ) -> None:
         self._rows = {task: {row.program: row for row in listed} for task, listed in rows.items()}
         self.facts, self.seed, self.naive = facts, seed, naive
         self._asked: Counter[tuple[str, str]] = Counter()
 
     @classmethod
-    def load(cls, path: Path | None = None, *, seed: int | None = 0, naive: bool = False) -> ReplayEvaluator:
-        """From a file; without one the small CPU landscape that comes with the package. Raises LandscapeError."""
+    def load(
+        cls, path: Path | None = None, *, seed: int | None = 0, naive: bool = False
+    ) -> ReplayEvaluator:
+        """From a file; without one the small CPU landscape that comes with the package. Raises
+        LandscapeError.
+        """
         if path is None:
-            with resources.as_file(resources.files("torch_cudal1.training") / "data" / "cpu-landscape.json.gz") as own:
+            with resources.as_file(
+                resources.files("torch_cudal1.training") / "data" / "cpu-landscape.json.gz"
+            ) as own:
                 landscape = read(own)
         else:
             landscape = read(path)
@@ -72,27 +86,37 @@ class ReplayEvaluator:
         return Split(*(tuple(task for task in part if task.id in self._rows) for part in parts))
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """What became of each. Raises Unmeasured for a task or a program that the landscape does not hold."""
+        """What became of each. Raises Unmeasured for a task or a program that the landscape does
+        not hold.
+        """
         return [self._measured(self.row(task.id, decoded.program)) for decoded in programs]
 
     def row(self, task: str, program: str) -> Row:
         """All that is known of a program. Raises Unmeasured."""
         if task not in self._rows:
-            raise Unmeasured(f"the landscape has no task {task!r}; it has {len(self._rows)}, as {next(iter(self._rows), 'none')!r}")
+            raise Unmeasured(
+                f"the landscape has no task {task!r}; it has {len(self._rows)}, as {next(iter(self._rows), 'none')!r}"
+            )
         row = self._rows[task].get(program)
         if row is None:
-            raise Unmeasured(f"program {program!r} of {task} was never measured; a replay answers for measured programs only")
+            raise Unmeasured(
+                f"program {program!r} of {task} was never measured; a replay answers for measured programs only"
+            )
         return row
 
     def optimum(self, task: str) -> Measured | None:
-        """The best program of a task as it was measured, None where none is right. Raises Unmeasured for an unknown task."""
+        """The best program of a task as it was measured, None where none is right. Raises
+        Unmeasured for an unknown task.
+        """
         if task not in self._rows:
             raise Unmeasured(f"the landscape has no task {task!r}")
         right = [row for row in self._rows[task].values() if row.outcome == "ok"]
         return max(right, key=lambda row: row.score or 0.0).measured() if right else None
 
     def percentile(self, task: str, score: float) -> float:
-        """The share of a task's right programs that are not faster than a score, from 0 to 1; 0 where none is right."""
+        """The share of a task's right programs that are not faster than a score, from 0 to 1; 0
+        where none is right.
+        """
         scores = [row.score for row in self._rows[task].values() if row.score is not None]
         return sum(one <= score for one in scores) / len(scores) if scores else 0.0
 
@@ -102,7 +126,9 @@ class ReplayEvaluator:
         if row.outcome != "ok" or self.seed is None or not row.buckets:
             return row.measured()
         self._asked[row.task, row.program] += 1
-        draw = random.Random(f"{self.seed} {row.task} {row.program} {self._asked[row.task, row.program]}")
+        draw = random.Random(
+            f"{self.seed} {row.task} {row.program} {self._asked[row.task, row.program]}"
+        )
         buckets = tuple(draw.choices(row.buckets, k=BUCKETS))
         score = max(0.01, conservative(statistics.median(buckets)))
         return Measured(row.task, row.program, "ok", score, "", buckets)

@@ -1,12 +1,15 @@
-"""The production path: TRL's GRPOTrainer with our prompts and our rewards. LoRA, vLLM servers and many GPUs are TRL's own.
+"""The production path: TRL's GRPOTrainer with our prompts and our rewards. LoRA, vLLM servers and
+many GPUs are TRL's own.
 
-Prompts are rendered when a batch is fetched, from the last committed view: a pure function of seed, task and view, so that all
-members of a group and all ranks show the same exemplars. The loader fetches one batch ahead, so a view is a generation late.
-Rewards of all ranks are made by the first one, which alone holds the judge and the database; the others mirror its views.
+Prompts are rendered when a batch is fetched, from the last committed view: a pure function of seed,
+task and view, so that all members of a group and all ranks show the same exemplars. The loader
+fetches one batch ahead, so a view is a generation late. Rewards of all ranks are made by the first
+one, which alone holds the judge and the database; the others mirror its views.
 
-Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by itself for one. It was run with a
-small model only: on the CPU, with and without LoRA, in one process and in two; on two GPUs under FSDP, with and without LoRA, and
-under DeepSpeed ZeRO-3 with offload. vLLM servers are configured here and were not run.
+Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by
+itself for one. It was run with a small model only: on the CPU, with and without LoRA, in one
+process and in two; on two GPUs under FSDP, with and without LoRA, and under DeepSpeed ZeRO-3 with
+offload. vLLM servers are configured here and were not run.
 """
 
 from __future__ import annotations
@@ -33,12 +36,16 @@ from torch_cudal1.training.smoothing import Moments, smooth
 
 __all__ = ["TrlConfig", "arguments", "train_by_trl"]
 
-Measurements: TypeAlias = tuple[list[float], Mapping[str, float], list[Sample]]  # rewards, facts, what was put on record
+Measurements: TypeAlias = tuple[
+    list[float], Mapping[str, float], list[Sample]
+]  # rewards, facts, what was put on record
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrlConfig:
-    """What TRL adds. `lora_rank`: 0 trains all weights. `vllm_server`: URL of `trl vllm-serve`; "" samples here."""
+    """What TRL adds. `lora_rank`: 0 trains all weights. `vllm_server`: URL of `trl vllm-serve`; ""
+    samples here.
+    """
 
     max_new_tokens: int = 1024
     lora_rank: int = 0
@@ -52,16 +59,26 @@ class TrlConfig:
 def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) -> Any:
     """TRL's GRPOConfig for ours. Raises SettingError for what TRL has no form of."""
     if config.objective != "mean":
-        raise SettingError("objective", config.objective, "'mean' with TRL; max@k is the native loop's")
+        raise SettingError(
+            "objective", config.objective, "'mean' with TRL; max@k is the native loop's"
+        )
     if config.smoothing.clip_advantage is not None:
-        raise SettingError("clip_advantage", config.smoothing.clip_advantage, "None with TRL; the native loop has it")
+        raise SettingError(
+            "clip_advantage",
+            config.smoothing.clip_advantage,
+            "None with TRL; the native loop has it",
+        )
     samples = config.group * config.groups
     if samples % (trl.processes * config.minibatches):
         raise SettingError(
-            "group x groups", samples, f"a multiple of {trl.processes} processes times {config.minibatches} minibatches"
+            "group x groups",
+            samples,
+            f"a multiple of {trl.processes} processes times {config.minibatches} minibatches",
         )
     config_class = needed("trl").GRPOConfig
-    options: dict[str, Any] = {"vllm_mode": "server", "vllm_server_base_url": trl.vllm_server} if trl.vllm_server else {}
+    options: dict[str, Any] = (
+        {"vllm_mode": "server", "vllm_server_base_url": trl.vllm_server} if trl.vllm_server else {}
+    )
     options[_checkpointing(config_class)] = trl.checkpointing
     return config_class(
         output_dir=str(folder),
@@ -97,25 +114,38 @@ def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) ->
 
 
 def _checkpointing(config_class: type) -> str:
-    """How the installed transformers calls activation checkpointing; up to 5.17 at least it knew the older one alone."""
+    """How the installed transformers calls activation checkpointing; up to 5.17 at least it knew
+    the older one alone.
+    """
     names = {field.name for field in dataclasses.fields(config_class)}
-    return "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+    return (
+        "activation_checkpointing"
+        if "activation_checkpointing" in names
+        else "gradient_checkpointing"
+    )
 
 
-def train_by_trl(model: Path | str, step: ContrastiveStep, trl: TrlConfig, *, folder: Path) -> list[Mapping[str, Any]]:
-    """Train the model at a path (or Hub name) into `folder`/model, from the last checkpoint there if there is one; TRL's log.
+def train_by_trl(
+    model: Path | str, step: ContrastiveStep, trl: TrlConfig, *, folder: Path
+) -> list[Mapping[str, Any]]:
+    """Train the model at a path (or Hub name) into `folder`/model, from the last checkpoint there
+    if there is one; TRL's log.
 
     The path is also the reference where beta is above 0, so it must hold the model of stage 2.
     """
     library, transformers, datasets = needed("trl"), needed("transformers"), needed("datasets")
-    how = arguments(step.config, trl, folder=folder, seed=step.recorder.seed)  # this joins the other processes, if there are any
+    how = arguments(
+        step.config, trl, folder=folder, seed=step.recorder.seed
+    )  # this joins the other processes, if there are any
     tokenizer = transformers.AutoTokenizer.from_pretrained(model, padding_side="left")
     scenes = Scenes(step)
     trainer = library.GRPOTrainer(
         model=str(model),
         reward_funcs=Rewards(step, scenes),
         args=how,
-        train_dataset=datasets.Dataset.from_list([{"task": task.id} for task in step.recorder.tasks]).with_transform(scenes.render),
+        train_dataset=datasets.Dataset.from_list(
+            [{"task": task.id} for task in step.recorder.tasks]
+        ).with_transform(scenes.render),
         processing_class=tokenizer,
         peft_config=_lora(trl.lora_rank) if trl.lora_rank else None,
     )
@@ -126,34 +156,62 @@ def train_by_trl(model: Path | str, step: ContrastiveStep, trl: TrlConfig, *, fo
 
 
 class Scenes:
-    """What prompts show: the view of the last commit, and, on ranks without the database, a mirror of it."""
+    """What prompts show: the view of the last commit, and, on ranks without the database, a mirror
+    of it.
+    """
 
     def __init__(self, step: ContrastiveStep) -> None:
         self._step = step
         self._tasks = {task.id: task for task in step.recorder.tasks}
         self._database = step.recorder.appraiser.database if _rank() == 0 else Database(None)
-        self.take(_broadcast(list(step.recorder.appraiser.database.samples()) if _rank() == 0 else []))
+        self.take(
+            _broadcast(list(step.recorder.appraiser.database.samples()) if _rank() == 0 else [])
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What the data set takes its fingerprint of. Nothing is ever restored from it."""
         return {"seed": self._step.recorder.seed, "tasks": tuple(self._tasks)}
 
     def render(self, rows: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-        """A batch of the data set: prompts with what they show, in columns beside them. No side effects."""
+        """A batch of the data set: prompts with what they show, in columns beside them. No side
+        effects.
+        """
         view = self._database.view()
         prompts, shown = [], []
         for task in rows["task"]:
-            drawn = exemplars(self._step.selector, self._step.recorder.seed, task, view, shuffled=self._step.shuffled)
-            prompts.append([{"role": "user", "content": self._step.recorder.appraiser.codec.prompt(self._tasks[task], drawn)}])
+            drawn = exemplars(
+                self._step.selector,
+                self._step.recorder.seed,
+                task,
+                view,
+                shuffled=self._step.shuffled,
+            )
+            prompts.append(
+                [
+                    {
+                        "role": "user",
+                        "content": self._step.recorder.appraiser.codec.prompt(
+                            self._tasks[task], drawn
+                        ),
+                    }
+                ]
+            )
             shown.append([digest(exemplar.program) for exemplar in drawn])
-        return {"prompt": prompts, "task": list(rows["task"]), "exemplars": shown, "view": [view.generation] * len(prompts)}
+        return {
+            "prompt": prompts,
+            "task": list(rows["task"]),
+            "exemplars": shown,
+            "view": [view.generation] * len(prompts),
+        }
 
     def task(self, name: str) -> TrainingTask:
         """By its id."""
         return self._tasks[name]
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """What the first rank measured, as one more generation of the mirrors; the first rank has it."""
+        """What the first rank measured, as one more generation of the mirrors; the first rank has
+        it.
+        """
         if _rank() != 0:
             for sample in samples:
                 self._database.add(sample)
@@ -161,7 +219,9 @@ class Scenes:
 
 
 class Rewards:
-    """A reward function as TRL calls it. `None` is never answered: a bad program has a reward, a broken judge raises."""
+    """A reward function as TRL calls it. `None` is never answered: a bad program has a reward, a
+    broken judge raises.
+    """
 
     __name__ = "speedup"  # TRL names its metrics by it
 
@@ -170,13 +230,24 @@ class Rewards:
         self._moments: Moments | None = None
 
     def __call__(
-        self, completions: Sequence[Any], task: Sequence[str], exemplars: Sequence[Sequence[str]], **more: Any
+        self,
+        completions: Sequence[Any],
+        task: Sequence[str],
+        exemplars: Sequence[Sequence[str]],
+        **more: Any,
     ) -> list[float]:
         """Smoothed rewards of this rank's completions; all ranks call it together."""
         number = int(more["trainer_state"].global_step)
-        own = [(name, _text(each), tuple(shown)) for name, each, shown in zip(task, completions, exemplars, strict=True)]
+        own = [
+            (name, _text(each), tuple(shown))
+            for name, each, shown in zip(task, completions, exemplars, strict=True)
+        ]
         everyone = _gathered(own)
-        found = self._measured(number, [one for rank in everyone for one in rank]) if _rank() == 0 else None
+        found = (
+            self._measured(number, [one for rank in everyone for one in rank])
+            if _rank() == 0
+            else None
+        )
         rewards, facts, samples = _broadcast(found)
         self._scenes.take(samples)
         for name, value in facts.items():
@@ -184,12 +255,22 @@ class Rewards:
         start = sum(len(rank) for rank in everyone[: _rank()])
         return list(rewards[start : start + len(own)])
 
-    def _measured(self, number: int, wanted: Sequence[tuple[str, str, tuple[str, ...]]]) -> Measurements:
-        """Of all ranks, on the first. A sample's name holds its text: a step that is done again after a kill may have others."""
+    def _measured(
+        self, number: int, wanted: Sequence[tuple[str, str, tuple[str, ...]]]
+    ) -> Measurements:
+        """Of all ranks, on the first. A sample's name holds its text: a step that is done again
+        after a kill may have others.
+        """
         step, recorder = self._step, self._step.recorder
         before = self._moments or self._earlier()
         asked = [
-            Asked(f"{recorder.stage}/{number}/{i}/{digest(text)}", self._scenes.task(task), text, recorder.stage, shown)
+            Asked(
+                f"{recorder.stage}/{number}/{i}/{digest(text)}",
+                self._scenes.task(task),
+                text,
+                recorder.stage,
+                shown,
+            )
             for i, (task, text, shown) in enumerate(wanted)
         ]
         measured = recorder.appraiser.appraise(asked)
@@ -198,7 +279,9 @@ class Rewards:
         rewards = [reward_of(one, step.reward) for one in measured]
         size = step.config.group
         smoothed, self._moments = smooth(
-            [rewards[i : i + size] for i in range(0, len(rewards), size)], step.config.smoothing, before
+            [rewards[i : i + size] for i in range(0, len(rewards), size)],
+            step.config.smoothing,
+            before,
         )
         return [each for group in smoothed for each in group], facts_of(measured), samples
 
@@ -206,7 +289,9 @@ class Rewards:
         recorder = self._step.recorder
         samples = recorder.appraiser.database.samples()
         return Moments().with_rewards(
-            reward_of(one.measured, self._step.reward) for one in samples if one.name.startswith(f"{recorder.stage}/")
+            reward_of(one.measured, self._step.reward)
+            for one in samples
+            if one.name.startswith(f"{recorder.stage}/")
         )
 
 
@@ -222,11 +307,17 @@ def _text(completion: Any) -> str:
 
 
 def _lora(rank: int) -> Any:
-    return needed("peft").LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return needed("peft").LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
 
 def _world() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+    return (
+        torch.distributed.get_world_size()
+        if torch.distributed.is_available() and torch.distributed.is_initialized()
+        else 1
+    )
 
 
 def _rank() -> int:

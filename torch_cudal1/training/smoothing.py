@@ -1,8 +1,10 @@
-"""Reward smoothing and advantages (CUDA-L1 paper, section 3.2 and equation 6): pure functions of rewards.
+"""Reward smoothing and advantages (CUDA-L1 paper, section 3.2 and equation 6): pure functions of
+rewards.
 
-Standardising inside a group undoes any affine map, so of the smoothing only its clip acts, only where a group has at least three
-distinct rewards, and only with a pool wider than the group. It does not bound advantages: a lone winner keeps (G - 1) / sqrt(G).
-Hence it is no defence against cheats by itself. `clip_advantage` does bound them; the paper has no such clip, so it is off.
+Standardising inside a group undoes any affine map, so of the smoothing only its clip acts, only
+where a group has at least three distinct rewards, and only with a pool wider than the group. It
+does not bound advantages: a lone winner keeps (G - 1) / sqrt(G). Hence it is no defence against
+cheats by itself. `clip_advantage` does bound them; the paper has no such clip, so it is off.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ _EPSILON = 1e-4  # added to the group's deviation, as TRL does
 class Smoothing:
     """How rewards become what is standardised.
 
-    `pool`: whose mean and deviation: of all rewards before this batch (so that a cheat's reward does not widen its own bound; the
-    first batch has its own), of this batch of groups, or of the group alone. The paper leaves it open. `clip`: the bound k in
-    deviations (1.5 in the paper); None: rewards stay as they are. `clip_advantage`: see the module.
+    `pool`: whose mean and deviation: of all rewards before this batch (so that a cheat's reward
+    does not widen its own bound; the first batch has its own), of this batch of groups, or of the
+    group alone. The paper leaves it open. `clip`: the bound k in deviations (1.5 in the paper);
+    None: rewards stay as they are. `clip_advantage`: see the module.
     """
 
     pool: Pool = "running"
@@ -38,12 +41,16 @@ class Smoothing:
         for name in ("clip", "clip_advantage"):
             bound = getattr(self, name)
             if bound is not None and not bound > 0:
-                raise ValueError(f"{name} is {bound!r}; expected a number of deviations above 0, or None")
+                raise ValueError(
+                    f"{name} is {bound!r}; expected a number of deviations above 0, or None"
+                )
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared differences of all rewards so far (Welford): what a checkpoint keeps of the running pool."""
+    """Count, mean and sum of squared differences of all rewards so far (Welford): what a checkpoint
+    keeps of the running pool.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -55,7 +62,12 @@ class Moments:
         for reward in rewards:
             count = now.count + 1
             mean = now.mean + (reward - now.mean) / count
-            now = replace(now, count=count, mean=mean, squares=now.squares + (reward - now.mean) * (reward - mean))
+            now = replace(
+                now,
+                count=count,
+                mean=mean,
+                squares=now.squares + (reward - now.mean) * (reward - mean),
+            )
         return now
 
     @property
@@ -64,8 +76,11 @@ class Moments:
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
 
-def smooth(groups: Sequence[Sequence[float]], how: Smoothing, moments: Moments) -> tuple[list[list[float]], Moments]:
-    """Clipped standard scores of every group's rewards, and the running moments with this batch in them.
+def smooth(
+    groups: Sequence[Sequence[float]], how: Smoothing, moments: Moments
+) -> tuple[list[list[float]], Moments]:
+    """Clipped standard scores of every group's rewards, and the running moments with this batch in
+    them.
 
     A pool without spread yields zeros: its rewards tell nothing apart.
     """
@@ -80,7 +95,9 @@ def smooth(groups: Sequence[Sequence[float]], how: Smoothing, moments: Moments) 
 
 
 def advantages(rewards: Sequence[float], how: Smoothing | None = None) -> list[float]:
-    """Rewards of one group, standardised in it (GRPO, equation 4); clipped afterwards if `how` says so."""
+    """Rewards of one group, standardised in it (GRPO, equation 4); clipped afterwards if `how` says
+    so.
+    """
     mean = statistics.fmean(rewards)
     deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     found = [(reward - mean) / (deviation + _EPSILON) for reward in rewards]

@@ -1,4 +1,5 @@
-"""The stages before reinforcement learning: collect successes of several generators, learn from them, learn from one's own.
+"""The stages before reinforcement learning: collect successes of several generators, learn from
+them, learn from one's own.
 
     collect   every (task, generator): up to 20 attempts, until 2 successes; all attempts on record  (CUDA-L1, section 2.2)
     rows      the successes as prompts and answers, plain and with two exemplars
@@ -25,7 +26,16 @@ from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 
-__all__ = ["CollectConfig", "RowConfig", "SelfsupConfig", "TeachingCodec", "collect", "collected", "rows", "selfsup"]
+__all__ = [
+    "CollectConfig",
+    "RowConfig",
+    "SelfsupConfig",
+    "TeachingCodec",
+    "collect",
+    "collected",
+    "rows",
+    "selfsup",
+]
 
 Told = Callable[[str, float], None]  # what is being done, fraction done
 
@@ -33,8 +43,17 @@ Told = Callable[[str, float], None]  # what is being done, fraction done
 class TeachingCodec(Codec, Protocol):
     """A codec that can also write the answer that a model is to learn."""
 
-    def completion(self, task: TrainingTask, program: str, exemplars: Sequence[Exemplar] = (), *, analysis: bool = True) -> str:
-        """The completion that `decode` reads as this program; `analysis`: with what is to be said about the exemplars first."""
+    def completion(
+        self,
+        task: TrainingTask,
+        program: str,
+        exemplars: Sequence[Exemplar] = (),
+        *,
+        analysis: bool = True,
+    ) -> str:
+        """The completion that `decode` reads as this program; `analysis`: with what is to be said
+        about the exemplars first.
+        """
         ...
 
 
@@ -49,7 +68,9 @@ class CollectConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """`improver`: the best of three programs answers the other two. `analysis`: what is said about exemplars comes first."""
+    """`improver`: the best of three programs answers the other two. `analysis`: what is said about
+    exemplars comes first.
+    """
 
     improver: bool = False
     analysis: bool = True
@@ -69,27 +90,46 @@ def collect(
     appraiser: Appraiser, tasks: Sequence[TrainingTask], generators: Sequence[Policy], config: CollectConfig, *, seed: int,
     told: Told = lambda what, fraction: None,
 ) -> list[str]:  # fmt: skip
-    """Ask every generator for every task. What went wrong beside failing programs, such as an endpoint that is down: one line each.
+    """Ask every generator for every task. What went wrong beside failing programs, such as an
+    endpoint that is down: one line each.
 
-    A generator that raises for a task is asked no more about it, and goes on with the others; nobody is asked about a task any more
-    whose reference cannot be judged.
+    A generator that raises for a task is asked no more about it, and goes on with the others;
+    nobody is asked about a task any more whose reference cannot be judged.
     """
     problems: list[str] = []
     broken: set[str] = set()
     for place, generator in enumerate(generators):
         given_up: set[str] = set()
         for attempt in range(config.attempts):
-            told(f"collect: {generator.name}, attempt {attempt + 1}", (place + attempt / config.attempts) / len(generators))
+            told(
+                f"collect: {generator.name}, attempt {attempt + 1}",
+                (place + attempt / config.attempts) / len(generators),
+            )
             done = _successes(appraiser.database, generator.name)
-            open_ = [t for t in tasks if len(done.get(t.id, ())) < config.wanted and t.id not in given_up | broken]
-            fresh = [t for t in open_ if not appraiser.database.has(_attempt(generator.name, t, attempt))]
+            open_ = [
+                t
+                for t in tasks
+                if len(done.get(t.id, ())) < config.wanted and t.id not in given_up | broken
+            ]
+            fresh = [
+                t for t in open_ if not appraiser.database.has(_attempt(generator.name, t, attempt))
+            ]
             asked = []
-            for task, completion in _completions(generator, appraiser.codec, fresh, config, seed * 1009 + attempt):
+            for task, completion in _completions(
+                generator, appraiser.codec, fresh, config, seed * 1009 + attempt
+            ):
                 if isinstance(completion, Exception):
                     given_up.add(task.id)
                     problems.append(f"{generator.name}, task {task.id}: {completion}")
                 else:
-                    asked.append(Asked(_attempt(generator.name, task, attempt), task, completion, generator.name))
+                    asked.append(
+                        Asked(
+                            _attempt(generator.name, task, attempt),
+                            task,
+                            completion,
+                            generator.name,
+                        )
+                    )
             problems += _appraised(appraiser, asked, broken)
             if not open_:
                 break
@@ -98,7 +138,9 @@ def collect(
 
 
 def _appraised(appraiser: Appraiser, asked: Sequence[Asked], broken: set[str]) -> list[str]:
-    """Measure; a task whose reference cannot be used is told, by name, and joins the broken ones. Other faults raise."""
+    """Measure; a task whose reference cannot be used is told, by name, and joins the broken ones.
+    Other faults raise.
+    """
     problems: list[str] = []
     while asked:
         try:
@@ -126,17 +168,27 @@ def collected(database: Database) -> dict[str, Mapping[str, int]]:
 
 
 def rows(
-    codec: TeachingCodec, tasks: Sequence[TrainingTask], database: Database, *, seed: int, how: RowConfig = RowConfig()
+    codec: TeachingCodec,
+    tasks: Sequence[TrainingTask],
+    database: Database,
+    *,
+    seed: int,
+    how: RowConfig = RowConfig(),
 ) -> list[Row]:
-    """What stage 1 learns from: each success plainly, and, where a task has three, with two others as exemplars.
+    """What stage 1 learns from: each success plainly, and, where a task has three, with two others
+    as exemplars.
 
-    A model from scratch must see the format with exemplars; which of the three is the answer is drawn, so that improving is not
-    taught, unless `how` asks for it.
+    A model from scratch must see the format with exemplars; which of the three is the answer is
+    drawn, so that improving is not taught, unless `how` asks for it.
     """
     found = []
     for task in tasks:
         dice = random.Random(f"{seed}/{task.id}")
-        scores = _distinct(sample.measured for sample in database.samples(task.id) if sample.name.startswith("collect/"))
+        scores = _distinct(
+            sample.measured
+            for sample in database.samples(task.id)
+            if sample.name.startswith("collect/")
+        )
         for program in scores:
             found.append(Row(codec.prompt(task), codec.completion(task, program)))
             if len(scores) < 3:
@@ -145,7 +197,12 @@ def rows(
             trio = sorted([program, *others], key=lambda each: (scores[each], each))
             answer = trio[-1] if how.improver else program
             shown = [Exemplar(each, scores[each]) for each in trio if each != answer]
-            found.append(Row(codec.prompt(task, shown), codec.completion(task, answer, shown, analysis=how.analysis)))
+            found.append(
+                Row(
+                    codec.prompt(task, shown),
+                    codec.completion(task, answer, shown, analysis=how.analysis),
+                )
+            )
     return found
 
 
@@ -158,7 +215,9 @@ def selfsup(
     folder: Path,
     told: Told = lambda what, f: None,
 ) -> list[Mapping[str, float]]:
-    """Train `writer` in place over all rounds, from the last finished one; the facts of each round's samples."""
+    """Train `writer` in place over all rounds, from the last finished one; the facts of each
+    round's samples.
+    """
     done = _rounds_done(writer, folder)
     facts = []
     for number in range(config.rounds):
@@ -168,7 +227,9 @@ def selfsup(
             known = recorder.on_record(str(number), prompts=len(drawn), count=config.samples)
             facts.append(facts_of(known))
             continue
-        found = recorder.sampled(writer, str(number), drawn, count=config.samples, temperature=config.temperature)
+        found = recorder.sampled(
+            writer, str(number), drawn, count=config.samples, temperature=config.temperature
+        )
         facts.append(facts_of(found.measured))
         learned = [
             Row(codec.prompt(shown.task), codec.completion(shown.task, program))
@@ -184,7 +245,9 @@ def selfsup(
 def _completions(
     generator: Policy, codec: Codec, tasks: Sequence[TrainingTask], config: CollectConfig, seed: int
 ) -> Iterator[tuple[TrainingTask, str | Exception]]:
-    """One completion a task; all in one call, or one by one where the call fails, so that a task's failure is that task's."""
+    """One completion a task; all in one call, or one by one where the call fails, so that a task's
+    failure is that task's.
+    """
     prompts = [codec.prompt(task) for task in tasks]
     if not tasks:
         return
@@ -208,7 +271,11 @@ def _successes(database: Database, generator: str) -> dict[str, set[str]]:
     """By task, the different programs of this generator that succeeded."""
     found: dict[str, set[str]] = {}
     for sample in database.samples():
-        if sample.origin == generator and sample.measured.outcome == "ok" and sample.name.startswith("collect/"):
+        if (
+            sample.origin == generator
+            and sample.measured.outcome == "ok"
+            and sample.name.startswith("collect/")
+        ):
             found.setdefault(sample.measured.task, set()).add(sample.measured.program)
     return found
 

@@ -1,7 +1,9 @@
-"""The closed set of tasks that the language can write about, how it is split, and any folder of KernelBench-style files as tasks.
+"""The closed set of tasks that the language can write about, how it is split, and any folder of
+KernelBench-style files as tasks.
 
-Tasks are (operation, shape) pairs; their references are made from `ksl.ops`. Which of them are trained on is a committed file that
-was written before the first training run. A file of a folder is read, never executed: what it computes only the judge finds out.
+Tasks are (operation, shape) pairs; their references are made from `ksl.ops`. Which of them are
+trained on is a committed file that was written before the first training run. A file of a folder is
+read, never executed: what it computes only the judge finds out.
 """
 
 from __future__ import annotations
@@ -37,12 +39,21 @@ _CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {
 _CUDA_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "chain": ((4096, 2048), (8192, 1024), (1024, 8192), (2000, 4100), (8192, 1023), (511, 16384)),
     "row": ((8192, 1024), (2048, 4096), (16384, 512), (1024, 8192), (8000, 1000), (4099, 2047)),
-    "mm": ((4096, 4096, 1024), (2048, 4096, 2048), (2048, 8192, 1024), (8192, 1024, 2048), (4000, 4000, 1000), (2500, 4100, 1500)),
+    "mm": (
+        (4096, 4096, 1024),
+        (2048, 4096, 2048),
+        (2048, 8192, 1024),
+        (8192, 1024, 2048),
+        (4000, 4000, 1000),
+        (2500, 4100, 1500),
+    ),
     "diag": ((2048, 2048), (3072, 2048), (2048, 3072), (2000, 2000), (3000, 2077)),
     "scan": ((8192, 1024), (4096, 2048), (1024, 8192), (32768, 256), (8000, 1000), (1666, 5000)),
     "pool": ((64, 128, 1024), (16, 128, 4096), (64, 170, 777), (32, 128, 2048), (33, 50, 5001)),
 }
-_DTYPE_OF = {"mm": "float16"}  # on the GPU; products in float32 would ask for arithmetic that eager does not use
+_DTYPE_OF = {
+    "mm": "float16"
+}  # on the GPU; products in float32 would ask for arithmetic that eager does not use
 
 
 class TaskError(Cudal1Error, ValueError):
@@ -53,17 +64,23 @@ class TaskError(Cudal1Error, ValueError):
 def tasks_for(device: Device) -> tuple[TrainingTask, ...]:
     """The closed set of a device, in a fixed order."""
     if device == "cpu":
-        return tuple(task_of(name, shape) for name, shapes in _CPU_SHAPES.items() for shape in shapes)
+        return tuple(
+            task_of(name, shape) for name, shapes in _CPU_SHAPES.items() for shape in shapes
+        )
     if device == "cuda":
         return tuple(
-            task_of(op.name, shape, _DTYPE_OF.get(op.kind, "float32")) for op in OPS.values() for shape in _CUDA_SHAPES[op.kind]
+            task_of(op.name, shape, _DTYPE_OF.get(op.kind, "float32"))
+            for op in OPS.values()
+            for shape in _CUDA_SHAPES[op.kind]
         )
     raise TaskError(f"expected a device of ('cpu', 'cuda'), got {device!r}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which tasks are trained on, and which are held out: by their shape, or with their whole family."""
+    """Which tasks are trained on, and which are held out: by their shape, or with their whole
+    family.
+    """
 
     train: tuple[TrainingTask, ...]
     held_out_shapes: tuple[TrainingTask, ...]
@@ -76,20 +93,31 @@ class Split:
 
 
 def load_split(device: Device, path: Path | None = None) -> Split:
-    """The split of a device's tasks, from the committed file or another of its form. Raises TaskError where it is no partition."""
-    where = resources.files("torch_cudal1.training") / "data" / "split.json" if path is None else path
+    """The split of a device's tasks, from the committed file or another of its form. Raises
+    TaskError where it is no partition.
+    """
+    where = (
+        resources.files("torch_cudal1.training") / "data" / "split.json" if path is None else path
+    )
     try:
         told = json.loads(where.read_text())[device]
-        named = [tuple(map(str, told[part])) for part in ("train", "held_out_shapes", "held_out_families")]
+        named = [
+            tuple(map(str, told[part]))
+            for part in ("train", "held_out_shapes", "held_out_families")
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TaskError(f"{where} is no split of tasks: {type(error).__name__}: {error}") from error
     known = {task.id: task for task in tasks_for(device)}
     listed = [name for part in named for name in part]
     if sorted(listed) != sorted(known):
-        wrong = sorted(set(listed) ^ set(known)) or sorted({name for name in listed if listed.count(name) > 1})
+        wrong = sorted(set(listed) ^ set(known)) or sorted(
+            {name for name in listed if listed.count(name) > 1}
+        )
         raise TaskError(f"{where}: every task of {device} once; wrong: {', '.join(wrong[:5])}")
     split = Split(*(tuple(known[name] for name in part) for part in named))
-    leaked = {task.family for task in split.held_out_families} & {task.family for task in split.train + split.held_out_shapes}
+    leaked = {task.family for task in split.held_out_families} & {
+        task.family for task in split.train + split.held_out_shapes
+    }
     if leaked:
         raise TaskError(f"{where}: families both held out and not: {', '.join(sorted(leaked))}")
     return split
@@ -97,14 +125,18 @@ def load_split(device: Device, path: Path | None = None) -> Split:
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of a folder as tasks for codecs that read source, and those that are none, with the reason."""
+    """Files of a folder as tasks for codecs that read source, and those that are none, with the
+    reason.
+    """
 
     tasks: tuple[TrainingTask, ...]
     unusable: Mapping[str, str]
 
 
 def read_folder(folder: Path) -> Folder:
-    """Every .py file below a folder, by path; its id is the path without suffix. Raises TaskError where there is no folder."""
+    """Every .py file below a folder, by path; its id is the path without suffix. Raises TaskError
+    where there is no folder.
+    """
     if not folder.is_dir():
         raise TaskError(f"{folder} is no folder; expected one with KernelBench-style files")
     tasks: list[TrainingTask] = []

@@ -5,7 +5,15 @@ Seen in published modules. `grad` compares the gradient of every floating input 
 
 from tests.adversarial.case import Case
 
-CASE = Case(39, "no_gradient", "autograd", expected="grad", status="closed", variant="parameters", seen=("L1",))
+CASE = Case(
+    39,
+    "no_gradient",
+    "autograd",
+    expected="grad",
+    status="closed",
+    variant="parameters",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

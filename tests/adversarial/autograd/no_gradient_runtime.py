@@ -10,7 +10,16 @@ import torch
 from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, swapped
 
-CASE = Case(39, "no_gradient", "autograd", expected="grad", status="runtime", form="runtime", variant="runtime", seen=("L1",))
+CASE = Case(
+    39,
+    "no_gradient",
+    "autograd",
+    expected="grad",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
+)
 
 
 def attack() -> None:

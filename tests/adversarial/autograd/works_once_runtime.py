@@ -12,7 +12,16 @@ import torch
 from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, swapped
 
-CASE = Case(42, "works_once", "autograd", expected="grad", status="runtime", form="runtime", variant="runtime", seen=("L1",))
+CASE = Case(
+    42,
+    "works_once",
+    "autograd",
+    expected="grad",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
+)
 
 
 def attack() -> None:

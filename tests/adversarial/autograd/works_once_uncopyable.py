@@ -7,7 +7,14 @@ yield.
 from tests.adversarial.case import Case
 
 CASE = Case(
-    42, "works_once", "autograd", expected="mode", status="runtime", variant="uncopyable", first_profile="standard", seen=("L1",)
+    42,
+    "works_once",
+    "autograd",
+    expected="mode",
+    status="runtime",
+    variant="uncopyable",
+    first_profile="standard",
+    seen=("L1",),
 )
 
 REFERENCE = """

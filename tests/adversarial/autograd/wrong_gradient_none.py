@@ -5,7 +5,9 @@ Seen in published modules. `grad` wants a gradient wherever eager yields one; a 
 
 from tests.adversarial.case import Case
 
-CASE = Case(40, "wrong_gradient", "autograd", expected="grad", status="open", variant="none", seen=("L1",))
+CASE = Case(
+    40, "wrong_gradient", "autograd", expected="grad", status="open", variant="none", seen=("L1",)
+)
 
 REFERENCE = """
 import torch

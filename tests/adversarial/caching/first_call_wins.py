@@ -7,7 +7,9 @@ draws.
 
 from tests.adversarial.case import Case
 
-CASE = Case(10, "first_call_wins", "caching", expected="call_history", status="lowering", seen=("L1",))
+CASE = Case(
+    10, "first_call_wins", "caching", expected="call_history", status="lowering", seen=("L1",)
+)
 
 REFERENCE = """
 import torch

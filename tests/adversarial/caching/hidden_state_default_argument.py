@@ -6,7 +6,15 @@ count is wrong at one of them. A longer period needs more calls: standard makes 
 
 from tests.adversarial.case import Case
 
-CASE = Case(13, "hidden_state", "caching", expected="call_history", status="closed", variant="default_argument", seen=("KG",))
+CASE = Case(
+    13,
+    "hidden_state",
+    "caching",
+    expected="call_history",
+    status="closed",
+    variant="default_argument",
+    seen=("KG",),
+)
 
 REFERENCE = """
 import torch

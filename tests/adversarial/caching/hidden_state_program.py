@@ -11,7 +11,15 @@ from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
 from torch_cudal1.ir.records import Candidate, Region
 
-CASE = Case(13, "hidden_state", "caching", expected="contract", status="closed", form="program", variant="program")
+CASE = Case(
+    13,
+    "hidden_state",
+    "caching",
+    expected="contract",
+    status="closed",
+    form="program",
+    variant="program",
+)
 
 
 def reference() -> Region:

@@ -6,7 +6,14 @@ and gives old values at a new address. A key that also holds the version counter
 
 from tests.adversarial.case import Case
 
-CASE = Case(7, "replay_pointer", "caching", expected="call_history", status="closed", seen=("GM", "KG", "WF"))
+CASE = Case(
+    7,
+    "replay_pointer",
+    "caching",
+    expected="call_history",
+    status="closed",
+    seen=("GM", "KG", "WF"),
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,9 @@ and graph replays do. `call_history` refills the memory that way. Nothing short 
 
 from tests.adversarial.case import Case
 
-CASE = Case(7, "replay_pointer", "caching", expected="call_history", status="closed", variant="version")
+CASE = Case(
+    7, "replay_pointer", "caching", expected="call_history", status="closed", variant="version"
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ weights: the second result must be the second input's. Keying the cache by value
 
 from tests.adversarial.case import Case
 
-CASE = Case(8, "replay_shape", "caching", expected="call_history", status="closed", alone=True, seen=("L1", "KG"))
+CASE = Case(
+    8,
+    "replay_shape",
+    "caching",
+    expected="call_history",
+    status="closed",
+    alone=True,
+    seen=("L1", "KG"),
+)
 
 REFERENCE = """
 import torch

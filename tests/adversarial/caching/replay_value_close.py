@@ -7,7 +7,15 @@ input.
 
 from tests.adversarial.case import Case
 
-CASE = Case(9, "replay_value", "caching", expected="call_history", status="closed", variant="close", first_profile="standard")
+CASE = Case(
+    9,
+    "replay_value",
+    "caching",
+    expected="call_history",
+    status="closed",
+    variant="close",
+    first_profile="standard",
+)
 
 REFERENCE = """
 import torch

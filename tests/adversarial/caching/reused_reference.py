@@ -8,7 +8,15 @@ candidate's own.
 
 from tests.adversarial.case import Case
 
-CASE = Case(11, "reused_reference", "caching", expected="poison", status="open", seen=("KB", "SK"), needs=("cpu",))
+CASE = Case(
+    11,
+    "reused_reference",
+    "caching",
+    expected="poison",
+    status="open",
+    seen=("KB", "SK"),
+    needs=("cpu",),
+)
 
 REFERENCE = """
 import torch

@@ -16,7 +16,14 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
-    12, "seed_oracle", "caching", expected="contract", status="closed", form="program", variant="payload", seen=("GM", "KG")
+    12,
+    "seed_oracle",
+    "caching",
+    expected="contract",
+    status="closed",
+    form="program",
+    variant="payload",
+    seen=("GM", "KG"),
 )
 
 
@@ -27,7 +34,15 @@ def reference() -> Region:
 def cheat() -> Candidate:
     region = product()
     kept = torch.randn(64, 64)
-    return candidate(Program(region.program.inputs, (op("aten.clone.default", V(2), out=3),), (3,), ("kept",), {"kept": kept}))
+    return candidate(
+        Program(
+            region.program.inputs,
+            (op("aten.clone.default", V(2), out=3),),
+            (3,),
+            ("kept",),
+            {"kept": kept},
+        )
+    )
 
 
 def honest() -> Candidate:

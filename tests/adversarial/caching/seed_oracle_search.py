@@ -6,7 +6,15 @@ what the candidate falls back to fails `numerics`. A file that the sandbox lets 
 
 from tests.adversarial.case import Case
 
-CASE = Case(12, "seed_oracle", "caching", expected="numerics", status="lowering", variant="search", seen=("KG",))
+CASE = Case(
+    12,
+    "seed_oracle",
+    "caching",
+    expected="numerics",
+    status="lowering",
+    variant="search",
+    seen=("KG",),
+)
 
 REFERENCE = """
 import torch

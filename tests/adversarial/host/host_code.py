@@ -6,7 +6,16 @@ Below sandbox level 2 the file system is open, and a source nobody vouches for i
 
 from tests.adversarial.case import Case
 
-CASE = Case(56, "host_code", "host", expected="isolation", status="lowering", needs=("level2",), seen=("KG", "L1"), alone=True)
+CASE = Case(
+    56,
+    "host_code",
+    "host",
+    expected="isolation",
+    status="lowering",
+    needs=("level2",),
+    seen=("KG", "L1"),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -5,7 +5,16 @@ Seen in rule sets. Seccomp refuses the socket and the import fails (`isolation`)
 
 from tests.adversarial.case import Case
 
-CASE = Case(56, "host_code", "host", expected="isolation", status="lowering", variant="network", needs=("level2",), seen=("KG",))
+CASE = Case(
+    56,
+    "host_code",
+    "host",
+    expected="isolation",
+    status="lowering",
+    variant="network",
+    needs=("level2",),
+    seen=("KG",),
+)
 
 REFERENCE = """
 import torch

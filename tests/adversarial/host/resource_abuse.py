@@ -5,7 +5,15 @@ Seen as leaks and recaptures per call. `resource` calls many times and wants the
 
 from tests.adversarial.case import Case
 
-CASE = Case(57, "resource_abuse", "host", expected="resource", status="lowering", seen=("KB", "L1"), alone=True)
+CASE = Case(
+    57,
+    "resource_abuse",
+    "host",
+    expected="resource",
+    status="lowering",
+    seen=("KB", "L1"),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

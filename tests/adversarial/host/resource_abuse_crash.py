@@ -5,7 +5,15 @@ Ours, in place of the crashes that wrong machine code makes. The parent sees the
 
 from tests.adversarial.case import Case
 
-CASE = Case(57, "resource_abuse", "host", expected="resource", status="lowering", variant="crash", seen=("KB",))
+CASE = Case(
+    57,
+    "resource_abuse",
+    "host",
+    expected="resource",
+    status="lowering",
+    variant="crash",
+    seen=("KB",),
+)
 
 REFERENCE = """
 import torch

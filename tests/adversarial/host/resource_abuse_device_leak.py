@@ -7,7 +7,14 @@ included, to be zero.
 from tests.adversarial.case import Case
 
 CASE = Case(
-    57, "resource_abuse", "host", expected="resource", status="open", variant="device_leak", needs=("gpu",), seen=("KB", "L1")
+    57,
+    "resource_abuse",
+    "host",
+    expected="resource",
+    status="open",
+    variant="device_leak",
+    needs=("gpu",),
+    seen=("KB", "L1"),
 )
 
 REFERENCE = """

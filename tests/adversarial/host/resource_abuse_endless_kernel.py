@@ -24,7 +24,8 @@ CASE = Case(
 
 
 SPINNING = PRODUCT.replace(
-    "ret;", "again: ld.volatile.global.u32 %r5, [%d2]; setp.ne.u32 %p1, %r5, 2143289345; @%p1 bra again;\n    ret;"
+    "ret;",
+    "again: ld.volatile.global.u32 %r5, [%d2]; setp.ne.u32 %p1, %r5, 2143289345; @%p1 bra again;\n    ret;",
 )
 
 

@@ -5,7 +5,15 @@ Ours. Each request has a deadline; the process group is killed at it (`resource`
 
 from tests.adversarial.case import Case
 
-CASE = Case(57, "resource_abuse", "host", expected="resource", status="lowering", variant="hang", seen=("KB",))
+CASE = Case(
+    57,
+    "resource_abuse",
+    "host",
+    expected="resource",
+    status="lowering",
+    variant="hang",
+    seen=("KB",),
+)
 
 REFERENCE = """
 import torch

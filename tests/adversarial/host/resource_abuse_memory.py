@@ -5,7 +5,15 @@ Seen as memory grabs. The child's address space is limited; the failed allocatio
 
 from tests.adversarial.case import Case
 
-CASE = Case(57, "resource_abuse", "host", expected="resource", status="lowering", variant="memory", seen=("KB",))
+CASE = Case(
+    57,
+    "resource_abuse",
+    "host",
+    expected="resource",
+    status="lowering",
+    variant="memory",
+    seen=("KB",),
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,9 @@ let it pass.
 
 from tests.adversarial.case import Case
 
-CASE = Case(15, "constant_output", "laziness", expected="numerics", status="open", seen=("L1", "SK"))
+CASE = Case(
+    15, "constant_output", "laziness", expected="numerics", status="open", seen=("L1", "SK")
+)
 
 REFERENCE = """
 import torch

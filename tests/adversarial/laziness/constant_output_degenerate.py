@@ -6,7 +6,16 @@ and finds that it would be accepted, so nothing has been shown. The twin has a r
 
 from tests.adversarial.case import Case
 
-CASE = Case(15, "constant_output", "laziness", expected="impostor", status="open", variant="degenerate", seen=("L1",), alone=True)
+CASE = Case(
+    15,
+    "constant_output",
+    "laziness",
+    expected="impostor",
+    status="open",
+    variant="degenerate",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,9 @@ has it. The user may promise finite values (`assume_finite`), then this is a rew
 
 from tests.adversarial.case import Case
 
-CASE = Case(15, "constant_output", "laziness", expected="special", status="open", variant="finite_only")
+CASE = Case(
+    15, "constant_output", "laziness", expected="special", status="open", variant="finite_only"
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ comes first. A launch of ours goes through a launcher that raises, see the varia
 
 from tests.adversarial.case import Case
 
-CASE = Case(17, "launch_failure", "laziness", expected="numerics", status="open", needs=("gpu", "compiler"), seen=("WF", "L1"))
+CASE = Case(
+    17,
+    "launch_failure",
+    "laziness",
+    expected="numerics",
+    status="open",
+    needs=("gpu", "compiler"),
+    seen=("WF", "L1"),
+)
 
 REFERENCE = """
 import torch

@@ -28,7 +28,9 @@ def reference() -> Region:
 
 
 def plan(block: int) -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=4096 // block, block=block))
+    return candidate(
+        on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=4096 // block, block=block)
+    )
 
 
 def cheat() -> Candidate:

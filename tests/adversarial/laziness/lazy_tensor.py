@@ -6,7 +6,14 @@ hold its elements (`fresh_output`); its bytes are copied before any operator cou
 
 from tests.adversarial.case import Case
 
-CASE = Case(14, "lazy_tensor", "laziness", expected="fresh_output", status="lowering", seen=("L1", "DR", "KB"))
+CASE = Case(
+    14,
+    "lazy_tensor",
+    "laziness",
+    expected="fresh_output",
+    status="lowering",
+    seen=("L1", "DR", "KB"),
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,9 @@ those of the storage. Replacing `torch.Tensor` itself would evade the first, not
 
 from tests.adversarial.case import Case
 
-CASE = Case(14, "lazy_tensor", "laziness", expected="fresh_output", status="lowering", variant="named")
+CASE = Case(
+    14, "lazy_tensor", "laziness", expected="fresh_output", status="lowering", variant="named"
+)
 
 REFERENCE = """
 import torch

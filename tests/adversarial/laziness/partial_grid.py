@@ -10,7 +10,14 @@ from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, prod
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
-    16, "partial", "laziness", expected="numerics", status="open", form="program", variant="grid", needs=("gpu", "compiler")
+    16,
+    "partial",
+    "laziness",
+    expected="numerics",
+    status="open",
+    form="program",
+    variant="grid",
+    needs=("gpu", "compiler"),
 )
 
 

@@ -5,7 +5,9 @@ Ours. Close for rows with one dominant element, so `numerics` also draws rows of
 
 from tests.adversarial.case import Case
 
-CASE = Case(18, "pass_through", "laziness", expected="numerics", status="open", variant="cheap_reduction")
+CASE = Case(
+    18, "pass_through", "laziness", expected="numerics", status="open", variant="cheap_reduction"
+)
 
 REFERENCE = """
 import torch

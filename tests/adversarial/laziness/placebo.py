@@ -14,7 +14,16 @@ from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
 from torch_cudal1.ir.records import Candidate, Region
 
-CASE = Case(19, "placebo", "laziness", expected="contract", status="closed", form="program", seen=("L1", "MK", "KG"), alone=True)
+CASE = Case(
+    19,
+    "placebo",
+    "laziness",
+    expected="contract",
+    status="closed",
+    form="program",
+    seen=("L1", "MK", "KG"),
+    alone=True,
+)
 
 
 def reference() -> Region:
@@ -22,7 +31,9 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(replace(product().program, payloads={"kernel": torch.zeros(64, dtype=torch.uint8)}))
+    return candidate(
+        replace(product().program, payloads={"kernel": torch.zeros(64, dtype=torch.uint8)})
+    )
 
 
 def honest() -> Candidate:

@@ -39,7 +39,14 @@ def cheat() -> Candidate:
     return candidate(
         replace(
             launched,
-            steps=(*launched.steps, real, never, number, both, op("aten.where.self", V(6), V(2), V(3), out=7)),
+            steps=(
+                *launched.steps,
+                real,
+                never,
+                number,
+                both,
+                op("aten.where.self", V(6), V(2), V(3), out=7),
+            ),
             outputs=(7,),
         )
     )

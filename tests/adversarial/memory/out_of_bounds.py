@@ -7,7 +7,15 @@ sees it.
 
 from tests.adversarial.case import Case
 
-CASE = Case(48, "out_of_bounds", "memory", expected="guard_band", status="open", seen=("L1", "DR"), needs=("cpu",))
+CASE = Case(
+    48,
+    "out_of_bounds",
+    "memory",
+    expected="guard_band",
+    status="open",
+    seen=("L1", "DR"),
+    needs=("cpu",),
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ a second pattern; the result must not change.
 
 from tests.adversarial.case import Case
 
-CASE = Case(49, "race_or_uninitialised", "memory", expected="poison", status="open", seen=("L1",), alone=True)
+CASE = Case(
+    49,
+    "race_or_uninitialised",
+    "memory",
+    expected="poison",
+    status="open",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

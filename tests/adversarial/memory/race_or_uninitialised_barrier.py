@@ -57,8 +57,12 @@ _OWN_AGAIN = "st.volatile.shared.f32 [%r7], %f0;"
 
 
 def _handing_over(between: str, after: str = "") -> bytes:
-    text = PRODUCT.replace(".reg .pred %p<2>;", ".reg .pred %p<2>;\n    .shared .align 4 .b8 held[512];")
-    return assembled(text.replace("st.global.f32 [%d4], %f3;", _HANDED_OVER.format(between=between, after=after)))
+    text = PRODUCT.replace(
+        ".reg .pred %p<2>;", ".reg .pred %p<2>;\n    .shared .align 4 .b8 held[512];"
+    )
+    return assembled(
+        text.replace("st.global.f32 [%d4], %f3;", _HANDED_OVER.format(between=between, after=after))
+    )
 
 
 def reference() -> Region:

@@ -6,7 +6,16 @@ once and compares each result.
 
 from tests.adversarial.case import Case
 
-CASE = Case(51, "reentrancy", "memory", expected="reentrancy", status="runtime", first_profile="standard", seen=("L1",), alone=True)
+CASE = Case(
+    51,
+    "reentrancy",
+    "memory",
+    expected="reentrancy",
+    status="runtime",
+    first_profile="standard",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

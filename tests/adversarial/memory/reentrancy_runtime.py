@@ -12,7 +12,16 @@ import torch
 from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, own, swapped
 
-CASE = Case(51, "reentrancy", "memory", expected="reentrancy", status="runtime", form="runtime", variant="runtime", seen=("L1",))
+CASE = Case(
+    51,
+    "reentrancy",
+    "memory",
+    expected="reentrancy",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
+)
 
 
 def attack() -> None:

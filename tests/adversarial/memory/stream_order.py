@@ -6,7 +6,16 @@ producer and overwrites the input at once.
 
 from tests.adversarial.case import Case
 
-CASE = Case(50, "stream_order", "memory", expected="stream_order", status="runtime", needs=("gpu",), seen=("L1",), alone=True)
+CASE = Case(
+    50,
+    "stream_order",
+    "memory",
+    expected="stream_order",
+    status="runtime",
+    needs=("gpu",),
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -5,7 +5,9 @@ Ours. Good to four digits between -1 and 1; `numerics` draws beyond, and four di
 
 from tests.adversarial.case import Case
 
-CASE = Case(25, "approximate_swap", "numerics", expected="numerics", status="open", variant="polynomial")
+CASE = Case(
+    25, "approximate_swap", "numerics", expected="numerics", status="open", variant="polynomial"
+)
 
 REFERENCE = """
 import torch

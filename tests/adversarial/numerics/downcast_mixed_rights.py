@@ -6,7 +6,16 @@ lacks the right on inputs for which the other classes are exact.
 
 from tests.adversarial.case import Case
 
-CASE = Case(20, "downcast", "numerics", expected="rights", status="open", variant="mixed_rights", needs=("gpu",), alone=True)
+CASE = Case(
+    20,
+    "downcast",
+    "numerics",
+    expected="rights",
+    status="open",
+    variant="mixed_rights",
+    needs=("gpu",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ that; where the user's own flags give cuBLAS or cuDNN the right, eager's error g
 
 from tests.adversarial.case import Case
 
-CASE = Case(20, "downcast", "numerics", expected="numerics", status="open", variant="tf32", seen=("L1", "KB"))
+CASE = Case(
+    20,
+    "downcast",
+    "numerics",
+    expected="numerics",
+    status="open",
+    variant="tf32",
+    seen=("L1", "KB"),
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,16 @@ matrix products; `env_diff` sees nothing, since the flag is restored.
 
 from tests.adversarial.case import Case
 
-CASE = Case(20, "downcast", "numerics", expected="numerics", status="open", variant="tf32_flag", needs=("gpu",), seen=("L1",))
+CASE = Case(
+    20,
+    "downcast",
+    "numerics",
+    expected="numerics",
+    status="open",
+    variant="tf32_flag",
+    needs=("gpu",),
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,9 @@ order fixed at construction would evade it, and is honest.
 
 from tests.adversarial.case import Case
 
-CASE = Case(26, "hidden_noise", "numerics", expected="repeat", status="open", seen=("WF",), alone=True)
+CASE = Case(
+    26, "hidden_noise", "numerics", expected="repeat", status="open", seen=("WF",), alone=True
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,14 @@ declared, or integer.
 from tests.adversarial.case import Case
 
 CASE = Case(
-    26, "hidden_noise", "numerics", expected="repeat", status="open", variant="atomics", needs=("gpu", "compiler"), seen=("WF",)
+    26,
+    "hidden_noise",
+    "numerics",
+    expected="repeat",
+    status="open",
+    variant="atomics",
+    needs=("gpu", "compiler"),
+    seen=("WF",),
 )
 
 REFERENCE = """

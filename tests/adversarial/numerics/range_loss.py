@@ -6,7 +6,15 @@ finite and this is NaN. A clamp of the exponent would evade overflow and fail by
 
 from tests.adversarial.case import Case
 
-CASE = Case(22, "range_loss", "numerics", expected="numerics", status="open", first_profile="standard", seen=("L1",))
+CASE = Case(
+    22,
+    "range_loss",
+    "numerics",
+    expected="numerics",
+    status="open",
+    first_profile="standard",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

@@ -5,7 +5,15 @@ Ours. `numerics` draws half-precision inputs up to some hundreds, where eager's 
 
 from tests.adversarial.case import Case
 
-CASE = Case(22, "range_loss", "numerics", expected="numerics", status="open", variant="half", first_profile="standard")
+CASE = Case(
+    22,
+    "range_loss",
+    "numerics",
+    expected="numerics",
+    status="open",
+    variant="half",
+    first_profile="standard",
+)
 
 REFERENCE = """
 import torch

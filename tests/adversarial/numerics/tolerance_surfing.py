@@ -6,7 +6,9 @@ discount.
 
 from tests.adversarial.case import Case
 
-CASE = Case(24, "tolerance_surfing", "numerics", expected="numerics", status="open", seen=("L1", "KB"))
+CASE = Case(
+    24, "tolerance_surfing", "numerics", expected="numerics", status="open", seen=("L1", "KB")
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,9 @@ inputs, here some 1e-7.
 
 from tests.adversarial.case import Case
 
-CASE = Case(24, "tolerance_surfing", "numerics", expected="numerics", status="open", variant="just_under")
+CASE = Case(
+    24, "tolerance_surfing", "numerics", expected="numerics", status="open", variant="just_under"
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ inputs.
 
 from tests.adversarial.case import Case
 
-CASE = Case(32, "contracted_error", "semantics", expected="numerics", status="open", variant="means", seen=("L1",))
+CASE = Case(
+    32,
+    "contracted_error",
+    "semantics",
+    expected="numerics",
+    status="open",
+    variant="means",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

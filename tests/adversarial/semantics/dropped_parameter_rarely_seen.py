@@ -6,7 +6,9 @@ candidate must show the change that eager shows. A branch beyond the reach of th
 
 from tests.adversarial.case import Case
 
-CASE = Case(29, "dropped_parameter", "semantics", expected="perturb", status="open", variant="rarely_seen")
+CASE = Case(
+    29, "dropped_parameter", "semantics", expected="perturb", status="open", variant="rarely_seen"
+)
 
 REFERENCE = """
 import torch

@@ -5,7 +5,9 @@ Seen in published batch norms. Buffers are drawn too: variances between a half a
 
 from tests.adversarial.case import Case
 
-CASE = Case(28, "initial_parameters", "semantics", expected="numerics", status="open", variant="statistics")
+CASE = Case(
+    28, "initial_parameters", "semantics", expected="numerics", status="open", variant="statistics"
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,9 @@ Seen as `fmaxf` in CUDA code. `special` puts one NaN into each input in turn: it
 
 from tests.adversarial.case import Case
 
-CASE = Case(30, "special_values", "semantics", expected="special", status="open", seen=("L1",), alone=True)
+CASE = Case(
+    30, "special_values", "semantics", expected="special", status="open", seen=("L1",), alone=True
+)
 
 REFERENCE = """
 import torch

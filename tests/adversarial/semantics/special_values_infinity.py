@@ -5,7 +5,9 @@ Ours. NaN is right and finite values are right; only an infinity shows it, and `
 
 from tests.adversarial.case import Case
 
-CASE = Case(30, "special_values", "semantics", expected="special", status="open", variant="infinity")
+CASE = Case(
+    30, "special_values", "semantics", expected="special", status="open", variant="infinity"
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,16 @@ and running statistics. A candidate that is offered for evaluation only, with th
 
 from tests.adversarial.case import Case
 
-CASE = Case(31, "train_eval", "semantics", expected="mode", status="open", first_profile="standard", seen=("L1",), alone=True)
+CASE = Case(
+    31,
+    "train_eval",
+    "semantics",
+    expected="mode",
+    status="open",
+    first_profile="standard",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

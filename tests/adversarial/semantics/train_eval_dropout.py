@@ -7,7 +7,14 @@ the same elements dropped.
 from tests.adversarial.case import Case
 
 CASE = Case(
-    31, "train_eval", "semantics", expected="mode", status="open", variant="dropout", first_profile="standard", seen=("L1",)
+    31,
+    "train_eval",
+    "semantics",
+    expected="mode",
+    status="open",
+    variant="dropout",
+    first_profile="standard",
+    seen=("L1",),
 )
 
 REFERENCE = """

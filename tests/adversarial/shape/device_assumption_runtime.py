@@ -11,7 +11,14 @@ from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, swapped
 
 CASE = Case(
-    47, "device_assumption", "shape", expected="guard_domain", status="runtime", form="runtime", variant="runtime", seen=("L1",)
+    47,
+    "device_assumption",
+    "shape",
+    expected="guard_domain",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
 )
 
 

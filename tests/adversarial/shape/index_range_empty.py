@@ -5,7 +5,15 @@ Ours. `shapes` includes size zero where eager accepts it.
 
 from tests.adversarial.case import Case
 
-CASE = Case(45, "index_range", "shape", expected="shapes", status="open", variant="empty", first_profile="standard")
+CASE = Case(
+    45,
+    "index_range",
+    "shape",
+    expected="shapes",
+    status="open",
+    variant="empty",
+    first_profile="standard",
+)
 
 REFERENCE = """
 import torch

@@ -11,7 +11,14 @@ from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, swapped
 
 CASE = Case(
-    43, "missing_guard", "shape", expected="guard_domain", status="runtime", form="runtime", variant="runtime", seen=("L1",)
+    43,
+    "missing_guard",
+    "shape",
+    expected="guard_domain",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
 )
 
 
@@ -30,7 +37,11 @@ def attack() -> None:
             torch.randn(3, 16)[:, ::2],
             torch.randn(3, 8).as_subclass(Marked),
         ):
-            assert not answered_by_swap(module, outside), (tuple(outside.shape), outside.stride(), type(outside))
+            assert not answered_by_swap(module, outside), (
+                tuple(outside.shape),
+                outside.stride(),
+                type(outside),
+            )
         module.double()
         assert not answered_by_swap(module, x.double())
 

@@ -6,7 +6,15 @@ is the first to call with another set, `call_history` follows. Copying into a st
 
 from tests.adversarial.case import Case
 
-CASE = Case(38, "graph_hazard", "state", expected="update_path", status="runtime", needs=("gpu",), seen=("L1",))
+CASE = Case(
+    38,
+    "graph_hazard",
+    "state",
+    expected="update_path",
+    status="runtime",
+    needs=("gpu",),
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

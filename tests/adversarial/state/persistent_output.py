@@ -7,7 +7,15 @@ hold, or a soak, finds that.
 
 from tests.adversarial.case import Case
 
-CASE = Case(33, "persistent_output", "state", expected="fresh_output", status="closed", alone=True, seen=("L1",))
+CASE = Case(
+    33,
+    "persistent_output",
+    "state",
+    expected="fresh_output",
+    status="closed",
+    alone=True,
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

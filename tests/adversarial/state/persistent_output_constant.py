@@ -16,14 +16,24 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
-    33, "persistent_output", "state", expected="contract", status="closed", form="program", variant="constant", seen=("L1",)
+    33,
+    "persistent_output",
+    "state",
+    expected="contract",
+    status="closed",
+    form="program",
+    variant="constant",
+    seen=("L1",),
 )
 
 
 def reference() -> Region:
     zeros = torch.zeros(64, 64)
     steps = (op("aten.mul.Tensor", V(0), V(2), out=3), op("aten.add.Tensor", V(3), V(2), out=4))
-    return Region(Program((spec(64, 64), spec(64, 64)), steps, (4,), ("zeros",), {"zeros": zeros}), ("input", "input"))
+    return Region(
+        Program((spec(64, 64), spec(64, 64)), steps, (4,), ("zeros",), {"zeros": zeros}),
+        ("input", "input"),
+    )
 
 
 def cheat() -> Candidate:
@@ -31,4 +41,10 @@ def cheat() -> Candidate:
 
 
 def honest() -> Candidate:
-    return candidate(replace(reference().program, steps=(op("aten.addcmul.default", V(2), V(0), V(2), out=3),), outputs=(3,)))
+    return candidate(
+        replace(
+            reference().program,
+            steps=(op("aten.addcmul.default", V(2), V(0), V(2), out=3),),
+            outputs=(3,),
+        )
+    )

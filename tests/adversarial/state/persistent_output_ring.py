@@ -6,7 +6,15 @@ double buffer has places. A ring longer than the hold would evade it; the soak o
 
 from tests.adversarial.case import Case
 
-CASE = Case(33, "persistent_output", "state", expected="fresh_output", status="closed", variant="ring", seen=("L1",))
+CASE = Case(
+    33,
+    "persistent_output",
+    "state",
+    expected="fresh_output",
+    status="closed",
+    variant="ring",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

@@ -11,7 +11,14 @@ from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, own, swapped
 
 CASE = Case(
-    33, "persistent_output", "state", expected="fresh_output", status="runtime", form="runtime", variant="runtime", seen=("L1",)
+    33,
+    "persistent_output",
+    "state",
+    expected="fresh_output",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
 )
 
 
@@ -21,10 +28,15 @@ def attack() -> None:
         inputs = [torch.randn(3, 8) for _ in range(6)]
         held = [module(given) for given in inputs]
         assert len({result.data_ptr() for result in held}) == len(held)
-        assert all(torch.allclose(result, own(module, given)) for result, given in zip(held, inputs, strict=True))
+        assert all(
+            torch.allclose(result, own(module, given))
+            for result, given in zip(held, inputs, strict=True)
+        )
 
 
 def twin() -> None:
     x = torch.randn(3, 8)
     with torch.no_grad(), swapped(x) as module:
-        assert all(answered_by_swap(module, torch.randn(3, 8)) for _ in range(6))  # each result dies before the next call
+        assert all(
+            answered_by_swap(module, torch.randn(3, 8)) for _ in range(6)
+        )  # each result dies before the next call

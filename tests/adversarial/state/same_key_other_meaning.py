@@ -6,7 +6,9 @@ parameters of its own. Folding again after each load evades that; see the varian
 
 from tests.adversarial.case import Case
 
-CASE = Case(36, "same_key_other_meaning", "state", expected="numerics", status="closed", seen=("L1",))
+CASE = Case(
+    36, "same_key_other_meaning", "state", expected="numerics", status="closed", seen=("L1",)
+)
 
 REFERENCE = """
 import torch

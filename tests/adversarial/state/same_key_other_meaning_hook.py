@@ -6,7 +6,9 @@ Ours. Loading works, and what is stored is no longer what was loaded: a plain wr
 
 from tests.adversarial.case import Case
 
-CASE = Case(36, "same_key_other_meaning", "state", expected="update_path", status="closed", variant="hook")
+CASE = Case(
+    36, "same_key_other_meaning", "state", expected="update_path", status="closed", variant="hook"
+)
 
 REFERENCE = """
 import torch

@@ -12,7 +12,16 @@ import torch
 from tests.adversarial.case import Case
 from tests.adversarial.swapped import answered_by_swap, own, swapped
 
-CASE = Case(35, "stale_weight", "state", expected="update_path", status="runtime", form="runtime", variant="runtime", seen=("L1",))
+CASE = Case(
+    35,
+    "stale_weight",
+    "state",
+    expected="update_path",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
+)
 
 
 def changes(module: torch.nn.Module) -> dict[str, Callable[[], object]]:
@@ -29,10 +38,16 @@ def changes(module: torch.nn.Module) -> dict[str, Callable[[], object]]:
         "data.copy_": lambda: weight.data.copy_(torch.randn(8, 8)),
         "data =": lambda: setattr(weight, "data", torch.randn(8, 8)),
         "numpy view": lambda: weight.detach().numpy().__setitem__((0, 0), 7.0),
-        "load_state_dict": lambda: module.load_state_dict({"linear.weight": torch.randn(8, 8), "linear.bias": torch.ones(8)}),
+        "load_state_dict": lambda: module.load_state_dict(
+            {"linear.weight": torch.randn(8, 8), "linear.bias": torch.ones(8)}
+        ),
         "fused step": step,
-        "assign": lambda: module.load_state_dict({"linear.weight": torch.randn(8, 8), "linear.bias": torch.ones(8)}, assign=True),
-        "another Parameter": lambda: setattr(module.linear, "weight", torch.nn.Parameter(torch.randn(8, 8))),
+        "assign": lambda: module.load_state_dict(
+            {"linear.weight": torch.randn(8, 8), "linear.bias": torch.ones(8)}, assign=True
+        ),
+        "another Parameter": lambda: setattr(
+            module.linear, "weight", torch.nn.Parameter(torch.randn(8, 8))
+        ),
     }
 
 

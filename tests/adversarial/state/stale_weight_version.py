@@ -6,7 +6,15 @@ uses those too. A checksum of the contents evades it rightly, if it covers every
 
 from tests.adversarial.case import Case
 
-CASE = Case(35, "stale_weight", "state", expected="update_path", status="runtime", variant="version", alone=True)
+CASE = Case(
+    35,
+    "stale_weight",
+    "state",
+    expected="update_path",
+    status="runtime",
+    variant="version",
+    alone=True,
+)
 
 REFERENCE = """
 import torch

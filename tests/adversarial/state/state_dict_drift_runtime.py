@@ -13,7 +13,16 @@ import torch
 from tests.adversarial.case import Case
 from tests.adversarial.swapped import Layer, answered_by_swap, own, swapped
 
-CASE = Case(37, "state_dict_drift", "state", expected="mode", status="runtime", form="runtime", variant="runtime", seen=("L1",))
+CASE = Case(
+    37,
+    "state_dict_drift",
+    "state",
+    expected="mode",
+    status="runtime",
+    form="runtime",
+    variant="runtime",
+    seen=("L1",),
+)
 
 
 def attack() -> None:

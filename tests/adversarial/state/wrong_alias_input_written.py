@@ -6,7 +6,15 @@ every input before and after.
 
 from tests.adversarial.case import Case
 
-CASE = Case(34, "wrong_alias", "state", expected="fresh_output", status="open", variant="input_written", seen=("L1",))
+CASE = Case(
+    34,
+    "wrong_alias",
+    "state",
+    expected="fresh_output",
+    status="open",
+    variant="input_written",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

@@ -11,11 +11,22 @@ from tests.adversarial.plans import V, candidate, op, spec
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 
-CASE = Case(34, "wrong_alias", "state", expected="contract", status="closed", form="program", variant="program", seen=("L1",))
+CASE = Case(
+    34,
+    "wrong_alias",
+    "state",
+    expected="contract",
+    status="closed",
+    form="program",
+    variant="program",
+    seen=("L1",),
+)
 
 
 def reference() -> Region:
-    return Region(Program((spec(64, 64),), (op("aten.clone.default", V(0), out=1),), (1,)), ("input",))
+    return Region(
+        Program((spec(64, 64),), (op("aten.clone.default", V(0), out=1),), (1,)), ("input",)
+    )
 
 
 def cheat() -> Candidate:

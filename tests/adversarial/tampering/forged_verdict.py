@@ -6,7 +6,9 @@ Seen where a line of output or an exit status decides. Neither means anything he
 
 from tests.adversarial.case import Case
 
-CASE = Case(54, "forged_verdict", "tampering", expected="protocol", status="lowering", seen=("GM", "KA"))
+CASE = Case(
+    54, "forged_verdict", "tampering", expected="protocol", status="lowering", seen=("GM", "KA")
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,16 @@ and wins only the right to send one's own bytes, which are then judged.
 
 from tests.adversarial.case import Case
 
-CASE = Case(54, "forged_verdict", "tampering", expected="protocol", status="lowering", variant="frames", seen=("GM",), alone=True)
+CASE = Case(
+    54,
+    "forged_verdict",
+    "tampering",
+    expected="protocol",
+    status="lowering",
+    variant="frames",
+    seen=("GM",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

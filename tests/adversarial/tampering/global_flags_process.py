@@ -5,7 +5,16 @@ Seen in published modules and rule sets. `env_diff` compares all three.
 
 from tests.adversarial.case import Case
 
-CASE = Case(52, "global_flags", "tampering", expected="env_diff", status="lowering", variant="process", seen=("L1",), alone=True)
+CASE = Case(
+    52,
+    "global_flags",
+    "tampering",
+    expected="env_diff",
+    status="lowering",
+    variant="process",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -5,7 +5,15 @@ Seen in published modules. The result is right; `env_diff` compares the generato
 
 from tests.adversarial.case import Case
 
-CASE = Case(52, "global_flags", "tampering", expected="env_diff", status="lowering", variant="seed", seen=("L1",))
+CASE = Case(
+    52,
+    "global_flags",
+    "tampering",
+    expected="env_diff",
+    status="lowering",
+    variant="seed",
+    seen=("L1",),
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,9 @@ second, not the first.
 
 from tests.adversarial.case import Case
 
-CASE = Case(53, "judge_patch", "tampering", expected="env_diff", status="lowering", seen=("KG", "KA", "PG"))
+CASE = Case(
+    53, "judge_patch", "tampering", expected="env_diff", status="lowering", seen=("KG", "KA", "PG")
+)
 
 REFERENCE = """
 import torch

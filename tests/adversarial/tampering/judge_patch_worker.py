@@ -7,7 +7,15 @@ identities too.
 
 from tests.adversarial.case import Case
 
-CASE = Case(53, "judge_patch", "tampering", expected="env_diff", status="lowering", variant="worker", seen=("PG",))
+CASE = Case(
+    53,
+    "judge_patch",
+    "tampering",
+    expected="env_diff",
+    status="lowering",
+    variant="worker",
+    seen=("PG",),
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,9 @@ all. Patching the C library inside the process would evade the identity check; t
 
 from tests.adversarial.case import Case
 
-CASE = Case(3, "clock_patch", "timing", expected="env_diff", status="lowering", seen=("DR", "KB", "KG"))
+CASE = Case(
+    3, "clock_patch", "timing", expected="env_diff", status="lowering", seen=("DR", "KB", "KG")
+)
 
 REFERENCE = """
 import torch

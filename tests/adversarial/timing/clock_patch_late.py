@@ -8,7 +8,15 @@ the parent down evades nothing: it would make the candidate slower.
 from tests.adversarial.case import Case
 
 CASE = Case(
-    3, "clock_patch", "timing", expected="wall_slope", status="lowering", variant="late", timed=True, seen=("DR",), alone=True
+    3,
+    "clock_patch",
+    "timing",
+    expected="wall_slope",
+    status="lowering",
+    variant="late",
+    timed=True,
+    seen=("DR",),
+    alone=True,
 )
 
 REFERENCE = """

@@ -6,7 +6,16 @@ and checks and timing use the same process and path. A counter beyond all timed 
 
 from tests.adversarial.case import Case
 
-CASE = Case(4, "fork_timing", "timing", expected="timed_output", status="closed", timed=True, seen=("KG", "GM"), alone=True)
+CASE = Case(
+    4,
+    "fork_timing",
+    "timing",
+    expected="timed_output",
+    status="closed",
+    timed=True,
+    seen=("KG", "GM"),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ they must not grow. Reusing one thread for ever evades the slope, not the count 
 
 from tests.adversarial.case import Case
 
-CASE = Case(2, "offload", "timing", expected="resource", status="lowering", variant="kept_thread", seen=("KG",))
+CASE = Case(
+    2,
+    "offload",
+    "timing",
+    expected="resource",
+    status="lowering",
+    variant="kept_thread",
+    seen=("KG",),
+)
 
 REFERENCE = """
 import torch

@@ -6,7 +6,15 @@ without a device-wide synchronisation: the bytes are wrong. Joining only where a
 
 from tests.adversarial.case import Case
 
-CASE = Case(1, "side_stream", "timing", expected="stream_order", status="lowering", needs=("gpu",), seen=("DR", "KB", "GM", "KG"))
+CASE = Case(
+    1,
+    "side_stream",
+    "timing",
+    expected="stream_order",
+    status="lowering",
+    needs=("gpu",),
+    seen=("DR", "KB", "GM", "KG"),
+)
 
 REFERENCE = """
 import torch

@@ -7,7 +7,16 @@ it.
 
 from tests.adversarial.case import Case
 
-CASE = Case(6, "warmup_shift", "timing", expected="timing_state", status="open", timed=True, seen=("L1", "GM", "PG"), alone=True)
+CASE = Case(
+    6,
+    "warmup_shift",
+    "timing",
+    expected="timing_state",
+    status="open",
+    timed=True,
+    seen=("L1", "GM", "PG"),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -1,4 +1,6 @@
-"""Stands in for a task's process: speaks its line, and does what the task's source says. Imports no torch, so it starts at once."""
+"""Stands in for a task's process: speaks its line, and does what the task's source says. Imports no
+torch, so it starts at once.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,28 @@ def main() -> None:
             file.write(f"{time.monotonic()} {text}\n")
 
     def row(**columns: str) -> dict[str, object]:
-        told = {name.replace("_", "."): {"status": status, "reason": ""} for name, status in columns.items()}
-        return {"columns": told, "best": "eager", "against": {}, "ours": {}, "arms": {}, "stages_s": {}}
+        told = {
+            name.replace("_", "."): {"status": status, "reason": ""}
+            for name, status in columns.items()
+        }
+        return {
+            "columns": told,
+            "best": "eager",
+            "against": {},
+            "ours": {},
+            "arms": {},
+            "stages_s": {},
+        }
 
-    names = {"line": Line(Connection(args.line)), "spec": spec, "folder": folder, "note": note, "row": row, "os": os, "time": time}
+    names = {
+        "line": Line(Connection(args.line)),
+        "spec": spec,
+        "folder": folder,
+        "note": note,
+        "row": row,
+        "os": os,
+        "time": time,
+    }
     exec(args.spec.with_suffix(".py").read_text(), names)
 
 

@@ -14,7 +14,10 @@ def row(key: str, together: float, **alone: float) -> dict[str, Any]:
     speeds = {"cudal1": together} | {f"only {family}": gain for family, gain in alone.items()}
     columns = {name: {"status": "ok"} for name in ("eager", *speeds)}
     against = {
-        name: {"eager": {"speedup": s, "low": s, "high": s}, "best": {"speedup": s, "low": s, "high": s}}
+        name: {
+            "eager": {"speedup": s, "low": s, "high": s},
+            "best": {"speedup": s, "low": s, "high": s},
+        }
         for name, s in speeds.items()
     }
     return {"task": {"key": key, "level": 1}, "columns": columns, "against": against}
@@ -32,7 +35,10 @@ def test_gains_that_multiply_have_a_share_of_one_and_those_that_overlap_less() -
     full = row("1/1", 6.0, rewrites=2.0, kernels=3.0, compile=1.0, graphs=1.0)
     overlap = row("1/2", 2.0, rewrites=2.0, kernels=2.0, compile=1.0, graphs=0.5)
     found = products([full, overlap, row("1/3", 9.0, rewrites=3.0)])
-    assert [(one.key, one.product, one.share) for one in found] == [("1/1", 6.0, 1.0), ("1/2", 4.0, 0.5)]
+    assert [(one.key, one.product, one.share) for one in found] == [
+        ("1/1", 6.0, 1.0),
+        ("1/2", 4.0, 0.5),
+    ]
     means = told(found)
     assert means["only rewrites"] == pytest.approx(2.0)
     assert means["product"] == pytest.approx(24**0.5)

@@ -1,4 +1,6 @@
-"""Kernels compiled ahead, without a GPU: what a search will ask for is there, once; a task that cannot be captured is told."""
+"""Kernels compiled ahead, without a GPU: what a search will ask for is there, once; a task that
+cannot be captured is told.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def get_init_inputs():
 """
 
 
-def test_what_a_search_will_ask_for_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_search_will_ask_for_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "level1"
     folder.mkdir()
     (folder / "1_Softmax.py").write_text(SOFTMAX)

@@ -1,4 +1,6 @@
-"""One task from its text to its row: tuned, measured, checked before and after, whatever a column does."""
+"""One task from its text to its row: tuned, measured, checked before and after, whatever a column
+does.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from torch import nn
 from benchmarks.kernelbench import baselines, child, contenders, measuring, verify
 from benchmarks.kernelbench.child import Bench
 from benchmarks.kernelbench.job import COMPILE, EAGER, OURS, PROFILES, RELEASE, Job
-from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module
+from benchmarks.kernelbench.loading import (
+    Demand,
+    Made,
+    demand,
+    import_source,
+    make_inputs,
+    make_module,
+)
 from torch_cudal1.device.peaks import Ceiling
 
 DIAGONAL = """import torch
@@ -64,7 +73,12 @@ def made(tmp_path: Path, source: str = DIAGONAL) -> Made:
 
 
 def bench(tmp_path: Path, source: str = DIAGONAL, job: Job = JOB, **spec: Any) -> Bench:
-    return Bench(made(tmp_path, source), job, Line(), {"cache": str(tmp_path / "cudal1"), "source": source, **spec})  # type: ignore[arg-type]
+    return Bench(
+        made(tmp_path, source),
+        job,
+        Line(),
+        {"cache": str(tmp_path / "cudal1"), "source": source, **spec},
+    )  # type: ignore[arg-type]
 
 
 def rowed(given: Bench) -> dict[str, Any]:
@@ -82,21 +96,31 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def served(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tuned(name: str, module: nn.Module, inputs: object, job: Job, cache: Path, say: Any) -> contenders.Tuned:
+    def tuned(
+        name: str, module: nn.Module, inputs: object, job: Job, cache: Path, say: Any
+    ) -> contenders.Tuned:
         say("judging", 0.5)
-        return contenders.Tuned(lambda *given: call(module, *given), {"tune_s": 1.0, "swapped": True, "techniques": ["t"]})
+        return contenders.Tuned(
+            lambda *given: call(module, *given),
+            {"tune_s": 1.0, "swapped": True, "techniques": ["t"]},
+        )
 
     monkeypatch.setattr(contenders, "tuned", tuned)
 
 
 def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: None) -> None:
-    arm = "without compile"  # an arm is searched as the package's own column is, here without Inductor's long compilations
+    # an arm is searched as the package's own column is, here without Inductor's long compilations
+    arm = "without compile"
     given = bench(tmp_path, job=replace(JOB, ours=False, arms=(arm,)))
     row = rowed(given)
     facts, column = row["arms"][arm], row["columns"][arm]
     assert column["checked"]["by"] == ("float64" if facts["swapped"] else "eager")
     assert (column["checked"]["reason"], (column["checked"]["error_ratio"] or 0) <= 2) == ("", True)
-    assert {name: one["status"] for name, one in row["columns"].items()} == {EAGER: "ok", COMPILE: "ok", arm: "ok"}
+    assert {name: one["status"] for name, one in row["columns"].items()} == {
+        EAGER: "ok",
+        COMPILE: "ok",
+        arm: "ok",
+    }
     assert facts["counters"]["regions_tuned"] == 1
     assert facts["tune_s"] > 0
     assert facts["tried"][0]["techniques"] == ["diag_matmul"]
@@ -109,7 +133,9 @@ def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: 
     assert measured[:3] == ["measure", "quiet", "loud"]
 
 
-def test_a_wrong_answer_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
+def test_a_wrong_answer_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
     served(lambda module, *given: module(*given) + 1e-3, monkeypatch)
     row = rowed(bench(tmp_path))
     column = row["columns"][OURS]
@@ -133,7 +159,9 @@ def test_an_answer_that_goes_wrong_while_it_is_timed_counts_as_wrong(
     assert OURS not in row["against"]
 
 
-def test_a_column_that_raises_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
+def test_a_column_that_raises_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
     def raises(module: nn.Module, *given: Any) -> Any:
         raise RuntimeError("no such kernel")
 
@@ -143,8 +171,13 @@ def test_a_column_that_raises_fails_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert (row["best"] in (EAGER, COMPILE), row["columns"][EAGER]["status"]) == (True, "ok")
 
 
-def test_a_baseline_that_computes_something_else_is_no_denominator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = {**baselines.STARTS, COMPILE: lambda module, _: lambda *given: torch.zeros_like(module(*given))}
+def test_a_baseline_that_computes_something_else_is_no_denominator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = {
+        **baselines.STARTS,
+        COMPILE: lambda module, _: lambda *given: torch.zeros_like(module(*given)),
+    }
     monkeypatch.setattr(child, "STARTS", starts)
     served(lambda module, *given: module(*given), monkeypatch)
     row = rowed(bench(tmp_path))
@@ -152,19 +185,35 @@ def test_a_baseline_that_computes_something_else_is_no_denominator(tmp_path: Pat
     assert (row["best"], list(row["against"][OURS])) == (EAGER, [EAGER, "best"])
 
 
-def test_a_task_that_draws_numbers_keeps_its_compiled_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_draws_numbers_keeps_its_compiled_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def reseeded(module: nn.Module, *given: Any) -> Any:
         torch.manual_seed(12345)  # as Inductor, which draws other numbers than eager
         return module(*given)
 
-    starts = {**baselines.STARTS, COMPILE: lambda module, _: lambda *given: reseeded(module, *given)}
+    starts = {
+        **baselines.STARTS,
+        COMPILE: lambda module, _: lambda *given: reseeded(module, *given),
+    }
     monkeypatch.setattr(child, "STARTS", starts)
     served(lambda module, *given: module(*given), monkeypatch)
-    row = rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64, dtype=torch.float32) + a[:64]")))
-    assert {name: column["status"] for name, column in row["columns"].items()} == {EAGER: "ok", COMPILE: "ok", OURS: "ok"}
+    row = rowed(
+        bench(
+            tmp_path,
+            DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64, dtype=torch.float32) + a[:64]"),
+        )
+    )
+    assert {name: column["status"] for name, column in row["columns"].items()} == {
+        EAGER: "ok",
+        COMPILE: "ok",
+        OURS: "ok",
+    }
     served(reseeded, monkeypatch)  # of the package's own column eager's very numbers are expected
     assert (
-        rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64) + a[:64]")))["columns"][OURS]["status"]
+        rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64) + a[:64]")))[
+            "columns"
+        ][OURS]["status"]
         == "wrong"
     )
 
@@ -179,9 +228,16 @@ def test_a_release_candidates_judged_ratio_is_carried_over_to_every_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:
     paired = {"over": EAGER, "speedup": 2.0, "low": 1.9, "high": 2.1}
-    monkeypatch.setattr(contenders, "judged", lambda *given: {"status": "ok", "reason": "", "paired": paired, "error_ratio": 1.0})
+    monkeypatch.setattr(
+        contenders,
+        "judged",
+        lambda *given: {"status": "ok", "reason": "", "paired": paired, "error_ratio": 1.0},
+    )
     row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate="code"))
-    us, found = {name: column["us"] for name, column in row["columns"].items()}, row["against"][RELEASE]
+    us, found = (
+        {name: column["us"] for name, column in row["columns"].items()},
+        row["against"][RELEASE],
+    )
     assert us[RELEASE] == pytest.approx(us[EAGER] / 2)
     assert found[EAGER]["speedup"] == pytest.approx(2.0)
     assert found[COMPILE]["speedup"] == pytest.approx(2.0 * us[COMPILE] / us[EAGER])
@@ -190,13 +246,23 @@ def test_a_release_candidates_judged_ratio_is_carried_over_to_every_baseline(
 
 @pytest.mark.parametrize(
     ("told", "candidate", "status"),
-    [({"status": "refused", "reason": "numerics: far off"}, "code", "refused"), ({}, None, "withdrawn")],
+    [
+        ({"status": "refused", "reason": "numerics: far off"}, "code", "refused"),
+        ({}, None, "withdrawn"),
+    ],
 )
 def test_a_release_candidate_that_is_refused_or_withdrawn_has_no_ratio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None, told: Mapping[str, Any], candidate: str | None, status: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fast: None,
+    told: Mapping[str, Any],
+    candidate: str | None,
+    status: str,
 ) -> None:
     monkeypatch.setattr(contenders, "judged", lambda *given: dict(told))
-    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate=candidate))
+    row = rowed(
+        bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate=candidate)
+    )
     assert row["columns"][RELEASE]["status"] == status
     assert RELEASE not in row["against"]
 
@@ -212,8 +278,11 @@ def test_the_judge_itself_judges_a_candidate_and_its_refusal_is_told(tmp_path: P
 
 
 def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: Path) -> None:
-    source = DIAGONAL.replace("def forward(self, a, b):\n        return", "def __init__(self):\n        super().__init__()\n"
-        "        self.layer = nn.Linear(4, 4)\n    def forward(self, a, b):\n        return")  # fmt: skip
+    source = DIAGONAL.replace(
+        "def forward(self, a, b):\n        return",
+        "def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 4)\n    def forward(self, a, b):\n        return",
+    )
     task = made(tmp_path, source)
     first, second = (make_module(task, CPU, "eval") for _ in range(2))
     assert torch.equal(first.layer.weight, second.layer.weight)  # type: ignore[union-attr, arg-type]
@@ -223,12 +292,16 @@ def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: 
 
 
 def test_demand_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
-    large = demand(made(tmp_path, DIAGONAL.replace("512", "1_000_000")), "eval")  # 1 GB of inputs, a diagonal matrix of 4 TB
+    large = demand(
+        made(tmp_path, DIAGONAL.replace("512", "1_000_000")), "eval"
+    )  # 1 GB of inputs, a diagonal matrix of 4 TB
     assert large is not None
     assert 4e12 < large.memory_bytes < 5e12
     small = demand(made(tmp_path), "eval")
     assert small is not None
-    assert small.memory_bytes == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
+    assert small.memory_bytes == 4 * (
+        512 + 512 * 256 + 512 * 512 + 512 * 256
+    )  # inputs, the diagonal matrix, the result
     assert small.least_bytes == 4 * (512 + 512 * 256 + 512 * 256)
     assert small.flops == 2 * 512 * 512 * 256
     assert (small.given_bytes, small.made_bytes) == (4 * (512 + 512 * 256), 4 * 512 * 256)
@@ -243,19 +316,30 @@ def test_who_measures_waits_until_the_gpu_answers_at_once() -> None:
 
 
 def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
-    assert demand(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval") is None
+    assert (
+        demand(
+            made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval"
+        )
+        is None
+    )
 
 
 def test_a_constructor_that_needs_values_has_one(tmp_path: Path) -> None:
     """As that of a Swin transformer, which reads its rates of stochastic depth from a tensor."""
     constructor = "    def __init__(self):\n        super().__init__()\n        self.rate = torch.linspace(0, 1, 3)[1].item()\n"
-    found = demand(made(tmp_path, DIAGONAL.replace("    def forward", constructor + "    def forward")), "eval")
+    found = demand(
+        made(tmp_path, DIAGONAL.replace("    def forward", constructor + "    def forward")), "eval"
+    )
     assert found is not None
     assert found == demand(made(tmp_path), "eval")
 
 
-@pytest.mark.parametrize(("needs", "floor"), [(Demand(0, 4_000_000, 0), 1.0), (Demand(0, 4_000_000, 3_000_000_000), 6.0)])
-def test_the_floor_is_the_larger_of_bytes_and_products(monkeypatch: pytest.MonkeyPatch, needs: Demand, floor: float) -> None:
+@pytest.mark.parametrize(
+    ("needs", "floor"), [(Demand(0, 4_000_000, 0), 1.0), (Demand(0, 4_000_000, 3_000_000_000), 6.0)]
+)
+def test_the_floor_is_the_larger_of_bytes_and_products(
+    monkeypatch: pytest.MonkeyPatch, needs: Demand, floor: float
+) -> None:
     monkeypatch.setattr(measuring, "ceiling", lambda device: Ceiling({4: 5e14}, 4e12, 0.0))
     assert measuring.floor_us(needs, torch.device("cuda")) == pytest.approx(floor)
     assert measuring.floor_us(needs, CPU) is None
@@ -274,9 +358,15 @@ def test_a_file_without_the_three_names_is_refused(tmp_path: Path) -> None:
 def test_the_best_baseline_is_the_fastest_that_is_right() -> None:
     samples = {EAGER: [10.0] * 14, COMPILE: [5.0] * 14, OURS: [4.0] * 14}
     found = measuring.Measured(samples, {}, {})
-    columns: dict[str, dict[str, Any]] = {name: {"status": "ok", "us": values[0]} for name, values in samples.items()}
+    columns: dict[str, dict[str, Any]] = {
+        name: {"status": "ok", "us": values[0]} for name, values in samples.items()
+    }
     best, ratios = measuring.against(found, JOB, columns, None)
-    assert (best, ratios[OURS]["best"]["speedup"], ratios[OURS][EAGER]["speedup"]) == (COMPILE, 1.25, 2.5)
+    assert (best, ratios[OURS]["best"]["speedup"], ratios[OURS][EAGER]["speedup"]) == (
+        COMPILE,
+        1.25,
+        2.5,
+    )
     assert ratios[COMPILE]["best"]["speedup"] == 1.0
     columns[COMPILE]["status"] = "wrong"
     best, ratios = measuring.against(found, JOB, columns, None)
@@ -285,7 +375,9 @@ def test_the_best_baseline_is_the_fastest_that_is_right() -> None:
 
 def test_a_window_is_filled_and_otherwise_seven_rounds_are_enough() -> None:
     runs = {"a": lambda: None, "b": lambda: None}
-    short = measuring._sampled(runs, CPU, replace(JOB, profile=replace(JOB.profile, measure_s=1e-6)))
+    short = measuring._sampled(
+        runs, CPU, replace(JOB, profile=replace(JOB.profile, measure_s=1e-6))
+    )
     assert min(map(len, short.values())) >= 7
     window = replace(JOB, profile=replace(JOB.profile, measure_s=1.0, window=True))
     assert min(map(len, measuring._sampled(runs, CPU, window).values())) > 30
@@ -327,11 +419,15 @@ def test_what_is_not_swapped_is_looked_at_as_a_baseline_is(tmp_path: Path) -> No
         coarse = lambda *inputs: module(*inputs) * 1.0005
         assert "error" in verify.check(coarse, wanted).reason
         assert verify.check(coarse, wanted, swapped=False).reason == ""
-        assert verify.check(lambda *inputs: module(*inputs) * 1.1, wanted, swapped=False).reason != ""
+        assert (
+            verify.check(lambda *inputs: module(*inputs) * 1.1, wanted, swapped=False).reason != ""
+        )
 
 
 class Remembering(torch.nn.Module):
-    """As released recurrent tasks do: a state in a plain attribute, moved to the device by each call."""
+    """As released recurrent tasks do: a state in a plain attribute, moved to the device by each
+    call.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +454,21 @@ def test_a_graph_hands_out_eagers_result_for_new_inputs(tmp_path: Path) -> None:
     device = torch.device("cuda")
     task = made(tmp_path)
     with torch.no_grad():
-        module, inputs, others = make_module(task, device, "eval"), make_inputs(task, device, 0), make_inputs(task, device, 1)
+        module, inputs, others = (
+            make_module(task, device, "eval"),
+            make_inputs(task, device, 0),
+            make_inputs(task, device, 1),
+        )
         call = baselines.STARTS["CUDA graph"](module, inputs)
-        assert baselines.gross_error(baselines.tensors_of(call(*others)), baselines.tensors_of(module(*others))) == ""
-        assert baselines.gross_error(baselines.tensors_of(call(*inputs)), baselines.tensors_of(module(*others))) != ""
+        assert (
+            baselines.gross_error(
+                baselines.tensors_of(call(*others)), baselines.tensors_of(module(*others))
+            )
+            == ""
+        )
+        assert (
+            baselines.gross_error(
+                baselines.tensors_of(call(*inputs)), baselines.tensors_of(module(*others))
+            )
+            != ""
+        )

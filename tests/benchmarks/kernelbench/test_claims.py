@@ -1,4 +1,6 @@
-"""Runs side by side share the tasks: each is done by one of them, also where another one was killed."""
+"""Runs side by side share the tasks: each is done by one of them, also where another one was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ sys.stdin.read()
 def test_a_task_is_taken_once_while_its_taker_lives(tmp_path: Path) -> None:
     claims, one = Claims(tmp_path), task(1, GOOD)
     other = subprocess.Popen(
-        [sys.executable, "-c", _OTHER, str(tmp_path), GOOD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _OTHER, str(tmp_path), GOOD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert other.stdout is not None
     assert other.stdin is not None
@@ -51,21 +56,33 @@ def test_what_another_run_has_taken_is_neither_done_nor_left(tmp_path: Path) -> 
 def test_a_task_that_is_tried_again_is_still_this_runs(tmp_path: Path) -> None:
     dies = "line.stage('tune')\nif spec['job']['ours']: os._exit(9)\nline.row(row(eager='ok'))"
     found, left = run(tmp_path, dies, claims=Claims(tmp_path / "claims"))
-    assert (left, found["1/1"]["columns"]["eager"]["status"], found["1/1"]["columns"]["cudal1"]["status"]) == (0, "ok", "failed")
+    assert (
+        left,
+        found["1/1"]["columns"]["eager"]["status"],
+        found["1/1"]["columns"]["cudal1"]["status"],
+    ) == (0, "ok", "failed")
 
 
 def test_what_a_run_did_not_finish_is_free_again(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    found, left = run(tmp_path, "(folder / 'began').touch(); time.sleep(600)", claims=claims, budget_s=4.0)
+    found, left = run(
+        tmp_path, "(folder / 'began').touch(); time.sleep(600)", claims=claims, budget_s=4.0
+    )
     assert (found, left) == ({}, 1)
     assert list((tmp_path / "claims").iterdir()) == []
 
 
 def test_every_run_deals_all_tasks_in_one_order_with_the_levels_mixed() -> None:
-    tasks = [Task(level, number, "T", f"{level} {number}", "today") for level in (1, 2, 3) for number in range(20)]
+    tasks = [
+        Task(level, number, "T", f"{level} {number}", "today")
+        for level in (1, 2, 3)
+        for number in range(20)
+    ]
     order = dealt(tasks)
     assert order == dealt(tasks[::-1])
     assert {one.key for one in order} == {one.key for one in tasks}
     assert all(one.level == 3 or index for index, one in enumerate(order) if one.level == 3)
-    assert max(index for index, one in enumerate(order) if one.level == 3) < max(index for index, one in enumerate(order))
+    assert max(index for index, one in enumerate(order) if one.level == 3) < max(
+        index for index, one in enumerate(order)
+    )
     assert len({one.level for one in order[:15]}) == 3

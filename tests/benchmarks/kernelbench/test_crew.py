@@ -1,6 +1,8 @@
-"""Many tasks at once: what one of them does costs it alone, memory is rationed, and who measures is alone.
+"""Many tasks at once: what one of them does costs it alone, memory is rationed, and who measures is
+alone.
 
-The processes are real, their work is scripted (`scripted`): they speak the line of a task's process and need no torch.
+The processes are real, their work is scripted (`scripted`): they speak the line of a task's process
+and need no torch.
 """
 
 from __future__ import annotations
@@ -28,13 +30,28 @@ def task(number: int, source: str) -> Task:
 
 def plan(folder: Path, **changes: Any) -> Plan:
     command = (sys.executable, "-m", "tests.benchmarks.kernelbench.scripted")
-    return replace(Plan(folder, workers=3, threads=1, memory_bytes=100, budget_s=60.0, reserve_s=0.0, command=command), **changes)
+    return replace(
+        Plan(
+            folder,
+            workers=3,
+            threads=1,
+            memory_bytes=100,
+            budget_s=60.0,
+            reserve_s=0.0,
+            command=command,
+        ),
+        **changes,
+    )
 
 
-def run(folder: Path, *sources: str, job: Job = JOB, **changes: Any) -> tuple[dict[str, Mapping[str, Any]], int]:
+def run(
+    folder: Path, *sources: str, job: Job = JOB, **changes: Any
+) -> tuple[dict[str, Mapping[str, Any]], int]:
     """Rows by key, and how many tasks are left."""
     found: list[Result] = []
-    left = Crew(job, plan(folder, **changes), {}, found.append).run([task(n, source) for n, source in enumerate(sources, 1)])
+    left = Crew(job, plan(folder, **changes), {}, found.append).run(
+        [task(n, source) for n, source in enumerate(sources, 1)]
+    )
     assert len({one.task.key for one in found}) == len(found)
     return {one.task.key: one.row for one in found}, left
 
@@ -48,18 +65,26 @@ def notes(folder: Path) -> list[tuple[float, str]]:
     return [(float(line.split()[0]), line.split(maxsplit=1)[1]) for line in lines]
 
 
-def test_a_task_that_crashes_or_exits_costs_itself_and_its_failure_is_counted(tmp_path: Path) -> None:
+def test_a_task_that_crashes_or_exits_costs_itself_and_its_failure_is_counted(
+    tmp_path: Path,
+) -> None:
     crash = "line.stage('load')\nos.kill(os.getpid(), 11)"
     leave = "line.stage('load')\nprint('no such operator', flush=True)\nos._exit(3)"
     found, left = run(tmp_path, crash, GOOD, leave)
     assert left == 0
     assert statuses(found["1/2"]) == {"eager": "ok", "cudal1": "ok"}
-    assert statuses(found["1/1"]) == {"eager": "failed", "torch.compile": "failed", "cudal1": "failed"}
+    assert statuses(found["1/1"]) == {
+        "eager": "failed",
+        "torch.compile": "failed",
+        "cudal1": "failed",
+    }
     assert "code -11 in 'load'" in found["1/1"]["columns"]["cudal1"]["reason"]
     assert "code 3 in 'load': no such operator" in found["1/3"]["columns"]["eager"]["reason"]
 
 
-def test_a_task_that_hangs_in_the_package_is_ended_and_its_baselines_are_measured_without_it(tmp_path: Path) -> None:
+def test_a_task_that_hangs_in_the_package_is_ended_and_its_baselines_are_measured_without_it(
+    tmp_path: Path,
+) -> None:
     hang = "line.stage('tune: judging')\nif spec['job']['ours']: time.sleep(600)\nline.row(row(eager='ok'))"
     begin = time.monotonic()
     found, _ = run(tmp_path, hang, job=replace(JOB, profile=replace(JOB.profile, limit_s=4.0)))
@@ -87,7 +112,10 @@ def test_one_column_that_kills_its_process_costs_the_others_nothing(tmp_path: Pa
         "line.row({**row(eager='ok', cudal1='ok')})"
     )
     found, _ = run(tmp_path, source, job=replace(JOB, arms=("only kernels", "only graphs")))
-    assert [text for _, text in notes(tmp_path)] == ["only kernels only graphs ours=True", "only graphs ours=True"]
+    assert [text for _, text in notes(tmp_path)] == [
+        "only kernels only graphs ours=True",
+        "only graphs ours=True",
+    ]
     assert statuses(found["1/1"]) == {"eager": "ok", "cudal1": "ok", "only kernels": "failed"}
     assert "code 9 in 'tune'" in found["1/1"]["columns"]["only kernels"]["reason"]
 
@@ -100,8 +128,15 @@ def test_a_baseline_that_kills_the_process_costs_the_contenders_nothing(tmp_path
         "line.row({**row(eager='ok', cudal1='ok')})"
     )
     found, left = run(tmp_path, source, job=replace(JOB, device="cuda:0"))
-    assert [text for _, text in notes(tmp_path)] == ["[] ours=True", "[] ours=False", "['reduce-overhead'] ours=True"]
-    assert (left, statuses(found["1/1"])) == (0, {"eager": "ok", "cudal1": "ok", "reduce-overhead": "failed"})
+    assert [text for _, text in notes(tmp_path)] == [
+        "[] ours=True",
+        "[] ours=False",
+        "['reduce-overhead'] ours=True",
+    ]
+    assert (left, statuses(found["1/1"])) == (
+        0,
+        {"eager": "ok", "cudal1": "ok", "reduce-overhead": "failed"},
+    )
     assert "code -11 in 'measure'" in found["1/1"]["columns"]["reduce-overhead"]["reason"]
 
 
@@ -123,7 +158,9 @@ def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_pat
     assert (left, statuses(found["1/1"])) == (0, {"eager": "ok", "cudal1": "ok"})
     assert (found["1/1"]["alone"], found["1/2"]["alone"]) == (True, False)
     said = [text for _, text in notes(tmp_path)]
-    assert said.index("busy ends") < len(said) - 1 - said[::-1].index("short")  # the second try waited for everybody else
+    assert said.index("busy ends") < len(said) - 1 - said[::-1].index(
+        "short"
+    )  # the second try waited for everybody else
 
 
 def test_a_process_that_ended_for_lack_of_memory_is_told_by_its_log(tmp_path: Path) -> None:
@@ -131,7 +168,8 @@ def test_a_process_that_ended_for_lack_of_memory_is_told_by_its_log(tmp_path: Pa
     short = (
         "note('short')\n"
         "if len(open(folder / 'notes').read().split('short')) < 3:\n"
-        "    print('CUDA error: out of memory'); print('Compile with TORCH_USE_CUDA_DSA', flush=True); os._exit(1)\n" + GOOD
+        "    print('CUDA error: out of memory'); print('Compile with TORCH_USE_CUDA_DSA', flush=True); os._exit(1)\n"
+        + GOOD
     )
     found, left = run(tmp_path, short)
     assert left == 0
@@ -140,7 +178,9 @@ def test_a_process_that_ended_for_lack_of_memory_is_told_by_its_log(tmp_path: Pa
 
 
 def test_a_task_that_is_short_of_memory_alone_too_is_a_failure(tmp_path: Path) -> None:
-    found, left = run(tmp_path, "line.stage('load'); line.memory(10); raise MemoryError('CUDA out of memory')")
+    found, left = run(
+        tmp_path, "line.stage('load'); line.memory(10); raise MemoryError('CUDA out of memory')"
+    )
     assert (left, set(statuses(found["1/1"]).values())) == (0, {"failed"})
 
 
@@ -158,15 +198,27 @@ def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path)
     assert (sorted(found), left) == (["1/1", "1/2", "1/3"], 0)
 
 
-def test_more_large_tasks_than_may_wait_are_set_aside_before_they_did_anything(tmp_path: Path) -> None:
-    """The first takes the memory until the small one has run, which comes last and finds a seat all the same."""
+def test_more_large_tasks_than_may_wait_are_set_aside_before_they_did_anything(
+    tmp_path: Path,
+) -> None:
+    """The first takes the memory until the small one has run, which comes last and finds a seat all
+    the same.
+    """
     until = "while not (folder / {!r}).exists(): time.sleep(0.01)\n".format
     holds = "line.stage('load'); line.memory(60); (folder / 'held').touch()\n" + until("go") + GOOD
-    large = "note('load'); line.stage('load')\n" + until("held") + "line.memory(60); note('large'); " + GOOD
+    large = (
+        "note('load'); line.stage('load')\n"
+        + until("held")
+        + "line.memory(60); note('large'); "
+        + GOOD
+    )
     small = "line.stage('load'); line.memory(5); note('small'); (folder / 'go').touch(); " + GOOD
     found, left = run(tmp_path, holds, *[large] * 5, small, workers=2, budget_s=30.0)
     assert (len(found), left) == (7, 0)
-    assert all(set(statuses(row).values()) <= {"ok", "failed"} and statuses(row)["cudal1"] == "ok" for row in found.values())
+    assert all(
+        set(statuses(row).values()) <= {"ok", "failed"} and statuses(row)["cudal1"] == "ok"
+        for row in found.values()
+    )
     said = [name for _, name in notes(tmp_path)]
     assert said.index("small") < said.index("large")
     assert said.count("large") == 5
@@ -175,19 +227,32 @@ def test_more_large_tasks_than_may_wait_are_set_aside_before_they_did_anything(t
 
 def test_an_enormous_task_waits_for_large_ones_and_has_small_ones_beside_it(tmp_path: Path) -> None:
     unknown = "line.memory(None); note('unknown'); time.sleep(0.3); note('unknown ends'); " + GOOD
-    enormous = "line.memory(10 ** 15); note('enormous')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
-    small = "line.memory(5); time.sleep(0.6); line.memory(5); note('small'); (folder / 'go').touch(); " + GOOD
+    enormous = (
+        "line.memory(10 ** 15); note('enormous')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n"
+        + GOOD
+    )
+    small = (
+        "line.memory(5); time.sleep(0.6); line.memory(5); note('small'); (folder / 'go').touch(); "
+        + GOOD
+    )
     found, left = run(tmp_path, unknown, enormous, small)
     assert (len(found), left) == (3, 0)
     order = [name for _, name in notes(tmp_path)]
-    assert order.index("unknown ends") < order.index("enormous") or order.index("enormous") < order.index("unknown")
+    assert order.index("unknown ends") < order.index("enormous") or order.index(
+        "enormous"
+    ) < order.index("unknown")
     assert "small" in order
 
 
 def test_what_a_task_keeps_while_it_waits_is_nobody_elses(tmp_path: Path) -> None:
-    """Of 100: the one that waits keeps 30, so a second one of 60 cannot run beside the first of 30, though 60 and 30 would fit."""
+    """Of 100: the one that waits keeps 30, so a second one of 60 cannot run beside the first of 30,
+    though 60 and 30 would fit.
+    """
     until = "while not (folder / {!r}).exists(): time.sleep(0.01)\n".format
-    first = "line.memory(30); note('first'); (folder / 'first').touch(); time.sleep(1); note('first ends'); " + GOOD
+    first = (
+        "line.memory(30); note('first'); (folder / 'first').touch(); time.sleep(1); note('first ends'); "
+        + GOOD
+    )
     keeps = until("first") + "line.memory(90, 30); note('keeps'); " + GOOD
     other = until("first") + "time.sleep(0.3); line.memory(60); note('other'); " + GOOD
     found, left = run(tmp_path, first, keeps, other)
@@ -203,7 +268,9 @@ def test_large_tasks_have_what_no_small_one_wants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_while_one_measures_the_others_stand_still_with_all_their_children(tmp_path: Path, freeze: bool) -> None:
+def test_while_one_measures_the_others_stand_still_with_all_their_children(
+    tmp_path: Path, freeze: bool
+) -> None:
     child = "import time\\nwhile True: open({path!r}, 'a').write('x'); time.sleep(0.01)"
     busy = (
         "import subprocess, sys\n"
@@ -216,7 +283,8 @@ def test_while_one_measures_the_others_stand_still_with_all_their_children(tmp_p
         "with line.quiet():\n    before = path.stat().st_size; time.sleep(0.5); beats = path.stat().st_size - before\n"
         "after = path.stat().st_size\n"
         "until = time.monotonic() + 20\nwhile path.stat().st_size <= after and time.monotonic() < until: time.sleep(0.01)\n"
-        "note(f'{beats} beats, goes on: {path.stat().st_size > after}'); (folder / 'done').touch(); " + GOOD
+        "note(f'{beats} beats, goes on: {path.stat().st_size > after}'); (folder / 'done').touch(); "
+        + GOOD
     )
     run(tmp_path, busy, measures, freeze=freeze)
     ((_, said),) = notes(tmp_path)
@@ -224,7 +292,9 @@ def test_while_one_measures_the_others_stand_still_with_all_their_children(tmp_p
     assert said.startswith("0 beats") == freeze
 
 
-def test_only_one_task_measures_at_a_time_and_its_death_sets_the_others_free(tmp_path: Path) -> None:
+def test_only_one_task_measures_at_a_time_and_its_death_sets_the_others_free(
+    tmp_path: Path,
+) -> None:
     dies = "line.stage('compile')\nwith line.quiet(): os._exit(1)"
     measures = "with line.quiet():\n    note('in'); time.sleep(0.2); note('out')\n" + GOOD
     found, left = run(tmp_path, dies, measures, measures)
@@ -241,7 +311,9 @@ def test_time_that_a_task_stood_still_or_waited_counts_for_no_limit(tmp_path: Pa
     assert all(row["wall_s"] < 6.5 for row in found.values())
 
 
-def test_what_does_not_fit_into_the_budget_is_left_for_the_next_call_and_no_process_stays(tmp_path: Path) -> None:
+def test_what_does_not_fit_into_the_budget_is_left_for_the_next_call_and_no_process_stays(
+    tmp_path: Path,
+) -> None:
     forever = "open(folder / 'pid', 'w').write(str(os.getpid())); time.sleep(600)"
     begin = time.monotonic()
     found, left = run(tmp_path, GOOD, forever, forever, budget_s=5.0)

@@ -1,4 +1,6 @@
-"""The command line: a run that is killed goes on where it stopped; a real task goes all the way to a report."""
+"""The command line: a run that is killed goes on where it stopped; a real task goes all the way to
+a report.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ command.Plan = functools.partial(command.Plan, command={SCRIPTED!r})
 sys.exit(command.main(sys.argv[1:]))
 """
 GOOD = "note(spec['job']['rights']); line.row(row(eager='ok', cudal1='ok'))"
-STUCK = "(folder / 'stuck').write_text(str(os.getpid()))\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
+STUCK = (
+    "(folder / 'stuck').write_text(str(os.getpid()))\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n"
+    + GOOD
+)
 
 
 def checkout(folder: Path, *sources: str) -> Path:
@@ -37,7 +42,16 @@ def checkout(folder: Path, *sources: str) -> Path:
 
 
 def options(tmp_path: Path, *more: str) -> list[str]:
-    given = ["run", str(tmp_path), "--out", str(tmp_path / "rows.jsonl"), "--work", str(tmp_path / "work"), "--device", "cpu"]
+    given = [
+        "run",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "rows.jsonl"),
+        "--work",
+        str(tmp_path / "work"),
+        "--device",
+        "cpu",
+    ]
     return [*given, "--reserve-s", "0", "--workers", "2", "--no-fork", *more]
 
 
@@ -50,9 +64,13 @@ def done(tmp_path: Path) -> list[str]:
     return [row["task"]["key"] for row in rows.read(tmp_path / "rows.jsonl")]
 
 
-def test_a_run_that_is_killed_leaves_no_process_and_the_next_one_goes_on(tmp_path: Path, scripted: None) -> None:
+def test_a_run_that_is_killed_leaves_no_process_and_the_next_one_goes_on(
+    tmp_path: Path, scripted: None
+) -> None:
     checkout(tmp_path, GOOD, STUCK)
-    process = subprocess.Popen([sys.executable, "-c", _DRIVER, *options(tmp_path)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, *options(tmp_path)], stdout=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
     pid = tmp_path / "work" / "stuck"
     while not (done(tmp_path) == ["1/1"] and pid.exists() and pid.read_text()):
@@ -66,10 +84,14 @@ def test_a_run_that_is_killed_leaves_no_process_and_the_next_one_goes_on(tmp_pat
     (tmp_path / "work" / "go").touch()
     assert command.main(options(tmp_path)) == 0
     assert done(tmp_path) == ["1/1", "1/2"]
-    assert len((tmp_path / "work" / "notes").read_text().splitlines()) == 2  # the first task was not done again
+    assert (
+        len((tmp_path / "work" / "notes").read_text().splitlines()) == 2
+    )  # the first task was not done again
 
 
-def test_a_call_whose_budget_ends_first_says_that_there_is_more_to_do(tmp_path: Path, scripted: None) -> None:
+def test_a_call_whose_budget_ends_first_says_that_there_is_more_to_do(
+    tmp_path: Path, scripted: None
+) -> None:
     checkout(tmp_path, GOOD)
     assert command.main(options(tmp_path, "--budget-s", "0")) == 3
     assert done(tmp_path) == []
@@ -77,7 +99,10 @@ def test_a_call_whose_budget_ends_first_says_that_there_is_more_to_do(tmp_path: 
 
 def test_other_rights_are_another_job_in_the_same_file(tmp_path: Path, scripted: None) -> None:
     checkout(tmp_path, GOOD)
-    assert [command.main(options(tmp_path, "--rights", rights)) for rights in ("default", "tf32", "tf32")] == [0, 0, 0]
+    assert [
+        command.main(options(tmp_path, "--rights", rights))
+        for rights in ("default", "tf32", "tf32")
+    ] == [0, 0, 0]
     said = [line.split()[1] for line in (tmp_path / "work" / "notes").read_text().splitlines()]
     assert said == ["default", "tf32"]
 
@@ -96,7 +121,10 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert command.main(options(tmp_path)) == 2
     assert command.main(["report", str(tmp_path / "absent.jsonl")]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert [("expected a checkout" in told[0]), ("expected a file made by" in told[1])] == [True, True]
+    assert [("expected a checkout" in told[0]), ("expected a file made by" in told[1])] == [
+        True,
+        True,
+    ]
     with pytest.raises(SystemExit):
         command.main(options(tmp_path, "--shard", "4/4"))
 
@@ -104,18 +132,28 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_real_task_goes_from_its_file_to_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # what Inductor compiles is not what is tested, and takes most of a minute
+    monkeypatch.setenv(
+        "TORCH_COMPILE_DISABLE", "1"
+    )  # what Inductor compiles is not what is tested, and takes most of a minute
     small = DIAGONAL.replace("512", "64").replace("256", "64")
     checkout(tmp_path, small, "import os\nos._exit(7)")
     assert command.main(options(tmp_path, "--no-ours", "--limit-s", "120")) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["rows"], summary["left"]) == (2, 0)
     first, second = rows.read(tmp_path / "rows.jsonl")
-    assert {name: column["status"] for name, column in first["columns"].items()} == {"eager": "ok", "torch.compile": "ok"}
+    assert {name: column["status"] for name, column in first["columns"].items()} == {
+        "eager": "ok",
+        "torch.compile": "ok",
+    }
     assert first["against"]["torch.compile"]["eager"]["speedup"] > 0
     assert "code 7 in 'load'" in second["columns"]["eager"]["reason"]
     page, tables = tmp_path / "page.html", tmp_path / "tables.md"
-    assert command.main(["report", str(tmp_path / "rows.jsonl"), "--html", str(page), "--markdown", str(tables)]) == 0
+    assert (
+        command.main(
+            ["report", str(tmp_path / "rows.jsonl"), "--html", str(page), "--markdown", str(tables)]
+        )
+        == 0
+    )
     assert "| torch.compile |" in tables.read_text()
     assert page.read_text().startswith("<!DOCTYPE html>")
     home = str(Path.home())

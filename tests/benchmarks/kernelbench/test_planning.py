@@ -1,4 +1,6 @@
-"""A plan of products: what the search would try, without a GPU, and why nothing where there is nothing."""
+"""A plan of products: what the search would try, without a GPU, and why nothing where there is
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def task(source: str = LINEAR) -> Task:
 
 def test_products_are_found_with_what_follows_them_and_several_kernels_each() -> None:
     first, second = planning.plan(task())
-    assert (first.sizes, first.tail) == ("2048 x 4096 x 1024", ("mul", "add", "relu"))  # a copy and a detach are no border
+    assert (first.sizes, first.tail) == (
+        "2048 x 4096 x 1024",
+        ("mul", "add", "relu"),
+    )  # a copy and a detach are no border
     assert (second.sizes, second.tail) == ("2048 x 4096 x 4096", ())
     for one in (first, second):
         methods = {label.split()[0] for label, _ in one.proposals}
@@ -48,7 +53,11 @@ def test_products_are_found_with_what_follows_them_and_several_kernels_each() ->
 
 
 def test_what_another_architecture_has_no_kernel_for_is_not_proposed() -> None:
-    assert all(not label.startswith("packed") for one in planning.plan(task(), sm=80) for label, _ in one.proposals)
+    assert all(
+        not label.startswith("packed")
+        for one in planning.plan(task(), sm=80)
+        for label, _ in one.proposals
+    )
 
 
 def test_a_task_that_cannot_be_captured_says_why() -> None:
@@ -57,24 +66,34 @@ def test_a_task_that_cannot_be_captured_says_why() -> None:
     assert "not captured" in planning.table([one])
 
 
-SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace("x = self.first(x)", "x = x.relu()")
+SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
+    "x = self.first(x)", "x = x.relu()"
+)
 
 
 @pytest.mark.parametrize(
     ("source", "families", "left"),
     [
         (LINEAR, {"gemm", "elementwise"}, ""),
-        (SINGLE.replace("kept = x.clone().detach()", ""), set(), "aten.relu.default: alone, nothing to fuse with"),
+        (
+            SINGLE.replace("kept = x.clone().detach()", ""),
+            set(),
+            "aten.relu.default: alone, nothing to fuse with",
+        ),
         (LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * ("), set(), "not captured"),
     ],
     ids=["products", "nothing", "not captured"],
 )
-def test_coverage_tells_what_there_is_or_why_nothing(source: str, families: set[str], left: str) -> None:
+def test_coverage_tells_what_there_is_or_why_nothing(
+    source: str, families: set[str], left: str
+) -> None:
     found = planning.covered(task(source))
     assert {name for name, _ in found.families} == families
     assert found.left.startswith(left)
     assert bool(found.left) == bool(left)
-    assert planning.coverage_table([found]).endswith(f"{int(bool(left))} of 1 have nothing beyond baselines")
+    assert planning.coverage_table([found]).endswith(
+        f"{int(bool(left))} of 1 have nothing beyond baselines"
+    )
 
 
 def test_the_command_line_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""The file of results: what is there is not done again, and what does not belong together is told apart."""
+"""The file of results: what is there is not done again, and what does not belong together is told
+apart.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,15 @@ def test_a_row_says_its_precision_its_sizes_and_how_many_tasks_there_are(tmp_pat
     out = tmp_path / "new" / "rows.jsonl"
     put(out)
     (row,) = rows.read(out)
-    assert row["precision"] == "float32; TF32 in convolutions only (PyTorch's default), for everyone"
-    assert (row["of"], row["task"]["scale"], row["task"]["sizes"], row["task"]["key"]) == (250, 1, "today", "1/1")
+    assert (
+        row["precision"] == "float32; TF32 in convolutions only (PyTorch's default), for everyone"
+    )
+    assert (row["of"], row["task"]["scale"], row["task"]["sizes"], row["task"]["key"]) == (
+        250,
+        1,
+        "today",
+        "1/1",
+    )
     assert Job.from_json(row["job"]) == JOB
 
 

@@ -7,21 +7,52 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernelbench.statistics import Ratio, fast_p, geomean, quartiles, ratios, summarise, tuning_curve
+from benchmarks.kernelbench.statistics import (
+    Ratio,
+    fast_p,
+    geomean,
+    quartiles,
+    ratios,
+    summarise,
+    tuning_curve,
+)
 
 
 def row(
-    key: str, speeds: dict[str, float] | None, *, status: str = "ok", tune_s: float | None = None, **more: Any
+    key: str,
+    speeds: dict[str, float] | None,
+    *,
+    status: str = "ok",
+    tune_s: float | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """A row whose contender has these speed-ups over each baseline; None: it has none."""
-    columns = {name: {"status": "ok", "us": 10.0} for name in ("eager", "torch.compile")} | {"cudal1": {"status": status}}
-    found = {} if speeds is None else {"cudal1": {name: {"speedup": s, "low": s, "high": s * 1.01} for name, s in speeds.items()}}
+    columns = {name: {"status": "ok", "us": 10.0} for name in ("eager", "torch.compile")} | {
+        "cudal1": {"status": status}
+    }
+    found = (
+        {}
+        if speeds is None
+        else {
+            "cudal1": {
+                name: {"speedup": s, "low": s, "high": s * 1.01} for name, s in speeds.items()
+            }
+        }
+    )
     task = {"key": key, "level": int(key[0]), "number": int(key[2:]), "name": "T"}
-    return {"task": task, "columns": columns, "against": found, "ours": {"tune_s": tune_s}, "best": "eager"}
+    return {
+        "task": task,
+        "columns": columns,
+        "against": found,
+        "ours": {"tune_s": tune_s},
+        "best": "eager",
+    }
 
 
 def test_the_statistics_are_those_of_the_papers_tables() -> None:
-    found = summarise([Ratio(f"1/{n}", 1, speed, speed, True) for n, speed in enumerate((0.5, 1.0, 2.0, 4.0), 1)])
+    found = summarise(
+        [Ratio(f"1/{n}", 1, speed, speed, True) for n, speed in enumerate((0.5, 1.0, 2.0, 4.0), 1)]
+    )
     assert (found.mean, found.most) == (1.875, 4.0)
     assert (found.p25, found.p50, found.p75) == (0.875, 1.5, 2.5)
     assert (found.tasks, found.success, found.counted) == (4, 4, 2)
@@ -31,7 +62,8 @@ def test_the_statistics_are_those_of_the_papers_tables() -> None:
 
 
 def test_quartiles_are_those_of_the_published_file_of_scores() -> None:
-    # Of 1..5 the middle is 3 and the quarters 2 and 4; of two values the quarters lie a quarter of the way in (numpy's rule).
+    # Of 1..5 the middle is 3 and the quarters 2 and 4; of two values the quarters lie a quarter of
+    # the way in (numpy's rule).
     assert quartiles([5.0, 1.0, 4.0, 2.0, 3.0]) == (2.0, 3.0, 4.0)
     assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
     assert quartiles([7.0]) == (7.0, 7.0, 7.0)
@@ -48,7 +80,9 @@ def test_what_has_no_right_answer_counts_as_one_and_is_never_dropped(status: str
 
 
 def test_a_wrong_answer_keeps_no_speed_even_if_it_was_timed() -> None:
-    assert [r.speedup for r in ratios([row("1/1", {"best": 9.0}, status="wrong")], "cudal1")] == [1.0]
+    assert [r.speedup for r in ratios([row("1/1", {"best": 9.0}, status="wrong")], "cudal1")] == [
+        1.0
+    ]
 
 
 def test_a_task_whose_process_died_counts_as_one_against_every_baseline() -> None:
@@ -62,17 +96,29 @@ def test_a_baseline_that_does_not_run_is_no_denominator_for_that_task_alone() ->
     assert [r.key for r in ratios(rows, "cudal1", "CUDA graph")] == ["1/1"]
     assert [r.key for r in ratios(rows, "cudal1")] == ["1/1", "1/2"]
     lost = row("1/3", None, status="failed")
-    assert ratios([lost], "cudal1", "CUDA graph") == []  # nor does a failure get a ratio to what is not there
+    assert (
+        ratios([lost], "cudal1", "CUDA graph") == []
+    )  # nor does a failure get a ratio to what is not there
 
 
 def test_a_regression_beyond_noise_is_one_whose_whole_interval_is_below() -> None:
-    found = summarise([Ratio("1/1", 1, 0.97, 1.02, True), Ratio("1/2", 1, 0.9, 0.95, True), Ratio("1/3", 1, 0.98, 0.98, True)])
+    found = summarise(
+        [
+            Ratio("1/1", 1, 0.97, 1.02, True),
+            Ratio("1/2", 1, 0.9, 0.95, True),
+            Ratio("1/3", 1, 0.98, 0.98, True),
+        ]
+    )
     assert found.slower == ("1/1", "1/2")
     assert found.slower_beyond_noise == ("1/2",)
 
 
 def test_fast_p_is_a_share_of_all_tasks_and_failures_are_never_fast() -> None:
-    found = [Ratio("1/1", 1, 2.0, 2.0, True), Ratio("1/2", 1, 1.0, 1.0, False), Ratio("1/3", 1, 0.9, 0.9, True)]
+    found = [
+        Ratio("1/1", 1, 2.0, 2.0, True),
+        Ratio("1/2", 1, 1.0, 1.0, False),
+        Ratio("1/3", 1, 0.9, 0.9, True),
+    ]
     assert fast_p(found, (0.5, 1.0, 2.0)) == [(0.5, 2 / 3), (1.0, 1 / 3), (2.0, 0.0)]
 
 

@@ -30,21 +30,62 @@ def ratio(value: float) -> dict[str, float]:
     return {"speedup": value, "low": value * 0.99, "high": value * 1.01, "steady": 1}
 
 
-def row(key: str, speedup: float, *, status: str = "ok", job: Job = JOB, of: int = 3, **ours: Any) -> dict[str, Any]:
-    """A task whose eager takes 100 us, torch.compile 80 and reduce-overhead 160; no CUDA graph could be captured."""
+def row(
+    key: str, speedup: float, *, status: str = "ok", job: Job = JOB, of: int = 3, **ours: Any
+) -> dict[str, Any]:
+    """A task whose eager takes 100 us, torch.compile 80 and reduce-overhead 160; no CUDA graph
+    could be captured.
+    """
     us = {"eager": 100.0, "torch.compile": 80.0, "reduce-overhead": 160.0}
     columns: dict[str, Any] = {
-        name: {"status": "ok", "reason": "", "us": t, "host_us": 5.0, "device_us": t} for name, t in us.items()
+        name: {"status": "ok", "reason": "", "us": t, "host_us": 5.0, "device_us": t}
+        for name, t in us.items()
     }
-    columns["CUDA graph"] = {"status": "failed", "reason": "RuntimeError: <capture> | not permitted"}
-    columns["cudal1"] = {"status": status, "reason": "" if status == "ok" else "far off", "us": 80 / speedup, "host_us": 2.5}
-    columns["cudal1"] |= {"device_us": 80 / speedup, "checked": {"by": "float64", "reason": "", "error_ratio": 1.25}}
-    against = {"torch.compile": {"eager": ratio(1.25), "best": ratio(1.0)}, "reduce-overhead": {"eager": ratio(0.625)}}
+    columns["CUDA graph"] = {
+        "status": "failed",
+        "reason": "RuntimeError: <capture> | not permitted",
+    }
+    columns["cudal1"] = {
+        "status": status,
+        "reason": "" if status == "ok" else "far off",
+        "us": 80 / speedup,
+        "host_us": 2.5,
+    }
+    columns["cudal1"] |= {
+        "device_us": 80 / speedup,
+        "checked": {"by": "float64", "reason": "", "error_ratio": 1.25},
+    }
+    against = {
+        "torch.compile": {"eager": ratio(1.25), "best": ratio(1.0)},
+        "reduce-overhead": {"eager": ratio(0.625)},
+    }
     if status == "ok":
-        against["cudal1"] = {base: ratio(speedup * t / 80) for base, t in us.items()} | {"best": ratio(speedup)}
-    found = {"tune_s": 12.0, "swapped": speedup > 1, "techniques": ["softmax"] if speedup > 1 else [], "runs": ["inductor"], **ours}
-    task = {"key": key, "level": int(key[0]), "number": int(key[2:]), "name": f"Task <{key}>", "sizes": "today", "scale": job.scale}
-    return {"task": task, "job": job.to_json(), "columns": columns, "against": against, "best": "torch.compile", "ours": found} | {
+        against["cudal1"] = {base: ratio(speedup * t / 80) for base, t in us.items()} | {
+            "best": ratio(speedup)
+        }
+    found = {
+        "tune_s": 12.0,
+        "swapped": speedup > 1,
+        "techniques": ["softmax"] if speedup > 1 else [],
+        "runs": ["inductor"],
+        **ours,
+    }
+    task = {
+        "key": key,
+        "level": int(key[0]),
+        "number": int(key[2:]),
+        "name": f"Task <{key}>",
+        "sizes": "today",
+        "scale": job.scale,
+    }
+    return {
+        "task": task,
+        "job": job.to_json(),
+        "columns": columns,
+        "against": against,
+        "best": "torch.compile",
+        "ours": found,
+    } | {
         "arms": {},
         "demand": {"floor_us": 20.0},
         "environment": WHERE,
@@ -66,9 +107,19 @@ def test_the_first_table_has_every_level_against_every_baseline() -> None:
     # 2.0, 0.9 and a wrong one as 1.0: mean 1.3, geometric mean 1.8^(1/3), clamped 2^(1/3)
     expected = ["1.300", "2.000", "1.500", "1.000", "0.950", "2/3", "1/3", "1.216", "1.260"]
     assert cells(text, "| best of all | all |") == ["best of all", "all", *expected]
-    assert cells(text, "| best of all | 2 |")[2:] == ["1.000"] * 5 + ["0/1", "0/1", "1.000", "1.000"]
+    assert cells(text, "| best of all | 2 |")[2:] == ["1.000"] * 5 + [
+        "0/1",
+        "0/1",
+        "1.000",
+        "1.000",
+    ]
     assert cells(text, "| eager | 1 |")[-2] == f"{(2.5 * 1.125) ** 0.5:.3f}"
-    assert cells(text, "| CUDA graph | all |")[2:] == ["-"] * 5 + ["0/0", "0/0", "-", "-"]  # it runs nowhere
+    assert cells(text, "| CUDA graph | all |")[2:] == ["-"] * 5 + [
+        "0/0",
+        "0/0",
+        "-",
+        "-",
+    ]  # it runs nowhere
 
 
 def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() -> None:
@@ -83,38 +134,58 @@ def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() 
 
 def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end() -> None:
     died = [[1, "AcceleratorError: CUDA error: an illegal memory access was encountered\nmore"]]
-    text = markdown([row("1/1", 2.0, heats=[{"failures": died}]), row("1/2", 2.0, heats=[{"failures": [[0, "not eager's"]]}])])
+    text = markdown(
+        [
+            row("1/1", 2.0, heats=[{"failures": died}]),
+            row("1/2", 2.0, heats=[{"failures": [[0, "not eager's"]]}]),
+        ]
+    )
     trouble = text[text.index("### Slower than") : text.index("### Every task")]
     assert (
-        "| 1/1 Task <1/1> | cudal1 | a kernel of ours cost a judge's process its GPU | AcceleratorError: CUDA error: an" in trouble
+        "| 1/1 Task <1/1> | cudal1 | a kernel of ours cost a judge's process its GPU | AcceleratorError: CUDA error: an"
+        in trouble
     )
     assert "1/2 Task <1/2> | cudal1" not in trouble
 
 
 def test_what_won_and_what_the_search_cost_is_told() -> None:
     text = markdown(ROWS)
-    assert cells(text, "| softmax |") == ["softmax", "2", "1.414"]  # the wrong one was swapped too, and is worth 1.0
+    assert cells(text, "| softmax |") == [
+        "softmax",
+        "2",
+        "1.414",
+    ]  # the wrong one was swapped too, and is worth 1.0
     assert "median 12.0, longest 12.0" in text
     assert "clock" not in text[text.index("if each search had stopped") :][:400]
     timed = markdown([{**one, "gpu_s": {"waited": 4.5, "held": 2.0}} for one in ROWS])
-    assert "Without waiting for the GPU's clock median 7.5 (3 tasks that tell); that clock was held for 2.0" in timed
+    assert (
+        "Without waiting for the GPU's clock median 7.5 (3 tasks that tell); that clock was held for 2.0"
+        in timed
+    )
     assert cells(text, "| 10 |")[1] == "1.000"
     assert cells(text, "| 20 |")[1] == "1.260"
 
 
 def test_clocks_are_told_apart() -> None:
-    # device: 2.0, 0.9 and 4.0 (each clock alone counts what was timed); host: 5.0 over 2.5 throughout
+    # device: 2.0, 0.9 and 4.0 (each clock alone counts what was timed); host: 5.0 over 2.5
+    # throughout
     assert cells(markdown(ROWS), "| cudal1 | 1.931 |") == ["cudal1", "1.931", "2.000"]
 
 
 def test_how_far_the_floor_is_away_is_told_for_every_level() -> None:
     # device times over 20 us: ours 40, 88.9 and 20 us, the best baseline's 80 us throughout
-    assert cells(markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [f"{(2 * 4.4444444 * 1) ** (1 / 3):.3f}", "4.444"]
+    assert cells(markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [
+        f"{(2 * 4.4444444 * 1) ** (1 / 3):.3f}",
+        "4.444",
+    ]
     assert cells(markdown(ROWS), "| best baseline | 2 | 1 |")[3:] == ["4.000", "4.000"]
 
 
 def test_rows_of_another_precision_or_size_never_share_a_table() -> None:
-    other = [row("1/1", 2.0, job=replace(JOB, rights="tf32")), row("1/1", 2.0, job=replace(JOB, scale=8))]
+    other = [
+        row("1/1", 2.0, job=replace(JOB, rights="tf32")),
+        row("1/1", 2.0, job=replace(JOB, scale=8)),
+    ]
     found = groups([*ROWS, *other])
     assert [len(group.rows) for group in found] == [3, 1, 1]
     assert "TF32 allowed everywhere, for everyone" in found[1].title

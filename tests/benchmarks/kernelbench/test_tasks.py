@@ -9,7 +9,15 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.kernelbench.tasks import Choice, Task, TaskError, cut_down, read_tasks, release_candidates, selected
+from benchmarks.kernelbench.tasks import (
+    Choice,
+    Task,
+    TaskError,
+    cut_down,
+    read_tasks,
+    release_candidates,
+    selected,
+)
 
 SOURCE = """import torch
 batch_size = 64
@@ -37,7 +45,10 @@ def checkout(folder: Path, *names: str) -> Path:
 
 
 def release(path: Path, *lines: tuple[int, str, str | None]) -> Path:
-    told = [{"level_id": level, "task_id": task, "ref_code": SOURCE, "custom_code": code} for level, task, code in lines]
+    told = [
+        {"level_id": level, "task_id": task, "ref_code": SOURCE, "custom_code": code}
+        for level, task, code in lines
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in told))
     return path
 
@@ -47,7 +58,14 @@ def keys(tasks: list[Task]) -> list[str]:
 
 
 def test_a_checkouts_tasks_come_by_level_and_number(tmp_path: Path) -> None:
-    names = ("level2/10_B.py", "level1/2_A_.py", "level1/10_C.py", "level4/1_X.py", "changelog/notes.py", "level1/README.py")
+    names = (
+        "level2/10_B.py",
+        "level1/2_A_.py",
+        "level1/10_C.py",
+        "level4/1_X.py",
+        "changelog/notes.py",
+        "level1/README.py",
+    )
     found = read_tasks(str(checkout(tmp_path, *names)))
     assert keys(found) == ["1/2", "1/10", "2/10"]  # level 4 is no part of the benchmark
     assert (found[0].name, found[0].sizes, found[0].source) == ("A", "today", SOURCE)
@@ -72,7 +90,9 @@ def test_a_release_files_references_are_tasks_of_their_own_sizes(tmp_path: Path)
         (((9, "1", "a"),), "line 1: level 9"),
     ],
 )
-def test_a_release_file_that_is_none_is_an_error(tmp_path: Path, lines: tuple[tuple[int, str, str]], message: str) -> None:
+def test_a_release_file_that_is_none_is_an_error(
+    tmp_path: Path, lines: tuple[tuple[int, str, str]], message: str
+) -> None:
     with pytest.raises(TaskError, match=message):
         read_tasks(str(release(tmp_path / "r.json", *lines)))
 
@@ -109,14 +129,20 @@ def test_a_data_set_of_the_hub_has_a_split_for_each_level(monkeypatch: pytest.Mo
 
 
 def test_shards_are_disjoint_and_together_everything(tmp_path: Path) -> None:
-    tasks = read_tasks(str(checkout(tmp_path, *(f"level{level}/{n}_T.py" for level in (1, 2) for n in range(1, 6)))))
+    tasks = read_tasks(
+        str(
+            checkout(tmp_path, *(f"level{level}/{n}_T.py" for level in (1, 2) for n in range(1, 6)))
+        )
+    )
     parts = [keys(selected(tasks, Choice(shard=(at, 3)))) for at in range(3)]
     assert sorted(key for part in parts for key in part) == sorted(keys(tasks))
     assert keys(selected(tasks, Choice(levels=(2,)))) == ["2/1", "2/2", "2/3", "2/4", "2/5"]
     assert keys(selected(tasks, Choice(only=("2/4", "1/1")))) == ["1/1", "2/4"]
 
 
-@pytest.mark.parametrize("choice", [Choice(only=("1/77",)), Choice(levels=(3,)), Choice(shard=(3, 3))])
+@pytest.mark.parametrize(
+    "choice", [Choice(only=("1/77",)), Choice(levels=(3,)), Choice(shard=(3, 3))]
+)
 def test_a_choice_that_leaves_nothing_is_an_error(tmp_path: Path, choice: Choice) -> None:
     with pytest.raises(TaskError):
         selected(read_tasks(str(checkout(tmp_path, "level1/1_T.py"))), choice)

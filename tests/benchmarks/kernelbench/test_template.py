@@ -1,4 +1,6 @@
-"""Tasks' processes are forked from one that has imported everything; where that does not work they are started from nothing."""
+"""Tasks' processes are forked from one that has imported everything; where that does not work they
+are started from nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,15 @@ SMALL = DIAGONAL.replace("512", "64").replace("256", "64")
 
 def rows(folder: Path, *sources: str) -> list[Result]:
     found: list[Result] = []
-    plan = Plan(folder, workers=1, threads=1, memory_bytes=1 << 40, budget_s=300.0, reserve_s=0.0, fork=True)
-    assert Crew(JOB, plan, {}, found.append).run([task(number, source) for number, source in enumerate(sources, 1)]) == 0
+    plan = Plan(
+        folder, workers=1, threads=1, memory_bytes=1 << 40, budget_s=300.0, reserve_s=0.0, fork=True
+    )
+    assert (
+        Crew(JOB, plan, {}, found.append).run(
+            [task(number, source) for number, source in enumerate(sources, 1)]
+        )
+        == 0
+    )
     return sorted(found, key=lambda one: one.task.number)
 
 
@@ -45,14 +54,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_forked_tasks_answer_crash_and_exit_as_started_ones_do(tmp_path: Path, started: list[Any]) -> None:
+def test_forked_tasks_answer_crash_and_exit_as_started_ones_do(
+    tmp_path: Path, started: list[Any]
+) -> None:
     crash, leave, fail = (
         "import os\nos.kill(os.getpid(), 11)",
         "import os\nprint('gone', flush=True)\nos._exit(3)",
         "raise OSError('no file')",
     )
     good, crashed, left, failed = rows(tmp_path, SMALL, crash, leave, fail)
-    assert {name: one["status"] for name, one in good.row["columns"].items()} == {"eager": "ok", "torch.compile": "ok"}
+    assert {name: one["status"] for name, one in good.row["columns"].items()} == {
+        "eager": "ok",
+        "torch.compile": "ok",
+    }
     told = [one.row["columns"]["eager"]["reason"] for one in (crashed, left, failed)]
     assert "code -11 in 'load'" in told[0]
     assert "code 3 in 'load': gone" in told[1]
@@ -61,7 +75,10 @@ def test_forked_tasks_answer_crash_and_exit_as_started_ones_do(tmp_path: Path, s
 
 
 def test_without_a_template_every_task_is_started_from_nothing(
-    tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def none(*given: object) -> Template:
         raise NoTemplate("a forked process cannot calculate on cuda:0")
@@ -73,7 +90,9 @@ def test_without_a_template_every_task_is_started_from_nothing(
     assert "started from nothing: a forked process cannot" in capsys.readouterr().out
 
 
-def test_a_template_that_cannot_use_the_device_says_so_and_ends_with_its_children(tmp_path: Path) -> None:
+def test_a_template_that_cannot_use_the_device_says_so_and_ends_with_its_children(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(NoTemplate, match="cannot calculate on meta"):
         Template("meta", dict(os.environ), ROOT, tmp_path / "log")
     template = Template("cpu", dict(os.environ), ROOT, tmp_path / "log")

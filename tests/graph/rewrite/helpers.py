@@ -1,6 +1,8 @@
-"""Graphs as the backend sees them, and ways to compare what they compute: shared by all tests of the rewrite rules.
+"""Graphs as the backend sees them, and ways to compare what they compute: shared by all tests of
+the rewrite rules.
 
-The graphs come from AOTAutograd itself without decompositions, so a test pattern is never one that only a test writes.
+The graphs come from AOTAutograd itself without decompositions, so a test pattern is never one that
+only a test writes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ __all__ = ["capture", "capture_module", "check_exact", "close_to_float64", "ops"
 def capture(fn: Callable[..., Any], *inputs: Any, grad: bool = False) -> fx.GraphModule:
     """The functional ATen graph of `fn(*inputs)`: one placeholder per tensor of `inputs`, in order.
 
-    Without `grad` the inference graph; with it the forward graph of training (its outputs then include the saved tensors).
+    Without `grad` the inference graph; with it the forward graph of training (its outputs then
+    include the saved tensors).
     """
     seen: list[fx.GraphModule] = []
 
@@ -34,13 +37,19 @@ def capture(fn: Callable[..., Any], *inputs: Any, grad: bool = False) -> fx.Grap
     return seen[0]
 
 
-def capture_module(module: torch.nn.Module, *inputs: torch.Tensor) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """The inference graph of a module with its parameters and buffers as leading placeholders, and the inputs to run it with."""
+def capture_module(
+    module: torch.nn.Module, *inputs: torch.Tensor
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The inference graph of a module with its parameters and buffers as leading placeholders, and
+    the inputs to run it with.
+    """
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     values = [value.detach() for value in state.values()]
 
     def fn(*flat: torch.Tensor) -> Any:
-        return torch.func.functional_call(module, dict(zip(state, flat, strict=False)), flat[len(state) :])
+        return torch.func.functional_call(
+            module, dict(zip(state, flat, strict=False)), flat[len(state) :]
+        )
 
     flat = [*values, *inputs]
     return capture(fn, *flat), flat
@@ -48,7 +57,11 @@ def capture_module(module: torch.nn.Module, *inputs: torch.Tensor) -> tuple[fx.G
 
 def ops(gm: fx.GraphModule) -> Counter[str]:
     """How often each ATen overload occurs, as "mm.default"."""
-    return Counter(str(node.target).removeprefix("aten.") for node in gm.graph.nodes if node.op == "call_function")
+    return Counter(
+        str(node.target).removeprefix("aten.")
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+    )
 
 
 def run(gm: fx.GraphModule, *inputs: Any) -> list[Any]:
@@ -59,7 +72,9 @@ def run(gm: fx.GraphModule, *inputs: Any) -> list[Any]:
 
 
 def same(left: Sequence[Any], right: Sequence[Any]) -> None:
-    """Every output equal bit for bit up to the sign of zero, NaN where the other has NaN, with the same dtype and strides."""
+    """Every output equal bit for bit up to the sign of zero, NaN where the other has NaN, with the
+    same dtype and strides.
+    """
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
         if not isinstance(a, torch.Tensor):
@@ -69,12 +84,17 @@ def same(left: Sequence[Any], right: Sequence[Any]) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def close_to_float64(gm: fx.GraphModule, fn: Callable[..., Any], *inputs: Any, slack: float = 4.0) -> None:
-    """`gm` is about as close to `fn` in float64 as `fn` itself: at most `slack` times its error plus a few units in the last place.
+def close_to_float64(
+    gm: fx.GraphModule, fn: Callable[..., Any], *inputs: Any, slack: float = 4.0
+) -> None:
+    """`gm` is about as close to `fn` in float64 as `fn` itself: at most `slack` times its error
+    plus a few units in the last place.
 
     Non-finite elements must be non-finite in the same way as those of `fn` at its own precision.
     """
-    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    wide = [
+        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
+    ]
     eager, exact = _flat(fn(*inputs)), _flat(fn(*wide))
     for got, base, true in zip(run(gm, *inputs), eager, exact, strict=True):
         assert (got.dtype, got.shape, got.stride()) == (base.dtype, base.shape, base.stride())
@@ -87,7 +107,10 @@ def close_to_float64(gm: fx.GraphModule, fn: Callable[..., Any], *inputs: Any, s
         if not good.any():
             continue
         scale = true[good].abs().max()
-        limit = slack * (base.double() - true)[good].abs().max() + 16 * torch.finfo(got.dtype).eps * scale
+        limit = (
+            slack * (base.double() - true)[good].abs().max()
+            + 16 * torch.finfo(got.dtype).eps * scale
+        )
         assert (got.double() - true)[good].abs().max() <= limit
 
 
@@ -95,8 +118,12 @@ def _flat(out: Any) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def check_exact(rules: Sequence[Rule], fn: Callable[..., Any], *inputs: Any, finite: bool = False) -> Rewritten:
-    """Rewrite the captured `fn` with `rules` and see that the outputs stay bit for bit what the captured graph gives."""
+def check_exact(
+    rules: Sequence[Rule], fn: Callable[..., Any], *inputs: Any, finite: bool = False
+) -> Rewritten:
+    """Rewrite the captured `fn` with `rules` and see that the outputs stay bit for bit what the
+    captured graph gives.
+    """
     gm = capture(fn, *inputs)
     out = rewrite(gm, rules, assume_finite=finite)
     same(run(out.gm, *inputs), run(gm, *inputs))

@@ -1,4 +1,6 @@
-"""Diagonal products and folded scalars: as accurate as before, NaN and infinity where they were, and untouched where not valid."""
+"""Diagonal products and folded scalars: as accurate as before, NaN and infinity where they were,
+and untouched where not valid.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ DIAGONAL: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
     (lambda v, a: a @ torch.diag_embed(v), (torch.randn(3, 5), torch.randn(3, 4, 5))),
     (lambda v, b: torch.diag_embed(v).mT @ b, (torch.randn(3, 5), torch.randn(3, 5, 4))),
     (lambda v, b: torch.diag(v) @ b, (V5, torch.randn(3, 5, 4))),
-    (lambda v, b, c: torch.addmm(c, torch.diag(v), b, beta=0.5, alpha=2.0), (V5, M57, torch.randn(7))),
+    (
+        lambda v, b, c: torch.addmm(c, torch.diag(v), b, beta=0.5, alpha=2.0),
+        (V5, M57, torch.randn(7)),
+    ),
     (lambda v, b, c: torch.addmm(c, torch.diag(v), b, beta=0), (V5, M57, torch.full((7,), NAN))),
-    (lambda v, b, c: torch.baddbmm(c, torch.diag_embed(v), b), (torch.randn(3, 5), torch.randn(3, 5, 4), torch.randn(3, 1, 4))),
+    (
+        lambda v, b, c: torch.baddbmm(c, torch.diag_embed(v), b),
+        (torch.randn(3, 5), torch.randn(3, 5, 4), torch.randn(3, 1, 4)),
+    ),
     (lambda v, w: F.linear(torch.diag(v), w), (V5, M75)),
     (lambda v, b: torch.diag(v) @ b, (V5.bfloat16(), M57.bfloat16())),
     (lambda v, b: torch.diag(v) @ b, (V5.double(), M57.double())),
@@ -44,18 +52,29 @@ DIAGONAL: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
 ]
 NOT_DIAGONAL: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
     (lambda v, b: torch.diag_embed(v, offset=1) @ b, (torch.randn(4), M57)),
-    (lambda v, b: torch.diag_embed(v, dim1=0, dim2=2) @ b, (torch.randn(3, 5), torch.randn(5, 3, 5, 4)[:, 0])),
+    (
+        lambda v, b: torch.diag_embed(v, dim1=0, dim2=2) @ b,
+        (torch.randn(3, 5), torch.randn(5, 3, 5, 4)[:, 0]),
+    ),
     (lambda v, b: (torch.diag(v) + 1) @ b, (V5, M57)),
-    (lambda v, b: torch.diag_embed(v).transpose(0, 1) @ b, (torch.randn(5, 5), torch.randn(5, 5, 4))),
+    (
+        lambda v, b: torch.diag_embed(v).transpose(0, 1) @ b,
+        (torch.randn(5, 5), torch.randn(5, 5, 4)),
+    ),
 ]
 
 
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize(("fn", "inputs"), DIAGONAL)
-def test_a_diagonal_factor_becomes_a_scale(fn: Any, inputs: tuple[torch.Tensor, ...], finite: bool) -> None:
+def test_a_diagonal_factor_becomes_a_scale(
+    fn: Any, inputs: tuple[torch.Tensor, ...], finite: bool
+) -> None:
     out = rewrite(capture(fn, *inputs), (*CLEAN, *RULES), assume_finite=finite)
     assert ("diag_matmul_finite" if finite else "diag_matmul") in out.techniques
-    assert not any(name.split(".")[0] in ("mm", "bmm", "mv", "addmm", "baddbmm", "diag_embed") for name in ops(out.gm))
+    assert not any(
+        name.split(".")[0] in ("mm", "bmm", "mv", "addmm", "baddbmm", "diag_embed")
+        for name in ops(out.gm)
+    )
     close_to_float64(out.gm, fn, *inputs)
 
 
@@ -93,7 +112,11 @@ FOLDS: list[tuple[Any, tuple[torch.Tensor, ...], str]] = [
     (lambda x, w: -(x @ w), (BIG, NARROW), "neg.default"),
     (lambda x, w: (x * 3.0) @ w, (BIG, NARROW), "mul.Tensor"),
     (lambda x, w: F.linear(x.view(4, 16, 8), w) * 0.5, (BIG, torch.randn(5, 8)), "mul.Tensor"),
-    (lambda q, k: torch.bmm(q, k.mT) / 2.5, (torch.randn(2, 6, 4), torch.randn(2, 6, 4)), "div.Tensor"),
+    (
+        lambda q, k: torch.bmm(q, k.mT) / 2.5,
+        (torch.randn(2, 6, 4), torch.randn(2, 6, 4)),
+        "div.Tensor",
+    ),
     (
         lambda x, w, b: torch.baddbmm(b, x, w) * 0.5,
         (torch.randn(2, 6, 4), torch.randn(2, 4, 3), torch.randn(2, 6, 3)),
@@ -106,20 +129,31 @@ KEEPS: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
     (lambda x, w: (x @ w) * INF, (BIG, NARROW)),
     (lambda x, w: (lambda y: (y * 2.0, y))(x @ w), (BIG, NARROW)),  # the product is needed as it is
     (lambda x, w: (x @ w) * 2, (BIG.long(), NARROW.long())),
-    (lambda q, k: torch.softmax(torch.bmm(q, k.mT) / 2.5, -1), (torch.randn(2, 6, 4), torch.randn(2, 6, 4))),
+    (
+        lambda q, k: torch.softmax(torch.bmm(q, k.mT) / 2.5, -1),
+        (torch.randn(2, 6, 4), torch.randn(2, 6, 4)),
+    ),
     (
         lambda q, k, v: F.relu(torch.bmm(q, k.mT) / 2.5).view(2, 6, 6) @ v,
         tuple(torch.randn(3, 2, 6, 4)),
     ),  # attention without softmax
-    (lambda x, w: F.conv2d(x, w) * 0.5, (torch.randn(1, 3, 3, 3), torch.randn(4, 3, 3, 3))),  # the weight is larger than the output
+    (
+        lambda x, w: F.conv2d(x, w) * 0.5,
+        (torch.randn(1, 3, 3, 3), torch.randn(4, 3, 3, 3)),
+    ),  # the weight is larger than the output
     (lambda x, w: F.conv2d(x, w) * 1e-9, (torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3))),
-    (lambda x, w: F.conv2d(x, w) * 0.3, (torch.randn(2, 3, 16, 16).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16())),
+    (
+        lambda x, w: F.conv2d(x, w) * 0.3,
+        (torch.randn(2, 3, 16, 16).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16()),
+    ),
     (lambda x, w: (x[:0] @ w) * 2.0, (BIG, NARROW)),
 ]
 
 
 @pytest.mark.parametrize(("fn", "inputs", "gone"), FOLDS)
-def test_a_scale_goes_into_the_product(fn: Any, inputs: tuple[torch.Tensor, ...], gone: str) -> None:
+def test_a_scale_goes_into_the_product(
+    fn: Any, inputs: tuple[torch.Tensor, ...], gone: str
+) -> None:
     out = rewrite(capture(fn, *inputs), (*CLEAN, *RULES), assume_finite=False)
     assert "scalar_folding" in out.techniques
     assert not ops(out.gm)[gone]
@@ -130,7 +164,9 @@ def test_a_scale_goes_into_the_product(fn: Any, inputs: tuple[torch.Tensor, ...]
 
 
 @pytest.mark.parametrize(("fn", "inputs"), KEEPS)
-def test_a_scale_stays_where_folding_is_not_valid(fn: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+def test_a_scale_stays_where_folding_is_not_valid(
+    fn: Any, inputs: tuple[torch.Tensor, ...]
+) -> None:
     gm = capture(fn, *inputs)
     out = rewrite(gm, RULES, assume_finite=True)
     assert out.techniques == ()
@@ -155,7 +191,9 @@ def test_the_bias_of_a_linear_layer_is_scaled_apart() -> None:
 
     inputs = BIG, torch.randn(16, 8), torch.randn(16)
     out = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
-    (product,) = [node for node in out.gm.graph.nodes if node.target is torch.ops.aten.addmm.default]
+    (product,) = [
+        node for node in out.gm.graph.nodes if node.target is torch.ops.aten.addmm.default
+    ]
     assert product.kwargs == {"beta": 1, "alpha": 2.5}
     assert product.args[0].meta["val"].shape == (16,)
     close_to_float64(out.gm, fn, *inputs)

@@ -1,4 +1,6 @@
-"""All rules together: no name twice, whole blocks keep their values, and everything that a rule says of itself is there."""
+"""All rules together: no name twice, whole blocks keep their values, and everything that a rule
+says of itself is there.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,44 @@ def test_every_rule_has_its_own_name_and_a_docstring() -> None:
 BLOCKS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 5, 16)),
     (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ),
         (2, 3, 9, 9),
     ),
-    (nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.GroupNorm(4, 16), nn.Sigmoid(), nn.ReLU(), nn.Linear(16, 3)), (6, 8)),
+    (
+        nn.Sequential(
+            nn.Linear(8, 16),
+            nn.Dropout(),
+            nn.GroupNorm(4, 16),
+            nn.Sigmoid(),
+            nn.ReLU(),
+            nn.Linear(16, 3),
+        ),
+        (6, 8),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("module", "shape"), BLOCKS)
 @pytest.mark.parametrize("finite", [False, True])
-def test_whole_blocks_keep_their_values(module: nn.Module, shape: tuple[int, ...], finite: bool) -> None:
+def test_whole_blocks_keep_their_values(
+    module: nn.Module, shape: tuple[int, ...], finite: bool
+) -> None:
     gm, flat = capture_module(module.eval(), torch.randn(shape))
     out = rewrite(gm, RULES, assume_finite=finite)
     assert out.techniques
     wide = run(gm, *(x.double() if x.is_floating_point() else x for x in flat))
     for got, base, true in zip(run(out.gm, *flat), run(gm, *flat), wide, strict=True):
         assert got.stride() == base.stride()
-        assert (got.double() - true).abs().max() <= 4 * (base.double() - true).abs().max() + 1e-5 * true.abs().max()
+        assert (got.double() - true).abs().max() <= 4 * (
+            base.double() - true
+        ).abs().max() + 1e-5 * true.abs().max()
 
 
 # KernelBench-like: what must be left of it, with and without finite values
@@ -46,13 +69,20 @@ def test_whole_blocks_keep_their_values(module: nn.Module, shape: tuple[int, ...
     ("fn", "left"),
     [
         (
-            lambda x, w, b: F.gelu((m := F.linear(x, w, b).max(1, keepdim=True).values) - m.mean(1, keepdim=True)),
+            lambda x, w, b: F.gelu(
+                (m := F.linear(x, w, b).max(1, keepdim=True).values) - m.mean(1, keepdim=True)
+            ),
             {"full.default": 1},
         ),
-        (lambda x, w, b: torch.clamp(torch.min(F.linear(x, w, b), torch.tensor(0.0)), 0.0, 1.0), {"full.default": 1}),
+        (
+            lambda x, w, b: torch.clamp(torch.min(F.linear(x, w, b), torch.tensor(0.0)), 0.0, 1.0),
+            {"full.default": 1},
+        ),
     ],
 )
-def test_a_network_that_ends_in_a_constant_collapses_for_finite_values(fn: Any, left: dict[str, int]) -> None:
+def test_a_network_that_ends_in_a_constant_collapses_for_finite_values(
+    fn: Any, left: dict[str, int]
+) -> None:
     inputs = torch.randn(6, 8), torch.randn(5, 8), torch.randn(5)
     gm = capture(fn, *inputs)
     out = rewrite(gm, RULES, assume_finite=True)

@@ -1,4 +1,6 @@
-"""The framework keeps what a rule might forget: outputs' dtype, shape, strides and freshness, randomness, mutation."""
+"""The framework keeps what a rule might forget: outputs' dtype, shape, strides and freshness,
+randomness, mutation.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _swap(name: str, old: Any, build: Any, **kwargs: Any) -> Rule:
 
 DROP_CLONE = _swap("drop_clone", aten.clone.default, lambda g, n: n.args[0])
 DROP_NEG = _swap("drop_neg", aten.neg.default, lambda g, n: n.args[0])
-RELU_TO_ABS = _swap("relu_to_abs", aten.relu.default, lambda g, n: call(g, aten.abs.default, n.args[0]))
+RELU_TO_ABS = _swap(
+    "relu_to_abs", aten.relu.default, lambda g, n: call(g, aten.abs.default, n.args[0])
+)
 
 
 def test_the_callers_graph_is_untouched() -> None:
@@ -53,7 +57,9 @@ def test_finite_only_rules_need_the_users_word() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_a_rule_that_meets_what_it_cannot_do_is_undone_and_the_others_go_on(error: type[Exception]) -> None:
+def test_a_rule_that_meets_what_it_cannot_do_is_undone_and_the_others_go_on(
+    error: type[Exception],
+) -> None:
     def give_up(gm: fx.GraphModule) -> int:
         RELU_TO_ABS.rewrite(gm)
         raise error("cannot view it")
@@ -94,7 +100,9 @@ def test_lost_output_strides_come_back(layout: str) -> None:
     }[layout]
     gm = capture(lambda x: torch.relu(x), x)
     lose = _swap(
-        "lose", aten.relu.default, lambda g, n: call(g, aten.clone.default, n.args[0], memory_format=torch.contiguous_format)
+        "lose",
+        aten.relu.default,
+        lambda g, n: call(g, aten.clone.default, n.args[0], memory_format=torch.contiguous_format),
     )
     out = rewrite(gm, [lose], assume_finite=False)
     assert out.techniques == ("lose",)
@@ -151,7 +159,11 @@ def test_rules_that_undo_each_other_stop() -> None:
 
 def test_unused_results_of_a_tuple_are_cleaned_up() -> None:
     gm = capture(lambda x: torch.relu(x.max(1).values), torch.randn(3, 4))
-    drop = _swap("drop", aten.relu.default, lambda g, n: call(g, aten.sum.dim_IntList, next(iter(g.nodes)), [1]))
+    drop = _swap(
+        "drop",
+        aten.relu.default,
+        lambda g, n: call(g, aten.sum.dim_IntList, next(iter(g.nodes)), [1]),
+    )
     out = rewrite(gm, [drop], assume_finite=False)
     assert ops(out.gm) == {"sum.dim_IntList": 1}
     assert all(node.target is not operator.getitem for node in out.gm.graph.nodes)

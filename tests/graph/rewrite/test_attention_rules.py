@@ -1,4 +1,6 @@
-"""Fused attention of wide heads as two products: the same values, only where nothing else is asked of it."""
+"""Fused attention of wide heads as two products: the same values, only where nothing else is asked
+of it.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,18 @@ def heads(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.usefixtures("of_the_cpu")
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("turned", [False, True])
-def test_wide_heads_become_two_products_with_the_same_values_and_layout(scale: float | None, turned: bool) -> None:
+def test_wide_heads_become_two_products_with_the_same_values_and_layout(
+    scale: float | None, turned: bool
+) -> None:
     def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v)) if turned else (q, k, v)
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
-    shapes = ((2, 7, 3, 40), (2, 9, 3, 40), (2, 9, 3, 40)) if turned else ((2, 3, 7, 40), (2, 3, 9, 40), (2, 3, 9, 40))
+    shapes = (
+        ((2, 7, 3, 40), (2, 9, 3, 40), (2, 9, 3, 40))
+        if turned
+        else ((2, 3, 7, 40), (2, 3, 9, 40), (2, 3, 9, 40))
+    )
     inputs = [heads(*shape) for shape in shapes]
     gm = capture(attended, *inputs)
     assert str(CPU).removeprefix("aten.") in ops(gm)
@@ -50,8 +58,14 @@ def test_wide_heads_become_two_products_with_the_same_values_and_layout(scale: f
 
 
 REFUSED: dict[str, Any] = {
-    "narrow heads": (lambda q, k, v: F.scaled_dot_product_attention(q[..., :16], k[..., :16], v), torch.float32),
-    "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), torch.float32),
+    "narrow heads": (
+        lambda q, k, v: F.scaled_dot_product_attention(q[..., :16], k[..., :16], v),
+        torch.float32,
+    ),
+    "causal": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        torch.float32,
+    ),
     "half": (F.scaled_dot_product_attention, torch.bfloat16),
 }
 
@@ -75,7 +89,9 @@ def on_a_gpu(*, logsumexp: bool = False, masked: bool = False) -> fx.GraphModule
     """What PyTorch makes of fp32 attention there; traced on tensors without memory."""
 
     def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask if masked else None, logsumexp)
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, mask if masked else None, logsumexp
+        )
         return (found[0], found[1]) if logsumexp else found[0]
 
     return graph_on_a_gpu(attended, *[(2, 3, 7, 200)] * 3, (2, 3, 7, 7))
@@ -88,7 +104,10 @@ def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:
     out = rewrite(gm, RULES, assume_finite=False)
     assert out.techniques == ("attention_in_products",)
     (result,) = (node.args[0] for node in out.gm.graph.nodes if node.op == "output")
-    assert (result.meta["val"].shape, result.meta["val"].stride()) == (before.shape, before.stride())
+    assert (result.meta["val"].shape, result.meta["val"].stride()) == (
+        before.shape,
+        before.stride(),
+    )
 
 
 def test_what_training_keeps_for_its_backward_stays_with_the_operator() -> None:

@@ -115,11 +115,19 @@ def test_what_only_looks_constant_stays(fn: Any, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", ["layer", "group"])
 def test_a_norm_of_one_element_is_its_bias(kind: str, affine: bool) -> None:
-    x, w, b = torch.randn(2, 4, 1), torch.randn(1 if kind == "layer" else 4), torch.randn(1 if kind == "layer" else 4)
+    x, w, b = (
+        torch.randn(2, 4, 1),
+        torch.randn(1 if kind == "layer" else 4),
+        torch.randn(1 if kind == "layer" else 4),
+    )
 
     def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         weight, bias = (w, b) if affine else (None, None)
-        return F.layer_norm(x, (1,), weight, bias) if kind == "layer" else F.group_norm(x, 4, weight, bias)
+        return (
+            F.layer_norm(x, (1,), weight, bias)
+            if kind == "layer"
+            else F.group_norm(x, 4, weight, bias)
+        )
 
     gm = capture(fn, x, w, b)
     assert rewrite(gm, RULES, assume_finite=False).techniques == ()

@@ -1,4 +1,6 @@
-"""Merged, batched and re-associated matrix products: the same numbers as the single products, and only where that can pay."""
+"""Merged, batched and re-associated matrix products: the same numbers as the single products, and
+only where that can pay.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def attention(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
 
 def gates(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
     half = len(parameters) // 2
-    return tuple(torch.sigmoid(F.linear(x, w, b)) for w, b in zip(parameters[:half], parameters[half:], strict=True))
+    return tuple(
+        torch.sigmoid(F.linear(x, w, b))
+        for w, b in zip(parameters[:half], parameters[half:], strict=True)
+    )
 
 
 MERGED: list[tuple[str, Fn, Shapes, str]] = [
@@ -36,12 +41,24 @@ MERGED: list[tuple[str, Fn, Shapes, str]] = [
     ("q, k, v of two widths", attention, ((2, 65, 8), (16, 8), (8, 8), (8, 8)), "mm.default"),
     ("gates", gates, ((130, 7), (6, 7), (6, 7), (6, 7), (6,), (6,), (6,)), "baddbmm.default"),
     ("gates of two widths", gates, ((130, 7), (9, 7), (6, 7), (9,), (6,)), "addmm.default"),
-    ("plain factors", lambda x, a, b: ((x @ a).relu(), (x @ b).relu()), ((130, 7), (7, 5), (7, 6)), "mm.default"),
-    ("outputs themselves", lambda x, a, b: (x @ a, x @ b), ((130, 7), (7, 6), (7, 6)), "bmm.default"),
+    (
+        "plain factors",
+        lambda x, a, b: ((x @ a).relu(), (x @ b).relu()),
+        ((130, 7), (7, 5), (7, 6)),
+        "mm.default",
+    ),
+    (
+        "outputs themselves",
+        lambda x, a, b: (x @ a, x @ b),
+        ((130, 7), (7, 6), (7, 6)),
+        "bmm.default",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes", "op"), [case[1:] for case in MERGED], ids=[case[0] for case in MERGED])
+@pytest.mark.parametrize(
+    ("fn", "shapes", "op"), [case[1:] for case in MERGED], ids=[case[0] for case in MERGED]
+)
 def test_siblings_become_one_product(fn: Fn, shapes: Shapes, op: str) -> None:
     done = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
     assert done.sites == {"sibling_gemm_merge": 1}
@@ -49,7 +66,9 @@ def test_siblings_become_one_product(fn: Fn, shapes: Shapes, op: str) -> None:
     close_to_float64(done.gm, fn, *draw(*shapes, seed=1))
 
 
-@pytest.mark.parametrize(("fn", "shapes", "op"), [case[1:] for case in MERGED[2:]], ids=[case[0] for case in MERGED[2:]])
+@pytest.mark.parametrize(
+    ("fn", "shapes", "op"), [case[1:] for case in MERGED[2:]], ids=[case[0] for case in MERGED[2:]]
+)
 def test_merged_siblings_keep_nan_and_infinity_in_place(fn: Fn, shapes: Shapes, op: str) -> None:
     gm = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False).gm
     for place in range(len(shapes)):
@@ -74,13 +93,30 @@ def test_any_widths_stay_near_float64(rows: int, k: int, widths: list[int], seed
 
 
 SMALL: list[tuple[str, Fn, Shapes, str]] = [
-    ("all different", lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)], ((5, 6), (6, 7)) * 5, "bmm.default"),
-    ("one layer on many pieces", lambda w, *t: torch.cat([F.linear(x, w) for x in t]), ((7, 6), *((5, 6),) * 4), "mm.default"),
-    ("a factor used by several", lambda a, b, *t: [a @ b, *(a @ x for x in t), t[0] @ b], ((6, 6),) * 5, "bmm.default"),
+    (
+        "all different",
+        lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)],
+        ((5, 6), (6, 7)) * 5,
+        "bmm.default",
+    ),
+    (
+        "one layer on many pieces",
+        lambda w, *t: torch.cat([F.linear(x, w) for x in t]),
+        ((7, 6), *((5, 6),) * 4),
+        "mm.default",
+    ),
+    (
+        "a factor used by several",
+        lambda a, b, *t: [a @ b, *(a @ x for x in t), t[0] @ b],
+        ((6, 6),) * 5,
+        "bmm.default",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes", "op"), [case[1:] for case in SMALL], ids=[case[0] for case in SMALL])
+@pytest.mark.parametrize(
+    ("fn", "shapes", "op"), [case[1:] for case in SMALL], ids=[case[0] for case in SMALL]
+)
 def test_small_products_become_one_batch(fn: Fn, shapes: Shapes, op: str) -> None:
     done = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
     assert done.sites == {"small_gemm_batch": 1}
@@ -98,8 +134,12 @@ CHAINS: list[tuple[str, Fn, Shapes]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in CHAINS], ids=[case[0] for case in CHAINS])
-def test_a_chain_is_multiplied_in_the_cheaper_order_for_finite_values(fn: Fn, shapes: Shapes) -> None:
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in CHAINS], ids=[case[0] for case in CHAINS]
+)
+def test_a_chain_is_multiplied_in_the_cheaper_order_for_finite_values(
+    fn: Fn, shapes: Shapes
+) -> None:
     gm = capture(fn, *draw(*shapes))
     assert rewrite(gm, GEMM_RULES, assume_finite=False).sites == {}
     done = rewrite(gm, GEMM_RULES, assume_finite=True)
@@ -124,13 +164,37 @@ def recurrent(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 LEFT_ALONE: list[tuple[str, Fn, Shapes]] = [
     ("too few rows for the copy of the weights", attention, ((1, 5, 8), (8, 8), (8, 8), (8, 8))),
-    ("one needs the other", lambda x, a, b: (y := x @ a, (x + y[:, :7]) @ b), ((130, 7), (7, 8), (7, 8))),
-    ("the later weight comes from the first product", lambda x, a: x @ (x @ a)[:7], ((130, 7), (7, 7))),
-    ("different left factors", lambda x, y, a, b: (x @ a, y @ b), ((130, 7), (130, 7), (7, 8), (7, 8))),
+    (
+        "one needs the other",
+        lambda x, a, b: (y := x @ a, (x + y[:, :7]) @ b),
+        ((130, 7), (7, 8), (7, 8)),
+    ),
+    (
+        "the later weight comes from the first product",
+        lambda x, a: x @ (x @ a)[:7],
+        ((130, 7), (7, 7)),
+    ),
+    (
+        "different left factors",
+        lambda x, y, a, b: (x @ a, y @ b),
+        ((130, 7), (130, 7), (7, 8), (7, 8)),
+    ),
     ("a chain through one weight", recurrent, ((5, 6), (6, 6))),
-    ("three small ones", lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)], ((5, 6), (6, 7)) * 3),
-    ("four large ones", lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)], ((130, 130), (130, 130)) * 4),
-    ("the inner product is used elsewhere", lambda a, b, v: ((y := a @ b) @ v, y), ((70, 40), (40, 90), (90,))),
+    (
+        "three small ones",
+        lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)],
+        ((5, 6), (6, 7)) * 3,
+    ),
+    (
+        "four large ones",
+        lambda *t: [a @ b for a, b in zip(t[::2], t[1::2], strict=True)],
+        ((130, 130), (130, 130)) * 4,
+    ),
+    (
+        "the inner product is used elsewhere",
+        lambda a, b, v: ((y := a @ b) @ v, y),
+        ((70, 40), (40, 90), (90,)),
+    ),
     ("the given order is the cheap one", lambda a, b, v: a @ (b @ v), ((70, 40), (40, 90), (90,))),
     (
         "a view that strided columns do not have",
@@ -140,11 +204,21 @@ LEFT_ALONE: list[tuple[str, Fn, Shapes]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in LEFT_ALONE], ids=[case[0] for case in LEFT_ALONE])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in LEFT_ALONE], ids=[case[0] for case in LEFT_ALONE]
+)
 def test_what_is_not_valid_or_not_cheaper_is_left_alone(fn: Fn, shapes: Shapes) -> None:
     assert rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=True).sites == {}
 
 
 def test_integer_products_are_left_alone() -> None:
-    inputs = [torch.ones(130, 6, dtype=torch.int64), *(torch.ones(6, 6, dtype=torch.int64) for _ in range(4))]
-    assert rewrite(capture(lambda x, *w: [x @ one for one in w], *inputs), GEMM_RULES, assume_finite=True).sites == {}
+    inputs = [
+        torch.ones(130, 6, dtype=torch.int64),
+        *(torch.ones(6, 6, dtype=torch.int64) for _ in range(4)),
+    ]
+    assert (
+        rewrite(
+            capture(lambda x, *w: [x @ one for one in w], *inputs), GEMM_RULES, assume_finite=True
+        ).sites
+        == {}
+    )

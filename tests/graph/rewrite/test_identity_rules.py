@@ -1,4 +1,6 @@
-"""Each identity rule removes what it names, keeps every bit (NaN, infinity and the sign of zero included), and knows its limits."""
+"""Each identity rule removes what it names, keeps every bit (NaN, infinity and the sign of zero
+included), and knows its limits.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ FIRES: list[tuple[str, Any, torch.Tensor, str]] = [
     ("double_inverse", lambda x: torch.exp(torch.neg(torch.neg(x))), ODD, "neg.default"),
     ("double_inverse", lambda x: torch.abs(torch.neg(torch.neg(x))), INTS, "neg.default"),
     ("double_inverse", lambda x: ~(~x) & x, BOOLS, "bitwise_not.default"),
-    ("double_inverse", lambda x: torch.logical_not(torch.logical_not(x)) & x, BOOLS, "logical_not.default"),
+    (
+        "double_inverse",
+        lambda x: torch.logical_not(torch.logical_not(x)) & x,
+        BOOLS,
+        "logical_not.default",
+    ),
     ("redundant_view", lambda x: torch.relu(x.t().t()), ODD, "t.default"),
     ("redundant_view", lambda x: torch.relu(x.view(12).view(3, 4)), ODD, "view.default"),
     ("redundant_view", lambda x: torch.relu(x.permute(1, 0).permute(1, 0)), ODD, "permute.default"),
@@ -44,8 +51,18 @@ FIRES: list[tuple[str, Any, torch.Tensor, str]] = [
     ("redundant_view", lambda x: torch.relu(x.unsqueeze(0).squeeze(0)), ODD, "unsqueeze.default"),
     ("redundant_copy", lambda x: torch.relu(x.clone()), ODD, "clone.default"),
     ("redundant_copy", lambda x: torch.relu(x).clone(), ODD, "clone.default"),
-    ("redundant_copy", lambda x: torch.relu(F.dropout(x, 0.5, training=False)), ODD, "clone.default"),
-    ("redundant_copy", lambda x: torch.relu(aten._to_copy.default(x, dtype=torch.float32)), ODD, "_to_copy.default"),
+    (
+        "redundant_copy",
+        lambda x: torch.relu(F.dropout(x, 0.5, training=False)),
+        ODD,
+        "clone.default",
+    ),
+    (
+        "redundant_copy",
+        lambda x: torch.relu(aten._to_copy.default(x, dtype=torch.float32)),
+        ODD,
+        "_to_copy.default",
+    ),
     ("cast_chain", lambda x: torch.relu(x.double().float()), ODD, "_to_copy.default"),
     ("cast_chain", lambda x: x.half().float().half() + 1, ODD.half(), "_to_copy.default"),
     ("repeated", lambda x: torch.relu(torch.relu(x)), ODD, ""),
@@ -60,7 +77,12 @@ FIRES: list[tuple[str, Any, torch.Tensor, str]] = [
     ("trivial_cat", lambda x: torch.cat([x, x[:0], x]), ODD, "slice.Tensor"),
     ("reduction_of_one", lambda x: x - x.mean(1, keepdim=True), ONE, "mean.dim"),
     ("reduction_of_one", lambda x: x.sum(1), ONE, "sum.dim_IntList"),
-    ("reduction_of_one", lambda x: x.sum((0, 2), keepdim=True), ODD.unsqueeze(0).unsqueeze(2), "sum.dim_IntList"),
+    (
+        "reduction_of_one",
+        lambda x: x.sum((0, 2), keepdim=True),
+        ODD.unsqueeze(0).unsqueeze(2),
+        "sum.dim_IntList",
+    ),
     ("reduction_of_one", lambda x: torch.logsumexp(x, 1), ONE, "logsumexp.default"),
     ("reduction_of_one", lambda x: x.amax(1) + 1, ONE, "amax.default"),
     ("reduction_of_one", lambda x: x.max(1).values, ONE, "max.dim"),
@@ -99,10 +121,15 @@ STAYS: list[tuple[Any, torch.Tensor]] = [
 
 
 @pytest.mark.parametrize(("technique", "fn", "x", "gone"), FIRES)
-def test_rule_fires_and_keeps_every_bit(technique: str, fn: Any, x: torch.Tensor, gone: str) -> None:
+def test_rule_fires_and_keeps_every_bit(
+    technique: str, fn: Any, x: torch.Tensor, gone: str
+) -> None:
     out = check_exact(RULES, fn, x)
     assert technique in out.techniques
-    assert sum(ops(out.gm).values()) < sum(ops(capture(fn, x)).values()) or technique == "reduction_of_one"
+    assert (
+        sum(ops(out.gm).values()) < sum(ops(capture(fn, x)).values())
+        or technique == "reduction_of_one"
+    )
     assert not ops(out.gm)[gone]
     if x.is_floating_point():  # signs of zero as well
         gm = capture(fn, x)
@@ -116,7 +143,11 @@ def test_no_rule_fires_where_its_condition_fails(fn: Any, x: torch.Tensor) -> No
     gm = capture(fn, x)
     out = rewrite(gm, RULES, assume_finite=False)
     assert set(out.techniques) <= {"dead_code", "redundant_view"}
-    names = {name: count for name, count in ops(gm).items() if name not in ("detach.default", "alias.default")}
+    names = {
+        name: count
+        for name, count in ops(gm).items()
+        if name not in ("detach.default", "alias.default")
+    }
     assert {name: ops(out.gm)[name] for name in names} == names
 
 
@@ -137,10 +168,14 @@ def test_adding_zero_goes_only_with_finite_values() -> None:
 
 def test_dropout_that_is_off_gives_its_input_and_a_full_mask() -> None:
     x = torch.randn(3, 4)
-    out = check_exact(RULES, lambda x: tuple(torch.relu(t) for t in aten.native_dropout(x, 0.5, False)[:1]), x)
+    out = check_exact(
+        RULES, lambda x: tuple(torch.relu(t) for t in aten.native_dropout(x, 0.5, False)[:1]), x
+    )
     assert "dropout_off" in out.techniques
     assert ops(out.gm) == {"relu.default": 1}
-    out = check_exact(RULES, lambda x: torch.where(aten.native_dropout(x, 0.5, False)[1], x, 0.0), x)
+    out = check_exact(
+        RULES, lambda x: torch.where(aten.native_dropout(x, 0.5, False)[1], x, 0.0), x
+    )
     assert not ops(out.gm)["native_dropout.default"]
 
 
@@ -164,7 +199,11 @@ def test_a_mutated_input_is_still_written() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["*1", "-0", "neg", "relu", "clamp", "t", "clone", "double", "abs", "tril", "cat"]), min_size=1, max_size=7
+        st.sampled_from(
+            ["*1", "-0", "neg", "relu", "clamp", "t", "clone", "double", "abs", "tril", "cat"]
+        ),
+        min_size=1,
+        max_size=7,
     )
 )
 def test_any_chain_of_no_ops_keeps_every_bit(chain: list[str]) -> None:

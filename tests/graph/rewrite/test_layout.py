@@ -1,4 +1,6 @@
-"""Views as cuts: every view made of pieces, indices and an order is found again, and nothing else is taken for one."""
+"""Views as cuts: every view made of pieces, indices and an order is found again, and nothing else
+is taken for one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ aten = torch.ops.aten
 @st.composite
 def cuts(draw: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A contiguous tensor and a view of it that has some of its pieces, in any order."""
-    pieces = draw(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3))
+    pieces = draw(
+        st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3)
+    )
     sizes = [math.prod(piece) for piece in pieces]
     whole = torch.arange(math.prod(sizes)).view(sizes)
     view = whole.view([size for piece in pieces for size in piece])
@@ -38,7 +42,9 @@ def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]
     cut = cut_of(whole.shape, view, int(view.storage_offset()))
     assert cut is not None
     assert torch.equal(cut.of(whole), view)
-    elsewhere = whole.mT.contiguous().mT if whole.dim() > 1 else whole  # the same elements in another order of memory
+    elsewhere = (
+        whole.mT.contiguous().mT if whole.dim() > 1 else whole
+    )  # the same elements in another order of memory
     assert torch.equal(cut.of(elsewhere), view)
 
 
@@ -97,7 +103,9 @@ AFTER = [
 
 
 @pytest.mark.parametrize(("after", "works"), AFTER)
-def test_other_strides_work_where_views_exist_and_calls_keep_theirs(after: Any, works: bool) -> None:
+def test_other_strides_work_where_views_exist_and_calls_keep_theirs(
+    after: Any, works: bool
+) -> None:
     gm = capture(lambda x: after(x.exp()), torch.randn(3, 5, 4))
     node, mode = next(calls(gm, aten.exp.default)), fake_mode(gm.graph)
     assert mode is not None

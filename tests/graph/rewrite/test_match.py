@@ -22,7 +22,9 @@ def _only(gm: torch.fx.GraphModule, overload: Any) -> torch.fx.Node:
 
 @pytest.mark.parametrize("number", [0.5, -3.0, 7])
 def test_a_constant_of_the_graph_is_a_number(number: float) -> None:
-    gm = capture(lambda x: torch.minimum(x, torch.tensor(number, dtype=torch.float32)), torch.randn(3))
+    gm = capture(
+        lambda x: torch.minimum(x, torch.tensor(number, dtype=torch.float32)), torch.randn(3)
+    )
     assert scalar(_only(gm, aten.minimum.default).args[1]) == number
 
 
@@ -38,7 +40,12 @@ def test_a_rounded_constant_is_the_rounded_number() -> None:
 
 
 def test_arguments_come_with_their_defaults() -> None:
-    gm = capture(lambda b, x, y: torch.addmm(b, x, y, alpha=2), torch.randn(3), torch.randn(2, 4), torch.randn(4, 3))
+    gm = capture(
+        lambda b, x, y: torch.addmm(b, x, y, alpha=2),
+        torch.randn(3),
+        torch.randn(2, 4),
+        torch.randn(4, 3),
+    )
     bound = arguments(_only(gm, aten.addmm.default))
     assert (bound["beta"], bound["alpha"]) == (1, 2)
 

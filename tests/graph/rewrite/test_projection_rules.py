@@ -1,4 +1,6 @@
-"""Projections of attention: biases in the products, no copies before, between or after them, the same values."""
+"""Projections of attention: biases in the products, no copies before, between or after them, the
+same values.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ BIASED: list[tuple[str, Fn, Shapes]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in BIASED], ids=[case[0] for case in BIASED])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in BIASED], ids=[case[0] for case in BIASED]
+)
 def test_a_bias_is_added_by_the_product(fn: Fn, shapes: Shapes) -> None:
     done = rewrite(capture(fn, *draw(*shapes)), only["bias_in_matmul"], assume_finite=False)
     assert done.sites == {"bias_in_matmul": 1}
@@ -66,22 +70,42 @@ def test_a_bias_is_added_by_the_product(fn: Fn, shapes: Shapes) -> None:
 
 
 UNBIASED: list[tuple[str, Fn, tuple[torch.Tensor, ...]]] = [
-    ("the product is read elsewhere", lambda x, w, b: ((y := x @ w) + b, y.relu()), (*draw((5, 7), (7, 3), (3,)),)),
+    (
+        "the product is read elsewhere",
+        lambda x, w, b: ((y := x @ w) + b, y.relu()),
+        (*draw((5, 7), (7, 3), (3,)),),
+    ),
     ("a matrix", lambda x, w, b: x @ w + b, (*draw((5, 7), (7, 3), (5, 3)),)),
     ("a number for each row", lambda x, w, b: x @ w + b, (*draw((5, 7), (7, 3), (5, 1)),)),
     ("one number", lambda x, w: x @ w + 2, (*draw((5, 7), (7, 3)),)),
     ("one element", lambda x, w, b: x @ w + b, (*draw((5, 7), (7, 3), (1,)),)),
     ("a multiple", lambda x, w, b: torch.add(x @ w, b, alpha=2), (*draw((5, 7), (7, 3), (3,)),)),
     ("a bias of more dims", lambda x, w, b: x @ w + b, (*draw((5, 7), (7, 3), (1, 1, 3)),)),
-    ("columns that were reshaped", lambda x, w, b: (x @ w).view(5, 3, 2) + b, (*draw((5, 7), (7, 6), (2,)),)),
+    (
+        "columns that were reshaped",
+        lambda x, w, b: (x @ w).view(5, 3, 2) + b,
+        (*draw((5, 7), (7, 6), (2,)),),
+    ),
     ("the product itself", lambda x, w: (y := x @ w) + y, (*draw((1, 7), (7, 3)),)),
-    ("a bias of a wider type", lambda x, w, b: x @ w + b, (*(t.bfloat16() for t in draw((5, 7), (7, 3))), torch.ones(3))),
-    ("integers", lambda x, w, b: x @ w + b, (torch.ones(5, 7).long(), torch.ones(7, 3).long(), torch.ones(3).long())),
+    (
+        "a bias of a wider type",
+        lambda x, w, b: x @ w + b,
+        (*(t.bfloat16() for t in draw((5, 7), (7, 3))), torch.ones(3)),
+    ),
+    (
+        "integers",
+        lambda x, w, b: x @ w + b,
+        (torch.ones(5, 7).long(), torch.ones(7, 3).long(), torch.ones(3).long()),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "inputs"), [case[1:] for case in UNBIASED], ids=[case[0] for case in UNBIASED])
-def test_what_is_no_bias_of_this_product_alone_is_added_after_it(fn: Fn, inputs: tuple[torch.Tensor, ...]) -> None:
+@pytest.mark.parametrize(
+    ("fn", "inputs"), [case[1:] for case in UNBIASED], ids=[case[0] for case in UNBIASED]
+)
+def test_what_is_no_bias_of_this_product_alone_is_added_after_it(
+    fn: Fn, inputs: tuple[torch.Tensor, ...]
+) -> None:
     assert rewrite(capture(fn, *inputs), only["bias_in_matmul"], assume_finite=False).sites == {}
 
 
@@ -91,7 +115,11 @@ def rows(x: torch.Tensor, *order: int) -> torch.Tensor:
 
 XW = ((3, 5, 4), (4, 6))
 ORDERED: list[tuple[str, Fn, Shapes]] = [
-    ("time and batch", lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6), 1, 0, 2), XW),
+    (
+        "time and batch",
+        lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6), 1, 0, 2),
+        XW,
+    ),
     (
         "with a bias",
         lambda x, w, b: torch.addmm(b, rows(x, 1, 0, 2).view(15, 4), w).view(5, 3, 6).sum(0),
@@ -104,15 +132,27 @@ ORDERED: list[tuple[str, Fn, Shapes]] = [
     ),
     (
         "heads beside each other",
-        lambda x, w: rows((rows(x.view(3, 5, 2, 4), 1, 0, 2, 3).view(15, 8) @ w).view(5, 3, 6), 1, 0, 2),
+        lambda x, w: rows(
+            (rows(x.view(3, 5, 2, 4), 1, 0, 2, 3).view(15, 8) @ w).view(5, 3, 6), 1, 0, 2
+        ),
         ((3, 5, 8), (8, 6)),
     ),
-    ("an activation between", lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).relu(), 1, 0, 2), XW),
-    ("columns in pieces", lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 2, 3), 2, 1, 0, 3), XW),
+    (
+        "an activation between",
+        lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).relu(), 1, 0, 2),
+        XW,
+    ),
+    (
+        "columns in pieces",
+        lambda x, w: rows((rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 2, 3), 2, 1, 0, 3),
+        XW,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in ORDERED], ids=[case[0] for case in ORDERED])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in ORDERED], ids=[case[0] for case in ORDERED]
+)
 def test_rows_are_multiplied_in_the_order_they_lie_in(fn: Fn, shapes: Shapes) -> None:
     gm = capture(fn, *draw(*shapes))
     done = rewrite(gm, only["rows_in_order"], assume_finite=False)
@@ -138,7 +178,11 @@ def test_two_products_of_one_copy_both_leave_it() -> None:
 
 
 UNORDERED: list[tuple[str, Fn, Shapes]] = [
-    ("the last dim moves", lambda x, w: (rows(x, 1, 2, 0).view(20, 3) @ w).view(5, 4, 6).relu(), ((3, 5, 4), (3, 6))),
+    (
+        "the last dim moves",
+        lambda x, w: (rows(x, 1, 2, 0).view(20, 3) @ w).view(5, 4, 6).relu(),
+        ((3, 5, 4), (3, 6)),
+    ),
     (
         "the copy is read too",
         lambda x, w: ((y := rows(x, 1, 0, 2)).view(15, 4) @ w).view(5, 3, 6).sum(0) + y.sum(),
@@ -146,9 +190,21 @@ UNORDERED: list[tuple[str, Fn, Shapes]] = [
     ),
     ("the rows are returned", lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6), XW),
     ("all rows are one dim afterwards", lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).relu(), XW),
-    ("a later view needs the order", lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).view(-1).exp(), XW),
-    ("what is returned would lie otherwise", lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).relu(), XW),
-    ("rows of a part", lambda x, w: (x[:, 1:].contiguous().view(12, 4) @ w).view(3, 4, 6).relu(), XW),
+    (
+        "a later view needs the order",
+        lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).view(-1).exp(),
+        XW,
+    ),
+    (
+        "what is returned would lie otherwise",
+        lambda x, w: (rows(x, 1, 0, 2).view(15, 4) @ w).view(5, 3, 6).relu(),
+        XW,
+    ),
+    (
+        "rows of a part",
+        lambda x, w: (x[:, 1:].contiguous().view(12, 4) @ w).view(3, 4, 6).relu(),
+        XW,
+    ),
     (
         "a bias for each row",
         lambda x, w, b: torch.addmm(b, rows(x, 1, 0, 2).view(15, 4), w).view(5, 3, 6).sum(0),
@@ -157,13 +213,19 @@ UNORDERED: list[tuple[str, Fn, Shapes]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in UNORDERED], ids=[case[0] for case in UNORDERED])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in UNORDERED], ids=[case[0] for case in UNORDERED]
+)
 def test_a_copy_that_something_else_needs_stays(fn: Fn, shapes: Shapes) -> None:
-    assert rewrite(capture(fn, *draw(*shapes)), only["rows_in_order"], assume_finite=False).sites == {}
+    assert (
+        rewrite(capture(fn, *draw(*shapes)), only["rows_in_order"], assume_finite=False).sites == {}
+    )
 
 
 def windows(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Windows of an image, as a Swin transformer has them: their rows cannot be joined while they lie as in the image."""
+    """Windows of an image, as a Swin transformer has them: their rows cannot be joined while they
+    lie as in the image.
+    """
     cut = x.view(2, 2, 3, 2, 3, 8).permute(0, 1, 3, 2, 4, 5).reshape(8, 9, 8)
     return torch.softmax(torch.addmm(b, cut.reshape(72, 8), w).view(8, 9, 5), 1)
 
@@ -177,7 +239,9 @@ def test_windows_keep_their_copy() -> None:
 
 
 def test_one_factor_of_a_batch_is_one_product() -> None:
-    fn: Fn = lambda x, w: torch.bmm(x.transpose(0, 1), w.expand(5, 4, 6)).transpose(0, 1).contiguous()
+    fn: Fn = lambda x, w: (
+        torch.bmm(x.transpose(0, 1), w.expand(5, 4, 6)).transpose(0, 1).contiguous()
+    )
     inputs = draw((3, 5, 4), (4, 6))
     done = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
     assert ops(done.gm) == {"view.default": 2, "mm.default": 1}
@@ -189,21 +253,41 @@ def test_one_factor_of_a_batch_is_one_product() -> None:
 BATCHES: list[tuple[str, Fn, Shapes]] = [
     ("a factor each", torch.bmm, ((5, 3, 4), (5, 4, 6))),
     ("a batch of one", lambda x, w: torch.bmm(x, w.expand(1, 4, 6)), ((1, 3, 4), (4, 6))),
-    ("columns that lie apart", lambda x, w: torch.bmm(x.transpose(1, 2), w.expand(5, 4, 6)), ((5, 4, 3), (4, 6))),
-    ("rows that would have to be put back", lambda x, w: torch.bmm(x.transpose(0, 1), w.expand(5, 4, 6)), ((3, 5, 4), (4, 6))),
+    (
+        "columns that lie apart",
+        lambda x, w: torch.bmm(x.transpose(1, 2), w.expand(5, 4, 6)),
+        ((5, 4, 3), (4, 6)),
+    ),
+    (
+        "rows that would have to be put back",
+        lambda x, w: torch.bmm(x.transpose(0, 1), w.expand(5, 4, 6)),
+        ((3, 5, 4), (4, 6)),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "shapes"), [case[1:] for case in BATCHES], ids=[case[0] for case in BATCHES])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [case[1:] for case in BATCHES], ids=[case[0] for case in BATCHES]
+)
 def test_other_batches_stay(fn: Fn, shapes: Shapes) -> None:
-    assert rewrite(capture(fn, *draw(*shapes)), only["one_factor_for_all"], assume_finite=False).sites == {}
+    assert (
+        rewrite(capture(fn, *draw(*shapes)), only["one_factor_for_all"], assume_finite=False).sites
+        == {}
+    )
 
 
 def packed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values (B, H, T, 4) of time before batch, as `nn.MultiheadAttention` packs them and takes them apart."""
+    """Queries, keys and values (B, H, T, 4) of time before batch, as `nn.MultiheadAttention` packs
+    them and takes them apart.
+    """
     time, batch, _ = x.shape
-    parts = F.linear(x, w).unflatten(-1, (3, -1)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
-    return tuple(part.view(time, -1, 4).transpose(0, 1).view(batch, -1, time, 4) for part in (parts[0], parts[1], parts[2]))
+    parts = (
+        F.linear(x, w).unflatten(-1, (3, -1)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    )
+    return tuple(
+        part.view(time, -1, 4).transpose(0, 1).view(batch, -1, time, 4)
+        for part in (parts[0], parts[1], parts[2])
+    )
 
 
 def separate(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
@@ -217,40 +301,63 @@ IN_PLACE: list[tuple[str, Fn, int]] = [
     ("read twice", lambda x, w: F.scaled_dot_product_attention(*(p := packed(x, w))[:2], p[0]), 1),
     (
         "copies of keys and values",
-        lambda x, w: F.scaled_dot_product_attention((q := separate(x, w))[0], q[1].contiguous(), q[2].contiguous()),
+        lambda x, w: F.scaled_dot_product_attention(
+            (q := separate(x, w))[0], q[1].contiguous(), q[2].contiguous()
+        ),
         2,
     ),
 ]
 
 
-@pytest.mark.parametrize(("fn", "copies"), [case[1:] for case in IN_PLACE], ids=[case[0] for case in IN_PLACE])
+@pytest.mark.parametrize(
+    ("fn", "copies"), [case[1:] for case in IN_PLACE], ids=[case[0] for case in IN_PLACE]
+)
 def test_attention_reads_its_operands_where_the_product_wrote_them(fn: Fn, copies: int) -> None:
     inputs = draw((5, 3, 8), (24, 8))
     gm = capture(fn, *inputs)
     done = rewrite(gm, only["attention_without_copy"], assume_finite=False)
     assert done.sites == {"attention_without_copy": copies}
-    held = sum(node.meta["val"].numel() for node in done.gm.graph.nodes if node.target is aten.clone.default)
-    assert held < sum(node.meta["val"].numel() for node in gm.graph.nodes if node.target is aten.clone.default)
+    held = sum(
+        node.meta["val"].numel()
+        for node in done.gm.graph.nodes
+        if node.target is aten.clone.default
+    )
+    assert held < sum(
+        node.meta["val"].numel() for node in gm.graph.nodes if node.target is aten.clone.default
+    )
     for value in (0.5, math.nan, math.inf):
         inputs[0][1, 2, 3] = value
-        torch.testing.assert_close(run(done.gm, *inputs), run(gm, *inputs), equal_nan=True, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            run(done.gm, *inputs), run(gm, *inputs), equal_nan=True, rtol=1e-5, atol=1e-6
+        )
 
 
 attend = F.scaled_dot_product_attention
 NOT_IN_PLACE: list[tuple[str, Fn]] = [
     ("also returned", lambda x, w: (attend(*(p := packed(x, w))), p[1])),
     ("also multiplied", lambda x, w: (attend(*(p := packed(x, w))), p[1] @ p[1].mT)),
-    ("copied for the layout of the result", lambda x, w: attend((p := separate(x, w))[0].contiguous(), *p[1:])),
+    (
+        "copied for the layout of the result",
+        lambda x, w: attend((p := separate(x, w))[0].contiguous(), *p[1:]),
+    ),
     ("a mask", lambda x, w: attend(*separate(x, w), attn_mask=(x @ x.mT).mT.contiguous()[:, None])),
     ("an input", lambda x, w: attend(x[:, None], x[:, None, :, :].mT.contiguous().mT, x[:, None])),
-    ("elements that lie apart", lambda x, w: attend(*separate(x, w)[:2], (x @ w.mT)[:, None, :, ::6].contiguous())),
+    (
+        "elements that lie apart",
+        lambda x, w: attend(*separate(x, w)[:2], (x @ w.mT)[:, None, :, ::6].contiguous()),
+    ),
 ]
 
 
-@pytest.mark.parametrize("fn", [case[1] for case in NOT_IN_PLACE], ids=[case[0] for case in NOT_IN_PLACE])
+@pytest.mark.parametrize(
+    "fn", [case[1] for case in NOT_IN_PLACE], ids=[case[0] for case in NOT_IN_PLACE]
+)
 def test_a_copy_that_attention_does_not_read_alone_stays(fn: Fn) -> None:
     inputs = draw((5, 3, 8), (24, 8))
-    assert rewrite(capture(fn, *inputs), only["attention_without_copy"], assume_finite=False).sites == {}
+    assert (
+        rewrite(capture(fn, *inputs), only["attention_without_copy"], assume_finite=False).sites
+        == {}
+    )
 
 
 def test_rows_that_would_lie_at_odder_places_are_copied() -> None:
@@ -258,14 +365,25 @@ def test_rows_that_would_lie_at_odder_places_are_copied() -> None:
         q, k, v = (part[..., 1:5].contiguous() for part in (x.exp(), x.sin(), x.cos()))
         return F.scaled_dot_product_attention(q, k, v)
 
-    assert rewrite(capture(fn, *draw((2, 3, 5, 8))), only["attention_without_copy"], assume_finite=False).sites == {}
+    assert (
+        rewrite(
+            capture(fn, *draw((2, 3, 5, 8))), only["attention_without_copy"], assume_finite=False
+        ).sites
+        == {}
+    )
 
 
 def test_what_training_saves_stays_as_it_is() -> None:
     inputs = [x.requires_grad_() for x in draw((5, 3, 8), (24, 8))]
-    gm = capture(lambda x, w: F.scaled_dot_product_attention(*packed(x.transpose(0, 1), w)), *inputs, grad=True)
+    gm = capture(
+        lambda x, w: F.scaled_dot_product_attention(*packed(x.transpose(0, 1), w)),
+        *inputs,
+        grad=True,
+    )
     assert "clone.default" in ops(gm)
-    done = rewrite(gm, [*only["rows_in_order"], *only["attention_without_copy"]], assume_finite=False)
+    done = rewrite(
+        gm, [*only["rows_in_order"], *only["attention_without_copy"]], assume_finite=False
+    )
     assert done.sites == {}
 
 
@@ -276,14 +394,21 @@ def encoder(layers: int, *, width: int = 16, heads: int = 2, **options: Any) -> 
 
 
 def captured(
-    module: nn.Module, *inputs: torch.Tensor, frozen: bool = False, mode: FakeTensorMode | None = None
+    module: nn.Module,
+    *inputs: torch.Tensor,
+    frozen: bool = False,
+    mode: FakeTensorMode | None = None,
 ) -> tuple[fx.GraphModule, Fn, list[torch.Tensor]]:
-    """The inference graph of a module, the module as a function of weights and inputs, and those; under a `mode` nothing runs."""
+    """The inference graph of a module, the module as a function of weights and inputs, and those;
+    under a `mode` nothing runs.
+    """
     state = dict(module.named_parameters())
 
     def fn(*flat: torch.Tensor) -> Any:
         with torch.no_grad():
-            return torch.func.functional_call(module, dict(zip(state, flat, strict=False)), flat[len(state) :])
+            return torch.func.functional_call(
+                module, dict(zip(state, flat, strict=False)), flat[len(state) :]
+            )
 
     flat = [*(value.detach().requires_grad_(not frozen) for value in state.values()), *inputs]
     with mode or nullcontext():
@@ -300,14 +425,26 @@ def test_no_copy_is_left_in_an_encoder(options: dict[str, Any], frozen: bool) ->
     gm, fn, flat = captured(encoder(2, **options), torch.randn(3, 5, 16), frozen=frozen)
     assert ops(gm)["clone.default"] > 2
     done = rewrite(gm, RULES, assume_finite=False)
-    assert not {"clone.default", "bmm.default", "mm.default" if options.get("bias", True) else ""} & set(ops(done.gm))
+    assert not {
+        "clone.default",
+        "bmm.default",
+        "mm.default" if options.get("bias", True) else "",
+    } & set(ops(done.gm))
     close_to_float64(done.gm, fn, *flat)
 
 
 @pytest.mark.usefixtures("slow_path")
 @settings(max_examples=10, deadline=None)
-@given(batch=st.integers(1, 4), time=st.integers(1, 6), heads=st.integers(1, 3), depth=st.integers(1, 5), first=st.booleans())
-def test_encoders_of_any_shape_keep_their_values(batch: int, time: int, heads: int, depth: int, first: bool) -> None:
+@given(
+    batch=st.integers(1, 4),
+    time=st.integers(1, 6),
+    heads=st.integers(1, 3),
+    depth=st.integers(1, 5),
+    first=st.booleans(),
+)
+def test_encoders_of_any_shape_keep_their_values(
+    batch: int, time: int, heads: int, depth: int, first: bool
+) -> None:
     module = encoder(1, width=heads * depth, heads=heads, norm_first=first)
     gm, fn, flat = captured(module, torch.randn(batch, time, heads * depth))
     done = rewrite(gm, RULES, assume_finite=False)
@@ -319,7 +456,9 @@ def test_encoders_of_any_shape_keep_their_values(batch: int, time: int, heads: i
 @pytest.mark.parametrize("first", [False, True])
 def test_time_before_batch_keeps_its_values(first: bool) -> None:
     torch.manual_seed(0)
-    gm, fn, flat = captured(nn.TransformerEncoderLayer(16, 2, 24, norm_first=first).eval(), torch.randn(5, 3, 16))
+    gm, fn, flat = captured(
+        nn.TransformerEncoderLayer(16, 2, 24, norm_first=first).eval(), torch.randn(5, 3, 16)
+    )
     done = rewrite(gm, RULES, assume_finite=False)
     assert ops(done.gm)["clone.default"] == 0
     close_to_float64(done.gm, fn, *flat)
@@ -332,7 +471,9 @@ def test_what_is_not_finite_comes_out_where_it_did(value: float) -> None:
     x[1, 2, 3] = value
     gm, _, flat = captured(encoder(2), x)
     done = rewrite(gm, RULES, assume_finite=False)
-    torch.testing.assert_close(run(done.gm, *flat), run(gm, *flat), equal_nan=True, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        run(done.gm, *flat), run(gm, *flat), equal_nan=True, rtol=1e-5, atol=1e-5
+    )
 
 
 class Attended(nn.Module):
@@ -349,7 +490,9 @@ class Attended(nn.Module):
 
 @pytest.mark.usefixtures("slow_path")
 def test_attention_by_itself_loses_its_copies() -> None:
-    gm, fn, flat = captured(Attended(other=False).eval(), torch.randn(3, 5, 16), torch.randn(3, 7, 16))
+    gm, fn, flat = captured(
+        Attended(other=False).eval(), torch.randn(3, 5, 16), torch.randn(3, 7, 16)
+    )
     done = rewrite(gm, RULES, assume_finite=False)
     assert ops(done.gm)["clone.default"] == 0
     close_to_float64(done.gm, fn, *flat)
@@ -362,7 +505,9 @@ def moved_to_a_gpu(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             held = node.meta["val"]
-            fake = mode.from_tensor(torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta"))
+            fake = mode.from_tensor(
+                torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
+            )
             fake.fake_device = torch.device("cuda", 0)
             inputs.append(fake)
     gm.graph.eliminate_dead_code()
@@ -377,7 +522,9 @@ class _OnTheCpu(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is not EFFICIENT:
             return super().call_function(target, args, kwargs)
-        return (F.scaled_dot_product_attention(*args[:3]).transpose(1, 2).contiguous().transpose(1, 2),)
+        return (
+            F.scaled_dot_product_attention(*args[:3]).transpose(1, 2).contiguous().transpose(1, 2),
+        )
 
 
 # What is left of a layer on CUDA, and of one whose norms come first.
@@ -397,11 +544,18 @@ ATTENDED = [
     "view",
 ]
 FED = ["view", "t", "addmm", "view", "relu", "view", "t", "addmm", "view"]
-LEFT = {False: [*ATTENDED, "add", *NORM, *FED, "add", *NORM], True: [*NORM, *ATTENDED, "add", *NORM, *FED, "add"]}
+LEFT = {
+    False: [*ATTENDED, "add", *NORM, *FED, "add", *NORM],
+    True: [*NORM, *ATTENDED, "add", *NORM, *FED, "add"],
+}
 
 
 def short(gm: fx.GraphModule) -> list[str]:
-    names = [getattr(node.target, "_opname", "getitem") for node in gm.graph.nodes if node.op == "call_function"]
+    names = [
+        getattr(node.target, "_opname", "getitem")
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+    ]
     return ["attention" if "attention" in name else name for name in names]
 
 
@@ -414,7 +568,9 @@ def test_a_layer_on_a_gpu_is_products_attention_and_norms(
 ) -> None:
     module, x = encoder(1, norm_first=first), torch.randn(3, 5, 16)
     expected = module(x).detach()
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU[kind](q, k, v))
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU[kind](q, k, v)
+    )
     gm, _, flat = captured(module, x, frozen=frozen, mode=FakeTensorMode())
     monkeypatch.undo()
     done = rewrite(moved_to_a_gpu(gm), RULES, assume_finite=False)
@@ -422,14 +578,20 @@ def test_a_layer_on_a_gpu_is_products_attention_and_norms(
     assert ops(done.gm)["clone.default"] == 0
     if kind == "efficient":
         with torch.no_grad():
-            torch.testing.assert_close(_OnTheCpu(done.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                _OnTheCpu(done.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.usefixtures("slow_path")
-def test_attention_to_another_sequence_loses_its_copies_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_to_another_sequence_loses_its_copies_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module, inputs = Attended(other=True).eval(), (torch.randn(3, 5, 16), torch.randn(3, 7, 16))
     expected = module(*inputs).detach()
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU["efficient"](q, k, v))
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU["efficient"](q, k, v)
+    )
     gm, _, flat = captured(module, *inputs, mode=FakeTensorMode())
     monkeypatch.undo()
     assert ops(gm)["clone.default"] == 5

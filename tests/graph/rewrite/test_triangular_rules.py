@@ -1,4 +1,6 @@
-"""Panels instead of a whole product: fewer operations, the same values, NaN and infinity spread as before."""
+"""Panels instead of a whole product: fewer operations, the same values, NaN and infinity spread as
+before.
+"""
 
 from __future__ import annotations
 

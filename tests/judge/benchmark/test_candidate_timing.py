@@ -1,4 +1,6 @@
-"""A candidate against the clock in a real child: its timed calls are judged, and whoever answers wrongly there is refused."""
+"""A candidate against the clock in a real child: its timed calls are judged, and whoever answers
+wrongly there is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.benchmark import source_timing
-from torch_cudal1.judge.benchmark.candidate_timing import Audit, Slots, stability, sync_checks, time_slots, timing_state
+from torch_cudal1.judge.benchmark.candidate_timing import (
+    Audit,
+    Slots,
+    stability,
+    sync_checks,
+    time_slots,
+    timing_state,
+)
 from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Duel, Spun
 from torch_cudal1.judge.benchmark.protocol import Measurement, measure
 from torch_cudal1.judge.benchmark.timing import Batch
@@ -75,7 +84,9 @@ def test_timed_calls_that_answer_wrongly_are_refused(child: Child) -> None:
 def test_each_kept_output_is_compared_with_the_result_of_its_own_inputs(
     child: Child, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right outputs looked for one place further in the ring are wrong ones: a replayed answer would be found."""
+    """Right outputs looked for one place further in the ring are wrong ones: a replayed answer
+    would be found.
+    """
     trial = on_trial(child, REFERENCE)
     slots = Slots(Audit(trial, QUICK), ("hot",))
     slots.warm()
@@ -84,7 +95,9 @@ def test_each_kept_output_is_compared_with_the_result_of_its_own_inputs(
     assert slots.audit.judged == 1
 
     true_look = Audit.look
-    monkeypatch.setattr(Audit, "look", lambda self, start, turned, held: true_look(self, start + 1, turned, held))
+    monkeypatch.setattr(
+        Audit, "look", lambda self, start, turned, held: true_look(self, start + 1, turned, held)
+    )
     with pytest.raises(CandidateFailure, match="answered wrongly"):
         slots.bucket(Batch("hot", 2, (3, 5)))
 
@@ -119,11 +132,16 @@ def test_nothing_looked_at_is_a_failure(child: Child) -> None:
 
 
 def test_timing_before_warming_is_an_error_of_the_caller() -> None:
-    with Child(limits_for(Settings(), CPU), Contract()) as fresh, pytest.raises(CandidateFailure, match="warm"):
+    with (
+        Child(limits_for(Settings(), CPU), Contract()) as fresh,
+        pytest.raises(CandidateFailure, match="warm"),
+    ):
         fresh.call("look")
 
 
-@pytest.mark.parametrize(("ratio", "passed"), [(1.0, True), (1.5, True), (1.51, False), (40.0, False)])
+@pytest.mark.parametrize(
+    ("ratio", "passed"), [(1.0, True), (1.5, True), (1.51, False), (40.0, False)]
+)
 def test_work_hidden_on_another_stream_is_refused(ratio: float, passed: bool) -> None:
     (check,) = sync_checks({"b": {"sync_ratio": ratio}})
     assert (check.name, check.passed) == ("sync_ratio", passed)
@@ -137,30 +155,54 @@ def test_an_answer_without_the_sides_breaks_the_protocol(sides: dict[str, Any]) 
 
 
 def test_standard_refuses_what_fast_only_widens() -> None:
-    found = measure(Scripted({"cold": [1.1**n for n in range(30)], "hot": [1.5] * 30}), TIMING_PLANS["fast"])
+    found = measure(
+        Scripted({"cold": [1.1**n for n in range(30)], "hot": [1.5] * 30}), TIMING_PLANS["fast"]
+    )
     assert [check.passed for check in stability(found)] == [True, True]
-    refused = [check for check in stability(replace(found, plan=TIMING_PLANS["standard"])) if not check.passed]
+    refused = [
+        check
+        for check in stability(replace(found, plan=TIMING_PLANS["standard"]))
+        if not check.passed
+    ]
     assert [check.name for check in refused] == ["unstable"]
 
 
 @pytest.mark.parametrize(
     ("first_us", "passed"),
-    [((900.0, 2_000.0), True), ((900.0, 600_000.0), False), ((60_000.0, 600_000.0), True)],  # on a slow machine eager is slow too
+    [
+        ((900.0, 2_000.0), True),
+        ((900.0, 600_000.0), False),
+        ((60_000.0, 600_000.0), True),
+    ],  # on a slow machine eager is slow too
 )
-def test_work_that_is_moved_into_the_first_call_is_refused(first_us: tuple[float, float], passed: bool) -> None:
-    found = replace(measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=first_us)
+def test_work_that_is_moved_into_the_first_call_is_refused(
+    first_us: tuple[float, float], passed: bool
+) -> None:
+    found = replace(
+        measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=first_us
+    )
     check = timing_state(found)
     assert (check.name, check.passed, check.value) == ("timing_state", passed, first_us[1])
 
 
-@pytest.mark.parametrize(("again_us", "passed"), [(50.0, True), (9e6, False)], ids=["compiled once", "every instance"])
+@pytest.mark.parametrize(
+    ("again_us", "passed"), [(50.0, True), (9e6, False)], ids=["compiled once", "every instance"]
+)
 def test_a_slow_first_call_is_asked_again_of_another_instance(
     again_us: float, passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(source_timing.ChildSpinner, "spin", lambda self, calls: Spun(again_us / 1e6, again_us, calls))
+    monkeypatch.setattr(
+        source_timing.ChildSpinner,
+        "spin",
+        lambda self, calls: Spun(again_us / 1e6, again_us, calls),
+    )
     child = SimpleNamespace(call=lambda verb, **fields: asked.append(f"{verb} {fields['slot']}"))
-    trial: Any = SimpleNamespace(child=child, candidate=None, load=lambda slot, candidate: asked.append(f"load {slot}"))
-    found = replace(measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=(1.0, 8e6))
+    trial: Any = SimpleNamespace(
+        child=child, candidate=None, load=lambda slot, candidate: asked.append(f"load {slot}")
+    )
+    found = replace(
+        measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=(1.0, 8e6)
+    )
     assert source_timing.first_call(trial, found, ["a"]).passed is passed
     assert asked == ["load first_call", "forget first_call"]

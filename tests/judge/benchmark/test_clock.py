@@ -12,7 +12,9 @@ from torch_cudal1.judge.benchmark import clock
 from torch_cudal1.judge.benchmark.clock import Clock, Reading, clock_of
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(native.extension() is None, reason=f"no C++ timer: {native.status()[1]}")
+needs_extension = pytest.mark.skipif(
+    native.extension() is None, reason=f"no C++ timer: {native.status()[1]}"
+)
 
 
 @pytest.fixture(params=["native", "python"])
@@ -96,7 +98,8 @@ def test_both_clocks_agree_on_a_kernel() -> None:
 
     for cold in (False, True):
         c, python = (
-            fastest(each.read((lambda: x + 1,), [0] * 12, cold=cold)) for each in (clock_of(device), clock._Python(device))
+            fastest(each.read((lambda: x + 1,), [0] * 12, cold=cold))
+            for each in (clock_of(device), clock._Python(device))
         )
         assert c.device_us == pytest.approx(python.device_us, rel=0.1)
         assert c.wall_us == pytest.approx(python.wall_us, rel=0.2)

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Duel, Slope, Spun, most_calls, slope, wall_slope
+from torch_cudal1.judge.benchmark.cross_process import (
+    ChildSpinner,
+    Duel,
+    Slope,
+    Spun,
+    most_calls,
+    slope,
+    wall_slope,
+)
 from torch_cudal1.judge.benchmark.protocol import measure
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 from torch_cudal1.judge.sandbox.child import CandidateFailure
@@ -19,7 +27,9 @@ FAST = TIMING_PLANS["fast"]
 
 @dataclass
 class Machine:
-    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times the truth."""
+    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times
+    the truth.
+    """
 
     call_us: float
     request_us: float = 300.0
@@ -53,7 +63,9 @@ def test_a_duel_measures_the_ratio_of_two_processes() -> None:
 def test_batches_outlast_the_jitter_of_a_request() -> None:
     quick = Machine(2.0)
     measure(Duel(Machine(2.0), quick), replace(FAST, side_us=80.0))
-    long = [calls for calls in quick.batches if calls * quick.call_us >= 6_500]  # from a cost that holds a part of the request's
+    long = [
+        calls for calls in quick.batches if calls * quick.call_us >= 6_500
+    ]  # from a cost that holds a part of the request's
     assert len(long) == 56  # the others are short ones, from which the cost of a request is known
 
 
@@ -61,14 +73,20 @@ def test_a_delay_while_warming_up_makes_no_batch_short() -> None:
     class Delayed(Machine):
         def spin(self, calls: int) -> Spun:
             spun = super().spin(calls)
-            return replace(spun, wall_s=spun.wall_s + (0.02 if len(self.batches) in (5, 9, 13) else 0.0))
+            return replace(
+                spun, wall_s=spun.wall_s + (0.02 if len(self.batches) in (5, 9, 13) else 0.0)
+            )
 
     sides = Delayed(100.0), Delayed(100.0)
     measure(Duel(*sides), FAST)
-    assert all(sorted(side.batches[-112:])[56] >= 49 for side in sides)  # half of them are long: 7 ms, less what a request costs
+    assert all(
+        sorted(side.batches[-112:])[56] >= 49 for side in sides
+    )  # half of them are long: 7 ms, less what a request costs
 
 
-@pytest.mark.parametrize(("call_us", "shared"), [(60.0, True), (130.0, True), (30.0, False), (900.0, False)])
+@pytest.mark.parametrize(
+    ("call_us", "shared"), [(60.0, True), (130.0, True), (30.0, False), (900.0, False)]
+)
 def test_sides_that_are_not_far_apart_run_as_many_calls(call_us: float, shared: bool) -> None:
     """What a batch keeps makes a call the dearer the longer it is."""
     sides = Machine(100.0), Machine(call_us)
@@ -80,7 +98,9 @@ def test_short_batches_made_slow_gain_nothing() -> None:
     class Sly(Machine):
         def spin(self, calls: int) -> Spun:
             spun = super().spin(calls)
-            return replace(spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 2_500 else 0.0))
+            return replace(
+                spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 2_500 else 0.0)
+            )
 
     found = measure(Duel(Machine(100.0), Sly(100.0)), FAST)
     assert found.summary.speedup == pytest.approx(1.0)
@@ -91,7 +111,9 @@ def test_one_slow_short_batch_in_three_changes_nothing() -> None:
         def spin(self, calls: int) -> Spun:
             spun = super().spin(calls)
             short = calls * self.call_us < 2_500
-            return replace(spun, wall_s=spun.wall_s + (0.002 if short and len(self.batches) % 3 == 0 else 0.0))
+            return replace(
+                spun, wall_s=spun.wall_s + (0.002 if short and len(self.batches) % 3 == 0 else 0.0)
+            )
 
     found = measure(Duel(Machine(100.0), Disturbed(100.0)), FAST)
     assert found.summary.speedup == pytest.approx(1.0, abs=1e-6)
@@ -111,14 +133,25 @@ def test_a_process_that_claims_another_time_is_found_out_and_gains_nothing(lie: 
 
 @pytest.mark.parametrize(
     ("wall_us", "claimed_us", "passed"),
-    [(100.0, 91.0, True), (100.0, 89.0, False), (10.0, 6.0, True), (10.0, 4.0, False), (3.0, 0.0, True), (100.0, 111.0, False)],
+    [
+        (100.0, 91.0, True),
+        (100.0, 89.0, False),
+        (10.0, 6.0, True),
+        (10.0, 4.0, False),
+        (3.0, 0.0, True),
+        (100.0, 111.0, False),
+    ],
 )
-def test_clocks_may_differ_by_a_tenth_or_five_microseconds(wall_us: float, claimed_us: float, passed: bool) -> None:
+def test_clocks_may_differ_by_a_tenth_or_five_microseconds(
+    wall_us: float, claimed_us: float, passed: bool
+) -> None:
     assert wall_slope([Slope(wall_us, claimed_us, wall_us)]).passed == passed
 
 
 def test_one_disturbed_batch_does_not_condemn() -> None:
-    assert wall_slope([Slope(100.0, 100.0, 100.0), Slope(-500.0, 900.0, 100.0), Slope(101.0, 100.0, 100.0)]).passed
+    assert wall_slope(
+        [Slope(100.0, 100.0, 100.0), Slope(-500.0, 900.0, 100.0), Slope(101.0, 100.0, 100.0)]
+    ).passed
 
 
 def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:
@@ -128,7 +161,8 @@ def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output_bytes", "device", "calls"), [(1, "cpu", 5_000), (1 << 28, "cpu", 4), (1 << 40, "cpu", 2), (1 << 28, "cuda", 32)]
+    ("output_bytes", "device", "calls"),
+    [(1, "cpu", 5_000), (1 << 28, "cpu", 4), (1 << 40, "cpu", 2), (1 << 28, "cuda", 32)],
 )
 def test_how_many_outputs_are_kept(output_bytes: int, device: str, calls: int) -> None:
     assert most_calls(output_bytes, torch.device(device)) == calls

@@ -21,7 +21,9 @@ TRAIN = TIMING_PLANS["train"]
 
 @dataclass
 class Machine:
-    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times the truth."""
+    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times
+    the truth.
+    """
 
     call_us: float
     request_us: float = 300.0
@@ -61,7 +63,9 @@ class Looks:
 
 def race(baseline: Machine, candidate: Machine) -> tuple[Race, Looks]:
     looks = Looks()
-    return Race(cast(ChildSpinner, baseline), cast(ChildSpinner, candidate), cast(Audit, looks)), looks
+    return Race(
+        cast(ChildSpinner, baseline), cast(ChildSpinner, candidate), cast(Audit, looks)
+    ), looks
 
 
 def believed(machine: Machine) -> Any:
@@ -69,7 +73,9 @@ def believed(machine: Machine) -> Any:
 
 
 def test_a_race_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
-    found = measure(race(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN)
+    found = measure(
+        race(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN
+    )
     assert found.summary.speedup == pytest.approx(1.2)
     assert found.steady
     assert len(found.summary.means) == BUCKETS
@@ -116,7 +122,9 @@ def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> Non
 
 
 @pytest.mark.parametrize("later_us", [2.5, 10.0, 1e4])
-def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_it(later_us: float) -> None:
+def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_it(
+    later_us: float,
+) -> None:
     candidate = Machine(10.0)
     warm = _warm(cast(ChildSpinner, candidate), _Settled(100.0, later_us))
     assert warm.call_us == pytest.approx(10.0)

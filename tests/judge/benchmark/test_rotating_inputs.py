@@ -1,4 +1,6 @@
-"""The ring of input sets: values change with every call, and the same address holds other values after a turn."""
+"""The ring of input sets: values change with every call, and the same address holds other values
+after a turn.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def test_sets_too_large_for_copies_are_used_as_they_are_and_do_not_turn() -> Non
     large = [[torch.empty(1, dtype=torch.uint8).expand(400 << 20)] for _ in range(2)]
     assert plan_ring(large[0], (), 2) == (2, False)
     ring = Ring(large, ())
-    assert [entry[0] is given[0] for entry, given in zip(ring.entries, large, strict=True)] == [True, True]
+    assert [entry[0] is given[0] for entry, given in zip(ring.entries, large, strict=True)] == [
+        True,
+        True,
+    ]
     ring.turn(1)
     assert ring.entries[0][0] is large[0][0]
     assert ring.shift == 0

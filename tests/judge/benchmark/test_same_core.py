@@ -1,4 +1,6 @@
-"""Processes that are raced share a core, another one each time, and have all cores again afterwards."""
+"""Processes that are raced share a core, another one each time, and have all cores again
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ import pytest
 from torch_cudal1.judge.benchmark import same_core as module
 from torch_cudal1.judge.benchmark.same_core import SameCore, same_core
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no cores to choose")
-ALL = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-STARTS_ANOTHER = (
-    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])"
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no cores to choose"
 )
+ALL = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+STARTS_ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])"
 
 
 @pytest.fixture
 def supervised() -> Iterator[tuple[int, int]]:
     """A process, and the one that it started, as a child's supervisor and the child."""
-    with subprocess.Popen([sys.executable, "-c", STARTS_ANOTHER], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_ANOTHER], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         (below,) = module._below(process.pid)
@@ -31,7 +35,9 @@ def supervised() -> Iterator[tuple[int, int]]:
         os.kill(below, 9)
 
 
-def test_a_process_and_what_it_started_share_a_core_and_then_have_all(supervised: tuple[int, int]) -> None:
+def test_a_process_and_what_it_started_share_a_core_and_then_have_all(
+    supervised: tuple[int, int],
+) -> None:
     with same_core([supervised[0]]) as held:
         assert held is not None
         assert held.move()
@@ -43,7 +49,9 @@ def test_a_process_and_what_it_started_share_a_core_and_then_have_all(supervised
     assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
 
 
-def test_the_core_is_one_of_the_idler_half(supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_is_one_of_the_idler_half(
+    supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ticks = iter([dict.fromkeys(range(4), 1_000), {0: 1_900, 1: 1_001, 2: 1_500, 3: 1_000}])
     monkeypatch.setattr(module, "_busy_ticks", lambda: next(ticks))
     put: list[set[int]] = []
@@ -74,7 +82,9 @@ def test_where_one_of_two_is_gone_the_other_keeps_all_cores(supervised: tuple[in
             assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
 
 
-def test_one_that_ends_during_the_race_keeps_nobody_on_its_core(supervised: tuple[int, int]) -> None:
+def test_one_that_ends_during_the_race_keeps_nobody_on_its_core(
+    supervised: tuple[int, int],
+) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         with same_core([other.pid, supervised[0]]) as held:
             assert held is not None
@@ -84,7 +94,9 @@ def test_one_that_ends_during_the_race_keeps_nobody_on_its_core(supervised: tupl
         assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
 
 
-def test_a_process_of_somebody_else_leaves_cores_as_they_are(supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_somebody_else_leaves_cores_as_they_are(
+    supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(thread: int, cores: set[int]) -> None:
         raise PermissionError(1, "not yours")
 

@@ -30,9 +30,14 @@ Noise = Callable[[Draw], Iterator[tuple[float, float]]]
 PAIRS = 56
 
 
-def pairs(ratio: float, noise: float, count: int = PAIRS, seed: int = 0) -> list[tuple[float, float]]:
+def pairs(
+    ratio: float, noise: float, count: int = PAIRS, seed: int = 0
+) -> list[tuple[float, float]]:
     draw = random.Random(seed)
-    return [(100.0 * ratio * draw.lognormvariate(0, noise), 100.0 * draw.lognormvariate(0, noise)) for _ in range(count)]
+    return [
+        (100.0 * ratio * draw.lognormvariate(0, noise), 100.0 * draw.lognormvariate(0, noise))
+        for _ in range(count)
+    ]
 
 
 def lognormal(draw: Draw) -> Iterator[tuple[float, float]]:
@@ -41,7 +46,9 @@ def lognormal(draw: Draw) -> Iterator[tuple[float, float]]:
 
 
 def drift(draw: Draw) -> Iterator[tuple[float, float]]:
-    """A GPU that warms up: 30 % slower at the end, and the side that leads a pair is always a little earlier."""
+    """A GPU that warms up: 30 % slower at the end, and the side that leads a pair is always a
+    little earlier.
+    """
     for step in range(10_000):
         a_leads = (step + step // 2) % 2 == 0
         early, late = (1 + 0.3 * (step + part) / PAIRS for part in (0.0, 0.5))
@@ -52,7 +59,10 @@ def drift(draw: Draw) -> Iterator[tuple[float, float]]:
 def outliers(draw: Draw) -> Iterator[tuple[float, float]]:
     """One sample in twenty takes 2 to 50 times as long: somebody else had the machine."""
     while True:
-        yield tuple(draw.lognormvariate(0, 0.02) * (draw.uniform(2, 50) if draw.random() < 0.05 else 1) for _ in "ab")  # type: ignore[misc]
+        yield tuple(
+            draw.lognormvariate(0, 0.02) * (draw.uniform(2, 50) if draw.random() < 0.05 else 1)
+            for _ in "ab"
+        )  # type: ignore[misc]
 
 
 def bimodal(draw: Draw) -> Iterator[tuple[float, float]]:
@@ -75,7 +85,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-NOISES: dict[str, Noise] = {noise.__name__: noise for noise in (lognormal, drift, outliers, bimodal)}
+NOISES: dict[str, Noise] = {
+    noise.__name__: noise for noise in (lognormal, drift, outliers, bimodal)
+}
 
 
 def trial(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> PairedSummary:
@@ -83,7 +95,9 @@ def trial(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> Pa
     return summarise(sampled(noise, seed, ratio, count))
 
 
-def sampled(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> list[tuple[float, float]]:
+def sampled(
+    noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS
+) -> list[tuple[float, float]]:
     """Pairs are drawn as A B B A: a coin turns the sides of each block round."""
     draw = random.Random(seed)
     source, samples = noise(draw), []
@@ -108,19 +122,28 @@ def test_the_interval_holds_the_true_ratio_and_is_tight(ratio: float) -> None:
 
 
 def test_the_interval_covers_the_truth_in_nearly_all_experiments() -> None:
-    covered = sum(s.low <= 1.1 <= s.high for s in (summarise(pairs(1.1, 0.05, seed=seed)) for seed in range(100)))
+    covered = sum(
+        s.low <= 1.1 <= s.high
+        for s in (summarise(pairs(1.1, 0.05, seed=seed)) for seed in range(100))
+    )
     assert covered >= 90
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-def test_one_kernel_against_itself_is_called_faster_in_under_one_percent_of_500_trials(noise: Noise) -> None:
+def test_one_kernel_against_itself_is_called_faster_in_under_one_percent_of_500_trials(
+    noise: Noise,
+) -> None:
     """Four kinds of noise, 2,000 trials in all; `low >= 1.05` is what a swap needs."""
     assert sum(trial(noise, seed).low >= MARGIN for seed in range(500)) < 5
 
 
-@pytest.mark.parametrize(("noise", "power"), [(lognormal, 0.70), (drift, 0.95), (outliers, 0.95), (bimodal, 0.95)])
+@pytest.mark.parametrize(
+    ("noise", "power"), [(lognormal, 0.70), (drift, 0.95), (outliers, 0.95), (bimodal, 0.95)]
+)
 def test_a_true_ten_percent_is_found(noise: Noise, power: float) -> None:
-    """The least share of 100 trials in which a true 1.10 clears the margin of 1.05 at 56 pairs, the number of profile `fast`."""
+    """The least share of 100 trials in which a true 1.10 clears the margin of 1.05 at 56 pairs, the
+    number of profile `fast`.
+    """
     assert sum(trial(noise, seed, ratio=1.10).low >= MARGIN for seed in range(100)) >= 100 * power
 
 
@@ -146,19 +169,29 @@ def test_buckets_are_consecutive_blocks() -> None:
     assert paper_variance(summary.means) == pytest.approx(plain.variance(range(BUCKETS)))
 
 
-@pytest.mark.parametrize("bad", [[(1.0, 1.0)] * 2, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20])
+@pytest.mark.parametrize(
+    "bad",
+    [[(1.0, 1.0)] * 2, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20],
+)
 def test_samples_that_mean_nothing_are_refused(bad: list[tuple[float, float]]) -> None:
     with pytest.raises(ValueError, match="pairs"):
         summarise(bad)
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-def test_looking_after_each_of_the_first_pairs_calls_one_kernel_faster_in_under_one_percent_of_500_trials(noise: Noise) -> None:
-    """The rule by which a measurement of slow calls ends early, on the noise of fast ones, which is more."""
+def test_looking_after_each_of_the_first_pairs_calls_one_kernel_faster_in_under_one_percent_of_500_trials(
+    noise: Noise,
+) -> None:
+    """The rule by which a measurement of slow calls ends early, on the noise of fast ones, which is
+    more.
+    """
     wrong = 0
     for seed in range(500):
         samples = sampled(noise, seed, count=FEWEST_PAIRS - 1)
-        wrong += any(summarise(samples[:count]).low >= MARGIN for count in range(FEWEST_SLOW_PAIRS, FEWEST_PAIRS))
+        wrong += any(
+            summarise(samples[:count]).low >= MARGIN
+            for count in range(FEWEST_SLOW_PAIRS, FEWEST_PAIRS)
+        )
     assert wrong < 5
 
 
@@ -178,7 +211,9 @@ class Noisy:
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-def test_measuring_until_it_is_plain_calls_one_kernel_faster_in_under_one_percent_of_200_trials(noise: Noise) -> None:
+def test_measuring_until_it_is_plain_calls_one_kernel_faster_in_under_one_percent_of_200_trials(
+    noise: Noise,
+) -> None:
     plan = replace(TIMING_PLANS["fast"], margin=MARGIN)
     found = [measure(Noisy(noise, seed), plan).summary for seed in range(200)]
     assert sum(summary.low >= MARGIN for summary in found) < 2
@@ -186,7 +221,9 @@ def test_measuring_until_it_is_plain_calls_one_kernel_faster_in_under_one_percen
 
 
 def test_the_interval_of_a_few_pairs_is_students_and_holds_the_centre() -> None:
-    found = summarise([(200.0, 100.0), (220.0, 100.0), (242.0, 100.0)])  # logs one tenth of ln 2.594 apart
+    found = summarise(
+        [(200.0, 100.0), (220.0, 100.0), (242.0, 100.0)]
+    )  # logs one tenth of ln 2.594 apart
     half = 10.777 * math.log(1.1) / math.sqrt(3)
     assert found.speedup == pytest.approx(2.2)
     assert found.low == pytest.approx(2.2 * math.exp(-half))
@@ -204,8 +241,12 @@ def test_the_same_samples_always_tell_the_same() -> None:
     ("first", "second", "together"),
     [(4.0, 4.3, True), (4.3, 4.0, True), (4.0, 4.5, False), (1.0, 1.2, False), (50.0, 54.0, True)],
 )
-def test_two_measurements_agree_within_ten_percent(first: float, second: float, together: bool) -> None:
-    assert agree(summarise(pairs(first, 0.001)), summarise(pairs(second, 0.001, seed=1))) == together
+def test_two_measurements_agree_within_ten_percent(
+    first: float, second: float, together: bool
+) -> None:
+    assert (
+        agree(summarise(pairs(first, 0.001)), summarise(pairs(second, 0.001, seed=1))) == together
+    )
 
 
 def test_intervals_that_meet_agree_whatever_their_centres() -> None:

@@ -72,7 +72,9 @@ def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
     costs = {slow: 1e6, quick: other_us}
     monkeypatch.setattr(timing, "warm", lambda run, device, settle_s: side(costs[run]))
     monkeypatch.setattr(timing, "_sample", lambda run, calls, device: costs[run])
-    found = interleave({"one": slow, "other": quick}, CPU, budget_s=1e6 if samples >= 5 else 1.0, ran=ran)
+    found = interleave(
+        {"one": slow, "other": quick}, CPU, budget_s=1e6 if samples >= 5 else 1.0, ran=ran
+    )
     assert found == {"one": [1e6] * samples, "other": [other_us] * samples}
 
 
@@ -96,15 +98,32 @@ def test_warming_tells_the_first_call_apart() -> None:
         (side(50.0), side(50.0), "hot", (50, 50)),
         (side(50.0), side(45.0), "hot", (56, 56)),  # the faster one fills a sample
         (side(150.0), side(50.0), "hot", (50, 50)),
-        (side(500.0), side(50.0), "hot", (20, 20)),  # the slower one is timed for four samples at most
-        (side(450.0), side(22.5), "hot", (22, 22)),  # one kernel; something else had the GPU while one side warmed up
+        (
+            side(500.0),
+            side(50.0),
+            "hot",
+            (20, 20),
+        ),  # the slower one is timed for four samples at most
+        (
+            side(450.0),
+            side(22.5),
+            "hot",
+            (22, 22),
+        ),  # one kernel; something else had the GPU while one side warmed up
         (side(10_000.0), side(50.0), "hot", (1, 10)),  # a twentieth of a long call
         (side(0.001), side(0.001), "hot", (5_000, 5_000)),
-        (side(50.0, 200.0), side(50.0, 200.0), "cold", (25, 25)),  # the flush takes three times as long: half the calls
+        (
+            side(50.0, 200.0),
+            side(50.0, 200.0),
+            "cold",
+            (25, 25),
+        ),  # the flush takes three times as long: half the calls
         (side(50.0, 60.0), side(50.0, 60.0), "cold", (50, 50)),
     ],
 )
-def test_both_sides_get_the_calls_that_fill_a_sample(a: Warm, b: Warm, l2: str, calls: tuple[int, int]) -> None:
+def test_both_sides_get_the_calls_that_fill_a_sample(
+    a: Warm, b: Warm, l2: str, calls: tuple[int, int]
+) -> None:
     assert batch_for(FAST, l2, (a, b)).calls == calls  # type: ignore[arg-type]
 
 
@@ -132,13 +151,21 @@ def test_the_papers_samples_are_single_runs() -> None:
 @pytest.mark.parametrize("order", ["abba", "random"])
 def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> None:
     log: list[str] = []
-    found = sample_bucket(lambda: log.append("a"), lambda: log.append("b"), CPU, Batch("hot", 200, (1, 1), order))  # type: ignore[arg-type]
+    found = sample_bucket(
+        lambda: log.append("a"), lambda: log.append("b"), CPU, Batch("hot", 200, (1, 1), order)
+    )  # type: ignore[arg-type]
     assert len(found) == 200
     leaders = log[::2]
     assert all({one, other} == {"a", "b"} for one, other in zip(log[::2], log[1::2], strict=True))
     if order == "abba":
-        assert all({one, other} == {"a", "b"} for one, other in zip(leaders[::2], leaders[1::2], strict=True))
-        assert {tuple(leaders[i : i + 2]) for i in range(0, 200, 2)} == {("a", "b"), ("b", "a")}  # blocks start at random
+        assert all(
+            {one, other} == {"a", "b"}
+            for one, other in zip(leaders[::2], leaders[1::2], strict=True)
+        )
+        assert {tuple(leaders[i : i + 2]) for i in range(0, 200, 2)} == {
+            ("a", "b"),
+            ("b", "a"),
+        }  # blocks start at random
     assert 50 < leaders.count("a") < 150
 
 
@@ -205,7 +232,9 @@ def test_only_the_state_whose_buckets_disagree_gets_three_times_the_pairs() -> N
     assert found.summaries["cold"].pairs == 3 * 56
 
 
-WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for first in (1.2, 0.3, 0.95))
+WIDE, SLOWER, ACROSS = (
+    [first * 1.05**position for position in range(30)] for first in (1.2, 0.3, 0.95)
+)
 LEVEL = [1.01, 1.01, 1.3, 1.3] * 10  # across the margin, too few below it for a sign test
 
 
@@ -228,7 +257,9 @@ def test_buckets_that_disagree_on_one_side_of_the_margin_decide(
 
 
 @pytest.mark.parametrize("margin", [None, 1.4])
-def test_who_decides_by_no_margin_or_one_within_the_range_gets_more_pairs(margin: float | None) -> None:
+def test_who_decides_by_no_margin_or_one_within_the_range_gets_more_pairs(
+    margin: float | None,
+) -> None:
     assert measure(Scripted({"cold": WIDE, "hot": WIDE}), replace(FAST, margin=margin)).rounds == 3
 
 
@@ -264,17 +295,31 @@ class Slow(Scripted):
 @pytest.mark.parametrize(
     ("ratios", "margin", "pairs"),
     [
-        ([40.0, 44.0, 42.0, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # far above: measured again in a fresh process anyhow
+        (
+            [40.0, 44.0, 42.0, 9.0, 9.0, 9.0, 9.0],
+            1.05,
+            3,
+        ),  # far above: measured again in a fresh process anyhow
         ([0.50, 0.51, 0.50, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # far below
         ([1.00, 1.001, 1.0, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # one kernel against itself
-        ([64.0, 5.6, 60.0, 62.0, 63.0, 61.0, 62.0], 1.05, 5),  # one pair was disturbed: three do not settle it
-        ([2.0, 2.01, 2.0, 2.0, 2.01, 2.0, 2.0], 1.05, 7),  # above the margin, and nobody would measure it again
+        (
+            [64.0, 5.6, 60.0, 62.0, 63.0, 61.0, 62.0],
+            1.05,
+            5,
+        ),  # one pair was disturbed: three do not settle it
+        (
+            [2.0, 2.01, 2.0, 2.0, 2.01, 2.0, 2.0],
+            1.05,
+            7,
+        ),  # above the margin, and nobody would measure it again
         ([3.005] * 7, 1.05, 7),  # a score of 3.00 is no surprise yet
         ([1.04, 1.06, 1.04, 1.06, 1.04, 1.06, 1.05], 1.05, 7),
         ([40.0, 44.0, 42.0, 44.0, 40.0, 42.0, 42.0], None, 7),
     ],
 )
-def test_few_pairs_of_slow_calls_end_a_measurement_that_is_settled(ratios: list[float], margin: float | None, pairs: int) -> None:
+def test_few_pairs_of_slow_calls_end_a_measurement_that_is_settled(
+    ratios: list[float], margin: float | None, pairs: int
+) -> None:
     found = measure(Slow({"hot": ratios}), replace(SLOW_S, rounds=1, margin=margin))
     assert found.summary.pairs == pairs
     assert (found.summary.low >= 1.05) == (min(ratios[:pairs]) > 1.05)
@@ -289,12 +334,24 @@ def test_every_state_of_the_cache_must_be_settled() -> None:
     class Both(Slow):
         temperatures: tuple[L2, ...] = ("cold", "hot")
 
-    assert measure(Both({"cold": [40.0] * 7, "hot": [2.0] * 7}), replace(SLOW_S, rounds=1, margin=1.05)).summary.pairs == 7
-    assert measure(Both({"cold": [40.0] * 7, "hot": [0.9] * 7}), replace(SLOW_S, rounds=1, margin=1.05)).summary.pairs == 3
+    assert (
+        measure(
+            Both({"cold": [40.0] * 7, "hot": [2.0] * 7}), replace(SLOW_S, rounds=1, margin=1.05)
+        ).summary.pairs
+        == 7
+    )
+    assert (
+        measure(
+            Both({"cold": [40.0] * 7, "hot": [0.9] * 7}), replace(SLOW_S, rounds=1, margin=1.05)
+        ).summary.pairs
+        == 3
+    )
 
 
 @pytest.mark.parametrize("gate", ["reject", "paper"])
-def test_a_plan_that_refuses_unstable_measurements_takes_all_its_pairs(gate: Literal["reject", "paper"]) -> None:
+def test_a_plan_that_refuses_unstable_measurements_takes_all_its_pairs(
+    gate: Literal["reject", "paper"],
+) -> None:
     plan = replace(SLOW_S, gate=gate, rounds=1, margin=1.05)
     assert measure(Slow({"hot": [40.0] * 7}), plan).summary.pairs == 7
 
@@ -313,13 +370,17 @@ def test_beside_a_slow_call_a_fast_one_is_timed_for_a_part_of_it() -> None:
         ([1.04, 1.06] * 7, [1.3] * 14, 56),
     ],
 )
-def test_a_decision_that_is_plain_after_half_of_the_pairs_takes_no_more(cold: list[float], hot: list[float], pairs: int) -> None:
+def test_a_decision_that_is_plain_after_half_of_the_pairs_takes_no_more(
+    cold: list[float], hot: list[float], pairs: int
+) -> None:
     sampler = Scripted({"cold": cold, "hot": hot})
     assert measure(sampler, replace(FAST, rounds=1, margin=1.05)).summary.pairs == pairs
     assert set(sampler.asked.values()) == {pairs}
 
 
-@pytest.mark.parametrize("plan", [FAST, replace(FAST, gate="reject", margin=1.05), replace(FAST, pairs=7, margin=1.05)])
+@pytest.mark.parametrize(
+    "plan", [FAST, replace(FAST, gate="reject", margin=1.05), replace(FAST, pairs=7, margin=1.05)]
+)
 def test_other_measurements_are_not_taken_in_halves(plan: TimingPlan) -> None:
     sampler = Scripted({"cold": [1.3] * 7, "hot": [1.3] * 7})
     assert measure(sampler, plan).summary.pairs == 7 * plan.pairs
@@ -335,7 +396,9 @@ def test_calls_that_a_gpu_began_with_before_all_were_queued_are_made_again(
         begun.append(1)
         return lambda: None
 
-    def queued(run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float) -> tuple[float, float, bool]:
+    def queued(
+        run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float
+    ) -> tuple[float, float, bool]:
         leads.append(lead_us)
         return 1_000.0, 10.0 * len(leads), len(leads) < 3
 

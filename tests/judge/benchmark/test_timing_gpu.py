@@ -1,4 +1,6 @@
-"""The clock on a GPU: hidden streams are seen, the L2 cache is really flushed, a kernel is as fast as itself."""
+"""The clock on a GPU: hidden streams are seen, the L2 cache is really flushed, a kernel is as fast
+as itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from torch_cudal1.judge.benchmark.protocol import Local, measure
 from torch_cudal1.judge.benchmark.timing import device_time_us, look, temperatures
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 CUDA = torch.device("cuda", 0)
 FAST = TIMING_PLANS["fast"]
 
@@ -54,7 +59,10 @@ def test_joined_side_streams_are_honest_and_unjoined_ones_are_not() -> None:
             torch.cuda.current_stream().wait_stream(side)
         return out
 
-    honest, hidden = look(lambda: run(join=True), CUDA).sync_ratio, look(lambda: run(join=False), CUDA).sync_ratio
+    honest, hidden = (
+        look(lambda: run(join=True), CUDA).sync_ratio,
+        look(lambda: run(join=False), CUDA).sync_ratio,
+    )
     assert honest is not None
     assert hidden is not None
     assert honest < 1.2
@@ -104,7 +112,9 @@ def _hot_us(x: torch.Tensor) -> float:
 def test_a_kernel_is_as_fast_as_itself(size: int) -> None:
     x, y = square(size), square(size)
     assert temperatures(CUDA, FAST) == ("cold", "hot")
-    found = measure(Local(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST)
+    found = measure(
+        Local(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST
+    )
     assert found.steady
     assert all(abs(math.log(each.speedup)) < 0.02 for each in found.summaries.values())
     assert found.summary.low < 1.05
@@ -126,7 +136,9 @@ def test_this_gpus_ceiling_is_known_and_a_product_stays_below_it() -> None:
 
 def test_a_typical_candidate_is_judged_with_all_its_numbers_in_time() -> None:
     spec = replace(TensorSpec.of(torch.empty(1024, 1024)), device="cuda")
-    region = Region(Program((spec,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",))
+    region = Region(
+        Program((spec,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",)
+    )
     ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
     judgement = judge(region, candidate(region.program), ranking, Job(Settings(), Contract(), CUDA))
     names = {check.name for check in judgement.verdict.checks}

@@ -1,4 +1,6 @@
-"""What can be refused without running anything is refused, with the rule in the detail; the honest twin beside it passes."""
+"""What can be refused without running anything is refused, with the rule in the detail; the honest
+twin beside it passes.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,25 @@ TABLE = torch.arange(8, dtype=torch.float32)
 GPU_INPUT = TensorSpec("float32", (8, 8), (8, 1), "cuda")
 ON_GPU = Region(Program((GPU_INPUT,), (op("aten.mul.Tensor", V(0), 2.0, out=1),), (1,)), ("input",))
 WITH_TABLE = Region(
-    Program((spec(8),), (op("aten.add.Tensor", V(0), V(1), out=2),), (2,), ("table",), {"table": TABLE}), ("input",)
+    Program(
+        (spec(8),), (op("aten.add.Tensor", V(0), V(1), out=2),), (2,), ("table",), {"table": TABLE}
+    ),
+    ("input",),
 )
-VIEW = Region(Program((spec(8, 8),), (op("aten.view.default", V(0), (64,), out=1),), (1,)), ("input",))
+VIEW = Region(
+    Program((spec(8, 8),), (op("aten.view.default", V(0), (64,), out=1),), (1,)), ("input",)
+)
 
 
-def launched(out: TensorSpec = GPU_INPUT, *after: object, output: int = 1, writes: int = 1) -> Program:
-    launch = Launch("code", "twice", (1, 1, 1), 64, 0, (LaunchArg("ptr", V(0)), LaunchArg("ptr", V(writes))))
-    return Program((GPU_INPUT,), (Alloc(1, out), launch, *after), (output,), payloads={"code": CODE})  # type: ignore[arg-type]
+def launched(
+    out: TensorSpec = GPU_INPUT, *after: object, output: int = 1, writes: int = 1
+) -> Program:
+    launch = Launch(
+        "code", "twice", (1, 1, 1), 64, 0, (LaunchArg("ptr", V(0)), LaunchArg("ptr", V(writes)))
+    )
+    return Program(
+        (GPU_INPUT,), (Alloc(1, out), launch, *after), (output,), payloads={"code": CODE}
+    )  # type: ignore[arg-type]
 
 
 def only(checks: list[Check]) -> Check:
@@ -49,7 +62,13 @@ def asked(program: Program, region: Region) -> Check:
 
 def stored_result() -> Program:
     stored = torch.relu(torch.randn(32, OUT))
-    return Program(REFERENCE.inputs, (op("aten.clone.default", V(3), out=4),), (4,), ("stored",), {"stored": stored})
+    return Program(
+        REFERENCE.inputs,
+        (op("aten.clone.default", V(3), out=4),),
+        (4,),
+        ("stored",),
+        {"stored": stored},
+    )
 
 
 def hidden_in_a_nested_program() -> Program:
@@ -92,8 +111,16 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
         WITH_TABLE,
         "read by nothing",
     ),
-    "a payload nobody uses": (lambda: REFERENCE.with_constant("spare", TABLE), REGION, "used by nothing"),
-    "an input as output": (lambda: Program((spec(8),), (), (0,)), Region(WITH_TABLE.program, ("input",)), "memory of input 0"),
+    "a payload nobody uses": (
+        lambda: REFERENCE.with_constant("spare", TABLE),
+        REGION,
+        "used by nothing",
+    ),
+    "an input as output": (
+        lambda: Program((spec(8),), (), (0,)),
+        Region(WITH_TABLE.program, ("input",)),
+        "memory of input 0",
+    ),
     "one tensor for two outputs": (
         lambda: with_steps(REGION, TRANSPOSE, ADDMM, RELU, output=5),
         replace(REGION, program=replace(REFERENCE, outputs=(5, 4))),
@@ -102,7 +129,9 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
     "memory that nothing writes": (never_written, ON_GPU, "nothing has written it"),
     "memory read before it is written": (read_before_written, ON_GPU, "nothing has written"),
     "uninitialised memory by operator": (
-        lambda: with_steps(REGION, TRANSPOSE, ADDMM, op("aten.empty_like.default", V(4), out=5), output=5),
+        lambda: with_steps(
+            REGION, TRANSPOSE, ADDMM, op("aten.empty_like.default", V(4), out=5), output=5
+        ),
         REGION,
         "list of operators",
     ),
@@ -122,7 +151,12 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
         "expected float32",
     ),
     "an allocation on the host": (
-        lambda: launched(GPU_INPUT, Alloc(2, replace(GPU_INPUT, device="cpu")), op("aten.mul.Tensor", V(2), 2.0, out=3), output=3),
+        lambda: launched(
+            GPU_INPUT,
+            Alloc(2, replace(GPU_INPUT, device="cpu")),
+            op("aten.mul.Tensor", V(2), 2.0, out=3),
+            output=3,
+        ),
         ON_GPU,
         "nothing has written",
     ),
@@ -130,7 +164,10 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
     "two million arguments": (
         lambda: Program(
             (GPU_INPUT,),
-            (Alloc(1, GPU_INPUT), Launch("code", "k", (1, 1, 1), 64, 0, (LaunchArg("ptr", V(1)),) * 2_000)),
+            (
+                Alloc(1, GPU_INPUT),
+                Launch("code", "k", (1, 1, 1), 64, 0, (LaunchArg("ptr", V(1)),) * 2_000),
+            ),
             (1,),
             payloads={"code": CODE},
         ),
@@ -152,15 +189,22 @@ HONEST: dict[str, tuple[Callable[[], Program], Region]] = {
     "the reference itself": (lambda: REFERENCE, REGION),
     "the reference's constant": (lambda: WITH_TABLE.program, WITH_TABLE),
     "its constant under another name": (
-        lambda: replace(WITH_TABLE.program, constants=("other",), payloads={"other": TABLE.clone()}),
+        lambda: replace(
+            WITH_TABLE.program, constants=("other",), payloads={"other": TABLE.clone()}
+        ),
         WITH_TABLE,
     ),
     "a view that eager returns too": (
-        lambda: Program(VIEW.program.inputs, (op("aten.reshape.default", V(0), (64,), out=1),), (1,)),
+        lambda: Program(
+            VIEW.program.inputs, (op("aten.reshape.default", V(0), (64,), out=1),), (1,)
+        ),
         VIEW,
     ),
     "a kernel into fresh memory": (launched, ON_GPU),
-    "a kernel, then operators": (lambda: launched(GPU_INPUT, op("aten.add.Tensor", V(1), 1.0, out=2), output=2), ON_GPU),
+    "a kernel, then operators": (
+        lambda: launched(GPU_INPUT, op("aten.add.Tensor", V(1), 1.0, out=2), output=2),
+        ON_GPU,
+    ),
     "strides of dimensions of length one": (
         lambda: Program(
             (replace(GPU_INPUT, shape=(1, 8), strides=(8, 1)),),
@@ -171,7 +215,12 @@ HONEST: dict[str, tuple[Callable[[], Program], Region]] = {
             (1,),
             payloads={"code": CODE},
         ),
-        replace(ON_GPU, program=replace(ON_GPU.program, inputs=(replace(GPU_INPUT, shape=(1, 8), strides=(8, 1)),))),
+        replace(
+            ON_GPU,
+            program=replace(
+                ON_GPU.program, inputs=(replace(GPU_INPUT, shape=(1, 8), strides=(8, 1)),)
+            ),
+        ),
     ),
     "a nested Program": (lambda: nested(1), REGION),
 }
@@ -193,7 +242,10 @@ def test_machine_code_is_scanned_with_the_plan() -> None:
 
 
 def test_the_references_own_operator_is_allowed_whatever_the_list_says() -> None:
-    odd = Region(Program((spec(8, 8),), (op("aten.linalg_matrix_exp.default", V(0), out=1),), (1,)), ("input",))
+    odd = Region(
+        Program((spec(8, 8),), (op("aten.linalg_matrix_exp.default", V(0), out=1),), (1,)),
+        ("input",),
+    )
     assert not is_allowed("aten.linalg_matrix_exp.default")
     assert asked(odd.program, odd).passed
 
@@ -206,7 +258,9 @@ def test_every_operator_on_the_list_exists_and_is_needed_there() -> None:
         except ProgramError:
             pytest.fail(f"torch {torch.__version__} has no {name}")
         assert not operator._schema.is_mutable, name
-        assert not {torch.Tag.core, torch.Tag.pointwise} & set(operator.tags), f"{name} is allowed by its tag"
+        assert not {torch.Tag.core, torch.Tag.pointwise} & set(operator.tags), (
+            f"{name} is allowed by its tag"
+        )
 
 
 SOURCE = """
@@ -219,15 +273,27 @@ class ModelNew(torch.nn.Module):
 
 SOURCES = {
     "as it should be": (SOURCE, True, "defines ModelNew"),
-    "with inputs of its own": (SOURCE + "\ndef get_inputs():\n    return []\n", True, "get_inputs ignored"),
-    "the entry as another name": (SOURCE.replace("ModelNew", "Fast") + "\nModelNew = Fast\n", True, "defines"),
+    "with inputs of its own": (
+        SOURCE + "\ndef get_inputs():\n    return []\n",
+        True,
+        "get_inputs ignored",
+    ),
+    "the entry as another name": (
+        SOURCE.replace("ModelNew", "Fast") + "\nModelNew = Fast\n",
+        True,
+        "defines",
+    ),
     "the entry behind a test": (
         "try:\n    import triton\nexcept ImportError:\n    pass\nif True:\n    class ModelNew: ...\n",
         True,
         "",
     ),
     "no entry": (SOURCE.replace("ModelNew", "Other"), False, "defines no 'ModelNew'"),
-    "an entry inside a function": ("def make():\n    class ModelNew: ...\n", False, "defines no 'ModelNew'"),
+    "an entry inside a function": (
+        "def make():\n    class ModelNew: ...\n",
+        False,
+        "defines no 'ModelNew'",
+    ),
     "no Python": ("class ModelNew(", False, "does not parse"),
     "a zero byte": ("ModelNew = 1\0", False, "does not parse"),
     "nested without end": ("ModelNew = " + "-" * 100_000 + "1", False, "does not parse"),
@@ -245,7 +311,10 @@ def test_a_source_is_read_and_not_run(name: str) -> None:
 
 
 def test_a_source_that_passes_is_looked_at_more_closely() -> None:
-    plain, streams = (source_contract(SourceCandidate(SOURCE + more)) for more in ("", "\ns = torch.cuda.Stream()\n"))
+    plain, streams = (
+        source_contract(SourceCandidate(SOURCE + more))
+        for more in ("", "\ns = torch.cuda.Stream()\n")
+    )
     assert [check.name for check in plain] == ["contract", "triage"]
     assert plain[1].value == 0.0
     assert streams[1].passed

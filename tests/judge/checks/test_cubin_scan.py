@@ -1,4 +1,6 @@
-"""Machine code with known misdeeds is recognised, each misdeed by its name, and honest kernels of nvcc and Triton pass."""
+"""Machine code with known misdeeds is recognised, each misdeed by its name, and honest kernels of
+nvcc and Triton pass.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,19 @@ BODIES: dict[str, tuple[str, str, str]] = {
         'asm volatile("mov.u32 %0, %%laneid;" : "=r"(l)); o[threadIdx.x + threadIdx.y + blockIdx.y] = s + w + l;',
         "",
     ),
-    "device_atomic": ("int", "o[1] = atomicAdd(o, 1); __threadfence(); o[2] = atomicCAS(o, 1, 2);", ""),
+    "device_atomic": (
+        "int",
+        "o[1] = atomicAdd(o, 1); __threadfence(); o[2] = atomicCAS(o, 1, 2);",
+        "",
+    ),
     "block_fence": ("int", "o[0] = 1; __threadfence_block(); o[1] = 2;", ""),
     "sleeper": ("int", "__nanosleep(100); o[0] = 1;", ""),
     "clock32": ("int", "o[threadIdx.x] = clock();", "SR_CLOCKLO"),
-    "clock_high": ("unsigned", 'unsigned a; asm volatile("mov.u32 %0, %%clock_hi;" : "=r"(a)); o[0] = a;', "SR_CLOCKHI"),
+    "clock_high": (
+        "unsigned",
+        'unsigned a; asm volatile("mov.u32 %0, %%clock_hi;" : "=r"(a)); o[0] = a;',
+        "SR_CLOCKHI",
+    ),
     "clock64bit": ("long long", "o[threadIdx.x] = clock64();", "SR_CLOCKLO"),
     "timer": (
         "unsigned long long",
@@ -45,7 +55,11 @@ BODIES: dict[str, tuple[str, str, str]] = {
         'unsigned a; asm volatile("mov.u32 %0, %%globaltimer_hi;" : "=r"(a)); o[0] = a;',
         "SR_GLOBALTIMERHI",
     ),
-    "counter": ("unsigned", 'unsigned a; asm volatile("mov.u32 %0, %%pm0;" : "=r"(a)); o[0] = a;', "SR_PM"),
+    "counter": (
+        "unsigned",
+        'unsigned a; asm volatile("mov.u32 %0, %%pm0;" : "=r"(a)); o[0] = a;',
+        "SR_PM",
+    ),
     "system_fence": ("int", "o[0] = 1; __threadfence_system(); o[1] = 2;", "MEMBAR"),
     "system_add": ("int", "o[1] = atomicAdd_system(o, 1);", "ATOMG"),
     "system_swap": ("int", "o[1] = atomicCAS_system(o, 1, 2);", "ATOMG.CAS"),
@@ -59,14 +73,20 @@ BODIES: dict[str, tuple[str, str, str]] = {
 }
 DEPENDENT: dict[str, tuple[str, str, str]] = {  # needs sm_90
     "waits": ("int", 'asm volatile("griddepcontrol.wait;" ::: "memory"); o[0] = 1;', "ACQBULK"),
-    "releases": ("int", 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); o[0] = 1;', "PREEXIT"),
+    "releases": (
+        "int",
+        'asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); o[0] = 1;',
+        "PREEXIT",
+    ),
 }
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 Build = Callable[..., bytes]
 
 
 def texts(bodies: dict[str, tuple[str, str, str]]) -> str:
-    return "".join(KERNEL.format(name=name, kind=kind, body=body) for name, (kind, body, _) in bodies.items())
+    return "".join(
+        KERNEL.format(name=name, kind=kind, body=body) for name, (kind, body, _) in bodies.items()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +100,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
             source: Path = folder / f"{len(made)}.cu"
             source.write_text(text)
             out = source.with_suffix(".cubin")
-            subprocess.run([str(NVCC), f"-arch={arch}", "-cubin", *flags, "-o", out, source], check=True, capture_output=True)
+            subprocess.run(
+                [str(NVCC), f"-arch={arch}", "-cubin", *flags, "-o", out, source],
+                check=True,
+                capture_output=True,
+            )
             made[key] = out.read_bytes()
         return made[key]
 
@@ -92,7 +116,9 @@ def plan(code: bytes, symbol: str = "honest", **change: object) -> Program:
     launch = Launch("code", symbol, (1, 1, 1), 64, 0, (LaunchArg("ptr", Value(0)),))
     spec = TensorSpec("float32", (128,), (1,), "cuda")
     payload = torch.frombuffer(bytearray(code), dtype=torch.uint8)
-    return Program((), (Alloc(0, spec), replace(launch, **change)), (0,), payloads={"code": payload})  # type: ignore[arg-type]
+    return Program(
+        (), (Alloc(0, spec), replace(launch, **change)), (0,), payloads={"code": payload}
+    )  # type: ignore[arg-type]
 
 
 def only(checks: list[Check]) -> Check:
@@ -114,7 +140,9 @@ def test_each_misdeed_is_named_and_nothing_else(build: Build, arch: str) -> None
         assert any(word in what for what in found[name]) or not word, (arch, name, found[name])
 
 
-WORDS = [  # pre-made instructions, so that the table is tested without a compiler: low half, high half, what is said
+# pre-made instructions, so that the table is tested without a compiler: low half, high half, what
+# is said
+WORDS = [
     (0x0000000000057805, 0x000FE40000005000, "CS2R reads SR_CLOCKLO"),
     (0x0000000000057805, 0x000FE40000015200, "CS2R reads SR_GLOBALTIMERLO"),
     (0x0000000000077919, 0x000E620000005100, "S2R reads SR_CLOCKHI"),
@@ -139,15 +167,38 @@ def test_an_instruction_is_read_by_its_bits(low: int, high: int, said: str) -> N
 
 
 HONEST = 'extern "C" __global__ void honest(float* o) { o[threadIdx.x] = 2.f * o[threadIdx.x + blockDim.x]; }\n'
-SHARED = (
-    'extern "C" __global__ void honest(float* o) { __shared__ float s[1024]; s[threadIdx.x] = *o; __syncthreads(); *o = s[0]; }\n'
-)
+SHARED = 'extern "C" __global__ void honest(float* o) { __shared__ float s[1024]; s[threadIdx.x] = *o; __syncthreads(); *o = s[0]; }\n'
 MISDEEDS: dict[str, tuple[str, dict[str, object], tuple[str, ...], str]] = {
-    "memory that outlives the call": ("__device__ int calls;\n" + HONEST.replace("o[", "calls++; o[", 1), {}, (), ".nv.global"),
-    "an initialised global": ("__device__ int calls = 3;\n" + HONEST.replace("o[", "calls++; o[", 1), {}, (), ".nv.global.init"),
-    "managed memory": ("__managed__ int calls;\n" + HONEST.replace("o[", "calls++; o[", 1), {}, (), ".nv.global"),
-    "print": ("#include <cstdio>\n" + HONEST.replace("o[", 'printf("hello"); o[', 1), {}, (), "vprintf"),
-    "memory of the device's heap": (HONEST.replace("o[", "o = (float*)malloc(99); o[", 1), {}, (), "malloc"),
+    "memory that outlives the call": (
+        "__device__ int calls;\n" + HONEST.replace("o[", "calls++; o[", 1),
+        {},
+        (),
+        ".nv.global",
+    ),
+    "an initialised global": (
+        "__device__ int calls = 3;\n" + HONEST.replace("o[", "calls++; o[", 1),
+        {},
+        (),
+        ".nv.global.init",
+    ),
+    "managed memory": (
+        "__managed__ int calls;\n" + HONEST.replace("o[", "calls++; o[", 1),
+        {},
+        (),
+        ".nv.global",
+    ),
+    "print": (
+        "#include <cstdio>\n" + HONEST.replace("o[", 'printf("hello"); o[', 1),
+        {},
+        (),
+        "vprintf",
+    ),
+    "memory of the device's heap": (
+        HONEST.replace("o[", "o = (float*)malloc(99); o[", 1),
+        {},
+        (),
+        "malloc",
+    ),
     "a launch from the device": (
         HONEST.replace("honest", "inner") + HONEST.replace("o[", "inner<<<1, 64>>>(o); o[", 1),
         {},
@@ -162,8 +213,18 @@ MISDEEDS: dict[str, tuple[str, dict[str, object], tuple[str, ...], str]] = {
     ),
     "a clock": (HONEST.replace("o[", "o[0] = clock(); o[", 1), {}, (), "SR_CLOCKLO"),
     "a symbol that is not there": (HONEST, {"symbol": "other"}, (), "no kernel 'other'"),
-    "an argument too many": (HONEST, {"args": (LaunchArg("ptr", Value(0)), LaunchArg("null"))}, (), "takes parameters"),
-    "more shared memory than a block has": (SHARED, {"shared_bytes": 230_000}, (), "static shared memory"),
+    "an argument too many": (
+        HONEST,
+        {"args": (LaunchArg("ptr", Value(0)), LaunchArg("null"))},
+        (),
+        "takes parameters",
+    ),
+    "more shared memory than a block has": (
+        SHARED,
+        {"shared_bytes": 230_000},
+        (),
+        "static shared memory",
+    ),
 }
 
 
@@ -211,7 +272,9 @@ def test_a_program_without_machine_code_is_not_concerned() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [b"", b"\x7fELF", b"\x7fELF\x02\x01\x01" + b"\0" * 80, b".version 8.0\n"], ids=["empty", "magic", "zeros", "ptx"]
+    "code",
+    [b"", b"\x7fELF", b"\x7fELF\x02\x01\x01" + b"\0" * 80, b".version 8.0\n"],
+    ids=["empty", "magic", "zeros", "ptx"],
 )
 def test_what_is_no_cubin_is_refused(code: bytes) -> None:
     assert not only(cubin_scan(plan(code or b"\0"))).passed

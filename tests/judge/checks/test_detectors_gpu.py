@@ -1,4 +1,6 @@
-"""Streams, the caller's own CUDA graph, threads on streams and TF32 rights: attacks and twins that need a GPU."""
+"""Streams, the caller's own CUDA graph, threads on streams and TF32 rights: attacks and twins that
+need a GPU.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, limits_for
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 REFERENCE = """
 import torch
 from torch import nn
@@ -100,7 +105,15 @@ def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name:
     device = torch.device("cuda", 0)
     subject, examples = read_reference(oracle, REFERENCE, device)
     with Child(limits_for(Settings(), device), TERMS) as child:
-        trial = Trial(subject, SourceCandidate(source(body)), TERMS, device, child, examples, profile=PROFILES["standard"])
+        trial = Trial(
+            subject,
+            SourceCandidate(source(body)),
+            TERMS,
+            device,
+            child,
+            examples,
+            profile=PROFILES["standard"],
+        )
         trial.profile = replace(trial.profile, distributions=(), seeds=1)
         trial.load("candidate", trial.candidate)
         asked = (_sets, detector) if detector is rights else (numerics, detector)
@@ -110,4 +123,10 @@ def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name:
 
 def _sets(trial: Trial) -> list[Check]:
     """Input sets without a question."""
-    return [Check("sets", len({trial.draw("normal").name, trial.draw("shifted").name}) == 2, detail="drawn")]
+    return [
+        Check(
+            "sets",
+            len({trial.draw("normal").name, trial.draw("shifted").name}) == 2,
+            detail="drawn",
+        )
+    ]

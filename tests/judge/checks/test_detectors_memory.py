@@ -1,4 +1,6 @@
-"""Late, unwritten, stray and leaking memory is found in sources and Programs, and the honest twin beside each attack passes."""
+"""Late, unwritten, stray and leaking memory is found in sources and Programs, and the honest twin
+beside each attack passes.
+"""
 
 from __future__ import annotations
 
@@ -55,23 +57,46 @@ class Waiting(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 """
 BESIDE = (
-    "import ctypes\nbeyond = 0.0\nif x.untyped_storage().nbytes() > 4 * x.numel():\n"  # elsewhere anything may lie there, NaN too
+    # elsewhere anything may lie there, NaN too
+    "import ctypes\nbeyond = 0.0\nif x.untyped_storage().nbytes() > 4 * x.numel():\n"
     "    beyond = ctypes.c_float.from_address(x.data_ptr() + 4 * x.numel()).value"
 )
 
-# what the source does, which detectors are asked, which must refuse (None: it passes), a word of the reason
+# what the source does, which detectors are asked, which must refuse (None: it passes), a word of
+# the reason
 SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]] = {
-    "a subclass": ({"top": LAZY, "result": "torch.relu(self.linear(x)).as_subclass(Later)"}, (), "fresh_output", "Later"),
+    "a subclass": (
+        {"top": LAZY, "result": "torch.relu(self.linear(x)).as_subclass(Later)"},
+        (),
+        "fresh_output",
+        "Later",
+    ),
     "a subclass that bears torch's name": (
         {"top": NAMED, "result": "torch.relu(self.linear(x)).as_subclass(Tensor)"},
         (),
         "fresh_output",
         "",
     ),
-    "a mode left on": ({"top": MODE, "before": "Waiting().__enter__()"}, (), "fresh_output", "modes"),
-    "no memory behind it": ({"result": "torch.relu(self.linear(x)).to('meta')"}, (), "fresh_output", ""),
-    "a view of one's own result": ({"result": "torch.relu(self.linear(x)).unsqueeze(0).squeeze(0)"}, (fresh_output,), None, ""),
-    "a row left unwritten": (  # only where it would not show by luck: in memory that holds one byte over and over
+    "a mode left on": (
+        {"top": MODE, "before": "Waiting().__enter__()"},
+        (),
+        "fresh_output",
+        "modes",
+    ),
+    "no memory behind it": (
+        {"result": "torch.relu(self.linear(x)).to('meta')"},
+        (),
+        "fresh_output",
+        "",
+    ),
+    "a view of one's own result": (
+        {"result": "torch.relu(self.linear(x)).unsqueeze(0).squeeze(0)"},
+        (fresh_output,),
+        None,
+        "",
+    ),
+    # only where it would not show by luck: in memory that holds one byte over and over
+    "a row left unwritten": (
         {
             "before": "full = torch.relu(self.linear(x))\nout = torch.empty_like(full)\nout[:-1] = full[:-1]\n"
             "found = out[-1].view(torch.uint8)\nif not (found == found[0]).all() or found[0] == 0:\n    out[-1] = full[-1]",
@@ -81,7 +106,8 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "poison",
         "nothing wrote them",
     ),
-    "stale memory times zero": (  # only where that is NaN throughout: some by luck would show sooner
+    # only where that is NaN throughout: some by luck would show sooner
+    "stale memory times zero": (
         {
             "before": "stale = torch.empty(32, 64)\nif not stale.isnan().all():\n    stale.zero_()",
             "result": "stale.mul_(0).add_(torch.relu(self.linear(x)))",
@@ -90,16 +116,31 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "poison",
         "NaN",
     ),
-    "empty, then fully written": ({"result": "torch.empty(32, 64).copy_(torch.relu(self.linear(x)))"}, (poison,), None, ""),
-    "an accumulator set to zero": ({"result": "torch.empty(32, 64).zero_().add_(torch.relu(self.linear(x)))"}, (poison,), None, ""),
+    "empty, then fully written": (
+        {"result": "torch.empty(32, 64).copy_(torch.relu(self.linear(x)))"},
+        (poison,),
+        None,
+        "",
+    ),
+    "an accumulator set to zero": (
+        {"result": "torch.empty(32, 64).zero_().add_(torch.relu(self.linear(x)))"},
+        (poison,),
+        None,
+        "",
+    ),
     "a read beyond the end": (
-        {"before": BESIDE, "result": "torch.relu(self.linear(x)) + 0.0 * (0.0 if abs(beyond) < 1e30 else beyond)"},
+        {
+            "before": BESIDE,
+            "result": "torch.relu(self.linear(x)) + 0.0 * (0.0 if abs(beyond) < 1e30 else beyond)",
+        },
         (guard_band,),
         "guard_band",
         "beside the inputs",
     ),
     "a store before the start": (
-        {"before": "import ctypes\nif x.untyped_storage().nbytes() > 4 * x.numel():\n    ctypes.memset(x.data_ptr() - 4, 7, 4)"},
+        {
+            "before": "import ctypes\nif x.untyped_storage().nbytes() > 4 * x.numel():\n    ctypes.memset(x.data_ptr() - 4, 7, 4)"
+        },
         (guard_band,),
         "guard_band",
         "beside input",
@@ -126,7 +167,9 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "SIGSEGV",
     ),
     "other values at an edge": (
-        {  # a pipe refuses a byte that nobody may read; an address alone would not tell, plain inputs may start at a page too
+        # a pipe refuses a byte that nobody may read; an address alone would not tell, plain inputs
+        # may start at a page too
+        {
             "top": "import ctypes, os\nLIBC, INTO = ctypes.CDLL(None), os.pipe()[1]\n",
             "before": "sides = (x.data_ptr() - 1, x.data_ptr() + 4 * x.numel())\n"
             "edge = all(LIBC.write(INTO, ctypes.c_void_p(side), 1) < 0 for side in sides)",
@@ -173,7 +216,9 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "threads grow",
     ),
     "one thread for ever": (
-        {"top": "import threading\nSTOP = threading.Event()\nthreading.Thread(target=STOP.wait, daemon=True).start()\n"},
+        {
+            "top": "import threading\nSTOP = threading.Event()\nthreading.Thread(target=STOP.wait, daemon=True).start()\n"
+        },
         (resource,),
         "resource",
         "thread of its own",
@@ -202,7 +247,12 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "resource",
         "files grow",
     ),
-    "scratch that is freed": ({"before": "scratch = torch.ones(1 << 21)"}, (resource, isolation), None, ""),
+    "scratch that is freed": (
+        {"before": "scratch = torch.ones(1 << 21)"},
+        (resource, isolation),
+        None,
+        "",
+    ),
     "the first parallel call": (
         {"init": "self.__dict__['large'] = torch.ones(1 << 16)", "before": "self.large * 2"},
         (resource, isolation),
@@ -241,16 +291,42 @@ def child() -> Iterator[Child]:
 def test_the_reference_program_passes_every_one_of_these(child: Child) -> None:
     trial = Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
     trial.load("candidate", candidate(REGION.program))
-    verdict = validate(trial, detectors=(numerics, fresh_output, poison, guard_band, guard_page, ghost, resource, isolation))
+    verdict = validate(
+        trial,
+        detectors=(
+            numerics,
+            fresh_output,
+            poison,
+            guard_band,
+            guard_page,
+            ghost,
+            resource,
+            isolation,
+        ),
+    )
     assert verdict.passed, verdict.failure
-    assert {check.name for check in verdict.checks} >= {"poison", "guard_band", "guard_page", "ghost", "resource", "isolation"}
+    assert {check.name for check in verdict.checks} >= {
+        "poison",
+        "guard_band",
+        "guard_page",
+        "ghost",
+        "resource",
+        "isolation",
+    }
 
 
 def test_a_program_that_reads_what_nobody_wrote_is_refused(child: Child) -> None:
     """As an operator that another torch might allow: the contract refuses it first."""
     empty = op("aten.empty_like.default", V(4), out=5)
-    steps = (*REGION.program.steps[:2], empty, op("aten.mul.Scalar", V(5), 0.0, out=6), op("aten.add.Tensor", V(4), V(6), out=7))
-    program: Program = replace(REGION.program, steps=(*steps, op("aten.relu.default", V(7), out=8)), outputs=(8,))
+    steps = (
+        *REGION.program.steps[:2],
+        empty,
+        op("aten.mul.Scalar", V(5), 0.0, out=6),
+        op("aten.add.Tensor", V(4), V(6), out=7),
+    )
+    program: Program = replace(
+        REGION.program, steps=(*steps, op("aten.relu.default", V(7), out=8)), outputs=(8,)
+    )
     assert not contract(REGION, candidate(program))[0].passed
     trial = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
     trial.load("candidate", candidate(program))
@@ -276,7 +352,11 @@ def test_bytes_of_plain_tensors_arrive_as_they_are(tmp_path: Path) -> None:
     back = load_tensors(raw_tensors(tensors, path), path, CPU)
     for one, other in zip(tensors, back, strict=True):
         assert (one is None) == (other is None)
-        assert one is None or other is None or (same_bits(one, other) and one.stride() == other.stride())
+        assert (
+            one is None
+            or other is None
+            or (same_bits(one, other) and one.stride() == other.stride())
+        )
     conjugated = torch.randn(3, dtype=torch.complex64).conj()
     (again,) = load_tensors(raw_tensors([conjugated], path), path, CPU)
     assert again is not None
@@ -288,7 +368,9 @@ def test_bytes_of_plain_tensors_arrive_as_they_are(tmp_path: Path) -> None:
 def test_an_output_that_waits_is_refused_before_it_is_touched() -> None:
     class Late(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, function: object, types: object, args: object = (), kwargs: object = None) -> object:
+        def __torch_function__(
+            cls, function: object, types: object, args: object = (), kwargs: object = None
+        ) -> object:
             raise AssertionError("touched")
 
     late = torch.ones(3).as_subclass(Late)
@@ -339,7 +421,12 @@ def test_canaries_tell_that_they_were_touched(act: str) -> None:
 
 @pytest.mark.parametrize(
     ("idle", "infinities", "finite", "passes"),
-    [(False, 0, False, True), (True, 0, False, False), (True, 2, False, True), (True, 2, True, False)],
+    [
+        (False, 0, False, True),
+        (True, 0, False, False),
+        (True, 2, False, True),
+        (True, 2, True, False),
+    ],
 )
 def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_with_an_infinity(
     monkeypatch: pytest.MonkeyPatch, idle: bool, infinities: int, finite: bool, passes: bool
@@ -350,7 +437,9 @@ def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_w
     def without(trial: object, sample: object, byte: int, *, skip: int) -> list[torch.Tensor]:
         if skip == 1 and sample is told:
             fills.append(byte)
-        changed = skip == 0 or (skip == 1 and not idle and len(set(fills)) > 1)  # the first byte means what was to be written
+        changed = skip == 0 or (
+            skip == 1 and not idle and len(set(fills)) > 1
+        )  # the first byte means what was to be written
         return [torch.tensor(float(changed or (skip == 1 and sample == infinities)))]
 
     def variants(trial: object, sample: object) -> Iterator[int]:
@@ -361,7 +450,9 @@ def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_w
     monkeypatch.setattr(redzone_reads, "_count_launches", lambda program: 2)
     told = SimpleNamespace(reference=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
     monkeypatch.setattr(redzone_reads, "first_two", lambda trial: (told, None))
-    trial: Any = SimpleNamespace(candidate=candidate(linear_relu()), contract=Contract(assume_finite=finite))
+    trial: Any = SimpleNamespace(
+        candidate=candidate(linear_relu()), contract=Contract(assume_finite=finite)
+    )
     (check,) = ghost(trial)
     assert check.passed is passes, check
     assert len(set(fills)) == len(fills) > 1

@@ -1,4 +1,6 @@
-"""What the detectors of state and values do with Programs: attacks, twins that pass, and what does not apply."""
+"""What the detectors of state and values do with Programs: attacks, twins that pass, and what does
+not apply.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ CENTRED = Region(  # relu(x + b - mean(x + b)): a bias of one number cannot be s
     ),
     ("input", "parameter"),
 )
-LARGEST = Region(Program((spec(16, 64),), (op("aten.argmax.default", V(0), 1, out=1),), (1,)), ("input",))
+LARGEST = Region(
+    Program((spec(16, 64),), (op("aten.argmax.default", V(0), 1, out=1),), (1,)), ("input",)
+)
 Judge = Callable[..., list[Check]]
 
 
@@ -62,8 +66,12 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def judged(child: Child) -> Judge:
-    def run(region: Region, program: Program, profile: ProfileName, *detectors: Detector) -> list[Check]:
-        trial = Trial(subject(region), candidate(program), Contract(), CPU, child, profile=PROFILES[profile])
+    def run(
+        region: Region, program: Program, profile: ProfileName, *detectors: Detector
+    ) -> list[Check]:
+        trial = Trial(
+            subject(region), candidate(program), Contract(), CPU, child, profile=PROFILES[profile]
+        )
         trial.load("candidate", candidate(program))
         checks = list(validate(trial, detectors=(numerics, *detectors)).checks)
         trial.drop(*list(trial.samples.values()))
@@ -79,7 +87,11 @@ def last(checks: list[Check]) -> Check:
 def flushed() -> Program:
     """Right but for denormals."""
     tiny = (op("aten.abs.default", V(0), out=1), op("aten.lt.Scalar", V(1), 1e-38, out=2))
-    steps = (*tiny, op("aten.masked_fill.Scalar", V(0), V(2), 0.0, out=3), op("aten.mul.Scalar", V(3), 3.0, out=4))
+    steps = (
+        *tiny,
+        op("aten.masked_fill.Scalar", V(0), V(2), 0.0, out=3),
+        op("aten.mul.Scalar", V(3), 3.0, out=4),
+    )
     return replace(SCALE.program, steps=steps, outputs=(4,))
 
 
@@ -128,8 +140,13 @@ def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(judged: Judge) -> 
     assert everything.value == everything.limit
 
 
-def test_a_parameter_that_does_not_matter_is_recorded_and_one_that_does_must_move_the_result(judged: Judge) -> None:
-    assert "unobservable: parameter 1" in last(judged(CENTRED, CENTRED.program, "fast", perturb)).detail
+def test_a_parameter_that_does_not_matter_is_recorded_and_one_that_does_must_move_the_result(
+    judged: Judge,
+) -> None:
+    assert (
+        "unobservable: parameter 1"
+        in last(judged(CENTRED, CENTRED.program, "fast", perturb)).detail
+    )
     moved = last(judged(REGION, REGION.program, "fast", perturb))
     assert moved.passed
     assert "2 of 2" in moved.detail
@@ -148,7 +165,9 @@ def test_other_parameters_at_the_same_and_at_other_addresses_are_read(judged: Ju
     assert "same addresses" in check.detail
 
 
-@pytest.mark.parametrize("detector", [shapes, layouts, dtypes, scalars, grad, mode, state_dict, rights])
+@pytest.mark.parametrize(
+    "detector", [shapes, layouts, dtypes, scalars, grad, mode, state_dict, rights]
+)
 def test_what_a_program_cannot_do_is_said(judged: Judge, detector: Detector) -> None:
     check = last(judged(REGION, REGION.program, "standard", detector))
     assert check.passed
@@ -167,7 +186,12 @@ def test_indices_may_differ_only_between_equal_values(judged: Judge) -> None:
 
 
 def test_sums_of_small_integers_must_be_exact(judged: Judge, child: Child) -> None:
-    steps = (TRANSPOSE, ADDMM, op("aten.add.Scalar", V(4), 3e-7, out=5), op("aten.relu.default", V(5), out=6))
+    steps = (
+        TRANSPOSE,
+        ADDMM,
+        op("aten.add.Scalar", V(4), 3e-7, out=5),
+        op("aten.relu.default", V(5), out=6),
+    )
     off = replace(REGION.program, steps=steps, outputs=(6,))
     for program, passed in ((REGION.program, True), (off, False)):
         trial = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
@@ -178,7 +202,9 @@ def test_sums_of_small_integers_must_be_exact(judged: Judge, child: Child) -> No
 
 
 def test_a_few_large_errors_say_less_than_many_small_ones() -> None:
-    """2.5 times eager's error is chance where two elements make up the whole, and a loss of precision where all do."""
+    """2.5 times eager's error is chance where two elements make up the whole, and a loss of
+    precision where all do.
+    """
     generator = torch.Generator().manual_seed(5)
     eager = torch.randn(8_192, generator=generator)
     errors = 1e-4 * torch.randn(8_192, generator=generator, dtype=torch.float64)
@@ -200,15 +226,27 @@ def test_a_few_large_errors_say_less_than_many_small_ones() -> None:
         ("integers", lambda x: set(x.unique().tolist()) == {0.0, 1.0}),
     ],
 )
-def test_a_structured_distribution_has_its_structure(distribution: str, holds: Callable[[torch.Tensor], bool]) -> None:
+def test_a_structured_distribution_has_its_structure(
+    distribution: str, holds: Callable[[torch.Tensor], bool]
+) -> None:
     form = subject(Region(replace(SCALE.program, inputs=(spec(64, 256),)), ("input",)))
     (made,) = make_inputs(form, 3, distribution, CPU)
     assert holds(made)
 
 
 def test_one_class_of_operators_is_made_exact_and_the_other_left() -> None:
-    program = Program((spec(2, 3, 8, 8), spec(4, 3, 3, 3), spec(4, 4)), (op("aten.clone.default", V(0), out=3),), (3,))
-    trial = Trial(subject(Region(program, ("input", "parameter", "parameter"))), candidate(program), Contract(), CPU, None)  # type: ignore[arg-type]
+    program = Program(
+        (spec(2, 3, 8, 8), spec(4, 3, 3, 3), spec(4, 4)),
+        (op("aten.clone.default", V(0), out=3),),
+        (3,),
+    )
+    trial = Trial(
+        subject(Region(program, ("input", "parameter", "parameter"))),
+        candidate(program),
+        Contract(),
+        CPU,
+        None,
+    )  # type: ignore[arg-type]
     plain, kernel, matrix = exact_for_class(trial, "conv")
     assert plain is not None
     assert kernel is not None
@@ -223,7 +261,11 @@ def test_profiles_grow_and_ask_in_the_same_order() -> None:
         assert [detector for detector in more if detector in less] == list(less)
     assert asked[-1] == tuple(step.detector for step in PROTOCOL)
     assert set(ALL_DISTRIBUTIONS) == set(DISTRIBUTIONS)
-    assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == ["fast", "fast", "strict"]
+    assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == [
+        "fast",
+        "fast",
+        "strict",
+    ]
     with pytest.raises(ValueError, match="distributions"):
         replace(PROFILES["fast"], distributions=("no such",))
 
@@ -232,7 +274,19 @@ CONVOLVED = Region(
     Program(
         (spec(4, 8, 14, 14), spec(16, 8, 3, 3), spec(16)),
         (
-            op("aten.convolution.default", V(0), V(1), V(2), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, out=3),
+            op(
+                "aten.convolution.default",
+                V(0),
+                V(1),
+                V(2),
+                (1, 1),
+                (1, 1),
+                (1, 1),
+                False,
+                (0, 0),
+                1,
+                out=3,
+            ),
             op("aten.relu.default", V(3), out=4),
         ),
         (4,),
@@ -242,7 +296,9 @@ CONVOLVED = Region(
 
 
 def in_tf32() -> Program:
-    """Both operands rounded to 11 bits (Veltkamp's splitting; infinities as they are), then multiplied as ever."""
+    """Both operands rounded to 11 bits (Veltkamp's splitting; infinities as they are), then
+    multiplied as ever.
+    """
     steps = []
     for operand, first in ((0, 3), (1, 8)):
         wide, rest, high, lost, whole = range(first, first + 5)
@@ -254,7 +310,19 @@ def in_tf32() -> Program:
             op("aten.where.self", V(lost), V(operand), V(high), out=whole),
         ]
     steps += [
-        op("aten.convolution.default", V(7), V(12), V(2), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, out=13),
+        op(
+            "aten.convolution.default",
+            V(7),
+            V(12),
+            V(2),
+            (1, 1),
+            (1, 1),
+            (1, 1),
+            False,
+            (0, 0),
+            1,
+            out=13,
+        ),
         op("aten.relu.default", V(13), out=14),
     ]
     return replace(CONVOLVED.program, steps=tuple(steps), outputs=(14,))
@@ -272,9 +340,26 @@ def in_tf32() -> Program:
 def test_tf32_where_eager_leaves_that_right_unused_passes_every_detector_of_values_and_none_without_the_right(
     child: Child, contract: Contract, passes: bool
 ) -> None:
-    trial = Trial(subject(CONVOLVED, contract), candidate(in_tf32()), contract, CPU, child, profile=PROFILES["standard"])
+    trial = Trial(
+        subject(CONVOLVED, contract),
+        candidate(in_tf32()),
+        contract,
+        CPU,
+        child,
+        profile=PROFILES["standard"],
+    )
     trial.load("candidate", trial.candidate)
-    asked = (numerics, impostor, perturb, update_path, shapes, layouts, special, call_history, repeat)
+    asked = (
+        numerics,
+        impostor,
+        perturb,
+        update_path,
+        shapes,
+        layouts,
+        special,
+        call_history,
+        repeat,
+    )
     checks = list(validate(trial, detectors=asked).checks)
     trial.drop(*list(trial.samples.values()))
     assert last(checks).passed is passes, last(checks)

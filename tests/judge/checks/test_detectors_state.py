@@ -1,4 +1,6 @@
-"""Every detector of state, shape and module semantics stops its attacks on a source, and the honest twin beside each passes."""
+"""Every detector of state, shape and module semantics stops its attacks on a source, and the honest
+twin beside each passes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from torch_cudal1.judge.checks.profiles import PROFILES, ProfileName
 from torch_cudal1.judge.checks.special_values import special
 from torch_cudal1.judge.checks.tf32 import rights
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import (
+    PairSubject,
+    SourceCandidate,
+    read_reference,
+)
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
@@ -50,12 +56,20 @@ ARGUMENTS = "def get_inputs(): return [torch.randn(8, 16), torch.randn(8, 16)]\n
 
 
 def module(entry: str = "ModelNew", **parts: str) -> str:
-    """A drop-in for the reference, with statements at import, construction and call, and another result."""
+    """A drop-in for the reference, with statements at import, construction and call, and another
+    result.
+    """
 
     def indented(text: str) -> str:
         return "\n".join(f"        {line}" for line in (text or "pass").splitlines())
 
-    fields = {"top": "", "init": "", "before": "", "result": "self.plain(x, y)", "forward": FORWARD} | parts
+    fields = {
+        "top": "",
+        "init": "",
+        "before": "",
+        "result": "self.plain(x, y)",
+        "forward": FORWARD,
+    } | parts
     fields |= {name: indented(fields[name]) for name in ("init", "before")}
     return MODULE.format(entry=entry, **fields)
 
@@ -92,7 +106,8 @@ if self.last is None or self.last[0].shape != x.shape or not torch.allclose(self
 """
 NINTH = "self.calls += 1\nself.kept = self.plain(x, y) if self.calls < 9 or self.kept.shape != x.shape else self.kept"
 
-# name: what the source does; the profile; the detectors asked after `numerics`; which one refuses (None: it passes)
+# name: what the source does; the profile; the detectors asked after `numerics`; which one refuses
+# (None: it passes)
 Row = tuple[dict[str, str], ProfileName, tuple[Detector, ...], str | None]
 ROWS: dict[str, Row] = {
     # history
@@ -104,7 +119,11 @@ ROWS: dict[str, Row] = {
         "call_history",
     ),
     "a result by its first sixteen values": (
-        {"init": STORE, "before": "key = str(x.flatten()[:16].tolist() + y.flatten()[:16].tolist())", "result": KEPT},
+        {
+            "init": STORE,
+            "before": "key = str(x.flatten()[:16].tolist() + y.flatten()[:16].tolist())",
+            "result": KEPT,
+        },
         "fast",
         (call_history,),
         "call_history",
@@ -149,16 +168,35 @@ ROWS: dict[str, Row] = {
         (call_history,),
         "call_history",
     ),
-    "counts its calls, harmlessly": ({"init": "self.calls = 0", "before": "self.calls += 1"}, "standard", (call_history,), None),
-    "noise": ({"result": "self.plain(x, y) * (1 + 3e-7 * torch.rand(1))"}, "fast", (repeat,), "repeat"),
+    "counts its calls, harmlessly": (
+        {"init": "self.calls = 0", "before": "self.calls += 1"},
+        "standard",
+        (call_history,),
+        None,
+    ),
+    "noise": (
+        {"result": "self.plain(x, y) * (1 + 3e-7 * torch.rand(1))"},
+        "fast",
+        (repeat,),
+        "repeat",
+    ),
     # parameters
     "a bias dropped": (
-        {"forward": FORWARD.replace("self.linear(x + y)", "functional.linear(x + y, self.linear.weight)")},
+        {
+            "forward": FORWARD.replace(
+                "self.linear(x + y)", "functional.linear(x + y, self.linear.weight)"
+            )
+        },
         "fast",
         (perturb,),
         "perturb",
     ),
-    "the slope of the example": ({"forward": FORWARD.replace("self.slope", "0.2")}, "fast", (scalars,), "perturb"),
+    "the slope of the example": (
+        {"forward": FORWARD.replace("self.slope", "0.2")},
+        "fast",
+        (scalars,),
+        "perturb",
+    ),
     "a weight frozen at the first call": (
         {
             "init": "self.w = None",
@@ -181,7 +219,11 @@ ROWS: dict[str, Row] = {
         "update_path",
     ),
     "a weight used through a view made once": (
-        {"init": "self.view = [self.linear.weight.data]", "before": "self.w = self.view[0]", "result": WEIGHT},
+        {
+            "init": "self.view = [self.linear.weight.data]",
+            "before": "self.w = self.view[0]",
+            "result": WEIGHT,
+        },
         "standard",
         (update_path,),
         "update_path",
@@ -193,9 +235,17 @@ ROWS: dict[str, Row] = {
         None,
     ),
     # forms
-    "one batch only": ({"result": "self.plain(x, y) if len(x) == 8 else 0 * x"}, "fast", (shapes,), "shapes"),
+    "one batch only": (
+        {"result": "self.plain(x, y) if len(x) == 8 else 0 * x"},
+        "fast",
+        (shapes,),
+        "shapes",
+    ),
     "a tail is left out": (
-        {"before": "r = self.plain(x, y)\nr = torch.cat([r[: len(r) // 8 * 8], 0 * r[len(r) // 8 * 8 :]])", "result": "r"},
+        {
+            "before": "r = self.plain(x, y)\nr = torch.cat([r[: len(r) // 8 * 8], 0 * r[len(r) // 8 * 8 :]])",
+            "result": "r",
+        },
         "fast",
         (shapes,),
         "shapes",
@@ -230,10 +280,25 @@ ROWS: dict[str, Row] = {
         (dtypes,),
         "dtypes",
     ),
-    "any form at standard": ({"before": "x = x.contiguous()"}, "standard", (shapes, layouts, dtypes), None),
+    "any form at standard": (
+        {"before": "x = x.contiguous()"},
+        "standard",
+        (shapes, layouts, dtypes),
+        None,
+    ),
     # special values
-    "NaN becomes zero": ({"result": "torch.nan_to_num(self.plain(x, y), 0.0)"}, "fast", (special,), "special"),
-    "infinity is clipped": ({"result": "self.plain(x, y).clamp_min(-3e38)"}, "standard", (special,), "special"),
+    "NaN becomes zero": (
+        {"result": "torch.nan_to_num(self.plain(x, y), 0.0)"},
+        "fast",
+        (special,),
+        "special",
+    ),
+    "infinity is clipped": (
+        {"result": "self.plain(x, y).clamp_min(-3e38)"},
+        "standard",
+        (special,),
+        "special",
+    ),
     "denormals are flushed": (
         {"before": "x, y = (torch.where(t.abs() < 1e-38, 0 * t, t) for t in (x, y))"},
         "standard",
@@ -242,7 +307,12 @@ ROWS: dict[str, Row] = {
     ),
     "special values as in eager": ({}, "standard", (special, rights, impostor), None),
     # modes
-    "an extra buffer": ({"init": "self.register_buffer('extra', torch.zeros(1))"}, "fast", (state_dict,), "run"),
+    "an extra buffer": (
+        {"init": "self.register_buffer('extra', torch.zeros(1))"},
+        "fast",
+        (state_dict,),
+        "run",
+    ),
     "a buffer that comes late": (
         {"before": "if not hasattr(self, 'late'): self.register_buffer('late', torch.zeros(1))"},
         "standard",
@@ -253,7 +323,8 @@ ROWS: dict[str, Row] = {
     "the statistics of eval always": (
         {
             "forward": FORWARD.replace("self.norm(", "functional.batch_norm(").replace(
-                "x + y)", "x + y), self.norm.running_mean, self.norm.running_var, self.norm.weight, self.norm.bias"
+                "x + y)",
+                "x + y), self.norm.running_mean, self.norm.running_var, self.norm.weight, self.norm.bias",
             )
         },
         "fast",
@@ -261,7 +332,9 @@ ROWS: dict[str, Row] = {
         "mode",
     ),
     "the statistics of the first step only": (
-        {"before": "if self.training and int(self.norm.num_batches_tracked) > 0: self.norm.momentum = 0.0"},
+        {
+            "before": "if self.training and int(self.norm.num_batches_tracked) > 0: self.norm.momentum = 0.0"
+        },
         "fast",
         (train_mode,),
         "mode",
@@ -273,7 +346,12 @@ ROWS: dict[str, Row] = {
         (mode,),
         "mode",
     ),
-    "all modes": ({"before": "self.calls = getattr(self, 'calls', 0) + 1"}, "standard", (state_dict, train_mode, mode), None),
+    "all modes": (
+        {"before": "self.calls = getattr(self, 'calls', 0) + 1"},
+        "standard",
+        (state_dict, train_mode, mode),
+        None,
+    ),
     # gradients
     "detached": ({"result": "self.plain(x, y).detach()"}, "fast", (grad,), "grad"),
     "half a gradient": (
@@ -282,7 +360,12 @@ ROWS: dict[str, Row] = {
         (grad,),
         "grad",
     ),
-    "a parameter without a gradient": ({"before": "self.linear.bias.requires_grad_(False)"}, "fast", (grad,), "grad"),
+    "a parameter without a gradient": (
+        {"before": "self.linear.bias.requires_grad_(False)"},
+        "fast",
+        (grad,),
+        "grad",
+    ),
     "a graph kept alive": (
         {
             "init": "self.kept = None",
@@ -294,13 +377,23 @@ ROWS: dict[str, Row] = {
         "grad",
     ),
     "a backward that trusts its strides": (
-        {"top": SINGLE.format(once="", backward="g.as_strided(g.shape, (16, 1)) if 0 not in g.stride() else g"), "result": SAME},
+        {
+            "top": SINGLE.format(
+                once="", backward="g.as_strided(g.shape, (16, 1)) if 0 not in g.stride() else g"
+            ),
+            "result": SAME,
+        },
         "standard",
         (grad,),
         "grad",
     ),
     "a backward that refuses to be differentiated": (
-        {"top": SINGLE.format(once="@torch.autograd.function.once_differentiable", backward="g * 1"), "result": SAME},
+        {
+            "top": SINGLE.format(
+                once="@torch.autograd.function.once_differentiable", backward="g * 1"
+            ),
+            "result": SAME,
+        },
         "standard",
         (grad,),
         None,
@@ -331,7 +424,12 @@ ROWS: dict[str, Row] = {
         (reentrancy,),
         "reentrancy",
     ),
-    "scratch of its own": ({"before": "z = x + y"}, "standard", (reentrancy, stream_order, capture), None),
+    "scratch of its own": (
+        {"before": "z = x + y"},
+        "standard",
+        (reentrancy, stream_order, capture),
+        None,
+    ),
 }
 
 
@@ -363,7 +461,13 @@ def judged(reference: tuple[PairSubject, list[torch.Tensor]]) -> Judge:
 
 def _sets(trial: Trial) -> list[Check]:
     """Input sets without a question."""
-    return [Check("sets", len({trial.draw("normal").name, trial.draw("shifted").name}) == 2, detail="drawn")]
+    return [
+        Check(
+            "sets",
+            len({trial.draw("normal").name, trial.draw("shifted").name}) == 2,
+            detail="drawn",
+        )
+    ]
 
 
 def _few_numerics(trial: Trial) -> list[Check]:

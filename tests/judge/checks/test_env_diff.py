@@ -1,4 +1,6 @@
-"""Whatever a source leaves behind in its process is named; what honest sources do passes. Each is judged in a fresh process."""
+"""Whatever a source leaves behind in its process is named; what honest sources do passes. Each is
+judged in a fresh process.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +20,68 @@ from torch_cudal1.judge.worker.global_state import surroundings
 from torch_cudal1.judge.worker.object_identity import digests
 
 IN_FORWARD = "torch.manual_seed(1)"
-ATTACKS: dict[str, tuple[dict[str, str], str]] = {  # what the source does, and the words that name it
-    "matmul precision": ({"init": "torch.set_float32_matmul_precision('medium')"}, "matmul.allow_tf32"),
-    "cudnn benchmark": ({"top": "torch.backends.cudnn.benchmark = True\n"}, "torch.backends.cudnn.benchmark"),
-    "default dtype": ({"init": "torch.set_default_dtype(torch.float64)\nself.double().float()"}, "default_dtype"),
+ATTACKS: dict[
+    str, tuple[dict[str, str], str]
+] = {  # what the source does, and the words that name it
+    "matmul precision": (
+        {"init": "torch.set_float32_matmul_precision('medium')"},
+        "matmul.allow_tf32",
+    ),
+    "cudnn benchmark": (
+        {"top": "torch.backends.cudnn.benchmark = True\n"},
+        "torch.backends.cudnn.benchmark",
+    ),
+    "default dtype": (
+        {"init": "torch.set_default_dtype(torch.float64)\nself.double().float()"},
+        "default_dtype",
+    ),
     "threads": ({"before": "torch.set_num_threads(7)"}, "num_threads"),
     "gradient mode": ({"top": "torch.set_grad_enabled(False)\n"}, "grad_enabled"),
     "anomaly mode": ({"top": "torch.autograd.set_detect_anomaly(True)\n"}, "anomaly"),
     "denormals": ({"top": "torch.set_flush_denormal(True)\n"}, "denormals"),
     "attention backends": ({"top": "torch.backends.cuda.enable_flash_sdp(False)\n"}, "flash_sdp"),
-    "Inductor's settings": ({"top": "import torch._inductor.config as c\nc.max_autotune = True\n"}, "max_autotune"),
-    "a variable": ({"top": "import os\nos.environ['CUBLAS_WORKSPACE_CONFIG'] = ':0:0'\n"}, "CUBLAS_WORKSPACE_CONFIG"),
+    "Inductor's settings": (
+        {"top": "import torch._inductor.config as c\nc.max_autotune = True\n"},
+        "max_autotune",
+    ),
+    "a variable": (
+        {"top": "import os\nos.environ['CUBLAS_WORKSPACE_CONFIG'] = ':0:0'\n"},
+        "CUBLAS_WORKSPACE_CONFIG",
+    ),
     "a variable past Python": (
         {"top": "import ctypes\nctypes.CDLL(None).setenv(b'OMP_NUM_THREADS', b'5', 1)\n"},
         "OMP_NUM_THREADS",
     ),
-    "working directory": ({"top": "import os\nos.mkdir('d')\nos.chdir('d')\n"}, "working directory"),
-    "signal handler": ({"top": "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"}, "signal handlers"),
+    "working directory": (
+        {"top": "import os\nos.mkdir('d')\nos.chdir('d')\n"},
+        "working directory",
+    ),
+    "signal handler": (
+        {"top": "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"},
+        "signal handlers",
+    ),
     "umask": ({"before": "import os\nos.umask(0)"}, "umask"),
     "trace": ({"top": "import sys\nsys.settrace(lambda *a: None)\n"}, "sys.settrace"),
     "profile": ({"before": "import sys\nsys.setprofile(lambda *a: None)"}, "sys.setprofile"),
-    "thread hook": ({"top": "import threading\nthreading.excepthook = print\n"}, "threading.excepthook"),
+    "thread hook": (
+        {"top": "import threading\nthreading.excepthook = print\n"},
+        "threading.excepthook",
+    ),
     "collector": ({"top": "import gc\ngc.disable()\n"}, "gc from"),
     "comparison": ({"top": "torch.allclose = lambda *a, **k: True\n"}, "torch.allclose"),
     "clock": ({"top": "import time\ntime.perf_counter = lambda: 0.0\n"}, "time.perf_counter"),
     "method of tensors": ({"top": "torch.Tensor.stride = torch.Tensor.stride\n"}, "Tensor.stride"),
     "body of a function": (
-        {"top": "import torch.testing\ntorch.testing.assert_close.__code__ = (lambda *a, **k: None).__code__\n"},
+        {
+            "top": "import torch.testing\ntorch.testing.assert_close.__code__ = (lambda *a, **k: None).__code__\n"
+        },
         "assert_close",
     ),
     "events": ({"top": "torch.cuda.Event.elapsed_time = lambda a, b: 0.1\n"}, "Event.elapsed_time"),
     "a module's class": (
-        {"top": "nn.Linear.forward = lambda self, x: nn.functional.linear(x, self.weight, self.bias)\n"},
+        {
+            "top": "nn.Linear.forward = lambda self, x: nn.functional.linear(x, self.weight, self.bias)\n"
+        },
         "Linear.forward",
     ),
     "the judge's worker": (
@@ -60,23 +92,42 @@ ATTACKS: dict[str, tuple[dict[str, str], str]] = {  # what the source does, and 
         "describe",
     ),
     "a built-in of the judge": (
-        {"top": "import sys\nsys.modules['torch_cudal1.judge.wire.properties'].type = lambda x: torch.Tensor\n"},
+        {
+            "top": "import sys\nsys.modules['torch_cudal1.judge.wire.properties'].type = lambda x: torch.Tensor\n"
+        },
         "judge.properties.type",
     ),
-    "a built-in": ({"top": "import builtins\nbuiltins.sorted = lambda x, **k: list(x)\n"}, "builtins.sorted"),
-    "table of modules": ({"top": "import sys, types\nsys.modules['json'] = types.ModuleType('json')\n"}, "sys.modules['json']"),
+    "a built-in": (
+        {"top": "import builtins\nbuiltins.sorted = lambda x, **k: list(x)\n"},
+        "builtins.sorted",
+    ),
+    "table of modules": (
+        {"top": "import sys, types\nsys.modules['json'] = types.ModuleType('json')\n"},
+        "sys.modules['json']",
+    ),
     "an operator of torch": (
-        {"top": "lib = torch.library.Library('aten', 'IMPL')\nlib.impl('trace', lambda x: x.diagonal().sum(), 'CPU')\n"},
+        {
+            "top": "lib = torch.library.Library('aten', 'IMPL')\nlib.impl('trace', lambda x: x.diagonal().sum(), 'CPU')\n"
+        },
         "operators of torch",
     ),
     "random state of torch": ({"before": IN_FORWARD}, "random state of torch"),
-    "random state of Python": ({"before": "import random\nrandom.seed(3)"}, "random state of random"),
+    "random state of Python": (
+        {"before": "import random\nrandom.seed(3)"},
+        "random state of random",
+    ),
     "numbers drawn": ({"before": "torch.rand(3)"}, "random state of torch"),
     "only at the second call": (
-        {"init": "self.calls = 0", "before": "self.calls += 1\nif self.calls > 1:\n    torch.set_num_threads(5)"},
+        {
+            "init": "self.calls = 0",
+            "before": "self.calls += 1\nif self.calls > 1:\n    torch.set_num_threads(5)",
+        },
         "calls changed torch.get_num_threads",
     ),
-    "only at deletion": ({"top": "import weakref\n", "init": "weakref.finalize(self, torch.set_num_threads, 3)"}, "num_threads"),
+    "only at deletion": (
+        {"top": "import weakref\n", "init": "weakref.finalize(self, torch.set_num_threads, 3)"},
+        "num_threads",
+    ),
     "only at deletion of an instance in use": (
         {
             "top": "import weakref\n",
@@ -92,7 +143,9 @@ HONEST: dict[str, dict[str, str]] = {
         "before": "old = torch.get_float32_matmul_precision()\ntorch.set_float32_matmul_precision('highest')\n"
         "torch.set_float32_matmul_precision(old)"
     },
-    "a generator of its own": {"before": "torch.rand(4, generator=torch.Generator().manual_seed(0))"},
+    "a generator of its own": {
+        "before": "torch.rand(4, generator=torch.Generator().manual_seed(0))"
+    },
     "reads the environment": {"top": "import os\nHOME = os.environ.get('HOME')\n"},
     "imports much": {
         "top": "import torch.utils.checkpoint, torch.distributed, torch.fx, torch.utils.cpp_extension, xml.dom, decimal\n"
@@ -102,7 +155,9 @@ HONEST: dict[str, dict[str, str]] = {
         "top": "lib = torch.library.Library('mine', 'DEF')\nlib.define('f(Tensor x) -> Tensor')\n"
         "lib.impl('f', lambda x: x * 1, 'CPU')\n"
     },
-    "weights drawn at construction": {"init": "nn.init.kaiming_uniform_(self.linear.weight)\nimport random\nrandom.random()"},
+    "weights drawn at construction": {
+        "init": "nn.init.kaiming_uniform_(self.linear.weight)\nimport random\nrandom.random()"
+    },
     "a context around the work": {
         "before": "with torch.autocast('cpu', enabled=False), torch.backends.mkldnn.flags(enabled=True):\n    pass"
     },
@@ -132,7 +187,9 @@ def test_what_honest_sources_do_passes(bench: SourceBench, name: str) -> None:
 
 
 def test_a_compiled_source_leaves_nothing_that_counts(bench: SourceBench) -> None:
-    text = source(init="self.__dict__['fast'] = torch.compile(self.linear)", result="torch.relu(self.fast(x))")
+    text = source(
+        init="self.__dict__['fast'] = torch.compile(self.linear)", result="torch.relu(self.fast(x))"
+    )
     checks = bench.checks(text, env_diff, numerics, env_diff_calls)
     assert all(check.passed for check in checks), checks[-1].detail
 
@@ -162,14 +219,20 @@ def test_a_changed_value_of_each_group_is_a_change(group: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["modules", "identities"])
-def test_another_object_behind_a_name_is_a_change_and_so_is_one_that_was_put_back(group: str) -> None:
+def test_another_object_behind_a_name_is_a_change_and_so_is_one_that_was_put_back(
+    group: str,
+) -> None:
     before = surroundings(torch.device("cpu"))
     after = copy.deepcopy(before)
     name = next(iter(after[group]))
-    after[group][name] = {**after[group][name], next(iter(after[group][name])): [1]} if group == "identities" else 1
+    after[group][name] = (
+        {**after[group][name], next(iter(after[group][name])): [1]} if group == "identities" else 1
+    )
     after["digests"][group] = "other"
     assert len(environment._replacements(before, after)) == 1
-    assert environment._replacements(before, before) == ["what stands behind a name, and put it back when it was asked for"]
+    assert environment._replacements(before, before) == [
+        "what stands behind a name, and put it back when it was asked for"
+    ]
 
 
 def test_digests_say_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Detectors of memory on a GPU: Programs of one kernel with one thing wrong, and sources in Triton; the honest twins pass."""
+"""Detectors of memory on a GPU: Programs of one kernel with one thing wrong, and sources in Triton;
+the honest twins pass.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, limits_for
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 CUDA = torch.device("cuda", 0)
 STORE = "st.global.f32 [%d4], %f3;"
 # The value read decides something: the assembler drops a load that nobody uses, a volatile one too.
-# What lies there is PyTorch's in an ordinary run: x before y, y behind x, and a megabyte further the rest of its segment.
-PEEK = "ld.global.u32 %r5, [%d{}]; setp.eq.u32 %p1, %r5, 2143289345; @%p1 mov.f32 %f3, %f1; " + STORE
+# What lies there is PyTorch's in an ordinary run: x before y, y behind x, and a megabyte further
+# the rest of its segment.
+PEEK = (
+    "ld.global.u32 %r5, [%d{}]; setp.eq.u32 %p1, %r5, 2143289345; @%p1 mov.f32 %f3, %f1; " + STORE
+)
 PEEKING, PEEKING_BEFORE, PEEKING_FAR = (
     PRODUCT.replace(STORE, PEEK.format(place)) for place in ("2+16384", "3+-16384", "2+1048576")
 )
@@ -45,19 +53,28 @@ def plan(text: str = PRODUCT, grid: int = 32) -> Program:
 def decorated() -> Program:
     """The kernel runs, and eager's operator makes the result."""
     whole = plan()
-    return replace(whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,))
+    return replace(
+        whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,)
+    )
 
 
 def guarding() -> Program:
     """Eager's operators make the result but for infinities, which the kernel is there for."""
     whole = plan()
-    finite = (op("aten.mul.Tensor", V(0), V(1), out=3), op("aten.clamp.default", V(3), -3e38, 3e38, out=4))
+    finite = (
+        op("aten.mul.Tensor", V(0), V(1), out=3),
+        op("aten.clamp.default", V(3), -3e38, 3e38, out=4),
+    )
     chosen = (op("aten.isinf.default", V(2), out=5), op("aten.where.self", V(5), V(2), V(4), out=6))
     return replace(whole, steps=(*whole.steps, *finite, *chosen), outputs=(6,))
 
 
 CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
-    "honest": (plan, (fresh_output, env_diff_calls, poison, guard_band, guard_page, ghost, resource), None),
+    "honest": (
+        plan,
+        (fresh_output, env_diff_calls, poison, guard_band, guard_page, ghost, resource),
+        None,
+    ),
     "rows left unwritten": (lambda: plan(grid=31), (poison,), "poison"),
     "a block too many": (lambda: plan(grid=33), (guard_band,), "guard_band"),
     "a kernel for show": (decorated, (ghost,), "ghost"),
@@ -89,17 +106,26 @@ def test_a_program_of_one_kernel(child: Child, name: str) -> None:
     make, detectors, refused = CASES[name]
     program = candidate(make())
     assert all(check.passed for check in contract(product("cuda"), program))
-    checks = asked(Trial(subject(product("cuda"), device="cuda"), program, Contract(), CUDA, child), *detectors)
+    checks = asked(
+        Trial(subject(product("cuda"), device="cuda"), program, Contract(), CUDA, child), *detectors
+    )
     print(checks)
     failed = [check.name for check in checks if not check.passed]
     assert failed == ([refused] if refused else []), checks
 
 
 def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child) -> None:
-    """Its result, scaled down, goes through a softmax, for which one number everywhere is as good as what it computes."""
+    """Its result, scaled down, goes through a softmax, for which one number everywhere is as good
+    as what it computes.
+    """
     region, honest = product("cuda"), plan()
-    faint = (op("aten.mul.Tensor", V(2), 1e-9, out=3), op("aten._softmax.default", V(3), -1, False, out=4))
-    region = replace(region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,)))
+    faint = (
+        op("aten.mul.Tensor", V(2), 1e-9, out=3),
+        op("aten._softmax.default", V(3), -1, False, out=4),
+    )
+    region = replace(
+        region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,))
+    )
     program = candidate(replace(honest, steps=(*honest.steps, *faint), outputs=(4,)))
     checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), ghost)
     assert all(check.passed for check in checks), checks
@@ -141,10 +167,22 @@ SOURCES = {
         None,
     ),
     "a block too few": ({"more": "", "grid": "3", "then": ""}, (poison,), "poison"),
-    "a store beyond the end": ({"more": BEYOND, "grid": "4", "then": ""}, (guard_band,), "guard_band"),
-    "a read beyond the end": ({"more": BEYOND_READ, "grid": "4", "then": ""}, (guard_page,), "guard_page"),
+    "a store beyond the end": (
+        {"more": BEYOND, "grid": "4", "then": ""},
+        (guard_band,),
+        "guard_band",
+    ),
+    "a read beyond the end": (
+        {"more": BEYOND_READ, "grid": "4", "then": ""},
+        (guard_page,),
+        "guard_page",
+    ),
     "device memory each call": (
-        {"more": "KEPT = []", "grid": "4", "then": "KEPT.append(torch.ones(1 << 20, device=x.device))"},
+        {
+            "more": "KEPT = []",
+            "grid": "4",
+            "then": "KEPT.append(torch.ones(1 << 20, device=x.device))",
+        },
         (resource,),
         "resource",
     ),
@@ -153,7 +191,11 @@ SOURCES = {
         (env_diff,),
         "env_diff",
     ),
-    "TF32": ({"more": "torch.backends.cuda.matmul.allow_tf32 = True", "grid": "4", "then": ""}, (env_diff,), "env_diff"),
+    "TF32": (
+        {"more": "torch.backends.cuda.matmul.allow_tf32 = True", "grid": "4", "then": ""},
+        (env_diff,),
+        "env_diff",
+    ),
     "honest under the sanitizer": ({"more": "", "grid": "4", "then": ""}, (sanitizer,), None),
 }
 
@@ -161,12 +203,17 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_in_triton(name: str) -> None:
     parts, detectors, refused = SOURCES[name]
-    with Child(limits_for(Settings(), CUDA), Contract()) as oracle, Child(limits_for(Settings(), CUDA), Contract()) as own:
+    with (
+        Child(limits_for(Settings(), CUDA), Contract()) as oracle,
+        Child(limits_for(Settings(), CUDA), Contract()) as own,
+    ):
         reference, examples = read_reference(oracle, REFERENCE, CUDA)
         text = SourceCandidate(KERNEL.format(**parts))
         checks = asked(Trial(reference, text, Contract(), CUDA, own, examples), *detectors)
     print(checks)
-    assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), checks
+    assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), (
+        checks
+    )
 
 
 def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:

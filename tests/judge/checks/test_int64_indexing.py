@@ -1,4 +1,6 @@
-"""Indices that wrap are found where there is memory for enough elements; here the count that is called vast is a small one."""
+"""Indices that wrap are found where there is memory for enough elements; here the count that is
+called vast is a small one.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,20 @@ from torch_cudal1.judge.worker.int64_handlers import filled
 
 CPU = torch.device("cpu")
 MANY = 1 << 16
-SOURCES: dict[str, tuple[dict[str, str], bool, str]] = {  # source, does it pass, a word of the detail
+SOURCES: dict[
+    str, tuple[dict[str, str], bool, str]
+] = {  # source, does it pass, a word of the detail
     "honest": ({}, True, "shape [1025, 64]"),
-    "by blocks of rows": ({"result": "torch.cat([torch.relu(self.linear(part)) for part in x.split(100)])"}, True, "shape"),
+    "by blocks of rows": (
+        {"result": "torch.cat([torch.relu(self.linear(part)) for part in x.split(100)])"},
+        True,
+        "shape",
+    ),
     "a 16-bit count of elements": (
-        {"before": "rows = (x.numel() % 65536 or x.numel()) // 64", "result": "torch.relu(self.linear(x[:rows]))"},
+        {
+            "before": "rows = (x.numel() % 65536 or x.numel()) // 64",
+            "result": "torch.relu(self.linear(x[:rows]))",
+        },
         False,
         "shape",
     ),
@@ -38,7 +49,11 @@ SOURCES: dict[str, tuple[dict[str, str], bool, str]] = {  # source, does it pass
         "pieces of its outputs are not eager's",
     ),
     "an error": ({"before": "assert x.numel() < 60000"}, False, "eager accepts it"),
-    "no memory": ({"before": "if x.numel() > 60000:\n    raise MemoryError('too large for me')"}, True, "too large for me"),
+    "no memory": (
+        {"before": "if x.numel() > 60000:\n    raise MemoryError('too large for me')"},
+        True,
+        "too large for me",
+    ),
 }
 
 
@@ -49,7 +64,9 @@ def bench() -> Iterator[SourceBench]:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_is_asked_for_many_elements(bench: SourceBench, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_asked_for_many_elements(
+    bench: SourceBench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(int64_indexing, "ELEMENTS", MANY)
     parts, passes, word = SOURCES[name]
     check = bench.last(source(**parts), numerics, int64_indexing.vast_shapes)
@@ -58,7 +75,9 @@ def test_a_source_is_asked_for_many_elements(bench: SourceBench, name: str, monk
     assert word in check.detail
 
 
-def test_what_does_not_fit_into_memory_is_not_asked(bench: SourceBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_memory_is_not_asked(
+    bench: SourceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(int64_indexing, "available_bytes", lambda: 1 << 20)
     check = bench.last(source(), numerics, int64_indexing.vast_shapes)
     assert check.passed
@@ -69,13 +88,20 @@ def test_what_does_not_fit_into_memory_is_not_asked(bench: SourceBench, monkeypa
 def test_programs_are_not_asked_and_weaker_profiles_ask_nobody() -> None:
     region = linear_relu()
     with Child(limits_for(Settings(), CPU), Contract()) as child:
-        (check,) = int64_indexing.vast_shapes(Trial(subject(region), candidate(region.program), Contract(), CPU, child))
+        (check,) = int64_indexing.vast_shapes(
+            Trial(subject(region), candidate(region.program), Contract(), CPU, child)
+        )
     assert "not applicable" in check.detail
-    asked = {name: int64_indexing.vast_shapes in detectors_of(profile) for name, profile in PROFILES.items()}
+    asked = {
+        name: int64_indexing.vast_shapes in detectors_of(profile)
+        for name, profile in PROFILES.items()
+    }
     assert asked == {"fast": False, "standard": False, "strict": True}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
+)
 def test_the_same_seed_makes_the_same_numbers_within_their_bound(dtype: torch.dtype) -> None:
     one, other = (filled((100, 3), dtype, CPU, seed, 5) for seed in (1, 2))
     assert torch.equal(one, filled((100, 3), dtype, CPU, 1, 5))

@@ -18,9 +18,17 @@ NUMBERS: list[tuple[TimingProfile, int, float, str, int]] = [
 
 
 @pytest.mark.parametrize(("name", "pairs", "side_us", "gate", "processes"), NUMBERS)
-def test_a_plan_has_its_numbers(name: TimingProfile, pairs: int, side_us: float, gate: str, processes: int) -> None:
+def test_a_plan_has_its_numbers(
+    name: TimingProfile, pairs: int, side_us: float, gate: str, processes: int
+) -> None:
     plan = TIMING_PLANS[name]
-    assert (plan.profile, plan.pairs, plan.side_us, plan.gate, plan.processes) == (name, pairs, side_us, gate, processes)
+    assert (plan.profile, plan.pairs, plan.side_us, plan.gate, plan.processes) == (
+        name,
+        pairs,
+        side_us,
+        gate,
+        processes,
+    )
 
 
 def test_every_plan_is_in_the_table() -> None:
@@ -45,7 +53,15 @@ def test_at_least_one_timed_call_a_bucket_is_judged_and_eight_in_strict() -> Non
 
 
 @pytest.mark.parametrize(
-    "change", [{"pairs": 0}, {"rounds": 0}, {"processes": 0}, {"side_us": 0.0}, {"budget_s": 0.0}, {"window_s": 0.0}]
+    "change",
+    [
+        {"pairs": 0},
+        {"rounds": 0},
+        {"processes": 0},
+        {"side_us": 0.0},
+        {"budget_s": 0.0},
+        {"window_s": 0.0},
+    ],
 )
 def test_a_plan_that_cannot_be_carried_out_cannot_be_built(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"plan|window"):

@@ -1,4 +1,6 @@
-"""NaN and infinities that rounding decides about: excused where eager's own change with it, and nowhere else."""
+"""NaN and infinities that rounding decides about: excused where eager's own change with it, and
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ROWS, TERMS = 200_000, 8
 
 
 def rectified(x: torch.Tensor, w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A sum in some order, a ReLU, an infinite weight: NaN of a zero, infinity of what is just above it."""
+    """A sum in some order, a ReLU, an infinite weight: NaN of a zero, infinity of what is just
+    above it.
+    """
     total = torch.zeros(len(x))
     for term in order:
         total = total + x[:, term] * w[term]
@@ -33,7 +37,9 @@ def drawn(cancelling: int) -> list[torch.Tensor]:
     return [x, torch.full((TERMS,), 0.3)]
 
 
-def asked(eager: Callable[..., torch.Tensor], inputs: list[torch.Tensor], found: torch.Tensor) -> bool:
+def asked(
+    eager: Callable[..., torch.Tensor], inputs: list[torch.Tensor], found: torch.Tensor
+) -> bool:
     def run(given: Sequence[torch.Tensor]) -> Any:
         return SimpleNamespace(outputs=[eager(*given)])
 
@@ -64,7 +70,9 @@ def test_a_place_that_rounding_does_not_touch_is_not(value: float) -> None:
     found = eager(*inputs)
     settled = int((inputs[0] @ inputs[1]).abs().argmax())
     if found[settled].isnan() == torch.tensor(value).isnan() or found[settled] == value:
-        settled = int((inputs[0] @ inputs[1]).argmax() if value != INF else (inputs[0] @ inputs[1]).argmin())
+        settled = int(
+            (inputs[0] @ inputs[1]).argmax() if value != INF else (inputs[0] @ inputs[1]).argmin()
+        )
     found[settled] = value
     assert not asked(eager, inputs, found)
 

@@ -1,4 +1,6 @@
-"""Each rule finds its cheat in the syntax tree and not in words of comments; triage itself never refuses."""
+"""Each rule finds its cheat in the syntax tree and not in words of comments; triage itself never
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,14 @@ from tests.judge.sources import source
 from torch_cudal1.judge.checks.static.triage import findings, raised, triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-FOUND: dict[str, tuple[dict[str, str], str]] = {  # what the source does -> the rule that must see it
+FOUND: dict[
+    str, tuple[dict[str, str], str]
+] = {  # what the source does -> the rule that must see it
     "a stream": ({"before": "s = torch.cuda.Stream()"}, "streams"),
-    "a thread": ({"top": "import threading\n", "before": "threading.Thread(target=print).start()"}, "threads"),
+    "a thread": (
+        {"top": "import threading\n", "before": "threading.Thread(target=print).start()"},
+        "threads",
+    ),
     "a patched function": ({"top": "torch.allclose = lambda *a: True\n"}, "patched"),
     "a patched method": ({"top": "torch.cuda.Event.record = None\n"}, "patched"),
     "setattr": ({"top": "setattr(torch, 'equal', None)\n"}, "patched"),
@@ -20,19 +27,30 @@ FOUND: dict[str, tuple[dict[str, str], str]] = {  # what the source does -> the 
     "a switch": ({"top": "torch.set_float32_matmul_precision('high')\n"}, "flags"),
     "a variable": ({"top": "import os\nos.environ['X'] = '1'\n"}, "environment"),
     "a subclass": ({"top": "class Later(torch.Tensor):\n    pass\n"}, "subclass"),
-    "a hook": ({"top": "class L:\n    def __torch_function__(self, *a):\n        pass\n"}, "subclass"),
+    "a hook": (
+        {"top": "class L:\n    def __torch_function__(self, *a):\n        pass\n"},
+        "subclass",
+    ),
     "the table of modules": ({"top": "import sys\nm = sys.modules\n"}, "modules"),
     "frames": ({"top": "import sys\nsys._getframe(1)\n"}, "frames"),
     "the collector": ({"top": "import gc\ngc.get_objects()\n"}, "collector"),
     "text that is run": ({"top": "exec('a = 1')\n"}, "obfuscated"),
-    "raw memory": ({"top": "import ctypes\n", "before": "ctypes.memset(x.data_ptr(), 0, 4)"}, "raw memory"),
+    "raw memory": (
+        {"top": "import ctypes\n", "before": "ctypes.memset(x.data_ptr(), 0, 4)"},
+        "raw memory",
+    ),
     "a program": ({"top": "import subprocess\nsubprocess.run(['ls'])\n"}, "host"),
     "a socket": ({"top": "import socket\n"}, "host modules"),
     "flags of a compiler": (
-        {"top": "from torch.utils.cpp_extension import load_inline\nload_inline('a', '', extra_cuda_cflags=['-O3'])\n"},
+        {
+            "top": "from torch.utils.cpp_extension import load_inline\nload_inline('a', '', extra_cuda_cflags=['-O3'])\n"
+        },
         "compiler flags",
     ),
-    "pasted tokens": ({"top": "code = '#define S(a) cuda ## a\\n__global__ void k() {}'\n"}, "obfuscated"),
+    "pasted tokens": (
+        {"top": "code = '#define S(a) cuda ## a\\n__global__ void k() {}'\n"},
+        "obfuscated",
+    ),
     "a static in C++": ({"top": "code = '#include <x>\\nstatic int n = 0;'\n"}, "static variables"),
     "the spec's sizes": ({"before": "if x.shape[1] == 4096:\n    pass"}, "spec literals"),
     "a fallback": ({"before": "try:\n    pass\nexcept Exception:\n    pass"}, "fallback"),

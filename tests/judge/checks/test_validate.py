@@ -1,4 +1,6 @@
-"""Every detector stops its attack, and the honest twin beside it passes. One child serves the whole file."""
+"""Every detector stops its attack, and the honest twin beside it passes. One child serves the whole
+file.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def judged(child: Child) -> Judge:
-    def run(program: Program, region: Region = REGION, terms: Contract | None = None, detectors: object = None) -> Verdict:
+    def run(
+        program: Program,
+        region: Region = REGION,
+        terms: Contract | None = None,
+        detectors: object = None,
+    ) -> Verdict:
         checks = contract(region, candidate(program))
         if not all(check.passed for check in checks):
             return Verdict(tuple(checks))
@@ -63,7 +70,9 @@ def through_bfloat16() -> Program:
     narrow = op("aten._to_copy.default", V(0), dtype=torch.bfloat16, out=4)
     back = op("aten._to_copy.default", V(4), dtype=torch.float32, out=5)
     product = op("aten.addmm.default", V(2), V(5), V(3), out=6)
-    return with_steps(REGION, TRANSPOSE, narrow, back, product, op("aten.relu.default", V(6), out=7), output=7)
+    return with_steps(
+        REGION, TRANSPOSE, narrow, back, product, op("aten.relu.default", V(6), out=7), output=7
+    )
 
 
 def first_shape_only() -> Program:
@@ -71,52 +80,88 @@ def first_shape_only() -> Program:
     half = op("aten.slice.Tensor", V(0), 0, 0, 16, out=4)
     twice = op("aten.cat.default", (V(4), V(4)), out=5)
     product = op("aten.addmm.default", V(2), V(5), V(3), out=6)
-    return with_steps(REGION, TRANSPOSE, half, twice, product, op("aten.relu.default", V(6), out=7), output=7)
+    return with_steps(
+        REGION, TRANSPOSE, half, twice, product, op("aten.relu.default", V(6), out=7), output=7
+    )
 
 
 def replayed_constant() -> Program:
     stored = torch.relu(torch.randn(32, OUT))
-    return Program(REFERENCE.inputs, (op("aten.clone.default", V(3), out=4),), (4,), ("stored",), {"stored": stored})
+    return Program(
+        REFERENCE.inputs,
+        (op("aten.clone.default", V(3), out=4),),
+        (4,),
+        ("stored",),
+        {"stored": stored},
+    )
 
 
 def zeros() -> Program:
-    return with_steps(REGION, op("aten.full.default", (32, OUT), 0.0, dtype=torch.float32, device=CPU, out=3), output=3)
+    return with_steps(
+        REGION,
+        op("aten.full.default", (32, OUT), 0.0, dtype=torch.float32, device=CPU, out=3),
+        output=3,
+    )
 
 
 def swallowed_nan() -> Program:
     clean = op("aten.nan_to_num.default", V(4), 0.0, out=5)
-    return with_steps(REGION, TRANSPOSE, ADDMM, clean, op("aten.relu.default", V(5), out=6), output=6)
+    return with_steps(
+        REGION, TRANSPOSE, ADDMM, clean, op("aten.relu.default", V(5), out=6), output=6
+    )
 
 
 def wrong_scale() -> Program:
-    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1.00001, out=6), output=6)
+    return with_steps(
+        REGION, TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1.00001, out=6), output=6
+    )
 
 
 def constant_as_output() -> Program:
     """An output that lives longer than the call: the payload itself."""
-    return Program(REFERENCE.inputs, (), (3,), ("stored",), {"stored": torch.relu(torch.randn(32, OUT))})
+    return Program(
+        REFERENCE.inputs, (), (3,), ("stored",), {"stored": torch.relu(torch.randn(32, OUT))}
+    )
 
 
 def wrong_shape() -> Program:
-    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten.slice.Tensor", V(5), 0, 0, 31, out=6), output=6)
+    return with_steps(
+        REGION, TRANSPOSE, ADDMM, RELU, op("aten.slice.Tensor", V(5), 0, 0, 31, out=6), output=6
+    )
 
 
 def wrong_dtype() -> Program:
-    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten._to_copy.default", V(5), dtype=torch.float16, out=6), output=6)
+    return with_steps(
+        REGION,
+        TRANSPOSE,
+        ADDMM,
+        RELU,
+        op("aten._to_copy.default", V(5), dtype=torch.float16, out=6),
+        output=6,
+    )
 
 
 def wrong_strides() -> Program:
-    flipped = (op("aten.t.default", V(5), out=6), op("aten.clone.default", V(6), memory_format=torch.contiguous_format, out=7))
-    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, *flipped, op("aten.t.default", V(7), out=8), output=8)
+    flipped = (
+        op("aten.t.default", V(5), out=6),
+        op("aten.clone.default", V(6), memory_format=torch.contiguous_format, out=7),
+    )
+    return with_steps(
+        REGION, TRANSPOSE, ADDMM, RELU, *flipped, op("aten.t.default", V(7), out=8), output=8
+    )
 
 
 def random_numbers() -> Program:
     noise = op("aten.rand_like.default", V(5), out=6)
-    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, noise, op("aten.mul.Tensor", V(6), 0.0, out=7), output=5)
+    return with_steps(
+        REGION, TRANSPOSE, ADDMM, RELU, noise, op("aten.mul.Tensor", V(6), 0.0, out=7), output=5
+    )
 
 
 def in_place() -> Program:
-    return with_steps(REGION, TRANSPOSE, op("aten.addmm_.default", V(2), V(0), V(3), out=4), RELU, output=5)
+    return with_steps(
+        REGION, TRANSPOSE, op("aten.addmm_.default", V(2), V(0), V(3), out=4), RELU, output=5
+    )
 
 
 ATTACKS = [
@@ -136,7 +181,9 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("attack", "detector"), ATTACKS)
-def test_an_attack_is_stopped_by_its_detector(judged: Judge, attack: Callable[[], Program], detector: str) -> None:
+def test_an_attack_is_stopped_by_its_detector(
+    judged: Judge, attack: Callable[[], Program], detector: str
+) -> None:
     failure = judged(attack()).failure
     assert failure is not None
     assert failure.name == detector, failure
@@ -158,7 +205,11 @@ def split_k() -> Program:
 
 
 def bias_last() -> Program:
-    steps = (TRANSPOSE, op("aten.mm.default", V(0), V(3), out=4), op("aten.add.Tensor", V(4), V(2), out=5))
+    steps = (
+        TRANSPOSE,
+        op("aten.mm.default", V(0), V(3), out=4),
+        op("aten.add.Tensor", V(4), V(2), out=5),
+    )
     return with_steps(REGION, *steps, op("aten.relu.default", V(5), out=6), output=6)
 
 
@@ -167,12 +218,23 @@ def test_an_honest_twin_passes_every_detector(judged: Judge, honest: Callable[[]
     verdict = judged(honest())
     assert verdict.passed, verdict.failure
     names = {check.name for check in verdict.checks}
-    assert names >= {"contract", "numerics", "fresh_output", "call_history", "repeat", "special", "impostor", "perturb"}
+    assert names >= {
+        "contract",
+        "numerics",
+        "fresh_output",
+        "call_history",
+        "repeat",
+        "special",
+        "impostor",
+        "perturb",
+    }
     assert verdict.worst_error_ratio is not None
 
 
 COPY = Region(Program((spec(8, 8),), (op("aten.clone.default", V(0), out=1),), (1,)), ("input",))
-VIEW = Region(Program((spec(8, 8),), (op("aten.view.default", V(0), (64,), out=1),), (1,)), ("input",))
+VIEW = Region(
+    Program((spec(8, 8),), (op("aten.view.default", V(0), (64,), out=1),), (1,)), ("input",)
+)
 
 
 def test_an_alias_of_an_input_where_eager_copies_is_refused(judged: Judge) -> None:
@@ -183,14 +245,19 @@ def test_an_alias_of_an_input_where_eager_copies_is_refused(judged: Judge) -> No
 
 
 def test_the_view_that_eager_also_returns_passes(judged: Judge) -> None:
-    other_way = Program(VIEW.program.inputs, (op("aten.reshape.default", V(0), (64,), out=1),), (1,))
+    other_way = Program(
+        VIEW.program.inputs, (op("aten.reshape.default", V(0), (64,), out=1),), (1,)
+    )
     verdict = judged(other_way, VIEW)
     assert verdict.passed, verdict.failure
 
 
 def test_one_buffer_for_all_calls_is_refused(judged: Judge) -> None:
     constant = torch.ones(4)
-    whole = Region(Program((spec(4),), (op("aten.full.default", (4,), 1.0, device=CPU, out=1),), (1,)), ("input",))
+    whole = Region(
+        Program((spec(4),), (op("aten.full.default", (4,), 1.0, device=CPU, out=1),), (1,)),
+        ("input",),
+    )
     failure = judged(Program((spec(4),), (), (1,), ("kept",), {"kept": constant}), whole).failure
     assert failure is not None
     assert failure.name == "contract"
@@ -219,7 +286,9 @@ def test_the_lax_contract_lets_through_what_the_strict_one_stops(judged: Judge) 
     assert not judged(wrong_scale(), terms=Contract("strict"), detectors=[numerics]).passed
 
 
-def test_the_impostor_check_notices_a_comparator_that_accepts_anything(judged: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_impostor_check_notices_a_comparator_that_accepts_anything(
+    judged: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch_cudal1.judge.checks import negative_controls as module
     from torch_cudal1.judge.reference.compare import Comparison
 
@@ -237,10 +306,17 @@ def test_special_values_are_asked_even_where_numbers_agree(judged: Judge) -> Non
 
 
 def test_integer_inputs_are_legal_for_an_embedding(judged: Judge) -> None:
-    program = Program((spec(50, 8), spec(4, 6, dtype=torch.int64)), (op("aten.embedding.default", V(0), V(1), out=2),), (2,))
+    program = Program(
+        (spec(50, 8), spec(4, 6, dtype=torch.int64)),
+        (op("aten.embedding.default", V(0), V(1), out=2),),
+        (2,),
+    )
     region = Region(program, ("parameter", "input"))
     assert judged(program, region).passed
-    clamped = (op("aten.clamp_max.default", V(1), 1, out=2), op("aten.embedding.default", V(0), V(2), out=3))
+    clamped = (
+        op("aten.clamp_max.default", V(1), 1, out=2),
+        op("aten.embedding.default", V(0), V(2), out=3),
+    )
     failure = judged(replace(program, steps=clamped, outputs=(3,)), region).failure
     assert failure is not None
     assert failure.name == "numerics"
@@ -250,27 +326,44 @@ def test_detectors_can_be_chosen_and_order_is_kept(judged: Judge) -> None:
     with pytest.raises(ValueError, match="not enough values"):
         judged(REFERENCE, detectors=[call_history])  # it reads the input sets that numerics draws
     checks = judged(REFERENCE, detectors=[numerics, call_history]).checks
-    assert list(dict.fromkeys(check.name for check in checks)) == ["contract", "numerics", "call_history"]
+    assert list(dict.fromkeys(check.name for check in checks)) == [
+        "contract",
+        "numerics",
+        "call_history",
+    ]
 
 
 def test_inputs_of_another_form_are_refused() -> None:
-    other = replace(REFERENCE, inputs=(TensorSpec("float32", (1, 48), (48, 1), "cpu"), *REFERENCE.inputs[1:]))
-    assert [(check.name, check.passed) for check in contract(REGION, candidate(other))] == [("contract", False)]
+    other = replace(
+        REFERENCE, inputs=(TensorSpec("float32", (1, 48), (48, 1), "cpu"), *REFERENCE.inputs[1:])
+    )
+    assert [(check.name, check.passed) for check in contract(REGION, candidate(other))] == [
+        ("contract", False)
+    ]
 
 
 def test_a_program_that_writes_to_its_inputs_is_refused() -> None:
-    assert [(check.name, check.passed) for check in contract(REGION, candidate(in_place()))] == [("contract", False)]
+    assert [(check.name, check.passed) for check in contract(REGION, candidate(in_place()))] == [
+        ("contract", False)
+    ]
 
 
-def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_found_right_once_are_not_weighed_again_and_others_are(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial = Trial(subject(REGION), candidate(REFERENCE), Contract(), CPU, child)
     trial.load("candidate", trial.candidate)
     sample = trial.draw("normal")
     outputs = trial.run(sample).outputs
     weighed = []
-    monkeypatch.setattr(numerics_module, "compare", lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs))
+    monkeypatch.setattr(
+        numerics_module,
+        "compare",
+        lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs),
+    )
     first, again = (
-        list(numerics_module.compared(trial, sample, given, weighed=(0,))) for given in (outputs, [t.clone() for t in outputs])
+        list(numerics_module.compared(trial, sample, given, weighed=(0,)))
+        for given in (outputs, [t.clone() for t in outputs])
     )
     assert (first, len(weighed)) == (again, 1)
     wrong = outputs[0].clone()
@@ -281,7 +374,9 @@ def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child
     assert not trial.proven
 
 
-@pytest.mark.parametrize(("profile", "kept", "times"), [("fast", True, 1), ("fast", False, 3), ("standard", True, 3)])
+@pytest.mark.parametrize(
+    ("profile", "kept", "times"), [("fast", True, 1), ("fast", False, 3), ("standard", True, 3)]
+)
 def test_impostors_are_met_once_for_all_candidates_only_where_no_candidate_has_a_part_in_it(
     monkeypatch: pytest.MonkeyPatch, profile: ProfileName, kept: bool, times: int
 ) -> None:

@@ -16,7 +16,9 @@ from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.evaluate.confirm import confirm, other_device
 
 
-def take(speedup: float, profile: TimingProfile = "fast", *, noise: float = 0.001, failed: bool = False) -> Timed:
+def take(
+    speedup: float, profile: TimingProfile = "fast", *, noise: float = 0.001, failed: bool = False
+) -> Timed:
     draw = random.Random(round(speedup * 1e6))
     pairs = [(100.0 * speedup * draw.lognormvariate(0, noise), 100.0) for _ in range(56)]
     found = Measurement(TIMING_PLANS[profile], {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
@@ -52,7 +54,13 @@ def test_an_ordinary_speedup_is_measured_once() -> None:
         (5.0, None, (5.2,), True, 5.0),
         (5.2, None, (5.0,), True, 5.0),  # the lower one counts
         (2.5, 1.0, (2.4,), True, 2.4),  # above twice the best so far
-        (5.0, None, (1.0, 1.0), True, 1.0),  # the first was disturbed: the two that agree are believed, the lowest counts
+        (
+            5.0,
+            None,
+            (1.0, 1.0),
+            True,
+            1.0,
+        ),  # the first was disturbed: the two that agree are believed, the lowest counts
         (5.0, None, (4.0, 4.9), True, 4.0),
         (5.0, None, (4.0, 3.0), False, 3.0),  # no two agree
     ],
@@ -82,7 +90,9 @@ def test_a_take_that_fails_its_own_checks_fails_the_whole() -> None:
     assert not all(check.passed for check in found.checks)
 
 
-@pytest.mark.parametrize("first", [take(5.0, failed=True), take(5.0, "standard", noise=2.0)], ids=["failed", "unstable"])
+@pytest.mark.parametrize(
+    "first", [take(5.0, failed=True), take(5.0, "standard", noise=2.0)], ids=["failed", "unstable"]
+)
 def test_what_has_no_score_is_not_measured_again(first: Timed) -> None:
     refuse: Callable[[], Timed] = Again()
     assert confirm(first, refuse, None) is first

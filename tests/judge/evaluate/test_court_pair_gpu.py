@@ -1,4 +1,6 @@
-"""Source candidates on a GPU: all baselines race, a faster one is accepted, one that breaks the device costs only itself."""
+"""Source candidates on a GPU: all baselines race, a faster one is accepted, one that breaks the
+device costs only itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract, Rejected
 from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 SORTED = """
 import torch
 
@@ -46,7 +51,8 @@ class ModelNew(torch.nn.Module):
             row_max[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
         return out
 """
-BROKEN = {  # what ends a context: an index out of range asserts on the device, a wild pointer is a fault
+# what ends a context: an index out of range asserts on the device, a wild pointer is a fault
+BROKEN = {
     "device assertion": "x[torch.full((4,), 10**6, device=x.device)].sum().item()",
     "too much memory": "torch.empty(1 << 42, dtype=torch.uint8, device=x.device)",
 }
@@ -54,7 +60,9 @@ BROKEN = {  # what ends a context: an index out of range asserts on the device, 
 
 @pytest.fixture(scope="module")
 def court() -> Iterator[PairCourt]:
-    job = PairJob(Settings(candidate_timeout_s=120.0), Contract(), torch.device("cuda"), gradients=False)
+    job = PairJob(
+        Settings(candidate_timeout_s=120.0), Contract(), torch.device("cuda"), gradients=False
+    )
     with PairCourt(job) as made:
         yield made
 

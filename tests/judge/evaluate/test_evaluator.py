@@ -15,7 +15,16 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Accepted, Candidate, Contract, Region, Rejected, Target
-from torch_cudal1.judge import Job, Ranking, build, evidence, judge, kept_warm, rank_baselines, tried
+from torch_cudal1.judge import (
+    Job,
+    Ranking,
+    build,
+    evidence,
+    judge,
+    kept_warm,
+    rank_baselines,
+    tried,
+)
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.kernels import Proposal, propose
@@ -29,7 +38,10 @@ N = 384
 def diagonal_product() -> tuple[Region, Program]:
     """diag(d) @ B: the region as written, and the same as a broadcast (less work by a factor of N)."""
     written = (op("aten.diag_embed.default", V(0), out=2), op("aten.mm.default", V(2), V(1), out=3))
-    broadcast = (op("aten.unsqueeze.default", V(0), 1, out=2), op("aten.mul.Tensor", V(1), V(2), out=3))
+    broadcast = (
+        op("aten.unsqueeze.default", V(0), 1, out=2),
+        op("aten.mul.Tensor", V(1), V(2), out=3),
+    )
     region = Region(Program((spec(N), spec(N, N)), written, (3,)), ("input", "input"), name="diag")
     return region, with_steps(region, *broadcast, output=3)
 
@@ -56,21 +68,32 @@ def test_a_right_and_faster_rewrite_is_accepted_with_its_evidence() -> None:
     assert telemetry.report().counters["candidates_judged"] == 1
 
 
-def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_candidate(monkeypatch, tmp_path) -> None:
-    """Inductor's pool of threads, started where its cache is cold, lives on in the child that the next candidate is lent."""
+def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_candidate(
+    monkeypatch, tmp_path
+) -> None:
+    """Inductor's pool of threads, started where its cache is cold, lives on in the child that the
+    next candidate is lent.
+    """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     region, broadcast = diagonal_product()
     job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
     with kept_warm():
         ranking = rank_baselines(region, ("eager", "inductor"), job)
         assert not ranking.failures
-        assert ranking.compiling_s("inductor+graph") == ranking.ready_s["inductor"] > ranking.ready_s["eager"] > 0
+        assert (
+            ranking.compiling_s("inductor+graph")
+            == ranking.ready_s["inductor"]
+            > ranking.ready_s["eager"]
+            > 0
+        )
         verdict = judge(region, candidate(broadcast), ranking, job).verdict
         assert verdict.passed, verdict.failure
 
 
 def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
-    """inf * 0 in the product spreads NaN over a column of diag(d) @ B; the broadcast keeps it in one row."""
+    """inf * 0 in the product spreads NaN over a column of diag(d) @ B; the broadcast keeps it in
+    one row.
+    """
     region, broadcast = diagonal_product()
     ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
     decision = judge(region, candidate(broadcast), ranking, JOB).decision
@@ -112,13 +135,17 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
 
     raced = baseline_benchmark._raced
     monkeypatch.setattr(baseline_benchmark, "exclusive", exclusive)
-    monkeypatch.setattr(baseline_benchmark, "_raced", lambda *given: held.append("raced") or raced(*given))
+    monkeypatch.setattr(
+        baseline_benchmark, "_raced", lambda *given: held.append("raced") or raced(*given)
+    )
     rank_baselines(region, ("eager",), JOB)
     assert held == ["lock of cpu", "raced", "given back"]
 
 
 def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) -> None:
-    """Compiling takes seconds, timing tenths of them; a surprise is loaded once more, in a process that is started for it."""
+    """Compiling takes seconds, timing tenths of them; a surprise is loaded once more, in a process
+    that is started for it.
+    """
     region, broadcast = diagonal_product()
     happened: list[str] = []
 
@@ -131,24 +158,55 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
     load, timed, started = Trial.load, evaluator.time_slots, evaluator.fresh
     monkeypatch.setattr(evaluator, "exclusive", exclusive)
     monkeypatch.setattr(Trial, "load", lambda *given: happened.append("load") or load(*given))
-    monkeypatch.setattr(evaluator, "time_slots", lambda *given: happened.append("time") or timed(*given))
-    monkeypatch.setattr(evaluator, "fresh", lambda *given: happened.append("process") or started(*given))
+    monkeypatch.setattr(
+        evaluator, "time_slots", lambda *given: happened.append("time") or timed(*given)
+    )
+    monkeypatch.setattr(
+        evaluator, "fresh", lambda *given: happened.append("process") or started(*given)
+    )
     monkeypatch.setattr("torch_cudal1.judge.evaluate.confirm.surprising", lambda score, best: True)
     ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    judge(region, candidate(broadcast), ranking, Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU))
+    judge(
+        region,
+        candidate(broadcast),
+        ranking,
+        Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU),
+    )
     first = happened.index("lock")
-    assert happened[first - 1 : first + 8] == ["load", "lock", "time", "given back", "process", "load", "load", "lock", "time"]
+    assert happened[first - 1 : first + 8] == [
+        "load",
+        "lock",
+        "time",
+        "given back",
+        "process",
+        "load",
+        "load",
+        "lock",
+        "time",
+    ]
 
 
-def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_reason(monkeypatch) -> None:
-    """A traceback ends with what went wrong, and compiling a large model twice to hear it again costs a minute."""
+def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_reason(
+    monkeypatch,
+) -> None:
+    """A traceback ends with what went wrong, and compiling a large model twice to hear it again
+    costs a minute.
+    """
     asked: list[str] = []
     really = baseline_benchmark._tried
-    cause = "InductorError: SubprocException\n" + "  File x\n" * 400 + "RuntimeError: Could not find an active GPU backend"
+    cause = (
+        "InductorError: SubprocException\n"
+        + "  File x\n" * 400
+        + "RuntimeError: Could not find an active GPU backend"
+    )
 
     def tried_schedule(trial, name, *given):
         asked.append(name)
-        return (baseline_benchmark._gist(cause), None) if name == "inductor" else really(trial, name, *given)
+        return (
+            (baseline_benchmark._gist(cause), None)
+            if name == "inductor"
+            else really(trial, name, *given)
+        )
 
     monkeypatch.setattr(baseline_benchmark, "_tried", tried_schedule)
     region, _ = diagonal_product()
@@ -171,16 +229,26 @@ def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
 def test_where_drawn_inputs_leave_no_number_the_users_own_are_raced() -> None:
-    """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result is eager's."""
+    """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result
+    is eager's.
+    """
     program = Program(
         (spec(64, 64),),
-        (op("aten.sub.Tensor", V(0), 9.0, out=1), op("aten.log.default", V(1), out=2), op("aten.tanh.default", V(2), out=3)),
+        (
+            op("aten.sub.Tensor", V(0), 9.0, out=1),
+            op("aten.log.default", V(1), out=2),
+            op("aten.tanh.default", V(2), out=3),
+        ),
         (3,),
     )
     region, device = Region(program, ("input",)), torch.device("cpu")
     blind = rank_baselines(region, ("inductor",), Job(Settings(), Contract(), device))
     assert "not eager's" in blind.failures["inductor"]
-    own = rank_baselines(region, ("inductor",), Job(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)))
+    own = rank_baselines(
+        region,
+        ("inductor",),
+        Job(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)),
+    )
     assert not own.failures
     assert set(own.medians_us) == {"eager", "inductor"}
 
@@ -189,7 +257,9 @@ def test_kernels_are_built_without_a_gpu_and_a_bad_proposal_is_a_value() -> None
     pytest.importorskip("triton")
     cuda = spec(64, 512)
     cuda = type(cuda)(cuda.dtype, cuda.shape, cuda.strides, "cuda")
-    region = Region(Program((cuda,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",))
+    region = Region(
+        Program((cuda,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",)
+    )
     proposals = propose(region.program, 90)
     assert proposals
     built = build(region, (proposals[0], Proposal("no such family", {})), JOB, TARGET)

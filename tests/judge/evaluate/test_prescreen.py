@@ -20,7 +20,9 @@ REGION = linear_relu()
 PRODUCT = (op("aten.t.default", V(1), out=3), op("aten.addmm.default", V(2), V(0), V(3), out=4))
 SAME = with_steps(REGION, *PRODUCT, op("aten.clamp_min.default", V(4), 0, out=5), output=5)
 WRONG = with_steps(REGION, *PRODUCT, op("aten.abs.default", V(4), out=5), output=5)
-BROKEN = with_steps(REGION, op("aten.mm.default", V(0), V(1), out=3), op("aten.relu.default", V(3), out=4), output=4)
+BROKEN = with_steps(
+    REGION, op("aten.mm.default", V(0), V(1), out=3), op("aten.relu.default", V(3), out=4), output=4
+)
 SLOW: tuple[Aten, ...] = tuple(op("aten.cumsum.default", V(i), 0, out=i + 1) for i in range(4, 60))
 
 
@@ -53,7 +55,9 @@ def test_the_users_own_inputs_are_what_is_timed() -> None:
     assert set(found.failures.values()) == {"its result is not eager's"}
 
 
-def test_one_that_costs_the_process_its_gpu_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_costs_the_process_its_gpu_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain, processes = heating._outputs, set[int]()
 
     def outputs(trial: Any, slot: str, *rest: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The race of the baselines: what cannot run, is wrong or kills its process is out with the reason. The oracle is a stand-in."""
+"""The race of the baselines: what cannot run, is wrong or kills its process is out with the reason.
+The oracle is a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ INPUT = torch.randn(4, 3)
 
 
 class Oracle:
-    """Answers like a child whose modules double their input; `does` says what a way of compiling does instead."""
+    """Answers like a child whose modules double their input; `does` says what a way of compiling
+    does instead.
+    """
 
     def __init__(self, folder: Path, does: dict[str, str]) -> None:
         self.folder, self.does = folder, does
@@ -69,11 +73,17 @@ def subject(folder: Path, device: torch.device = CPU, **does: str) -> PairSubjec
 
 def test_the_fastest_right_baseline_is_the_one_to_beat(tmp_path: Path) -> None:
     found = rank(subject(tmp_path), [[INPUT]])
-    assert (found.best, dict(found.medians_us), dict(found.failures)) == ("inductor", {"eager": 10.0, "inductor": 5.0}, {})
+    assert (found.best, dict(found.medians_us), dict(found.failures)) == (
+        "inductor",
+        {"eager": 10.0, "inductor": 5.0},
+        {},
+    )
 
 
 def test_against_eager_only_nothing_else_is_compiled(tmp_path: Path) -> None:
-    assert dict(rank(subject(tmp_path, default="raises"), [[INPUT]], eager_only=True).failures) == {}
+    assert (
+        dict(rank(subject(tmp_path, default="raises"), [[INPUT]], eager_only=True).failures) == {}
+    )
 
 
 @pytest.mark.parametrize(("deed", "told"), [("raises", "no compiler"), ("is wrong", "not eager's")])
@@ -83,7 +93,9 @@ def test_a_baseline_that_fails_is_out_with_the_reason(deed: str, told: str, tmp_
     assert told in found.failures["inductor"]
 
 
-def test_a_baseline_that_ends_the_oracle_is_named_so_that_the_race_can_go_on_without_it(tmp_path: Path) -> None:
+def test_a_baseline_that_ends_the_oracle_is_named_so_that_the_race_can_go_on_without_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(LostOracle) as lost:
         rank(subject(tmp_path, default="dies"), [[INPUT]])
     assert lost.value.name == "inductor"

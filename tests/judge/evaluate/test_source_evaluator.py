@@ -1,4 +1,6 @@
-"""Whatever a source candidate does costs that candidate only, with a named reason; a right one gets to the clock."""
+"""Whatever a source candidate does costs that candidate only, with a named reason; a right one gets
+to the clock.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class ModelNew(torch.nn.Module):
 def within(body: str) -> str:
     """The honest candidate with statements at the head of its forward."""
     lines = "\n        ".join(body.splitlines())
-    return HONEST.replace("    def forward(self, x):\n", f"    def forward(self, x):\n        {lines}\n")
+    return HONEST.replace(
+        "    def forward(self, x):\n", f"    def forward(self, x):\n        {lines}\n"
+    )
 
 
 def giving(result: str) -> str:
@@ -68,16 +72,27 @@ BAD = {
     "imports what is missing": ("import no_such_package\n" + HONEST, "contract", "no_such_package"),
     "ends at import": ("import os\nos._exit(0)\n" + HONEST, "protocol", "exited with status 0"),
     "raises on the second call": (
-        within("type(self).calls = getattr(type(self), 'calls', 0) + 1\nif self.calls == 2: raise ValueError('twice')"),
+        within(
+            "type(self).calls = getattr(type(self), 'calls', 0) + 1\nif self.calls == 2: raise ValueError('twice')"
+        ),
         "run",
         "twice",
     ),
-    "loses its GPU": (within("raise torch.AcceleratorError('an illegal memory access')"), "run", "illegal memory access"),
+    "loses its GPU": (
+        within("raise torch.AcceleratorError('an illegal memory access')"),
+        "run",
+        "illegal memory access",
+    ),
     "sleeps for ever": (within("import time; time.sleep(1e6)"), "resource", "deadline"),
     "returns no tensor": (giving("7"), "fresh_output", "0 outputs"),
-    "returns another tree": (giving('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'), "fresh_output", "list"),
+    "returns another tree": (
+        giving('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'),
+        "fresh_output",
+        "list",
+    ),
 }
-# What its process is kept from, or what helps it nothing: it is judged as if it had not, or refused.
+# What its process is kept from, or what helps it nothing: it is judged as if it had not, or
+# refused.
 HARMLESS = {
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "prints gigabytes": "for _ in range(10): print('PASS ' * 200_000)",
@@ -86,10 +101,19 @@ HARMLESS = {
 UNUSABLE = {
     "does not parse": ("class Model(:", "SyntaxError"),
     "has no inputs": (REFERENCE.replace("get_inputs", "inputs"), "get_inputs"),
-    "returns no tensor": (REFERENCE.replace('torch.relu(self.linear(x)), {"rows": x.shape[0]}', "7"), "no tensor"),
+    "returns no tensor": (
+        REFERENCE.replace('torch.relu(self.linear(x)), {"rows": x.shape[0]}', "7"),
+        "no tensor",
+    ),
     "cannot be called": (REFERENCE.replace("[32]", "[33]"), "shapes"),
 }
-ABOUT_TIME = {"timing", "timing_state", "unstable", "wall_slope", "jump"}  # a busy machine may not be able to tell
+ABOUT_TIME = {
+    "timing",
+    "timing_state",
+    "unstable",
+    "wall_slope",
+    "jump",
+}  # a busy machine may not be able to tell
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +153,9 @@ def test_the_next_candidate_meets_clean_processes_and_the_same_oracle(court: Pai
     assert again.verdict.failure is not None
 
 
-def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(court: PairCourt) -> None:
+def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(
+    court: PairCourt,
+) -> None:
     court.judge(REFERENCE, giving("x, {}"), timed=False)
     assert court._next is not None
     os.kill(court._next.result().pid, signal.SIGKILL)
@@ -137,7 +163,9 @@ def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(co
     assert court.judge(REFERENCE, HONEST, timed=False).verdict.failure is None
 
 
-def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(court: PairCourt) -> None:
+def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(
+    court: PairCourt,
+) -> None:
     detached = giving('self.linear(x).clamp_min(0).detach(), {"rows": x.shape[0]}')
     failure = court.judge(REFERENCE, detached, timed=False).verdict.failure
     assert failure is not None
@@ -155,7 +183,9 @@ FOR_ITS_FORM_ONLY = {
 
 
 @pytest.mark.parametrize("name", FOR_ITS_FORM_ONLY)
-def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(court: PairCourt, name: str) -> None:
+def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
+    court: PairCourt, name: str
+) -> None:
     candidate = FOR_ITS_FORM_ONLY[name]
     with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
         assert other.judge(REFERENCE, candidate, timed=False).verdict.failure is None
@@ -167,7 +197,9 @@ def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(court: 
         assert failure.name in ("layouts", "shapes", "mode")
 
 
-def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(court: PairCourt) -> None:
+def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(
+    court: PairCourt,
+) -> None:
     with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
         failure = other.judge(
             REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
@@ -189,10 +221,16 @@ def get_init_inputs(): return []
 
 
 @pytest.mark.parametrize("swallows", [True, False])
-def test_special_values_are_right_as_eager_or_as_inductor_has_them(court: PairCourt, swallows: bool) -> None:
+def test_special_values_are_right_as_eager_or_as_inductor_has_them(
+    court: PairCourt, swallows: bool
+) -> None:
     """Of a NaN, softshrink makes a NaN in eager and 0 in what Inductor compiles for a CPU."""
     body = SHRINKING.replace("Model(", "ModelNew(").split("def get_inputs")[0]
-    result = "torch.where(x > 0.25, x - 0.25, torch.where(x < -0.25, x + 0.25, 0.0))" if swallows else "x - x.clamp(-0.25, 0.25)"
+    result = (
+        "torch.where(x > 0.25, x - 0.25, torch.where(x < -0.25, x + 0.25, 0.0))"
+        if swallows
+        else "x - x.clamp(-0.25, 0.25)"
+    )
     honest = body.replace("torch.nn.functional.softshrink(x, 0.25)", result)
     assert court.judge(SHRINKING, honest, timed=False).verdict.failure is None
     cheat = honest.replace(result, f"torch.nan_to_num({result}, 7.0)")
@@ -202,7 +240,9 @@ def test_special_values_are_right_as_eager_or_as_inductor_has_them(court: PairCo
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(court: PairCourt, name: str) -> None:
+def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(
+    court: PairCourt, name: str
+) -> None:
     source, word = UNUSABLE[name]
     with pytest.raises(ReferenceFailure, match=word):
         court.judge(source, HONEST)
@@ -229,17 +269,25 @@ def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
     assert [plan.margin for plan in plans] == [margin]
 
 
-def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Here with sides of one thread, whose cores a CPU's race would leave as they are."""
     seen: list[set[int]] = []
     put = same_core._put_thread
-    monkeypatch.setattr(same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores)))
+    monkeypatch.setattr(
+        same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores))
+    )
     with PairCourt(PairJob(Settings(), Contract(), CPU)) as court:
         timing = court.judge(REFERENCE, HONEST).timing
         assert timing is not None
         assert timing.details["one_core"] is False
         assert not seen
-        monkeypatch.setattr(source_timing, "_one_core", lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)))
+        monkeypatch.setattr(
+            source_timing,
+            "_one_core",
+            lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)),
+        )
         timing = court.judge(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")).timing
     assert timing is not None
     assert timing.details["one_core"] is True

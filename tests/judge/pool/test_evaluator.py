@@ -61,7 +61,9 @@ class Clock:
         self.pids.append(trial.child.pid)
         if baseline.sets:  # in the candidate's own process it gets the race's inputs
             assert baseline.spin(2).claimed_us > 0
-        found = Measurement(plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
+        found = Measurement(
+            plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1
+        )
         return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
 
 
@@ -101,7 +103,9 @@ def test_a_right_program_has_the_rounded_score_and_its_buckets(lane: Lane) -> No
     ],
     ids=["syntax", "no entry", "import", "error", "wrong", "abort", "first call wins"],
 )
-def test_what_a_program_does_wrong_is_a_value_and_costs_only_itself(lane: Lane, text: str, outcome: str, told: str) -> None:
+def test_what_a_program_does_wrong_is_a_value_and_costs_only_itself(
+    lane: Lane, text: str, outcome: str, told: str
+) -> None:
     found = measured(lane, text)
     assert found.outcome == outcome or (outcome == "wrong" and found.outcome == "hack")
     assert told in found.detail
@@ -134,14 +138,18 @@ def test_a_surprise_that_does_not_repeat_has_no_score(lane: Lane) -> None:
 
 def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) -> None:
     with pytest.raises(TargetError, match="broken task"):
-        lane.measure(TrainingTask("broken task", "def get_inputs(): return 1"), program("p", source()))
+        lane.measure(
+            TrainingTask("broken task", "def get_inputs(): return 1"), program("p", source())
+        )
     assert measured(lane, source(), 1.5).score == 1.5
 
 
 def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
     lane._clock = begun
     lap = lane.measure(TASK, program("p", source()))
-    assert lap.measured.outcome in ("ok", "unstable"), lap.measured  # how quiet this machine is, is not the test's business
+    assert lap.measured.outcome in ("ok", "unstable"), (
+        lap.measured
+    )  # how quiet this machine is, is not the test's business
     assert lap.seconds["timing"] > 0
 
 
@@ -158,14 +166,18 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
     assert "baseline" not in lap.seconds, "nothing was seated in the oracle"
 
 
-def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = begun
     real = Child.call
 
     def lying(child: Child, verb: str, **what: Any) -> dict[str, Any]:
         answer = real(child, verb, **what)
-        return answer | {"pairs": [[1e9, 1e9] for _ in answer["pairs"]]} if verb == "pairs" else answer
+        return (
+            answer | {"pairs": [[1e9, 1e9] for _ in answer["pairs"]]} if verb == "pairs" else answer
+        )
 
     monkeypatch.setattr(Child, "call", lying)
     found = lane.measure(TASK, program("p", source()))
@@ -173,7 +185,9 @@ def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, mo
     assert "wall_slope" in found.measured.detail or "told of a request" in found.measured.detail
 
 
-def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = clock = Clock(9.0, 9.0, 9.0, 9.0)
     for _ in range(2):
@@ -183,12 +197,19 @@ def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(lane: Lane
     assert (again, once_more) == (first, other)
 
 
-def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", _dying)
     wrong = [program(f"p{index}", source(f"x * {index}")) for index in range(2)]
     with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
         found = evaluator.measure(TASK, [wrong[0], program("killer", "x"), wrong[1], wrong[0]])
-    assert [(one.program, one.outcome) for one in found] == [("p0", "wrong"), ("killer", "run"), ("p1", "wrong"), ("p0", "wrong")]
+    assert [(one.program, one.outcome) for one in found] == [
+        ("p0", "wrong"),
+        ("killer", "run"),
+        ("p1", "wrong"),
+        ("p0", "wrong"),
+    ]
     assert "ended, twice" in found[1].detail
     assert evaluator.memory.counts["asked"] == 4
     assert evaluator.memory.counts["measured"] == 3
@@ -201,7 +222,9 @@ def _dying(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
 
 
 def _without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
-    """Only the first process that comes here finds memory; `first` is a link, which is there and says who it is at once."""
+    """Only the first process that comes here finds memory; `first` is a link, which is there and
+    says who it is at once.
+    """
     first, own = Path(question[1].source), str(os.getpid())
     first.with_suffix(f".{own}").touch()
     with suppress(FileExistsError):
@@ -215,7 +238,10 @@ def test_a_lane_that_finds_no_memory_is_given_up_and_the_others_do_its_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", _without_memory)
-    questions = [(replace(TASK, reference=f"reference {i}"), [program(f"p{i}", str(tmp_path / "first"))]) for i in range(6)]
+    questions = [
+        (replace(TASK, reference=f"reference {i}"), [program(f"p{i}", str(tmp_path / "first"))])
+        for i in range(6)
+    ]
     with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
         found = [one for answers in evaluator.measure_all(questions) for one in answers]
         assert evaluator._lanes is not None
@@ -226,7 +252,10 @@ def test_a_lane_that_finds_no_memory_is_given_up_and_the_others_do_its_work(
 
 def test_the_last_lane_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", _always_without_memory)
-    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator, pytest.raises(NoMemory, match="use fewer lanes"):
+    with (
+        JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator,
+        pytest.raises(NoMemory, match="use fewer lanes"),
+    ):
         evaluator.measure(TASK, [program("p", source())])
 
 
@@ -257,14 +286,18 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 
 
 def _faulty(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
-    """Whoever is `faulty` ends the work of all that are served; others are right once they are done, which takes a moment."""
+    """Whoever is `faulty` ends the work of all that are served; others are right once they are
+    done, which takes a moment.
+    """
     served = process_environment().get("CUDA_MPS_PIPE_DIRECTORY")
     if question[1].program.startswith("faulty"):
         if served is not None:
             raise Fault("an illegal memory access was encountered")
         return Lap(Measured(question[0].id, question[1].program, "run"), {})
     time.sleep(0.3)
-    return Lap(Measured(question[0].id, question[1].program, "wrong", detail=f"served {served}"), {})
+    return Lap(
+        Measured(question[0].id, question[1].program, "wrong", detail=f"served {served}"), {}
+    )
 
 
 def test_a_fault_of_one_program_is_held_against_no_other(
@@ -277,8 +310,14 @@ def test_a_fault_of_one_program_is_held_against_no_other(
         assert evaluator._lanes is not None
         assert evaluator._lanes.faults == 1
         assert evaluator.served == 2
-    assert [(one.program, one.outcome) for one in found] == [(name, "run" if name == "faulty" else "wrong") for name in names]
-    assert {one.detail for one in found if one.outcome == "wrong"} <= {"served 0", "served 1", "served None"}
+    assert [(one.program, one.outcome) for one in found] == [
+        (name, "run" if name == "faulty" else "wrong") for name in names
+    ]
+    assert {one.detail for one in found if one.outcome == "wrong"} <= {
+        "served 0",
+        "served 1",
+        "served None",
+    }
     assert "served 1" in {one.detail for one in found}, "lanes go on with another server"
     assert [server.closed for server in servers] == [True, True]
 
@@ -306,10 +345,15 @@ def test_lanes_of_strangers_or_without_a_gpu_have_no_server(tmp_path: Path) -> N
     assert Lanes(stranger, 4).server is None, "whose fault would end the work of all"
 
 
-def test_whoever_is_interrupted_waits_for_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_is_interrupted_waits_for_no_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", _sleeping)
     mark = tmp_path / "pid"
-    questions = [(replace(TASK, reference=name), [program(name, str(mark))]) for name in ("sleeps", "answers")]
+    questions = [
+        (replace(TASK, reference=name), [program(name, str(mark))])
+        for name in ("sleeps", "answers")
+    ]
 
     def interrupt(one: Measured) -> None:
         raise KeyboardInterrupt
@@ -333,7 +377,10 @@ def _sleeping(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap
 
 
 def waiting(**programs: int) -> dict[str, deque[Question]]:
-    return {name: deque([(TASK, program("p", source()), None, False)] * count) for name, count in programs.items()}
+    return {
+        name: deque([(TASK, program("p", source()), None, False)] * count)
+        for name, count in programs.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -349,11 +396,15 @@ def waiting(**programs: int) -> dict[str, deque[Question]]:
         ("a", [], {"a": 0}, ""),
     ],
 )
-def test_a_free_lane_goes_where_it_saves_most(tmp_path: Path, at: str, others: list[str], left: dict[str, int], goes: str) -> None:
+def test_a_free_lane_goes_where_it_saves_most(
+    tmp_path: Path, at: str, others: list[str], left: dict[str, int], goes: str
+) -> None:
     lanes = Lanes(terms(tmp_path), 1 + len(others))
     lanes._seats[0].reference = at
     with ProcessPoolExecutor(1) as pool:  # which starts no process before it has work
-        assert lanes._next(lanes._seats[0], waiting(**left)) or not any(left.values()), "a new lane takes anything"
+        assert lanes._next(lanes._seats[0], waiting(**left)) or not any(left.values()), (
+            "a new lane takes anything"
+        )
         lanes._seats[0].pool = pool
         for seat, reference in zip(lanes._seats[1:], others, strict=True):
             seat.reference, seat.question = reference, (TASK, program("p", source()), None, False)
@@ -407,12 +458,18 @@ def test_a_program_that_was_found_right_here_is_only_raced_when_it_comes_again(l
     memory.take(replace(ok(2.0), program="q"))
     assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [True]
     lane._clock = Clock(1.5, 1.5)
-    whole, again = (lane.measure(TASK, program("q", source()), validated=validated) for validated in (False, True))
+    whole, again = (
+        lane.measure(TASK, program("q", source()), validated=validated)
+        for validated in (False, True)
+    )
     assert whole.measured.score == again.measured.score == 1.5
     assert {"numerics", "call_history"} <= set(whole.seconds)
     assert "numerics" in again.seconds
     assert "call_history" not in again.seconds
-    assert lane.measure(TASK, program("r", source("x * 3")), validated=True).measured.outcome == "wrong"
+    assert (
+        lane.measure(TASK, program("r", source("x * 3")), validated=True).measured.outcome
+        == "wrong"
+    )
 
 
 def test_what_was_learnt_is_not_measured_again() -> None:
@@ -442,7 +499,9 @@ def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
     assert REFERENCE in lane._benches
 
 
-def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judged, falls = lane._judged, [1]
 
     def short_of_memory(*given: Any) -> Any:
@@ -462,7 +521,11 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane:
 def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_left_without_a_verdict(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = Check("resource", False, detail="run: out of memory: CUDA out of memory. Tried to allocate 64.00 MiB")
+    short = Check(
+        "resource",
+        False,
+        detail="run: out of memory: CUDA out of memory. Tried to allocate 64.00 MiB",
+    )
     answers: list[Any] = []
     monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
     monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
@@ -471,19 +534,25 @@ def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_lef
         assert not answers
 
 
-def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
 
     def alone(trial: Trial) -> list[Check]:
         asked.append(trial.alone)
         return [Check("resource", True)]
 
-    monkeypatch.setattr("torch_cudal1.judge.pool.slot.detectors_of", lambda profile: (numerics, alone))
+    monkeypatch.setattr(
+        "torch_cudal1.judge.pool.slot.detectors_of", lambda profile: (numerics, alone)
+    )
     assert measured(lane, source(), 1.5).outcome == "ok"
     assert asked == [False]
 
 
-def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_preparation(lane: Lane) -> None:
+def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_preparation(
+    lane: Lane,
+) -> None:
     class Unsteady(Clock):
         races = steady_after = 0
 
@@ -495,7 +564,9 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
                 if self.races > self.steady_after:
                     return steady.measured()
                 pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
-                return Timed(Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {})
+                return Timed(
+                    Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {}
+                )
 
             return Scripted(run)
 
@@ -515,26 +586,41 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
         def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
             told = Check(failed or "wall_slope", not failed, detail="what was found")
             return Scripted(
-                super().__call__(trial, baseline, plan).measured, lambda timed: replace(timed, checks=(*timed.checks, told))
+                super().__call__(trial, baseline, plan).measured,
+                lambda timed: replace(timed, checks=(*timed.checks, told)),
             )
 
     ways: list[str] = []
     for way in ("shared", "alone"):
         entered = getattr(lane._gate, way)
-        monkeypatch.setattr(lane._gate, way, lambda way=way, entered=entered: (ways.append(way), entered())[1])
+        monkeypatch.setattr(
+            lane._gate, way, lambda way=way, entered=entered: (ways.append(way), entered())[1]
+        )
     lane._clock = Examined(1.5)
     found = lane.measure(TASK, program("p", source())).measured
     assert found.outcome == ("hack" if failed == "timed_output" else "ok"), found
     after = ways[ways.index("alone") :]
-    assert after == ["alone", "shared", "alone"] if failed == "wall_slope" else after == ["alone", "shared"], after
+    assert (
+        after == ["alone", "shared", "alone"]
+        if failed == "wall_slope"
+        else after == ["alone", "shared"]
+    ), after
 
 
-def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    differ = Check("wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own")
+def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ = Check(
+        "wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own"
+    )
     answers: list[Any] = []
     monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
     monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
-    cases = ([differ, differ], "hack"), ([differ, (1.5, (1.5,) * 7)], "unstable"), ([differ, Check("numerics", False)], "wrong")
+    cases = (
+        ([differ, differ], "hack"),
+        ([differ, (1.5, (1.5,) * 7)], "unstable"),
+        ([differ, Check("numerics", False)], "wrong"),
+    )
     for given, outcome in cases:
         answers[:] = given
         assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
@@ -550,7 +636,11 @@ def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_an
     templates_are_ours(lane, monkeypatch)
     lane._clock = Clock(1.5, 1.5, 1.5)
     cheat = source(OWN, before="torch.manual_seed(0)")
-    cases = ((source("x.no_such_thing()"), "run", True), (source("torch.relu(x)"), "wrong", True), (cheat, "hack", False))
+    cases = (
+        (source("x.no_such_thing()"), "run", True),
+        (source("torch.relu(x)"), "wrong", True),
+        (cheat, "hack", False),
+    )
     for text, outcome, kept in cases:
         assert lane.measure(TASK, program("right", source(OWN))).measured.outcome == "ok"
         assert lane._processes.kept is not None
@@ -560,7 +650,9 @@ def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_an
         assert (left is not None and left.pid == pid) is kept
 
 
-def test_a_process_that_cannot_give_its_memory_back_is_ended(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_give_its_memory_back_is_ended(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Kept:
         def __init__(self, *, fails: bool) -> None:
             self.fails, self.asked, self.closed = fails, list[Any](), False

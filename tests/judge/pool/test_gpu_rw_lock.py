@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 LONG_S = 60.0
 
 
-def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(tmp_path: Path) -> None:
+def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(
+    tmp_path: Path,
+) -> None:
     gates = [Gate(tmp_path, CPU) for _ in range(4)]
     order: list[str] = []
     timing, leave = threading.Event(), threading.Event()
@@ -49,7 +51,9 @@ def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(tmp
         gate.close()
 
 
-def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after_them(tmp_path: Path) -> None:
+def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after_them(
+    tmp_path: Path,
+) -> None:
     inside, other = Gate(tmp_path, CPU), Gate(tmp_path, CPU)
     order: list[str] = []
     with inside.shared():
@@ -95,14 +99,18 @@ gate = Gate(Path(sys.argv[1]), torch.device("cpu"))
 gate.alone().__enter__()
 os._exit(9)
 """
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
+    )
     gate = Gate(tmp_path, CPU)
     with gate.alone():
         pass
     gate.close()
 
 
-def test_who_waits_to_time_goes_before_those_who_come_to_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_to_time_goes_before_those_who_come_to_validate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gates = [Gate(tmp_path, CPU) for _ in range(3)]
     order: list[str] = []
     timer = threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))

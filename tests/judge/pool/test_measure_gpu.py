@@ -1,4 +1,6 @@
-"""The evaluator on a GPU: what it rewards repeats, what cheats there is refused, and lanes share the device."""
+"""The evaluator on a GPU: what it rewards repeats, what cheats there is refused, and lanes share
+the device.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.naive import NaiveEvaluator
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 ROWS, WIDTH = 4096, 4096  # 50 us and more on the fastest of GPUs
 TASK = TrainingTask(_CHAIN, _REFERENCE.format(result=_CHAIN, rows=ROWS, width=WIDTH))
 SIDE_STREAM = """
@@ -48,7 +53,9 @@ class ModelNew(torch.nn.Module):
 
 @pytest.fixture(scope="session")
 def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all test processes on this GPU, so that none of these tests validates while another one times."""
+    """Of all test processes on this GPU, so that none of these tests validates while another one
+    times.
+    """
     return tmp_path_factory.getbasetemp().parent / "locks-of-the-gpu"
 
 
@@ -63,17 +70,25 @@ def evaluator(terms: Terms) -> Iterator[JudgeEvaluator]:
         yield made
 
 
-def test_right_triton_programs_have_scores_and_wrong_ones_have_none(evaluator: JudgeEvaluator) -> None:
+def test_right_triton_programs_have_scores_and_wrong_ones_have_none(
+    evaluator: JudgeEvaluator,
+) -> None:
     stream = programs(_CHAIN, "cuda", WIDTH)
     asked = [next(stream) for _ in range(8)]
     found = evaluator.measure(TASK, asked)
     for index, one in enumerate(found):
-        assert one.outcome in (("wrong",) if index % 4 == 3 else ("ok", "unstable")), one  # others may use this GPU
+        assert one.outcome in (("wrong",) if index % 4 == 3 else ("ok", "unstable")), (
+            one
+        )  # others may use this GPU
         assert one.score is None or one.score > 1.0
 
 
-def test_the_same_program_measured_again_has_about_the_same_score_or_none(evaluator: JudgeEvaluator) -> None:
-    """A stranger's program is timed on the wall: on a busy host it may have no score, and Python's launches are in it."""
+def test_the_same_program_measured_again_has_about_the_same_score_or_none(
+    evaluator: JudgeEvaluator,
+) -> None:
+    """A stranger's program is timed on the wall: on a busy host it may have no score, and Python's
+    launches are in it.
+    """
     asked = next(programs(_CHAIN, "cuda", WIDTH))
     twins = [program(f"twin {index}", asked.source + f"\n# {index}\n") for index in range(4)]
     found = evaluator.measure(TASK, twins)
@@ -93,7 +108,9 @@ def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
     cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(3)]
     with NaiveEvaluator(terms) as naive:
         found = naive.measure(TASK, cheats)
-    fooled = [one for one in found if one.outcome in ("ok", "unstable")]  # right, as far as it looks; a busy GPU is late at times
+    fooled = [
+        one for one in found if one.outcome in ("ok", "unstable")
+    ]  # right, as far as it looks; a busy GPU is late at times
     assert fooled, found
     assert all(one.score is None or one.score > 2 for one in fooled)
 
@@ -106,7 +123,9 @@ def test_programs_of_templates_share_processes(locks: Path) -> None:
         assert [one.outcome for one in found].count("wrong") == 1, found
         assert evaluator._lane is not None
         assert evaluator._lane._processes.kept is not None
-        assert evaluator._lane._processes.loans >= 3, "after the fifth program one process had served most of them"
+        assert evaluator._lane._processes.loans >= 3, (
+            "after the fifth program one process had served most of them"
+        )
 
 
 def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> None:
@@ -116,7 +135,10 @@ def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> No
     slow = "import time\n" + text.replace(forward, f"{forward}        time.sleep(2e-4)\n")
     assert slow.count("time.") == 1, slow
     with JudgeEvaluator(own) as evaluator:
-        scores = [one.score for one in evaluator.measure(TASK, [program("plain", text), program("slow", slow)])]
+        scores = [
+            one.score
+            for one in evaluator.measure(TASK, [program("plain", text), program("slow", slow)])
+        ]
     assert None not in scores
     assert max(filter(None, scores)) < 1.05 * min(filter(None, scores)), scores
 
@@ -129,7 +151,9 @@ def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -
     assert found.outcome in ("hack", "wrong", "run"), found
 
 
-def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(locks: Path) -> None:
+def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
+    locks: Path,
+) -> None:
     own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     left = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
     with JudgeEvaluator(own) as evaluator:
@@ -138,14 +162,18 @@ def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
         lane = evaluator._lane
         assert right.outcome == "ok", right
         assert found.outcome == "wrong", found
-        assert "NaN or infinity differs" in found.detail, "its memory held no result of the program before"
+        assert "NaN or infinity differs" in found.detail, (
+            "its memory held no result of the program before"
+        )
         assert lane is not None
         assert lane._processes.kept is not None
         kept_bytes = [lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"]]
         lane._processes.empty()
         assert lane._processes.kept is not None
         kept_bytes.append(lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
-    assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, "memory stays with the process until another reference comes"
+    assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, (
+        "memory stays with the process until another reference comes"
+    )
 
 
 FAULTY = """
@@ -183,7 +211,9 @@ def test_lanes_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> 
     assert found.pop("faulty").outcome == "run"
     for name, one in found.items():
         wrong = int(name.rpartition(" ")[2]) % 4 == 3
-        assert one.outcome in (("wrong",) if wrong else ("ok", "unstable")), one  # others may use this GPU
+        assert one.outcome in (("wrong",) if wrong else ("ok", "unstable")), (
+            one
+        )  # others may use this GPU
 
 
 def test_a_server_ends_with_its_evaluator() -> None:

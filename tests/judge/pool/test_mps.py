@@ -19,7 +19,8 @@ from torch_cudal1.judge.pool import mps
 
 Make: TypeAlias = Callable[..., Path]  # gives this machine such a program, in a mode
 CUDA = torch.device("cuda")
-# Served by `-f` until it is told to quit; each command comes to a process of its own, as with the real one.
+# Served by `-f` until it is told to quit; each command comes to a process of its own, as with the
+# real one.
 DAEMON = """#!/usr/bin/env python3
 import os, pathlib, sys, time
 folder = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
@@ -47,8 +48,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         program.write_text(DAEMON.format(mode=mode))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
-        monkeypatch.setattr(mps.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / "cudal1-mps-pipe"))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34")
+        )
+        monkeypatch.setattr(
+            mps.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / "cudal1-mps-pipe")
+        )
         monkeypatch.setattr(mps, "_PROBE", probe)
         return tmp_path / "cudal1-mps-pipe"
 
@@ -74,9 +79,13 @@ def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: Make
 
 
 @pytest.mark.parametrize(
-    ("mode", "probe"), [("BROKEN", ""), ("", "raise SystemExit(1)"), ("ASIDE", "")], ids=["ends", "serves nobody", "is passed by"]
+    ("mode", "probe"),
+    [("BROKEN", ""), ("", "raise SystemExit(1)"), ("ASIDE", "")],
+    ids=["ends", "serves nobody", "is passed by"],
 )
-def test_a_daemon_that_does_not_work_is_done_without_and_nothing_is_left(machine: Make, mode: str, probe: str) -> None:
+def test_a_daemon_that_does_not_work_is_done_without_and_nothing_is_left(
+    machine: Make, mode: str, probe: str
+) -> None:
     folder = machine(mode, probe)
     assert mps.start(CUDA) is None
     assert not folder.exists()
@@ -98,7 +107,11 @@ def test_what_killed_evaluators_left_is_removed_and_nothing_else(
         mps._sweep()
         assert pipe.exists(), "its own"
         server.close()
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cudal1-mps-lives", "cudal1-mps-new", "mine"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "cudal1-mps-lives",
+        "cudal1-mps-new",
+        "mine",
+    }
 
 
 KILLED = """
@@ -116,7 +129,9 @@ time.sleep(600)
 def test_a_daemon_dies_with_an_evaluator_that_is_killed(machine: Make, tmp_path: Path) -> None:
     machine()
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, text=True) as evaluator:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, text=True
+    ) as evaluator:
         assert evaluator.stdout is not None
         daemon = Path(f"/proc/{int(evaluator.stdout.readline())}/stat")
         assert daemon.exists()
@@ -132,7 +147,9 @@ def test_without_such_a_program_there_is_no_server(monkeypatch: pytest.MonkeyPat
     assert mps.start(CUDA) is None
 
 
-def test_a_daemon_that_does_not_quit_is_killed(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_quit_is_killed(
+    machine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine()
     server = mps.start(CUDA)
     assert server is not None

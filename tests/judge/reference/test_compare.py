@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from torch_cudal1.judge.checks.special_values import _chance_signs
 from torch_cudal1.judge.reference import error_statistics
-from torch_cudal1.judge.reference.compare import compare, grossly_equal, is_nearer, same_bits, same_masks
+from torch_cudal1.judge.reference.compare import (
+    compare,
+    grossly_equal,
+    is_nearer,
+    same_bits,
+    same_masks,
+)
 from torch_cudal1.judge.reference.float64 import sway
 
 N = 512
@@ -104,13 +110,20 @@ NAN, INF = math.nan, math.inf
         ([0.5, 1.0], [INF, 1.0], [0.5, 1.0], True),  # eager overflowed inside, float64 did not
         ([INF, 1.0], [INF, 1.0], [0.5, 1.0], True),
         ([3e38, 1.0], [INF, 1.0], [1e39, 1.0], False),  # beyond the type: infinity
-        ([INF, 1.0], [NAN, 1.0], [INF, 1.0], True),  # eager lost it to a difference of infinities, float64 did not
+        (
+            [INF, 1.0],
+            [NAN, 1.0],
+            [INF, 1.0],
+            True,
+        ),  # eager lost it to a difference of infinities, float64 did not
         ([INF, 1.0], [NAN, 1.0], [1e39, 1.0], True),
         ([-INF, 1.0], [NAN, 1.0], [INF, 1.0], False),
         ([INF, 1.0], [0.5, 1.0], [INF, 1.0], False),
     ],
 )
-def test_nan_and_infinity_follow_eager(candidate: list[float], eager: list[float], exact: list[float], passed: bool) -> None:
+def test_nan_and_infinity_follow_eager(
+    candidate: list[float], eager: list[float], exact: list[float], passed: bool
+) -> None:
     c, e, x = torch.tensor(candidate), torch.tensor(eager), torch.tensor(exact, dtype=torch.float64)
     assert compare(c, e, x).passed is passed
     assert same_masks(c, [e], x).passed is passed
@@ -166,7 +179,9 @@ def test_bits_are_compared_whatever_the_strides(dtype: torch.dtype) -> None:
 
 
 class Cancelling:
-    """relu(convolution) of inputs around 3: in some rows hardly anything is left of sums of 36 terms."""
+    """relu(convolution) of inputs around 3: in some rows hardly anything is left of sums of 36
+    terms.
+    """
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -189,7 +204,9 @@ class Cancelling:
 
 
 def test_sums_that_cancel_are_measured_by_their_terms() -> None:
-    """Another order of summing is right however little is left; without `sway` one set in twenty is refused."""
+    """Another order of summing is right however little is left; without `sway` one set in twenty is
+    refused.
+    """
     refused = 0
     for case in map(Cancelling, range(200)):
         out = case.unfolded()
@@ -237,11 +254,15 @@ class OneSum:
         def moved() -> torch.Tensor | None:
             return sway(lambda given: [given[0].double().sum(1)], [self.x], [self.exact])[0]
 
-        return compare(out, self.eager, self.exact, longest=65536, **({"sway": moved} if terms else {})).passed
+        return compare(
+            out, self.eager, self.exact, longest=65536, **({"sway": moved} if terms else {})
+        ).passed
 
 
 def test_one_sum_is_measured_by_its_terms() -> None:
-    """In any good order: the quotient of two errors, a draw each, is anything. Without `sway` some are refused."""
+    """In any good order: the quotient of two errors, a draw each, is anything. Without `sway` some
+    are refused.
+    """
     refused = 0
     for case in map(OneSum, range(300)):
         out = case.x.view(64, 1024).sum(1).cumsum(0)[-1:]
@@ -250,14 +271,20 @@ def test_one_sum_is_measured_by_its_terms() -> None:
     assert refused
 
 
-@pytest.mark.parametrize("wrong", [_tf32, lambda x: x.bfloat16().float(), lambda x: x.half().float(), lambda x: x[:, 1:]])
-def test_one_sum_of_something_else_is_refused(wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [_tf32, lambda x: x.bfloat16().float(), lambda x: x.half().float(), lambda x: x[:, 1:]]
+)
+def test_one_sum_of_something_else_is_refused(
+    wrong: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     passed = sum(case.passes(wrong(case.x).sum(1)) for case in map(OneSum, range(300)))
     assert passed <= 6, "each may be near by chance: the sum of what is missing goes through 0"
 
 
 def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:
-    """Elements that share memory move together, integers stay, and a result that cannot be had is none."""
+    """Elements that share memory move together, integers stay, and a result that cannot be had is
+    none.
+    """
     x = torch.randn(1, 8).expand(4, 8)
     index = torch.arange(4)
 
@@ -282,7 +309,9 @@ def test_without_memory_for_it_nothing_is_known_of_what_moves() -> None:
 
 
 @pytest.mark.parametrize("block", [7, 1 << 17])
-def test_a_rough_comparison_is_the_same_in_whatever_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_a_rough_comparison_is_the_same_in_whatever_blocks(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     monkeypatch.setitem(error_statistics._BLOCK, "cpu", block)
     values = torch.randn(50, 3, dtype=torch.float32)
     assert grossly_equal(values, values * 1.009)
@@ -305,8 +334,12 @@ def test_a_rough_comparison_is_the_same_in_whatever_blocks(monkeypatch: pytest.M
     ("turned", "passed"),
     [(0, True), (2, True), (400, False)],
 )
-def test_signs_of_infinities_may_turn_where_rounding_decides_them(turned: int, passed: bool) -> None:
-    """What lies next to zero is scaled by infinity: 1 of 200,000 signs may be another, as between any two right evaluations."""
+def test_signs_of_infinities_may_turn_where_rounding_decides_them(
+    turned: int, passed: bool
+) -> None:
+    """What lies next to zero is scaled by infinity: 1 of 200,000 signs may be another, as between
+    any two right evaluations.
+    """
     whole = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
     eager, exact = whole * INF, whole.double() * INF
     found = eager.clone()
@@ -334,5 +367,7 @@ def test_nearer_than_eager_is_what_keeps_digits_where_eager_keeps_none_and_never
     assert not is_nearer(eager.flip(0), eager, exact)
     assert not is_nearer(torch.zeros(4096), eager, exact)
     assert not is_nearer(exact.float() + 0.2 * noise, eager, exact)
-    kept = torch.rand(4096, generator=torch.Generator().manual_seed(3)) < 0.5  # dropout: eager's mask and float64's differ
+    kept = (
+        torch.rand(4096, generator=torch.Generator().manual_seed(3)) < 0.5
+    )  # dropout: eager's mask and float64's differ
     assert not is_nearer(exact.float() * kept.flip(0), exact.float() * kept, exact * kept.roll(7))

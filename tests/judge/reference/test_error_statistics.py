@@ -11,13 +11,21 @@ from torch_cudal1.judge.reference import error_statistics
 from torch_cudal1.judge.reference.error_statistics import all_finite, beyond, flat_blocks, spread_of
 
 FLOOR = 2.0**-24
-SHAPES = {"rows": (33, 130), "short rows": (700, 3), "flat": (4_099,), "one row": (1, 999), "three dimensions": (5, 7, 64)}
+SHAPES = {
+    "rows": (33, 130),
+    "short rows": (700, 3),
+    "flat": (4_099,),
+    "one row": (1, 999),
+    "three dimensions": (5, 7, 64),
+}
 
 
 def results(shape: tuple[int, ...], seed: int = 0) -> error_statistics.Results:
     generator = torch.Generator().manual_seed(seed)
     exact = torch.randn(shape, generator=generator, dtype=torch.float64) * 3
-    noise = [torch.randn(shape, generator=generator, dtype=torch.float64) * size for size in (2e-7, 1e-7)]
+    noise = [
+        torch.randn(shape, generator=generator, dtype=torch.float64) * size for size in (2e-7, 1e-7)
+    ]
     return (exact + noise[0]).float(), (exact + noise[1]).float(), exact
 
 
@@ -43,12 +51,20 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_say_what_the_whole_says(name: str, odd: bool) -> None:
     given = results(SHAPES[name])
     if odd:
-        for number, (tensor, value) in enumerate(zip(given, (math.nan, math.inf, -math.inf), strict=True)):
+        for number, (tensor, value) in enumerate(
+            zip(given, (math.nan, math.inf, -math.inf), strict=True)
+        ):
             tensor.view(-1)[number * 7 :: 31] = value
     found = spread_of(given, FLOOR)
     assert found is not None
-    assert (found.scale, found.own, found.error, found.own_worst, found.worst) == pytest.approx(plainly(given), rel=1e-9)
-    assert found.count == (given[2].numel() if not odd else int(torch.stack([t.isfinite() for t in given]).all(0).sum()))
+    assert (found.scale, found.own, found.error, found.own_worst, found.worst) == pytest.approx(
+        plainly(given), rel=1e-9
+    )
+    assert found.count == (
+        given[2].numel()
+        if not odd
+        else int(torch.stack([t.isfinite() for t in given]).all(0).sum())
+    )
 
 
 def test_few_large_errors_rest_on_few_elements() -> None:

@@ -21,7 +21,9 @@ def test_a_linear_layer_is_exact_to_float64() -> None:
     x, w, b = make_inputs(subject(region), 1, "normal", CPU)
     exact = exact_outputs(region.program, [x, w, b], CPU)
     assert not isinstance(exact, Infeasible)
-    torch.testing.assert_close(exact[0], torch.relu(x.double() @ w.double().T + b.double()), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(
+        exact[0], torch.relu(x.double() @ w.double().T + b.double()), rtol=1e-14, atol=1e-14
+    )
 
 
 def test_casts_and_dtype_arguments_inside_become_float64() -> None:
@@ -39,7 +41,11 @@ def test_casts_and_dtype_arguments_inside_become_float64() -> None:
 
 
 def test_half_softmax_with_a_float_result_is_widened() -> None:
-    program = Program((spec(3, 5, dtype=torch.float16),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,))
+    program = Program(
+        (spec(3, 5, dtype=torch.float16),),
+        (op("aten._softmax.default", V(0), -1, False, out=1),),
+        (1,),
+    )
     x = torch.randn(3, 5).half()
     exact = exact_outputs(program, [x], CPU)
     assert not isinstance(exact, Infeasible)
@@ -49,39 +55,73 @@ def test_half_softmax_with_a_float_result_is_widened() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_fused_attention_follows_its_formula(causal: bool) -> None:
     shape = (2, 3, 7, 8)
-    step = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2), 0.0, causal), (), (3, 4), many=True)
+    step = Aten(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (V(0), V(1), V(2), 0.0, causal),
+        (),
+        (3, 4),
+        many=True,
+    )
     program = Program((spec(*shape),) * 3, (step,), (3, 4))
     q, k, v = (torch.randn(shape) for _ in range(3))
     exact = exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Infeasible)
-    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=causal
+    )
     torch.testing.assert_close(exact[0], expected)
     assert exact[1] is None  # the log-sum-exp is compared with eager only
 
 
 @pytest.mark.parametrize(("name", "outs"), [("efficient", 4), ("flash", 9), ("cudnn", 9)])
-def test_fused_attention_has_its_log_sum_exp_in_the_form_of_the_operator(name: str, outs: int) -> None:
+def test_fused_attention_has_its_log_sum_exp_in_the_form_of_the_operator(
+    name: str, outs: int
+) -> None:
     q, k, v = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
     args = (V(0), V(1), V(2)) if name == "flash" else (V(0), V(1), V(2), None, True)
-    step = Aten(f"aten._scaled_dot_product_{name}_attention.default", args, (), tuple(range(3, 3 + outs)), many=True)
-    exact = exact_outputs(Program((spec(2, 3, 40, 8), *(spec(2, 3, 9, 8),) * 2), (step,), (4,)), [q, k, v], CPU)
+    step = Aten(
+        f"aten._scaled_dot_product_{name}_attention.default",
+        args,
+        (),
+        tuple(range(3, 3 + outs)),
+        many=True,
+    )
+    exact = exact_outputs(
+        Program((spec(2, 3, 40, 8), *(spec(2, 3, 9, 8),) * 2), (step,), (4,)), [q, k, v], CPU
+    )
     assert not isinstance(exact, Infeasible)
     assert exact[0] is not None
     total = exact[0].squeeze(-1)
     torch.testing.assert_close(total[..., :40], (q.double() @ k.double().mT / 8**0.5).logsumexp(-1))
-    assert exact[0].shape == {"efficient": (2, 3, 64), "flash": (2, 3, 40), "cudnn": (2, 3, 40, 1)}[name]
+    assert (
+        exact[0].shape
+        == {"efficient": (2, 3, 64), "flash": (2, 3, 40), "cudnn": (2, 3, 40, 1)}[name]
+    )
     assert bool((total[..., 40:] == float("inf")).all())
 
 
-@pytest.mark.parametrize("operator", ["flash_attention_for_cpu", "efficient_attention", "cudnn_attention"])
+@pytest.mark.parametrize(
+    "operator", ["flash_attention_for_cpu", "efficient_attention", "cudnn_attention"]
+)
 def test_a_row_that_a_mask_hides_all_keys_from_is_0_as_in_eager(operator: str) -> None:
     here = operator.endswith("cpu")
     args = (V(0), V(1), V(2), 0.0, False) if here else (V(0), V(1), V(2), V(3), False)
     kwargs = (("attn_mask", V(3)),) if here else ()
     outs = {"flash_attention_for_cpu": 2, "efficient_attention": 4, "cudnn_attention": 9}[operator]
-    step = Aten(f"aten._scaled_dot_product_{operator}.default", args, kwargs, tuple(range(4, 4 + outs)), many=True)
+    step = Aten(
+        f"aten._scaled_dot_product_{operator}.default",
+        args,
+        kwargs,
+        tuple(range(4, 4 + outs)),
+        many=True,
+    )
     program = Program((*(spec(2, 3, 7, 8),) * 3, spec(2, 3, 7, 7)), (step,), (4,))
-    q, k, v, mask = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 7)
+    q, k, v, mask = (
+        torch.randn(2, 3, 7, 8),
+        torch.randn(2, 3, 7, 8),
+        torch.randn(2, 3, 7, 8),
+        torch.randn(2, 3, 7, 7),
+    )
     mask[..., 2, :], mask[..., 3, 1:] = -torch.inf, -torch.inf
     exact = exact_outputs(program, [q, k, v, mask], CPU)
     assert not isinstance(exact, Infeasible)
@@ -92,26 +132,46 @@ def test_a_row_that_a_mask_hides_all_keys_from_is_0_as_in_eager(operator: str) -
 
 def test_a_log_sum_exp_that_nobody_asked_for_has_no_exact_values() -> None:
     step = Aten(
-        "aten._scaled_dot_product_efficient_attention.default", (V(0), V(0), V(0), None, False), (), (1, 2, 3, 4), many=True
+        "aten._scaled_dot_product_efficient_attention.default",
+        (V(0), V(0), V(0), None, False),
+        (),
+        (1, 2, 3, 4),
+        many=True,
     )
-    exact = exact_outputs(Program((spec(1, 1, 4, 8),), (step,), (1, 2)), [torch.randn(1, 1, 4, 8)], CPU)
+    exact = exact_outputs(
+        Program((spec(1, 1, 4, 8),), (step,), (1, 2)), [torch.randn(1, 1, 4, 8)], CPU
+    )
     assert not isinstance(exact, Infeasible)
     assert exact[1] is None
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_heads_of_queries_share_keys_as_in_eager(heads: int) -> None:
-    step = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2), 0.0, True), (), (3, 4), many=True)
-    program = Program((spec(2, 4, 7, 8), spec(2, heads, 7, 8), spec(2, heads, 7, 8)), (step,), (3, None))
+    step = Aten(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (V(0), V(1), V(2), 0.0, True),
+        (),
+        (3, 4),
+        many=True,
+    )
+    program = Program(
+        (spec(2, 4, 7, 8), spec(2, heads, 7, 8), spec(2, heads, 7, 8)), (step,), (3, None)
+    )
     q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 8)
     exact = exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Infeasible)
-    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True
+    )
     torch.testing.assert_close(exact[0], expected)
 
 
 def test_integers_pass_through_and_strides_are_kept() -> None:
-    program = Program((spec(4, 6), spec(3, dtype=torch.int64)), (op("aten.as_strided.default", V(0), (6,), (4,), out=2),), (2, 1))
+    program = Program(
+        (spec(4, 6), spec(3, dtype=torch.int64)),
+        (op("aten.as_strided.default", V(0), (6,), (4,), out=2),),
+        (2, 1),
+    )
     x = torch.arange(24.0).reshape(6, 4).t()
     indices = torch.tensor([1, 2, 3])
     exact = exact_outputs(program, [x, indices], CPU)
@@ -129,7 +189,13 @@ def test_what_reads_bits_has_no_float64_result() -> None:
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> None:
     vectors = (V(1), V(2)) if affine else (None, None)
-    step = Aten("aten.native_group_norm.default", (V(0), *vectors, 2, 6, 35, 3, 1e-5), (), (3, 4, 5), many=True)
+    step = Aten(
+        "aten.native_group_norm.default",
+        (V(0), *vectors, 2, 6, 35, 3, 1e-5),
+        (),
+        (3, 4, 5),
+        many=True,
+    )
     program = Program((spec(2, 6, 5, 7), spec(6), spec(6)), (step,), (3, 4, 5))
     x, weight, bias = torch.randn(2, 6, 5, 7) + 2, torch.randn(6), torch.randn(6)
     wide = [x.double(), *((weight.double(), bias.double()) if affine else (None, None))]
@@ -157,28 +223,58 @@ def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> No
     ],
 )
 @pytest.mark.parametrize("bias", [True, False])
-def test_transposed_convolutions_are_sums_of_products(size, kernel, stride, padding, dilation, beyond, bias: bool) -> None:
+def test_transposed_convolutions_are_sums_of_products(
+    size, kernel, stride, padding, dilation, beyond, bias: bool
+) -> None:
     x, weight, offset = torch.randn(2, 3, *size), torch.randn(3, 4, *kernel), torch.randn(4)
     whole = [list(each) for each in (stride, padding, dilation)]
-    step = op("aten.convolution.default", V(0), V(1), V(2) if bias else None, *whole, True, list(beyond), 1, out=3)
-    exact = exact_outputs(Program((spec(*x.shape), spec(*weight.shape), spec(4)), (step,), (3,)), [x, weight, offset], CPU)
+    step = op(
+        "aten.convolution.default",
+        V(0),
+        V(1),
+        V(2) if bias else None,
+        *whole,
+        True,
+        list(beyond),
+        1,
+        out=3,
+    )
+    exact = exact_outputs(
+        Program((spec(*x.shape), spec(*weight.shape), spec(4)), (step,), (3,)),
+        [x, weight, offset],
+        CPU,
+    )
     assert not isinstance(exact, Infeasible)
     wide = (x.double(), weight.double(), offset.double() if bias else None)
-    torch.testing.assert_close(exact[0], torch.convolution(*wide, *whole, True, list(beyond), 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        exact[0], torch.convolution(*wide, *whole, True, list(beyond), 1), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_transposed_convolution_in_groups_has_a_float64_result_too() -> None:
     x, weight = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 2, 2)
-    step = op("aten.convolution.default", V(0), V(1), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 2, out=2)
-    exact = exact_outputs(Program((spec(*x.shape), spec(*weight.shape)), (step,), (2,)), [x, weight], CPU)
+    step = op(
+        "aten.convolution.default", V(0), V(1), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 2, out=2
+    )
+    exact = exact_outputs(
+        Program((spec(*x.shape), spec(*weight.shape)), (step,), (2,)), [x, weight], CPU
+    )
     assert not isinstance(exact, Infeasible)
     wanted = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), stride=2, groups=2)
     torch.testing.assert_close(exact[0], wanted)
 
 
 def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() -> None:
-    """Fused attention yields heads behind rows in memory, which the model then views as one row; its formula yields them before."""
-    attend = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2)), (), (3, 4), many=True)
+    """Fused attention yields heads behind rows in memory, which the model then views as one row;
+    its formula yields them before.
+    """
+    attend = Aten(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (V(0), V(1), V(2)),
+        (),
+        (3, 4),
+        many=True,
+    )
     steps = (
         attend,
         op("aten.transpose.int", V(3), 1, 2, out=5),
@@ -193,24 +289,39 @@ def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() ->
 
 
 def test_what_is_taken_by_strides_is_taken_from_memory_as_eager_lays_it_out() -> None:
-    attend = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2)), (), (3, 4), many=True)
+    attend = Aten(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (V(0), V(1), V(2)),
+        (),
+        (3, 4),
+        many=True,
+    )
     steps = (attend, op("aten.as_strided.default", V(3), (2, 7, 24), (168, 24, 1), out=5))
     program = Program((spec(2, 3, 7, 8),) * 3, steps, (5,))
     q, k, v = (torch.randn(2, 7, 3, 8).transpose(1, 2) for _ in range(3))
     program = replace(program, inputs=tuple(TensorSpec.of(tensor) for tensor in (q, k, v)))
     exact = exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Infeasible)
-    torch.testing.assert_close(exact[0].float(), interpret(program, CPU)([q, k, v])[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        exact[0].float(), interpret(program, CPU)([q, k, v])[0], rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("forms", [((12, 5), (3, 5, 4)), ((5, 12), (12, 4)), ((3, 6, 5), (5, 12)), ((3, 6, 5), (3, 5, 4))])
-def test_grouped_products_follow_their_formula(forms: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    "forms",
+    [((12, 5), (3, 5, 4)), ((5, 12), (12, 4)), ((3, 6, 5), (5, 12)), ((3, 6, 5), (3, 5, 4))],
+)
+def test_grouped_products_follow_their_formula(
+    forms: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
     left, right = (torch.randn(form).bfloat16() for form in forms)
     grouped = not (left.dim() == right.dim() == 3)
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
     specs = (TensorSpec.of(left), TensorSpec.of(right), *([TensorSpec.of(ends)] if grouped else []))
     step = op("aten._grouped_mm.default", V(0), V(1), *([V(2)] if grouped else []), out=len(specs))
-    exact = exact_outputs(Program(specs, (step,), (len(specs),)), [left, right, ends][: len(specs)], CPU)
+    exact = exact_outputs(
+        Program(specs, (step,), (len(specs),)), [left, right, ends][: len(specs)], CPU
+    )
     assert not isinstance(exact, Infeasible)
     a, b = left.double(), right.double()
     cut = [slice(0, 4), slice(4, 4), slice(4, 12)]

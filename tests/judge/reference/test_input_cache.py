@@ -1,4 +1,6 @@
-"""Input sets that a child lets go of for want of room: the same verdicts, with two or three sets there at a time."""
+"""Input sets that a child lets go of for want of room: the same verdicts, with two or three sets
+there at a time.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,19 @@ def half_the_batch() -> Program:
     half = op("aten.slice.Tensor", V(0), 0, 0, 16, out=4)
     twice = op("aten.cat.default", (V(4), V(4)), out=5)
     return with_steps(
-        REGION, transpose, half, twice, op("aten.addmm.default", V(2), V(5), V(3), out=6), op(relu.target, V(6), out=7), output=7
+        REGION,
+        transpose,
+        half,
+        twice,
+        op("aten.addmm.default", V(2), V(5), V(3), out=6),
+        op(relu.target, V(6), out=7),
+        output=7,
     )
 
 
-def test_verdicts_are_the_same_with_room_for_hardly_any_set(child: Child, no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_the_same_with_room_for_hardly_any_set(
+    child: Child, no_room: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most, gone, admit = 0, 0, Residents.admit
 
     def noted(self: Residents, *asked: object) -> list[str]:
@@ -84,7 +94,12 @@ def test_where_memory_is_short_hardly_any_results_stay_and_the_verdicts_are_the_
     run = Trial.call_slot
 
     def counted(self: Trial, *asked: object, **how: object) -> object:
-        computed = [name for sample in self.samples.values() for name in ("reference", "exact", "sway") if name in sample.__dict__]
+        computed = [
+            name
+            for sample in self.samples.values()
+            for name in ("reference", "exact", "sway")
+            if name in sample.__dict__
+        ]
         held.append(len(computed) + len(self.proven))
         return run(self, *asked, **how)  # type: ignore[arg-type]
 
@@ -109,7 +124,9 @@ def test_sets_that_are_small_stay_when_large_ones_are_let_go_of(child: Child) ->
     trial.drop(first)
 
 
-def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared(child: Child, no_room: None) -> None:
+def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared(
+    child: Child, no_room: None
+) -> None:
     trial = tried(child, REGION.program)
     first, _ = trial.draw("normal"), trial.draw("shifted")
     sibling = trial.sibling(first)
@@ -125,7 +142,9 @@ def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared
     trial.drop(*list(trial.samples.values()))
 
 
-def test_those_not_met_for_longest_go_first_and_none_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_not_met_for_longest_go_first_and_none_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(input_cache, "_ROOM_BYTES", 100)
     sets = Residents("cpu")
     assert [sets.admit(name, 30, "", ()) for name in "abc"] == [[], [], []]

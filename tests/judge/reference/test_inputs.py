@@ -1,4 +1,6 @@
-"""Made inputs have the exact form, are the same for the same seed, and stay where their consumers can read them."""
+"""Made inputs have the exact form, are the same for the same seed, and stay where their consumers
+can read them.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,18 @@ def test_the_seed_decides_everything() -> None:
     one, same, other = (make_inputs(subject(region), seed, "normal", CPU) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not torch.equal(one[0], other[0])
-    assert not torch.equal(one[0].reshape(-1)[:5], one[1].reshape(-1)[:5])  # two inputs of one seed differ
+    assert not torch.equal(
+        one[0].reshape(-1)[:5], one[1].reshape(-1)[:5]
+    )  # two inputs of one seed differ
 
 
 @pytest.mark.parametrize(
-    ("distribution", "mean", "deviation"), [("normal", 0, 1), ("shifted", 3, 1), ("large", 0, 1e4), ("small", 0, 1e-4)]
+    ("distribution", "mean", "deviation"),
+    [("normal", 0, 1), ("shifted", 3, 1), ("large", 0, 1e4), ("small", 0, 1e-4)],
 )
-def test_a_distribution_is_what_its_name_says(distribution: str, mean: float, deviation: float) -> None:
+def test_a_distribution_is_what_its_name_says(
+    distribution: str, mean: float, deviation: float
+) -> None:
     (made,) = make_inputs(subject(_region(spec(100_000))), 5, distribution, CPU)
     assert float(made.mean()) == pytest.approx(mean, abs=0.03 * deviation)
     assert float(made.std()) == pytest.approx(deviation, rel=0.03)
@@ -67,7 +74,9 @@ def test_a_distribution_is_what_its_name_says(distribution: str, mean: float, de
 def test_parameters_are_off_their_initial_values_and_keep_the_scale() -> None:
     region = linear_relu()
     x, weight, bias = make_inputs(subject(region), 1, "large", CPU)
-    assert float((weight @ weight.T).diagonal().mean()) == pytest.approx(1, rel=0.2)  # N(0, 1) / sqrt(fan in)
+    assert float((weight @ weight.T).diagonal().mean()) == pytest.approx(
+        1, rel=0.2
+    )  # N(0, 1) / sqrt(fan in)
     assert float(bias.abs().mean()) > 0.2
     assert float(x.abs().mean()) > 1e3
 
@@ -75,26 +84,61 @@ def test_parameters_are_off_their_initial_values_and_keep_the_scale() -> None:
 def _embedding(*between: Aten) -> Program:
     last = 2 + len(between)
     table = (spec(11, 4), spec(3, 5, dtype=torch.int64))
-    return Program(table, (*between, op("aten.embedding.default", V(0), V(last - 1), out=last)), (last,))
+    return Program(
+        table, (*between, op("aten.embedding.default", V(0), V(last - 1), out=last)), (last,)
+    )
 
 
 BOUNDED = [
     (_embedding(), 1, 11),
     (_embedding(op("aten.view.default", V(1), (15,), out=2)), 1, 11),
     (
-        _embedding(op("aten.unsqueeze.default", V(1), 0, out=2), op("aten.slice.Tensor", V(2), 2, 0, 3, out=3)),
+        _embedding(
+            op("aten.unsqueeze.default", V(1), 0, out=2),
+            op("aten.slice.Tensor", V(2), 2, 0, 3, out=3),
+        ),
         1,
         11,
     ),
-    (Program((spec(4, 9), spec(4, 2, dtype=torch.int64)), (op("aten.gather.default", V(0), -1, V(1), out=2),), (2,)), 1, 9),
-    (Program((spec(4, 9), spec(3, dtype=torch.int64)), (op("aten.index_select.default", V(0), 0, V(1), out=2),), (2,)), 1, 4),
-    (Program((spec(4, 9), spec(3, dtype=torch.int64)), (op("aten.index.Tensor", V(0), (None, V(1)), out=2),), (2,)), 1, 9),
+    (
+        Program(
+            (spec(4, 9), spec(4, 2, dtype=torch.int64)),
+            (op("aten.gather.default", V(0), -1, V(1), out=2),),
+            (2,),
+        ),
+        1,
+        9,
+    ),
+    (
+        Program(
+            (spec(4, 9), spec(3, dtype=torch.int64)),
+            (op("aten.index_select.default", V(0), 0, V(1), out=2),),
+            (2,),
+        ),
+        1,
+        4,
+    ),
+    (
+        Program(
+            (spec(4, 9), spec(3, dtype=torch.int64)),
+            (op("aten.index.Tensor", V(0), (None, V(1)), out=2),),
+            (2,),
+        ),
+        1,
+        9,
+    ),
     (
         Program(
             (spec(6, 10), spec(6, dtype=torch.int64)),
             (
                 op("aten._log_softmax.default", V(0), 1, False, out=2),
-                Aten("aten.nll_loss_forward.default", (V(2), V(1), None, 1, -100), (), (3, 4), many=True),
+                Aten(
+                    "aten.nll_loss_forward.default",
+                    (V(2), V(1), None, 1, -100),
+                    (),
+                    (3, 4),
+                    many=True,
+                ),
             ),
             (3,),
         ),
@@ -160,7 +204,9 @@ def test_variances_are_positive() -> None:
 
 
 def test_what_a_logarithm_is_taken_of_is_positive() -> None:
-    """As in `kl_div`, of whose targets `xlogy` is taken: drawn otherwise every result is NaN, and nothing can be judged."""
+    """As in `kl_div`, of whose targets `xlogy` is taken: drawn otherwise every result is NaN, and
+    nothing can be judged.
+    """
     program = Program(
         (spec(4, 5), spec(4, 5), spec(4, 5)),
         (
@@ -184,7 +230,12 @@ def test_the_longest_reduction_and_the_work_are_known() -> None:
 def test_recurrent_weights_keep_what_is_rounded_small_however_they_come() -> None:
     steps, width, hidden = 200, 24, 64
     layer = torch.nn.LSTM(width, hidden)
-    tensors = [torch.zeros(steps, 2, width), torch.zeros(1, 2, hidden), torch.zeros(1, 2, hidden), *layer._flat_weights]
+    tensors = [
+        torch.zeros(steps, 2, width),
+        torch.zeros(1, 2, hidden),
+        torch.zeros(1, 2, hidden),
+        *layer._flat_weights,
+    ]
 
     def arguments(values: Any) -> tuple[Any, ...]:
         return values[0], tuple(values[1:3]), tuple(values[3:]), True, 1, 0.0, False, False, False
@@ -196,7 +247,11 @@ def test_recurrent_weights_keep_what_is_rounded_small_however_they_come() -> Non
         (7, 8, 9),
     )
     facts = analyse(program)
-    assert (facts.weights, facts.chain, facts.longest_reduction) == (frozenset({3, 4, 5, 6}), steps, hidden)
+    assert (facts.weights, facts.chain, facts.longest_reduction) == (
+        frozenset({3, 4, 5, 6}),
+        steps,
+        hidden,
+    )
     assert facts.flops == 2 * steps * 2 * 4 * hidden * (width + hidden)
     island = Region(program, ("input",) * len(tensors), "inference", "island", "layer")
     inputs = make_inputs(subject(island), 3, "normal", torch.device("cpu"))

@@ -1,7 +1,7 @@
 """How often one judgement calls a slow reference, and that what is spared lets nothing through.
 
-A region counts as heavy by its FLOPs: one call of diag(a) @ b with n = 4096 is 137 GFLOP, a second or two on two cores, and its
-float64 run takes twice that.
+A region counts as heavy by its FLOPs: one call of diag(a) @ b with n = 4096 is 137 GFLOP, a second
+or two on two cores, and its float64 run takes twice that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ from torch_cudal1.judge.sandbox.child import Child, limits_for
 CPU = torch.device("cpu")
 HEAVY_FLOPS = 2 * 4096**3
 DIAGONAL = Region(
-    Program((spec(64), spec(64, 64)), (op("aten.diag.default", V(0), out=2), op("aten.mm.default", V(2), V(1), out=3)), (3,)),
+    Program(
+        (spec(64), spec(64, 64)),
+        (op("aten.diag.default", V(0), out=2), op("aten.mm.default", V(2), V(1), out=3)),
+        (3,),
+    ),
     ("input", "input"),
     name="diagonal times matrix",
 )
@@ -54,7 +58,9 @@ class Counted(RegionSubject):
 
     @property
     def facts(self) -> Facts:  # type: ignore[override]
-        return replace(RegionSubject(self.region, self.contract, self.device).facts, flops=HEAVY_FLOPS)
+        return replace(
+            RegionSubject(self.region, self.contract, self.device).facts, flops=HEAVY_FLOPS
+        )
 
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
         self.calls[self.now[0], "eager"] += 1
@@ -86,7 +92,15 @@ def judged(
 ) -> tuple[Counted, list[Check]]:
     """The subject with its counts, and the checks."""
     subject = Counted(region, Contract(), CPU)
-    given = Trial(subject, candidate(program), Contract(), CPU, child, book={} if book is None else book, profile=PROFILES["fast"])
+    given = Trial(
+        subject,
+        candidate(program),
+        Contract(),
+        CPU,
+        child,
+        book={} if book is None else book,
+        profile=PROFILES["fast"],
+    )
     given.load("candidate", given.candidate)
     asked = [subject.around(detector) for detector in detectors]
     checks = list(validate(given, detectors=asked or None).checks)
@@ -98,7 +112,10 @@ def scaled() -> Program:
     """diag(a) @ b as a product of elements, which yields the same bits."""
     return replace(
         DIAGONAL.program,
-        steps=(op("aten.unsqueeze.default", V(0), 1, out=2), op("aten.mul.Tensor", V(2), V(1), out=3)),
+        steps=(
+            op("aten.unsqueeze.default", V(0), 1, out=2),
+            op("aten.mul.Tensor", V(2), V(1), out=3),
+        ),
     )
 
 
@@ -108,9 +125,13 @@ FAST_STEPS: tuple[Detector, ...] = (numerics, poison, perturb, update_path, call
 def test_of_eagers_own_bits_one_float64_run_is_enough_for_all_checks(child: Child) -> None:
     subject, checks = judged(child, DIAGONAL, scaled(), *FAST_STEPS)
     assert all(check.passed for check in checks), checks
-    assert subject.total("float64") == subject.calls["numerics", "float64"] == 1  # whether the inputs leave digits to compare
+    assert (
+        subject.total("float64") == subject.calls["numerics", "float64"] == 1
+    )  # whether the inputs leave digits to compare
     assert subject.calls["numerics", "eager"] == 3  # one a set
-    assert subject.calls["call_history", "eager"] == 4  # B; unlike inputs; one element moved; what was never seen
+    assert (
+        subject.calls["call_history", "eager"] == 4
+    )  # B; unlike inputs; one element moved; what was never seen
     assert subject.calls["perturb", "eager"] == 1
     assert subject.total("eager") == 8
     numbers = [check for check in checks if check.name == "numerics"]
@@ -124,7 +145,9 @@ def test_the_next_candidate_of_a_region_finds_what_the_first_one_had_computed(ch
     subject, checks = judged(child, LINEAR, LINEAR.program, numerics, special, perturb, book=book)
     assert all(check.passed for check in checks), checks
     assert subject.calls["special", "eager"] == 0
-    assert subject.total("eager") <= 2  # the third distribution is a secret of each candidate, and so is what moves
+    assert (
+        subject.total("eager") <= 2
+    )  # the third distribution is a secret of each candidate, and so is what moves
 
 
 def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_is_held(
@@ -147,8 +170,12 @@ def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_i
     assert not book
     assert not given[-1].proven
     assert held
-    assert not {"uniform", "large", "small"} & set(held)  # the third set, which no later detector needs
-    assert not any({"reference", "exact", "sway"} & set(vars(sample)) for sample in given[-1].samples.values())
+    assert not {"uniform", "large", "small"} & set(
+        held
+    )  # the third set, which no later detector needs
+    assert not any(
+        {"reference", "exact", "sway"} & set(vars(sample)) for sample in given[-1].samples.values()
+    )
 
 
 def _linear(*steps: Step, output: int) -> Program:
@@ -157,7 +184,10 @@ def _linear(*steps: Step, output: int) -> Program:
 
 def in_float64() -> Program:
     """More exact than eager: other bits, and right."""
-    wide = [op("aten._to_copy.default", V(index), dtype=torch.float64, out=3 + index) for index in range(3)]
+    wide = [
+        op("aten._to_copy.default", V(index), dtype=torch.float64, out=3 + index)
+        for index in range(3)
+    ]
     rest = (
         op("aten.t.default", V(4), out=6),
         op("aten.addmm.default", V(5), V(3), V(6), out=7),
@@ -175,7 +205,9 @@ def test_other_bits_are_weighed_against_float64(child: Child) -> None:
 
 def a_little_off(step: float) -> Callable[[], Program]:
     def made() -> Program:
-        return _linear(TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1 + step, out=6), output=6)
+        return _linear(
+            TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1 + step, out=6), output=6
+        )
 
     return made
 
@@ -216,7 +248,9 @@ def test_a_subtly_wrong_result_of_a_heavy_region_is_refused_by_each_check_alone(
 
 
 def test_eagers_own_bits_do_not_stand_for_evidence_where_there_is_none(child: Child) -> None:
-    """sin x - sin x in two ways: nothing but rounding is left, so that even equal bits prove nothing."""
+    """sin x - sin x in two ways: nothing but rounding is left, so that even equal bits prove
+    nothing.
+    """
     steps = (
         op("aten.sin.default", V(0), out=1),
         op("aten.add.Scalar", V(1), 1e6, out=2),

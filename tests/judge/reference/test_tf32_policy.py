@@ -1,4 +1,6 @@
-"""What rights are worth where eager leaves them unused: TF32's error in the classes that have it, and nothing in the others."""
+"""What rights are worth where eager leaves them unused: TF32's error in the classes that have it,
+and nothing in the others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from torch_cudal1.judge.reference.input_set import Sample
 from torch_cudal1.judge.reference.region_reference import RegionSubject, Result
 from torch_cudal1.judge.reference.tf32_policy import UsingRights, multiplies
 
-X, W, M = (torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((2, 8, 12, 12), (16, 8, 3, 3), (12, 24)))
+X, W, M = (
+    torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    for shape in ((2, 8, 12, 12), (16, 8, 3, 3), (12, 24))
+)
 
 
 def convolved(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
@@ -86,7 +91,13 @@ def judged(out: torch.Tensor, rights: tuple[str, ...]) -> numerics.Comparison:
     facts, contract = SimpleNamespace(longest_reduction=72), SimpleNamespace(precision="match")
     trial: Any = SimpleNamespace(subject=subject, facts=facts, contract=contract, proven={})
     exact = [convolved(X.double(), W.double(), M.double())]
-    sample = Sample("s", "normal", [X, W, M], lambda inputs: Result([convolved(X, W, M)], [None]), lambda inputs: exact)
+    sample = Sample(
+        "s",
+        "normal",
+        [X, W, M],
+        lambda inputs: Result([convolved(X, W, M)], [None]),
+        lambda inputs: exact,
+    )
     ((_, found),) = compared(trial, sample, [out])
     return found
 
@@ -119,7 +130,9 @@ def test_a_right_to_tf32_is_none_to_less() -> None:
 
 
 @pytest.mark.parametrize(("rights", "passes"), [(("conv",), True), ((), False)])
-def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(rights: tuple[str, ...], passes: bool) -> None:
+def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(
+    rights: tuple[str, ...], passes: bool
+) -> None:
     """Eager's own change is fp32's; a candidate in TF32 reproduces it within TF32's error."""
 
     def granted(inputs: Any) -> Any:
@@ -142,7 +155,9 @@ def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(rights: tupl
 
 def test_a_region_of_convolutions_tells_what_its_rights_are_worth() -> None:
     region = lower_one(Convolution(), (X, W))
-    coarse = RegionSubject(region, Contract("match", ("conv",)), torch.device("cpu")).granted([X, W])
+    coarse = RegionSubject(region, Contract("match", ("conv",)), torch.device("cpu")).granted(
+        [X, W]
+    )
     assert coarse is not None
     assert coarse[0] is not None
     assert 1e-4 < loss(coarse[0], F.conv2d(X.double(), W.double())) < 1e-3

@@ -1,4 +1,6 @@
-"""Whatever the child does, it costs the candidate only: the parent gets a value, and nothing stays behind."""
+"""Whatever the child does, it costs the candidate only: the parent gets a value, and nothing stays
+behind.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,21 @@ ATTACKS = {  # what the child does instead of answering "run", the detector, a w
     "hang": ("import time; time.sleep(600)", "resource", "deadline"),
     "memory": ("x = bytearray(1 << 40)", "resource", "memory"),
     "tensor_memory": ("import torch; torch.empty(1 << 40).fill_(1)", "resource", "memory"),
-    "early_exit": ("import os; print('PASS speedup 100x', flush=True); os._exit(0)", "protocol", "PASS"),
-    "garbage": ("import os; os.write(FD, b'\\x00\\x00\\x00\\x04PASS'); import time; time.sleep(600)", "protocol", "garbage"),
-    "huge_frame": ("import os; os.write(FD, b'\\xff' * 64); import time; time.sleep(600)", "protocol", "announced"),
+    "early_exit": (
+        "import os; print('PASS speedup 100x', flush=True); os._exit(0)",
+        "protocol",
+        "PASS",
+    ),
+    "garbage": (
+        "import os; os.write(FD, b'\\x00\\x00\\x00\\x04PASS'); import time; time.sleep(600)",
+        "protocol",
+        "garbage",
+    ),
+    "huge_frame": (
+        "import os; os.write(FD, b'\\xff' * 64); import time; time.sleep(600)",
+        "protocol",
+        "announced",
+    ),
     "forged": ("return {'layout': [], 'facts': [], 'passed': True}", "protocol", "unreadable"),
     "no_facts": ("return {**original(session, request), 'facts': None}", "protocol", "properties"),
     "old_nonce": (
@@ -67,7 +81,9 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def living_members(group: int) -> list[str]:
-    """Processes of a group that are no zombies (an orphan waits for an init process, which a container may lack)."""
+    """Processes of a group that are no zombies (an orphan waits for an init process, which a
+    container may lack).
+    """
     fields = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -121,7 +137,9 @@ def test_an_interrupt_kills_the_child_and_deletes_the_scratch() -> None:
         os.kill(pid, 0)
 
 
-def test_the_child_sees_a_clean_environment_and_closed_files(evil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_child_sees_a_clean_environment_and_closed_files(
+    evil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "a secret")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/kept")
     secret = open(tmp_path / "secret", "w")  # noqa: SIM115
@@ -137,7 +155,9 @@ def test_the_child_sees_a_clean_environment_and_closed_files(evil, monkeypatch: 
     assert not any("secret" in name for name in answer["files"])
 
 
-def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Path] = []
     real = child_module.make_scratch
     monkeypatch.setattr(child_module, "make_scratch", lambda: made.append(real()) or made[-1])
@@ -172,7 +192,9 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
         ("raise ValueError('of its own')", False),
     ],
 )
-def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not(evil, error: str, *, lost: bool) -> None:
+def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not(
+    evil, error: str, *, lost: bool
+) -> None:
     evil(error)
     with Child(Limits(CPU, 30.0), Contract()) as child:
         with pytest.raises(CandidateFailure):

@@ -1,4 +1,6 @@
-"""The launcher: a filter that refuses exactly what it lists, a supervisor that leaves nothing, an end that is told truly."""
+"""The launcher: a filter that refuses exactly what it lists, a supervisor that leaves nothing, an
+end that is told truly.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,15 @@ CALLS = [  # phase, whose code, number, arguments, what comes of it (0: allowed)
 ]
 
 
-def outcome(code: tuple[seccomp.Instruction, ...], number: int, args: tuple[int, ...], arch: int = 0xC000003E) -> int:
-    """What classic BPF makes of a call: 0 allowed, else the error number. Written from the kernel's description of the machine."""
+def outcome(
+    code: tuple[seccomp.Instruction, ...],
+    number: int,
+    args: tuple[int, ...],
+    arch: int = 0xC000003E,
+) -> int:
+    """What classic BPF makes of a call: 0 allowed, else the error number. Written from the kernel's
+    description of the machine.
+    """
     words = {0: number & 0xFFFFFFFF, 4: arch}
     for index in range(6):
         value = args[index] if index < len(args) else 0
@@ -74,7 +83,11 @@ def outcome(code: tuple[seccomp.Instruction, ...], number: int, args: tuple[int,
             case 0x20:
                 accumulator = words[constant]
             case 0x15 | 0x35 | 0x45:
-                met = {0x15: accumulator == constant, 0x35: accumulator >= constant, 0x45: bool(accumulator & constant)}[op]
+                met = {
+                    0x15: accumulator == constant,
+                    0x35: accumulator >= constant,
+                    0x45: bool(accumulator & constant),
+                }[op]
                 at += yes if met else no
             case 0x06:
                 return 0 if constant == ALLOWED else constant & 0xFFFF
@@ -87,13 +100,20 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(
     phase: seccomp.Phase, whose: str, number: int, args: tuple[int, ...], expected: int
 ) -> None:
     own = whose == "own"
-    filters = [seccomp.rules("build", own=own)] + ([seccomp.rules("run", own=own, pid=ME)] if phase == "run" else [])
+    filters = [seccomp.rules("build", own=own)] + (
+        [seccomp.rules("run", own=own, pid=ME)] if phase == "run" else []
+    )
     found = [outcome(seccomp.assemble(rules), number, args) for rules in filters]
-    assert max(found) == expected  # the strictest of the filters that lie on top of each other decides
+    assert (
+        max(found) == expected
+    )  # the strictest of the filters that lie on top of each other decides
 
 
 def test_a_call_by_another_architectures_numbers_is_refused() -> None:
-    assert outcome(seccomp.assemble(seccomp.rules("build", own=True)), 0, (), arch=0x40000003) == errno.ENOSYS
+    assert (
+        outcome(seccomp.assemble(seccomp.rules("build", own=True)), 0, (), arch=0x40000003)
+        == errno.ENOSYS
+    )
 
 
 def test_a_filter_has_room_for_its_jumps() -> None:
@@ -104,13 +124,29 @@ def test_a_filter_has_room_for_its_jumps() -> None:
 
 
 def test_the_digest_tells_filters_apart_and_not_processes() -> None:
-    digests = {seccomp.digest(seccomp.rules(phase, own=own)) for phase in ("build", "run") for own in (True, False)}
+    digests = {
+        seccomp.digest(seccomp.rules(phase, own=own))
+        for phase in ("build", "run")
+        for own in (True, False)
+    }
     assert len(digests) == 3  # what "run" adds is alike for both
-    assert seccomp.digest(seccomp.rules("run", own=True)) != seccomp.digest(seccomp.rules("run", own=True, pid=ME))
+    assert seccomp.digest(seccomp.rules("run", own=True)) != seccomp.digest(
+        seccomp.rules("run", own=True, pid=ME)
+    )
 
 
 def test_a_plan_survives_the_command_line() -> None:
-    plan = Plan(7, "/s", Reach(("/usr",), ("/x",), ("/s",), ("/dev/null",)), 61200, (2,), False, True, {"CORE": 0}, 300)
+    plan = Plan(
+        7,
+        "/s",
+        Reach(("/usr",), ("/x",), ("/s",), ("/dev/null",)),
+        61200,
+        (2,),
+        False,
+        True,
+        {"CORE": 0},
+        300,
+    )
     assert Plan.from_json(plan.to_json()) == plan
     assert Plan.from_json(Plan(7, "/s").to_json()) == Plan(7, "/s")
 
@@ -125,11 +161,21 @@ def variables() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(landlock.__file__).parents[2]), "PATH": "/usr/bin:/bin"}
 
 
-def ran(scratch: Path, code: str, plan: Plan | None = None, *, stop_after_s: float = 0.0) -> tuple[int, bytes, float]:
-    """Exit code, output and seconds of Python code under the launcher; told to stop after a while if that is not 0."""
+def ran(
+    scratch: Path, code: str, plan: Plan | None = None, *, stop_after_s: float = 0.0
+) -> tuple[int, bytes, float]:
+    """Exit code, output and seconds of Python code under the launcher; told to stop after a while
+    if that is not 0.
+    """
     with tempfile.TemporaryFile() as log:
         begin = time.monotonic()
-        process = launch(plan or Plan(os.getpid(), str(scratch)), [sys.executable, "-S", "-c", code], variables(), fds=(), log=log)
+        process = launch(
+            plan or Plan(os.getpid(), str(scratch)),
+            [sys.executable, "-S", "-c", code],
+            variables(),
+            fds=(),
+            log=log,
+        )
         if stop_after_s:
             time.sleep(stop_after_s)
             end(process)
@@ -196,7 +242,9 @@ def is_free(lock: Path) -> bool:
 @pytest.mark.parametrize("how", ESCAPES)
 @pytest.mark.parametrize("stopped", [False, True], ids=["at its own end", "when told to stop"])
 def test_no_process_outlives_its_supervisor(scratch: Path, how: str, stopped: bool) -> None:
-    after = "time.sleep(600)" if stopped else "\nwhile not os.path.exists('ready'): time.sleep(0.01)"
+    after = (
+        "time.sleep(600)" if stopped else "\nwhile not os.path.exists('ready'): time.sleep(0.01)"
+    )
     ran(scratch, f"{HOLD}\n{ESCAPES[how]}\n{after}", stop_after_s=2.0 if stopped else 0.0)
     assert (scratch / "ready").exists()
     assert is_free(scratch / "lock")
@@ -213,16 +261,28 @@ def test_what_code_of_ours_started_may_end_by_itself(scratch: Path) -> None:
 
 @linux
 def test_a_fork_bomb_is_defused(scratch: Path) -> None:
-    bomb = HOLD + "\nwhile True:\n  try: os.fork()\n  except OSError: open('full', 'w').close(); time.sleep(0.05)"
+    bomb = (
+        HOLD
+        + "\nwhile True:\n  try: os.fork()\n  except OSError: open('full', 'w').close(); time.sleep(0.05)"
+    )
     plan = Plan(os.getpid(), str(scratch), uid=None, processes=40)
     before = process_identity.threads_of(os.getuid())
     if os.getuid() == 0:  # the system counts no processes of root's
         scratch.chmod(0o777)
-        plan = Plan(os.getpid(), str(scratch), Reach(read=("/",), write=(str(scratch),)), uid=61183, keep=(1,), processes=40)
+        plan = Plan(
+            os.getpid(),
+            str(scratch),
+            Reach(read=("/",), write=(str(scratch),)),
+            uid=61183,
+            keep=(1,),
+            processes=40,
+        )
     _, _, seconds = ran(scratch, bomb, plan, stop_after_s=2.0)
     assert (scratch / "full").exists(), "the limit was never met"
     assert seconds < 30
-    assert process_identity.threads_of(61183 if os.getuid() == 0 else os.getuid()) <= (0 if os.getuid() == 0 else before + 5)
+    assert process_identity.threads_of(61183 if os.getuid() == 0 else os.getuid()) <= (
+        0 if os.getuid() == 0 else before + 5
+    )
 
 
 @linux
@@ -260,8 +320,21 @@ def test_landlock_leaves_what_it_is_told_and_nothing_else(scratch: Path) -> None
     (scratch / "in").mkdir()
     (scratch / "out").mkdir()
     (scratch / "out" / "file").write_text("secret")
-    python = (sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", *variables().values())
-    plan = Plan(os.getpid(), str(scratch), Reach(tuple(p for p in python if p.startswith("/")), (), (str(scratch / "in"),)))
+    python = (
+        sys.prefix,
+        sys.base_prefix,
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/bin",
+        "/etc/ld.so.cache",
+        *variables().values(),
+    )
+    plan = Plan(
+        os.getpid(),
+        str(scratch),
+        Reach(tuple(p for p in python if p.startswith("/")), (), (str(scratch / "in"),)),
+    )
     code = """
 import os
 open("in/file", "w").write("x")

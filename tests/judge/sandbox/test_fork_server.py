@@ -1,4 +1,6 @@
-"""Processes that are forked rather than started: as confined, as clean, and ended with what forks them."""
+"""Processes that are forked rather than started: as confined, as clean, and ended with what forks
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,19 @@ def told(child: Child) -> str:
     return str(seen.value)
 
 
-def test_a_forked_child_serves_and_holds_no_secret_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_serves_and_holds_no_secret_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SECRET_API_KEY", "do-not-tell")
     with Nursery() as nursery:
         with Child(LIMITS, Contract(), nursery=nursery) as child:
             seen = told(child)
             assert "TMPDIR" in seen
             assert "do-not-tell" not in seen
-        with Child(LIMITS, Contract(), nursery=nursery) as one, Child(LIMITS, Contract(), nursery=nursery) as other:
+        with (
+            Child(LIMITS, Contract(), nursery=nursery) as one,
+            Child(LIMITS, Contract(), nursery=nursery) as other,
+        ):
             assert one.pid != other.pid
             os.kill(one.pid, signal.SIGKILL)
             assert other.call("clear")["nonce"]
@@ -53,9 +60,13 @@ def test_a_forked_child_serves_and_holds_no_secret_of_the_user(monkeypatch: pyte
 
 def test_what_forks_asks_nvml_for_gpus_and_its_children_ask_as_ever() -> None:
     with Nursery() as nursery:
-        assert b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in Path(f"/proc/{nursery.pid}/environ").read_bytes()
+        assert (
+            b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in Path(f"/proc/{nursery.pid}/environ").read_bytes()
+        )
         with Child(LIMITS, Contract(), nursery=nursery) as child:
-            assert "'PYTORCH_NVML" not in told(child)  # in os.environ; /proc has what the forking process was started with
+            assert "'PYTORCH_NVML" not in told(
+                child
+            )  # in os.environ; /proc has what the forking process was started with
 
 
 def test_children_end_with_what_forked_them_and_no_more_can_be_had() -> None:

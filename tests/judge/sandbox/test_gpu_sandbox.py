@@ -14,10 +14,21 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.sandbox.confine import landlock, seccomp
 from torch_cudal1.judge.worker.modules import CallForm, pack
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
-able = pytest.mark.skipif(not landlock.version() or not seccomp.supported(), reason="no Landlock or no filter here: level 1 only")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
+able = pytest.mark.skipif(
+    not landlock.version() or not seccomp.supported(),
+    reason="no Landlock or no filter here: level 1 only",
+)
 CUDA = torch.device("cuda", 0)
-FORM = CallForm("ModelNew", pack({"args": [], "kwargs": {}}, None), (), pack({"args": [torch.ones(1)], "kwargs": {}}, [])).to_json()
+FORM = CallForm(
+    "ModelNew",
+    pack({"args": [], "kwargs": {}}, None),
+    (),
+    pack({"args": [torch.ones(1)], "kwargs": {}}, []),
+).to_json()
 WORK = """
 import torch
 class ModelNew(torch.nn.Module):
@@ -73,7 +84,9 @@ def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
     if level == 3 and probed.error and "namespace" in probed.error:
         pytest.skip(probed.error)
     assert probed.level == level, probed.why
-    assert {c.name: c.detail for c in probed.controls}["GPU"] == "made a context, allocated, compiled, launched"
+    assert {c.name: c.detail for c in probed.controls}[
+        "GPU"
+    ] == "made a context, allocated, compiled, launched"
 
 
 @able
@@ -94,7 +107,9 @@ def test_strangers_work_on_the_gpu_in_the_run_phase() -> None:
 @able
 @pytest.mark.parametrize("trust", ["own", "foreign"])
 def test_triton_compiles_in_the_build_phase(trust: str) -> None:
-    with Child(replace(limits_for(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()) as child:  # type: ignore[arg-type]
+    with Child(
+        replace(limits_for(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()
+    ) as child:  # type: ignore[arg-type]
         assert child.confinement.level >= 2, child.confinement
         load(child, COMPILED)
 

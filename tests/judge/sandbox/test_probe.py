@@ -1,4 +1,6 @@
-"""What is believed of the sandbox was tried: each control stops an act that happens without it; the choice follows from that."""
+"""What is believed of the sandbox was tried: each control stops an act that happens without it; the
+choice follows from that.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,40 @@ from torch_cudal1.judge.sandbox import child as child_module
 from torch_cudal1.judge.sandbox import probe, start
 from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
 from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
-from torch_cudal1.judge.sandbox.confinement_level import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, Control, Probed, choose
+from torch_cudal1.judge.sandbox.confinement_level import (
+    LOWEST,
+    NOT_STOPPED,
+    REMEDIES,
+    STOPPED,
+    Control,
+    Probed,
+    choose,
+)
 from torch_cudal1.judge.sandbox.filesystem_policy import environment, reach
 from torch_cudal1.judge.sandbox.limits import Limits, limits_for
 
 CPU = torch.device("cpu")
 FOREIGN = Limits(CPU, 30.0, trust="foreign", phase="run")
-able = pytest.mark.skipif(not landlock.version() or not seccomp.supported(), reason="no Landlock or no filter here: level 1 only")
-MAY_FAIL_ANYWAY = {"ptrace", "new namespaces", "hidden network", "the judge's memory"}  # a machine may forbid these to everybody
+able = pytest.mark.skipif(
+    not landlock.version() or not seccomp.supported(),
+    reason="no Landlock or no filter here: level 1 only",
+)
+MAY_FAIL_ANYWAY = {
+    "ptrace",
+    "new namespaces",
+    "hidden network",
+    "the judge's memory",
+}  # a machine may forbid these to everybody
 NEED = Control("scratch", 0, True, "")
 
 
 def seen(asked: int, **wrong: int) -> Probed:
     """A probe whose acts came out right, but for those named with their level."""
     right = [NEED, *(Control(f"right {level}", level, True, "") for level in range(1, asked + 1))]
-    return Probed(asked, (*right, *(Control(name, level, False, "it happened") for name, level in wrong.items())))
+    return Probed(
+        asked,
+        (*right, *(Control(name, level, False, "it happened") for name, level in wrong.items())),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +67,12 @@ def bare() -> Probed:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (level, _) in acts.ACTS.items() if level > 1 and name not in ("new processes", "new programs")]
+    "name",
+    [
+        name
+        for name, (level, _) in acts.ACTS.items()
+        if level > 1 and name not in ("new processes", "new programs")
+    ],
 )
 def test_every_forbidden_act_happens_where_nothing_forbids_it(bare: Probed, name: str) -> None:
     found = {control.name: control for control in bare.controls}[name]
@@ -79,7 +105,9 @@ def test_level_3_comes_out_right_or_says_why() -> None:
 
 @able
 @pytest.mark.parametrize("broken", ["no files", "no compiler's files"])
-def test_a_need_that_is_not_met_costs_the_level(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_need_that_is_not_met_costs_the_level(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     """Landlock that also shuts out what a child needs: it must not count as confinement."""
 
     def too_narrow(*args: object, **kwargs: object) -> object:
@@ -87,10 +115,20 @@ def test_a_need_that_is_not_met_costs_the_level(monkeypatch: pytest.MonkeyPatch,
         if broken == "no files":
             return replace(
                 whole,
-                read=tuple(p for p in whole.read if "lib" in p or "/bin" in p or p in ("/usr", "/proc", sys.base_prefix)),
+                read=tuple(
+                    p
+                    for p in whole.read
+                    if "lib" in p or "/bin" in p or p in ("/usr", "/proc", sys.base_prefix)
+                ),
                 write=(),
             )
-        return replace(whole, read=(*(p for p in whole.read if p not in ("/usr", "/bin")), "/usr/lib/x86_64-linux-gnu"))
+        return replace(
+            whole,
+            read=(
+                *(p for p in whole.read if p not in ("/usr", "/bin")),
+                "/usr/lib/x86_64-linux-gnu",
+            ),
+        )
 
     monkeypatch.setattr("torch_cudal1.judge.sandbox.start.reach", too_narrow)
     probed = probe.measure(FOREIGN, 2)
@@ -114,7 +152,9 @@ CHOICES = [  # trust, probes, unsafe -> level, a word of what is missing
 
 
 @pytest.mark.parametrize(("trust", "probes", "unsafe", "level", "word"), CHOICES)
-def test_the_choice_follows_from_what_was_seen(trust: str, probes: tuple[Probed, ...], unsafe: bool, level: int, word: str) -> None:
+def test_the_choice_follows_from_what_was_seen(
+    trust: str, probes: tuple[Probed, ...], unsafe: bool, level: int, word: str
+) -> None:
     choice = choose(trust, probes, unsafe=unsafe)  # type: ignore[arg-type]
     assert choice.level == level
     assert word in choice.missing
@@ -150,13 +190,18 @@ def poor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("poor")
 def test_below_level_2_strangers_code_is_refused_with_the_reason_and_the_way_out() -> None:
-    with pytest.raises(SandboxError, match=r"must reach level 2.*Landlock is switched off.*lsm=landlock.*unsafe_sandbox"):
+    with pytest.raises(
+        SandboxError,
+        match=r"must reach level 2.*Landlock is switched off.*lsm=landlock.*unsafe_sandbox",
+    ):
         child_module.Child(limits_for(Settings(), CPU, trust="foreign"), Contract())
 
 
 @pytest.mark.usefixtures("poor")
 def test_an_explicit_setting_allows_it_and_the_evidence_says_so() -> None:
-    with child_module.Child(limits_for(Settings(unsafe_sandbox=True), CPU, trust="foreign"), Contract()) as child:
+    with child_module.Child(
+        limits_for(Settings(unsafe_sandbox=True), CPU, trust="foreign"), Contract()
+    ) as child:
         told = child.confinement.to_json()
     assert told["unsafe"] is True
     assert told["level"] == 1
@@ -173,16 +218,22 @@ def test_own_code_makes_do_with_level_1_and_says_why() -> None:
 
 
 @able
-def test_own_code_that_cannot_start_at_level_2_starts_at_1_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_code_that_cannot_start_at_level_2_starts_at_1_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What the acts of the probe did not foresee."""
     monkeypatch.setattr(probe, "_KNOWN", {})
     limits = Limits(CPU, 30.0)
     probe.survey(limits)
     real = child_module.plan_for
 
-    def no_room(given: Limits, level: int, scratch: Path, variables: dict[str, str], *, watched: bool) -> Plan:
+    def no_room(
+        given: Limits, level: int, scratch: Path, variables: dict[str, str], *, watched: bool
+    ) -> Plan:
         plan = real(given, level, scratch, variables, watched=watched)
-        return plan if plan.reach is None else replace(plan, rlimits={"AS": 300 << 20})  # enough for Python, not for torch
+        return (
+            plan if plan.reach is None else replace(plan, rlimits={"AS": 300 << 20})
+        )  # enough for Python, not for torch
 
     monkeypatch.setattr(child_module, "plan_for", no_room)
     with child_module.Child(limits, Contract()) as child:
@@ -197,7 +248,9 @@ def test_what_was_seen_is_remembered_for_the_process(monkeypatch: pytest.MonkeyP
     assert probe.survey(FOREIGN) is first
 
 
-def test_strangers_see_neither_homes_nor_the_users_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_see_neither_homes_nor_the_users_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -255,15 +308,25 @@ sys.exit(bool(os.waitpid(worker, 0)[1]))
 
 @able
 @pytest.mark.parametrize("trust", ["own", "foreign"])
-def test_what_code_of_ours_starts_may_start_the_gpu_s_driver_too(trust: str, tmp_path: Path) -> None:
-    """CUDA writes into the /proc folder of its process. Inductor's compile workers are processes of a child, and ask CUDA."""
+def test_what_code_of_ours_starts_may_start_the_gpu_s_driver_too(
+    trust: str, tmp_path: Path
+) -> None:
+    """CUDA writes into the /proc folder of its process. Inductor's compile workers are processes of
+    a child, and ask CUDA.
+    """
     scratch = start.make_scratch("cudal1-test-")
     try:
         limits = Limits(torch.device("cuda"), 30.0, trust=trust)  # type: ignore[arg-type]
         variables = environment(scratch, own=trust == "own", visible_gpu=True)
         plan = start.plan_for(limits, 2, scratch, variables)
         with (tmp_path / "log").open("wb") as log:
-            process = start.launch(plan, [sys.executable, "-S", "-P", "-c", STARTS_LIKE_CUDA], variables, fds=(), log=log)
+            process = start.launch(
+                plan,
+                [sys.executable, "-S", "-P", "-c", STARTS_LIKE_CUDA],
+                variables,
+                fds=(),
+                log=log,
+            )
             status = process.wait(60)
             start.end(process)
         assert (status == 0) == (trust == "own"), (tmp_path / "log").read_text()
@@ -272,7 +335,9 @@ def test_what_code_of_ours_starts_may_start_the_gpu_s_driver_too(trust: str, tmp
 
 
 @pytest.mark.parametrize("fails_in", ["nowhere", "here", "a process started here"])
-def test_the_gpu_must_be_usable_in_processes_that_a_compiler_starts(fails_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_must_be_usable_in_processes_that_a_compiler_starts(
+    fails_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = os.getpid()
 
     def use() -> str:

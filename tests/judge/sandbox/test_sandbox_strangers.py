@@ -1,4 +1,6 @@
-"""Source code that nobody vouches for, in the child that judges it: every attack fails, honest work goes on."""
+"""Source code that nobody vouches for, in the child that judges it: every attack fails, honest work
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ from torch_cudal1.judge.worker.modules import CallForm, pack
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
-    not landlock.version() or not seccomp.supported(), reason="strangers are refused here: level 1 only"
+    not landlock.version() or not seccomp.supported(),
+    reason="strangers are refused here: level 1 only",
 )
-FORM = CallForm("ModelNew", pack({"args": [], "kwargs": {}}, None), (), pack({"args": [torch.ones(1)], "kwargs": {}}, [])).to_json()
-STOPPED = r"(OSError|PermissionError|FileNotFoundError|ProcessLookupError|ValueError): "  # what the kernel answers
-ATTACKS = {  # what the source does when it is imported; JUDGE, CANARY, OUTSIDE, PORT and SOCKET are filled in
+FORM = CallForm(
+    "ModelNew",
+    pack({"args": [], "kwargs": {}}, None),
+    (),
+    pack({"args": [torch.ones(1)], "kwargs": {}}, []),
+).to_json()
+# what the kernel answers
+STOPPED = r"(OSError|PermissionError|FileNotFoundError|ProcessLookupError|ValueError): "
+# what the source does when it is imported; JUDGE, CANARY, OUTSIDE, PORT and SOCKET are filled in
+ATTACKS = {
     "reads a file": "open({canary!r}).read()",
     "lists a folder": "os.listdir({outside!r})",
     "writes a file": "open({outside!r} + '/written', 'w')",
@@ -100,7 +110,9 @@ def foreign(deadline_s: float = 60.0, **changes: object) -> Child:
 
 
 def load(child: Child, text: str) -> dict[str, object]:
-    return child.call("load_source", slot="candidate", text=textwrap.dedent(text), form=FORM, way={})
+    return child.call(
+        "load_source", slot="candidate", text=textwrap.dedent(text), form=FORM, way={}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +133,13 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, obje
         tcp.listen()
         unix.listen()
         port = tcp.getsockname()[1]
-        yield {"canary": str(canary), "outside": str(outside), "port": port, "socket": path, "judge": os.getpid()}
+        yield {
+            "canary": str(canary),
+            "outside": str(outside),
+            "port": port,
+            "socket": path,
+            "judge": os.getpid(),
+        }
     assert canary.read_text() == "a secret"
     assert sorted(os.listdir(outside)) == ["canary", "s"]
 
@@ -139,7 +157,9 @@ def child(request: pytest.FixtureRequest) -> Iterator[Child]:
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))
-def test_an_attack_on_the_world_outside_fails(child: Child, targets: dict[str, object], name: str) -> None:
+def test_an_attack_on_the_world_outside_fails(
+    child: Child, targets: dict[str, object], name: str
+) -> None:
     """The attacks share a child: whoever harms it shows in the next."""
     attack = ATTACKS[name].format(**targets)
     with pytest.raises(CandidateFailure, match=STOPPED):
@@ -154,8 +174,13 @@ def test_honest_work_is_not_disturbed(child: Child) -> None:
 
 
 def test_tensors_travel_both_ways(child: Child) -> None:
-    """The child is another user where root starts it; both must be able to write what the other reads."""
-    load(child, "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1")
+    """The child is another user where root starts it; both must be able to write what the other
+    reads.
+    """
+    load(
+        child,
+        "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1",
+    )
     given, back = child.new_file(), child.new_file()
     value = torch.arange(6.0).reshape(2, 3)
     child.call("put", name="set", layout=save_tensors([value], given), path=str(given), base="")
@@ -168,7 +193,9 @@ def test_tensors_travel_both_ways(child: Child) -> None:
 
 
 def test_allocating_all_memory_is_a_reason_and_the_next_child_works() -> None:
-    limits = limits_for(Settings(memory_limit_gib=1.0, candidate_timeout_s=60.0), CPU, trust="foreign", phase="run")
+    limits = limits_for(
+        Settings(memory_limit_gib=1.0, candidate_timeout_s=60.0), CPU, trust="foreign", phase="run"
+    )
     with Child(limits, Contract()) as child:
         with pytest.raises(CandidateFailure, match="memory") as caught:
             load(child, "import torch\nheld = []\nwhile True: held.append(torch.ones(1 << 24))")
@@ -200,12 +227,20 @@ def test_sleeping_for_ever_ends_at_the_deadline() -> None:
 
 
 def test_a_file_larger_than_allowed_is_an_error() -> None:
-    with foreign(file_bytes=1 << 20) as child, pytest.raises(CandidateFailure, match=r"File too large|SIGXFSZ"):
-        load(child, "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nopen('big', 'wb').write(b'x' * (1 << 22))")
+    with (
+        foreign(file_bytes=1 << 20) as child,
+        pytest.raises(CandidateFailure, match=r"File too large|SIGXFSZ"),
+    ):
+        load(
+            child,
+            "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nopen('big', 'wb').write(b'x' * (1 << 22))",
+        )
 
 
 def test_a_build_that_leaves_processes_leaves_none() -> None:
-    """In the build phase a candidate may start processes; one that hides in a session of its own dies with the child."""
+    """In the build phase a candidate may start processes; one that hides in a session of its own
+    dies with the child.
+    """
     text = """
     import fcntl, os, time
     if os.fork() == 0:

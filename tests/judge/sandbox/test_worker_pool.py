@@ -81,11 +81,16 @@ def test_a_child_that_must_not_be_kept_is_ended() -> None:
 
 
 def test_strangers_get_a_process_of_their_own() -> None:
-    with pytest.raises(ValueError, match="strangers"), worker_pool.lent(limits_for(Settings(), CPU, trust="foreign"), Contract()):
+    with (
+        pytest.raises(ValueError, match="strangers"),
+        worker_pool.lent(limits_for(Settings(), CPU, trust="foreign"), Contract()),
+    ):
         pass
 
 
-def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_still_starting_is_ended_with_the_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker_pool._STAYING.end()
     launched, scratches, note = threading.Event(), [], cancellable.Work.started
 
@@ -107,7 +112,9 @@ def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pyte
     with pytest.raises(SandboxError):  # it answers nobody, not even late
         coming.result(timeout=30)
     assert [path for path in scratches if path.exists()] == []
-    assert len(scratches) == 1  # what was ended on purpose is not tried again, by another way or at a lower level
+    assert (
+        len(scratches) == 1
+    )  # what was ended on purpose is not tried again, by another way or at a lower level
 
 
 def test_work_that_has_not_begun_does_not_begin_when_nobody_waits_any_more() -> None:
@@ -152,7 +159,10 @@ def is_running(nursery: Nursery) -> bool:
 def test_children_are_forked_from_one_process() -> None:
     with worker_pool.kept_warm():
         worker_pool.begin(LIMITS, Contract())
-        with worker_pool.lent(LIMITS, Contract()) as one, worker_pool.fresh(LIMITS, Contract()) as other:
+        with (
+            worker_pool.lent(LIMITS, Contract()) as one,
+            worker_pool.fresh(LIMITS, Contract()) as other,
+        ):
             assert forked(one)
             assert forked(other)
             asked = trial(other)
@@ -199,7 +209,9 @@ def test_another_environment_gets_another_process(monkeypatch: pytest.MonkeyPatc
     assert not is_running(first)
 
 
-def test_folders_added_to_the_import_path_are_there_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_added_to_the_import_path_are_there_in_a_forked_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = nursery_of_a_search()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with worker_pool.kept_warm(), worker_pool.lent(LIMITS, Contract()) as child:
@@ -224,7 +236,9 @@ from tests.judge.sandbox.test_worker_pool import nursery_of_a_search
 if __name__ == '__main__':
     print(nursery_of_a_search().pid)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
     assert not Path(f"/proc/{int(told.stdout.split()[-1])}").exists()
 
 
@@ -236,7 +250,9 @@ def test_without_the_process_that_forks_a_child_is_started_from_nothing() -> Non
             first.usable = False
         with worker_pool.lent(LIMITS, Contract()) as second:
             assert not forked(second)
-            assert second.confinement.level == first.confinement.level  # its end says nothing of the sandbox
+            assert (
+                second.confinement.level == first.confinement.level
+            )  # its end says nothing of the sandbox
     events = [event for event in telemetry.report().events if event.what == "nursery"]
     assert len(events) == 1
     assert "gone" in str(events[0].facts["reason"])

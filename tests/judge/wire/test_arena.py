@@ -1,4 +1,6 @@
-"""Tensors that pass through shared memory arrive as they were; places outside it, and messages without it, are refused."""
+"""Tensors that pass through shared memory arrive as they were; places outside it, and messages
+without it, are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.limits import limits_for
 from torch_cudal1.judge.wire import arena
-from torch_cudal1.judge.wire.arena import Arena, Verbs, arena_of, lend, lend_also, return_to_first, withdraw
+from torch_cudal1.judge.wire.arena import (
+    Arena,
+    Verbs,
+    arena_of,
+    lend,
+    lend_also,
+    return_to_first,
+    withdraw,
+)
 from torch_cudal1.judge.wire.channel import in_arena, load_tensors, save_tensors
 from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors
 
@@ -120,7 +130,9 @@ def test_a_larger_one_stands_in_for_the_first_and_is_given_back(folder: Path) ->
 def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
     with Child(limits_for(Settings(), CPU), Contract()) as child, child.room(1 << 40):
         path = child.new_file()
-        child.call("put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base="")
+        child.call(
+            "put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base=""
+        )
 
 
 def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_takes_minutes(
@@ -140,7 +152,12 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
             layout = save_tensors([torch.randn(SIZE)], path)
             child.call("put", name="set", layout=layout, path=str(path), base="")
         assert asked == [1 << 30] * 2  # the second time after PyTorch gave back what it had kept
-        with pytest.raises(CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc") as failed, child.room(6 << 30):
+        with (
+            pytest.raises(
+                CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc"
+            ) as failed,
+            child.room(6 << 30),
+        ):
             raise AssertionError("the body must not run")
         assert failed.value.detector == "resource"
         assert child.usable
@@ -162,7 +179,13 @@ def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> N
             assert arena_of(child.scratch) is standing
         assert child.call("unchanged", name="set")["changed"] == []
         small = child.new_file()
-        child.call("put", name="small", layout=save_tensors([torch.ones(4, device=device)], small), path=str(small), base="")
+        child.call(
+            "put",
+            name="small",
+            layout=save_tensors([torch.ones(4, device=device)], small),
+            path=str(small),
+            base="",
+        )
         with pytest.raises(CandidateFailure, match="no room"), child.room(1 << 60):
             raise AssertionError("nobody has that much")
 
@@ -172,7 +195,9 @@ def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> N
 def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> None:
     device = torch.device("cuda")
     with Child(limits_for(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
-        assert arena_of(child.scratch) is not None, "the driver shares no memory between these processes"
+        assert arena_of(child.scratch) is not None, (
+            "the driver shares no memory between these processes"
+        )
         value = torch.randn(100, 30, device=device).t()
         path = child.new_file()
         layout = save_tensors([value], path)
@@ -187,7 +212,9 @@ def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> Non
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
-    """As a Program's binaries are: an address of the host is none for the driver's copy, and SwinTransformerV2 had no race."""
+    """As a Program's binaries are: an address of the host is none for the driver's copy, and
+    SwinTransformerV2 had no race.
+    """
     device = torch.device("cuda")
     with Child(limits_for(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
         path, constant = child.new_file(), torch.arange(12.0, device=device).view(3, 4).t()

@@ -35,7 +35,15 @@ def test_a_frame_arrives_whole(ends: tuple[Channel, socket.socket]) -> None:
     assert channel.receive(deadline=time.monotonic() + 5) == message
 
 
-@pytest.mark.parametrize("raw", [b"\x00\x00\x00\x04PASS", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02\xff\xfe"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\x00\x00\x04PASS",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x02\xff\xfe",
+    ],
+)
 def test_garbage_is_refused(ends: tuple[Channel, socket.socket], raw: bytes) -> None:
     channel, other = ends
     other.sendall(raw)
@@ -51,7 +59,9 @@ def test_nesting_without_end_is_refused(ends: tuple[Channel, socket.socket]) -> 
         channel.receive(deadline=time.monotonic() + 5)
 
 
-def test_silence_ends_at_the_deadline_and_a_hang_up_is_seen(ends: tuple[Channel, socket.socket]) -> None:
+def test_silence_ends_at_the_deadline_and_a_hang_up_is_seen(
+    ends: tuple[Channel, socket.socket],
+) -> None:
     channel, other = ends
     with pytest.raises(TimeoutError):
         channel.receive(deadline=time.monotonic() + 0.05)
@@ -83,9 +93,18 @@ def test_every_layout_survives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [[["float32", [9], [1]]], [["int32", [4], [1]]], [["float32", [2, 2], [-2, 1]]], [["evil", [4], [1]]], [3]]
+    "layout",
+    [
+        [["float32", [9], [1]]],
+        [["int32", [4], [1]]],
+        [["float32", [2, 2], [-2, 1]]],
+        [["evil", [4], [1]]],
+        [3],
+    ],
 )
-def test_a_layout_that_does_not_fit_the_bytes_is_refused(tmp_path: Path, layout: list[object]) -> None:
+def test_a_layout_that_does_not_fit_the_bytes_is_refused(
+    tmp_path: Path, layout: list[object]
+) -> None:
     save_tensors([torch.ones(4)], tmp_path / "file")
     with pytest.raises((SandboxError, ValueError)):
         load_tensors(layout, tmp_path / "file", CPU)
@@ -97,7 +116,10 @@ FOUR = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 @pytest.mark.parametrize(
     ("header", "size"),
     [
-        ({"0": FOUR, "1": FOUR}, 16),  # the same bytes twice: a small file would become any number of large tensors
+        (
+            {"0": FOUR, "1": FOUR},
+            16,
+        ),  # the same bytes twice: a small file would become any number of large tensors
         ({"0": FOUR, "1": FOUR | {"data_offsets": [16, 32]}}, 31),
         ({"0": FOUR, "1": FOUR | {"data_offsets": [-16, 0]}}, 64),
         ({"0": FOUR, "1": FOUR | {"data_offsets": [1 << 62, (1 << 62) + 16]}}, 64),
@@ -108,9 +130,22 @@ FOUR = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
         ({"0": FOUR}, 64),
         ([FOUR, FOUR], 64),
     ],
-    ids=["twice", "short", "before", "beyond", "odd", "shape", "dtype", "no place", "missing", "no object"],
+    ids=[
+        "twice",
+        "short",
+        "before",
+        "beyond",
+        "odd",
+        "shape",
+        "dtype",
+        "no place",
+        "missing",
+        "no object",
+    ],
 )
-def test_a_header_that_does_not_fit_the_bytes_is_refused(tmp_path: Path, header: object, size: int) -> None:
+def test_a_header_that_does_not_fit_the_bytes_is_refused(
+    tmp_path: Path, header: object, size: int
+) -> None:
     text = json.dumps(header).encode()
     (tmp_path / "file").write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
     with pytest.raises(SandboxError, match="tensors"):
@@ -124,7 +159,9 @@ def test_a_header_longer_than_a_frame_may_be_is_not_read(tmp_path: Path) -> None
         load_tensors([["float32", [1], [1]]], tmp_path / "file", CPU)
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = save_tensors([torch.ones(1 << 16)], tmp_path / "file")
     monkeypatch.setattr(channel, "_AT_ONCE_BYTES", 1 << 16)
     read = os.preadv
@@ -138,8 +175,12 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         load_tensors(layout, tmp_path / "file", CPU)
 
 
-def test_what_a_file_grows_by_while_it_is_read_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = json.dumps({"0": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}).encode()
+def test_what_a_file_grows_by_while_it_is_read_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = json.dumps(
+        {"0": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}
+    ).encode()
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
     told = os.fstat
 

@@ -1,4 +1,6 @@
-"""The precision switches of a child: the contract's, and in the user's own words where those say the same."""
+"""The precision switches of a child: the contract's, and in the user's own words where those say
+the same.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def switch() -> Iterator[None]:
 
 @pytest.mark.parametrize("word", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("held", [(), ("matmul",)], ids=["IEEE", "TF32"])
-def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(word: str, held: tuple[str, ...]) -> None:
+def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(
+    word: str, held: tuple[str, ...]
+) -> None:
     MATMUL.fp32_precision = word
     with precision_rights.under(Contract(rights=held)):
         assert (MATMUL.fp32_precision == "tf32") == bool(held)
@@ -90,6 +94,8 @@ def test_what_a_child_has_inductor_compile_the_user_s_process_finds(tmp_path: Pa
 def ran(script: str, **variables: str) -> str:
     """In a process of its own, where nobody has set a switch before and nobody reads one after."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

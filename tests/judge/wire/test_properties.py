@@ -22,7 +22,9 @@ def strides(tensor: torch.Tensor) -> list[int]:
         (torch.zeros(0, 4), torch.zeros(4, 0).t()),
     ],
 )
-def test_the_stride_of_a_dimension_without_a_step_is_no_difference(one: torch.Tensor, other: torch.Tensor) -> None:
+def test_the_stride_of_a_dimension_without_a_step_is_no_difference(
+    one: torch.Tensor, other: torch.Tensor
+) -> None:
     assert one.stride() != other.stride()
     assert strides(one) == strides(other)
 

@@ -1,4 +1,6 @@
-"""What is due goes with the next request: in order, before it, and failing as if it had been asked by itself."""
+"""What is due goes with the next request: in order, before it, and failing as if it had been asked
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ SLOT = "reference"
 def child() -> Iterator[Child]:
     with Child(limits_for(Settings(), CPU), Contract()) as one:
         payloads = write_payloads(PROGRAM, one.new_file())
-        one.call("load", slot=SLOT, program=PROGRAM.to_json(), payloads=payloads, schedule="eager", static=[])
+        one.call(
+            "load",
+            slot=SLOT,
+            program=PROGRAM.to_json(),
+            payloads=payloads,
+            schedule="eager",
+            static=[],
+        )
         yield one
 
 
@@ -66,7 +75,9 @@ def test_small_sets_come_and_go_with_the_run_between(child: Child, sent: list[li
         _run(child, "first")
 
 
-def test_a_second_message_waits_until_the_first_was_read(child: Child, sent: list[list[str]]) -> None:
+def test_a_second_message_waits_until_the_first_was_read(
+    child: Child, sent: list[list[str]]
+) -> None:
     """It may lie where that one lies."""
     child.put("third", INPUTS)
     child.put("fourth", INPUTS)
@@ -75,7 +86,9 @@ def test_a_second_message_waits_until_the_first_was_read(child: Child, sent: lis
     assert sent[1:] == [["put", "run"]]
 
 
-def test_what_is_large_comes_and_goes_at_once(child: Child, sent: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_large_comes_and_goes_at_once(
+    child: Child, sent: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(child_module, "_SMALL_BYTES", 100)
     child.put("large", INPUTS)
     child.drop(["large"], 101)

@@ -1,4 +1,6 @@
-"""Beyond a tensor at the edge there is no memory; operators of PyTorch never notice, for they stay within their tensors."""
+"""Beyond a tensor at the edge there is no memory; operators of PyTorch never notice, for they stay
+within their tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from torch_cudal1.judge.worker.guard_pages import SIDES, Side, at_edge
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+        ],
+    ),
 ]
 FORMS = {
     "a page's multiple": torch.randn(64, 64),
@@ -26,7 +34,8 @@ FORMS = {
     "expanded": torch.randn(1, 3).expand(4, 3),
     "many pages": torch.randn(70_001, dtype=torch.float64),
 }
-# what is done with a tensor of 4096 float32 at address `at`, on which side of it no memory is, and whether that is fatal
+# what is done with a tensor of 4096 float32 at address `at`, on which side of it no memory is, and
+# whether that is fatal
 ACCESSES: dict[str, tuple[str, Side, bool]] = {
     "all of it is read": ("ctypes.string_at(at, 16384)", "end", False),
     "all of it is written": ("ctypes.memset(at, 0, 16384)", "start", False),
@@ -34,7 +43,11 @@ ACCESSES: dict[str, tuple[str, Side, bool]] = {
     "a byte before it is read": ("ctypes.string_at(at - 1, 1)", "start", True),
     "a byte behind it is written": ("ctypes.memset(at + 16384, 0, 1)", "end", True),
     "a byte before it is written": ("ctypes.memset(at - 1, 0, 1)", "start", True),
-    "a byte a megabyte behind it is read": ("ctypes.string_at(at + 16384 + (1 << 20), 1)", "start", True),
+    "a byte a megabyte behind it is read": (
+        "ctypes.string_at(at + 16384 + (1 << 20), 1)",
+        "start",
+        True,
+    ),
 }
 PROGRAM = """
 import ctypes
@@ -67,7 +80,11 @@ def test_an_empty_tensor_has_no_edge() -> None:
 @pytest.mark.parametrize("what", ACCESSES)
 def test_an_access_beyond_the_edge_ends_the_process(what: str) -> None:
     access, side, fatal = ACCESSES[what]
-    ended = subprocess.run([sys.executable, "-c", PROGRAM.format(side=side, access=access)], capture_output=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(side=side, access=access)],
+        capture_output=True,
+        timeout=120,
+    )
     assert (ended.returncode != 0) == fatal, ended.stderr.decode()[-300:]
 
 
@@ -128,5 +145,7 @@ def test_operators_stay_within_their_tensors(name: str, dtype: torch.dtype, devi
     inputs = [torch.randn(shape).to(device, dtype) for shape in shapes]
     expected = operator(*inputs)
     for side in SIDES:
-        found = operator(*[at_edge(tensor, side) for tensor in inputs])  # a process that is still there says it
+        found = operator(
+            *[at_edge(tensor, side) for tensor in inputs]
+        )  # a process that is still there says it
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

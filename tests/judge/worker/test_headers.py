@@ -10,8 +10,13 @@ from torch._inductor import codecache
 from torch_cudal1.judge.worker.headers import keep_headers
 
 
-def test_they_lie_with_what_inductor_compiles_and_not_with_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):  # without them nothing is shared, and each child compiles for seconds
+def test_they_lie_with_what_inductor_compiles_and_not_with_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "_HEADER_DIR",
+        "_HEADER_LOCK_DIR",
+    ):  # without them nothing is shared, and each child compiles for seconds
         monkeypatch.setattr(codecache, name, str(tmp_path / "temporary"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     keep_headers()

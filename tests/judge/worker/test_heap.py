@@ -34,7 +34,9 @@ with filled(0xA5) as done:
 
 
 def _run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -42,7 +44,9 @@ def _run(code: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's switches")
 def test_what_a_batch_freed_serves_the_next_one_without_page_faults() -> None:
     given_back, kept = map(int, _run(_FAULTS).split())
-    assert given_back > 8 * max(kept, 64)  # a page fault for each of 4,096 pages, or for each huge one
+    assert given_back > 8 * max(
+        kept, 64
+    )  # a page fault for each of 4,096 pages, or for each huge one
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's switches")

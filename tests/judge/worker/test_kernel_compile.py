@@ -17,11 +17,15 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, dict[str, Any]]]:
     found: list[tuple[bool, dict[str, Any]]] = []
-    monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *args, warmup, **given: found.append((warmup, given)))
+    monkeypatch.setattr(
+        jit.JITFunction, "run", lambda kernel, *args, warmup, **given: found.append((warmup, given))
+    )
     return found
 
 
-def test_a_launch_compiles_and_does_no_more_until_the_block_ends(runs: list[tuple[bool, dict[str, Any]]]) -> None:
+def test_a_launch_compiles_and_does_no_more_until_the_block_ends(
+    runs: list[tuple[bool, dict[str, Any]]],
+) -> None:
     before = jit.JITFunction.run
     with suppress(ValueError), launching_nothing():
         jit.JITFunction.run(object(), 1, grid=(2,), warmup=False, BLOCK=4)
@@ -32,6 +36,11 @@ def test_a_launch_compiles_and_does_no_more_until_the_block_ends(runs: list[tupl
 
 def test_integers_are_zero_so_that_nothing_is_read_far_away() -> None:
     seen: list[torch.Tensor] = []
-    compile_ahead(lambda inputs: seen.extend(inputs), [((2, 3), torch.float32), ((4,), torch.int64)], CPU)
-    assert [(tuple(one.shape), one.dtype) for one in seen] == [((2, 3), torch.float32), ((4,), torch.int64)]
+    compile_ahead(
+        lambda inputs: seen.extend(inputs), [((2, 3), torch.float32), ((4,), torch.int64)], CPU
+    )
+    assert [(tuple(one.shape), one.dtype) for one in seen] == [
+        ((2, 3), torch.float32),
+        ((4,), torch.int64),
+    ]
     assert not seen[1].any()

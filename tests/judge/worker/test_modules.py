@@ -1,4 +1,6 @@
-"""A module asked on another device meets copies there, and what it leaves on its own one is refused. With GPUs: `guard_domain`."""
+"""A module asked on another device meets copies there, and what it leaves on its own one is
+refused. With GPUs: `guard_domain`.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,24 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, result: str) -> tuple[ModuleRunner, torch.Tensor]:
-    """A runner "elsewhere", the other device being the CPU as well, so that only the copies tell the two apart."""
+def elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, result: str
+) -> tuple[ModuleRunner, torch.Tensor]:
+    """A runner "elsewhere", the other device being the CPU as well, so that only the copies tell
+    the two apart.
+    """
     monkeypatch.setattr(modules, "_next_gpu", lambda device: CPU)
     x = torch.randn(3)
     call = pack({"args": [x], "kwargs": {}}, [])
     form = CallForm("ModelNew", pack({"args": [], "kwargs": {}}, None), (), call)
-    return ModuleRunner(imported(SOURCE.format(result=result), folder), form, Way(elsewhere=True), CPU), x
+    return ModuleRunner(
+        imported(SOURCE.format(result=result), folder), form, Way(elsewhere=True), CPU
+    ), x
 
 
-def test_the_module_meets_copies_and_its_results_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_meets_copies_and_its_results_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, x = elsewhere(tmp_path, monkeypatch, "x * 2")
     for _ in range(2):
         (out,) = runner([x])
@@ -50,14 +60,21 @@ def test_the_module_meets_copies_and_its_results_come_back(tmp_path: Path, monke
         x.add_(1)  # new values at the old address arrive too
 
 
-def test_a_result_that_is_not_where_its_inputs_are_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_not_where_its_inputs_are_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, x = elsewhere(tmp_path, monkeypatch, "torch.empty_like(x, device='meta')")
     with pytest.raises(SandboxError, match="a result on meta, expected cpu, where its inputs are"):
         runner([x])
 
 
 def test_there_is_no_other_device_than_a_cpu(tmp_path: Path) -> None:
-    form = CallForm("ModelNew", pack({"args": [], "kwargs": {}}, None), (), pack({"args": [torch.ones(1)], "kwargs": {}}, []))
+    form = CallForm(
+        "ModelNew",
+        pack({"args": [], "kwargs": {}}, None),
+        (),
+        pack({"args": [torch.ones(1)], "kwargs": {}}, []),
+    )
     with pytest.raises(SandboxError, match="there is no other GPU than cpu here"):
         ModuleRunner(imported(SOURCE.format(result="x"), tmp_path), form, Way(elsewhere=True), CPU)
 
@@ -65,7 +82,9 @@ def test_there_is_no_other_device_than_a_cpu(tmp_path: Path) -> None:
 def test_guard_domain_says_why_it_asks_nothing() -> None:
     region = linear_relu()
     with Child(limits_for(Settings(), CPU), Contract()) as child:
-        (check,) = guard_domain(Trial(subject(region), candidate(region.program), Contract(), CPU, child))
+        (check,) = guard_domain(
+            Trial(subject(region), candidate(region.program), Contract(), CPU, child)
+        )
     assert check.passed
     assert "not applicable: the devices of a Program's tensors are in its guard" in check.detail
 
@@ -92,7 +111,12 @@ def test_how_a_result_is_nested_is_told_of_a_single_tensor_too(tmp_path: Path) -
     source = imported(text, tmp_path)
 
     def tree(how: int) -> str:
-        form = CallForm("Model", pack({"args": (), "kwargs": {}}, None), (), pack({"args": (X, how), "kwargs": {}}, []))
+        form = CallForm(
+            "Model",
+            pack({"args": (), "kwargs": {}}, None),
+            (),
+            pack({"args": (X, how), "kwargs": {}}, []),
+        )
         runner = ModuleRunner(source, form, Way(), torch.device("cpu"))
         assert runner.tree == ""
         runner([X])

@@ -1,4 +1,6 @@
-"""Whose threads may be there after a call: the compiler's, while they wait; never a candidate's own."""
+"""Whose threads may be there after a call: the compiler's, while they wait; never a candidate's
+own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def left(before: list[str]) -> str:
     return _left({"python_threads": now}, source=True)
 
 
-def test_an_idle_pool_of_the_candidate_s_own_is_named(before: list[str], pool: ThreadPoolExecutor) -> None:
+def test_an_idle_pool_of_the_candidate_s_own_is_named(
+    before: list[str], pool: ThreadPoolExecutor
+) -> None:
     assert left(before).endswith("/concurrent/futures/thread.py")
 
 

@@ -1,1 +1,3 @@
-"""Warm-up with many workers: the same tasks on every GPU of a machine, on its CPU, or on a Ray cluster."""
+"""Warm-up with many workers: the same tasks on every GPU of a machine, on its CPU, or on a Ray
+cluster.
+"""

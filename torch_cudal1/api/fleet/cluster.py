@@ -1,9 +1,10 @@
-"""A crew on a Ray cluster, and the only file that knows Ray (extra `ray`). It offers what `crew.Crew` asks for and nothing else.
+"""A crew on a Ray cluster, and the only file that knows Ray (extra `ray`). It offers what
+`crew.Crew` asks for and nothing else.
 
-A task asks Ray for one GPU, or one CPU, and runs in a process of its own. Where that machine sees the cache folder of this one (a
-shared disk) it works in it; elsewhere it works in an empty cache and sends the files back, which are checked and stored here
-unless a decision for their key is there already. Targets are loaded there: their files must lie on every machine, under the same
-path.
+A task asks Ray for one GPU, or one CPU, and runs in a process of its own. Where that machine sees
+the cache folder of this one (a shared disk) it works in it; elsewhere it works in an empty cache
+and sends the files back, which are checked and stored here unless a decision for their key is there
+already. Targets are loaded there: their files must lie on every machine, under the same path.
 """
 
 from __future__ import annotations
@@ -31,23 +32,36 @@ _LIMIT_BYTES = 4 << 30
 
 
 class RayCrew:
-    """Workers of a Ray cluster: the one at `address` ("auto": found by Ray; None: one started here)."""
+    """Workers of a Ray cluster: the one at `address` ("auto": found by Ray; None: one started
+    here).
+    """
 
     def __init__(self, order: Order, address: str | None = "auto", ray: Any = None) -> None:
         if order.settings.offline:
-            raise SettingError("cluster", address, "no cluster while the setting 'offline' is on: it is reached by network")
+            raise SettingError(
+                "cluster",
+                address,
+                "no cluster while the setting 'offline' is on: it is reached by network",
+            )
         self._order, self._ray = order, ray or _library()
         if not self._ray.is_initialized():
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, OSError, ValueError) as error:
-                hint = "where it asks for a token, set RAY_AUTH_MODE=token"  # Ray uses its token file only then
-                raise SettingError("cluster", address, f"the address of a running Ray cluster ({error}); {hint}") from error
+                # Ray uses its token file only then
+                hint = "where it asks for a token, set RAY_AUTH_MODE=token"
+                raise SettingError(
+                    "cluster", address, f"the address of a running Ray cluster ({error}); {hint}"
+                ) from error
         kind = "GPU" if order.device == "cuda" else "CPU"
         self._size = int(self._ray.cluster_resources().get(kind, 0))
         if not self._size:
-            raise SettingError("cluster", address, f"a Ray cluster with a {kind}; this one has none")
-        self._remote = self._ray.remote(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})(work)
+            raise SettingError(
+                "cluster", address, f"a Ray cluster with a {kind}; this one has none"
+            )
+        self._remote = self._ray.remote(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})(
+            work
+        )
         self._mark = order.settings.cache_dir / "warmup" / f"{_MARK}{secrets.token_hex(8)}"
         shared = write_file(self._mark, b"this machine's cache\n")
         self._seen = "" if isinstance(shared, NotStored) else str(self._mark)
@@ -58,17 +72,27 @@ class RayCrew:
         return self._size
 
     def submit(self, task: Task, say: Progress) -> Answer:
-        """The answer, when the cluster has it. Raises WorkerDiedError for whatever ended the task's process."""
+        """The answer, when the cluster has it. Raises WorkerDiedError for whatever ended the task's
+        process.
+        """
         say("given to the cluster", None)
         try:
-            told = self._ray.get(self._remote.remote(self._order.to_json(), _absolute(task.target), task.signature, self._seen))
+            told = self._ray.get(
+                self._remote.remote(
+                    self._order.to_json(), _absolute(task.target), task.signature, self._seen
+                )
+            )
         except self._ray.exceptions.RayError as error:
-            raise WorkerDiedError("a worker of the cluster", str(error).strip().splitlines()[-1]) from error
+            raise WorkerDiedError(
+                "a worker of the cluster", str(error).strip().splitlines()[-1]
+            ) from error
         answer = Answer.from_json(told["answer"])
         refused = store(told["files"], LocalCache(self._order.settings.cache_dir))
         if refused and answer.result is not None and not answer.result.error:
             raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
-        result = answer.result and replace(answer.result, target=task.target)  # there it had its file's whole path
+        result = answer.result and replace(
+            answer.result, target=task.target
+        )  # there it had its file's whole path
         return replace(answer, task=task, result=result)
 
     def close(self) -> None:
@@ -79,7 +103,9 @@ class RayCrew:
 
 
 def work(order: Mapping[str, Any], target: str, signature: str, mark: str) -> dict[str, Any]:
-    """What runs on a machine of the cluster: the answer, and the files of the cache if that machine has one of its own."""
+    """What runs on a machine of the cluster: the answer, and the files of the cache if that machine
+    has one of its own.
+    """
     told, task = Order.from_json(order), Task(target, signature)
 
     def say(what: str, fraction: float | None) -> None:
@@ -90,8 +116,15 @@ def work(order: Mapping[str, Any], target: str, signature: str, mark: str) -> di
     with tempfile.TemporaryDirectory(prefix="cudal1-cluster-") as folder:
         root = Path(folder)
         answer = perform(told.with_cache(root), task, say)
-        paths = [path for suffix in (".safetensors", ".json") for path in files_under(root / "v1", suffix)]
-        return {"answer": answer.to_json(), "files": {str(path.relative_to(root)): path.read_bytes() for path in paths}}
+        paths = [
+            path
+            for suffix in (".safetensors", ".json")
+            for path in files_under(root / "v1", suffix)
+        ]
+        return {
+            "answer": answer.to_json(),
+            "files": {str(path.relative_to(root)): path.read_bytes() for path in paths},
+        }
 
 
 def store(files: Mapping[str, bytes], cache: LocalCache) -> str:
@@ -108,7 +141,11 @@ def store(files: Mapping[str, bytes], cache: LocalCache) -> str:
             return f"{broken[0].path.relative_to(root)}: {broken[0].reason}"
         for place in places:
             data = (root / place).read_bytes()
-            stored = NotStored("") if _known(data, cache.root / place) else write_file(cache.root / place, data)
+            stored = (
+                NotStored("")
+                if _known(data, cache.root / place)
+                else write_file(cache.root / place, data)
+            )
             if isinstance(stored, NotStored) and stored.reason:
                 return stored.reason
     return ""
@@ -132,5 +169,7 @@ def _library() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise SettingError("cluster", "--cluster", "the package Ray: `pip install 'torch-cudal1[ray]'`") from error
+        raise SettingError(
+            "cluster", "--cluster", "the package Ray: `pip install 'torch-cudal1[ray]'`"
+        ) from error
     return ray

@@ -1,8 +1,10 @@
-"""One worker of a warm-up: `python -m torch_cudal1.api.fleet.fleet_worker FD`. It is told an order, then tasks, and answers each.
+"""One worker of a warm-up: `python -m torch_cudal1.api.fleet.fleet_worker FD`. It is told an order,
+then tasks, and answers each.
 
-Lines of JSON: the order and the tasks come on stdin, what it says and answers goes to the descriptor FD; what a user's file prints
-goes to the log, which is shown if the worker dies. It ends when stdin ends, or on SIGTERM, with every judge process that it
-started. It runs the user's own targets, as `cudal1 warmup` does, and decides by `warm_up` alone.
+Lines of JSON: the order and the tasks come on stdin, what it says and answers goes to the
+descriptor FD; what a user's file prints goes to the log, which is shown if the worker dies. It ends
+when stdin ends, or on SIGTERM, with every judge process that it started. It runs the user's own
+targets, as `cudal1 warmup` does, and decides by `warm_up` alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
 
 
 def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) -> Answer:
-    """Warm one task in this process. What fails is part of the answer; only what ends the process is not."""
+    """Warm one task in this process. What fails is part of the answer; only what ends the process
+    is not.
+    """
     settings = order.settings.but(on_miss="tune")
     try:
         (loaded,) = load(task.target, device=order.device)
@@ -43,14 +47,20 @@ def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) 
     return Answer(task, warm(loaded, settings, progress=say, training=order.training))
 
 
-def _at_recorded_form(task: Task, loaded: Loaded, settings: Settings, say: Callable[[str, float | None], None]) -> Answer:
-    """The target as production called it, in the modes of that call. Raises TargetError where it never did."""
+def _at_recorded_form(
+    task: Task, loaded: Loaded, settings: Settings, say: Callable[[str, float | None], None]
+) -> Answer:
+    """The target as production called it, in the modes of that call. Raises TargetError where it
+    never did.
+    """
     try:
         (call,) = recorded_calls(loaded, ReadBack((seen_of(task.signature),), ()))
     except (ValueError, TypeError, LookupError) as error:
         if isinstance(error, TargetError):
             raise
-        raise TargetError(task.label, f"its signature is no line of a recording ({type(error).__name__}: {error})") from error
+        raise TargetError(
+            task.label, f"its signature is no line of a recording ({type(error).__name__}: {error})"
+        ) from error
     if call.problem:
         raise TargetError(task.label, call.problem)
     with in_mode(call):
@@ -60,7 +70,9 @@ def _at_recorded_form(task: Task, loaded: Loaded, settings: Settings, say: Calla
 def main(descriptor: int) -> int:
     """Serve until stdin ends."""
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle: it ends its workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a Ctrl-C is the parent's to handle: it ends its workers
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -83,7 +95,9 @@ def main(descriptor: int) -> int:
 
 
 def _listen(lines: queue.Queue[str | None]) -> None:
-    """Read ahead, so that the end of stdin is seen during a task. Python's own stdin has a lock that exiting would wait for."""
+    """Read ahead, so that the end of stdin is seen during a task. Python's own stdin has a lock
+    that exiting would wait for.
+    """
     rest = b""
     while data := os.read(0, 1 << 16):
         *whole, rest = (rest + data).split(b"\n")

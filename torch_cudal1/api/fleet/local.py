@@ -1,12 +1,13 @@
 """A crew on this machine: one process for each GPU, or some for the CPU.
 
-A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU while Inductor's compile workers
-and Triton run on those cores. The judge's lock of a GPU (`device.gpu_lock.exclusive`) keeps two warm-ups of this machine from
-timing on it at once. Workers of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
+A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU
+while Inductor's compile workers and Triton run on those cores. The judge's lock of a GPU
+(`device.gpu_lock.exclusive`) keeps two warm-ups of this machine from timing on it at once. Workers
+of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
 measurements, which costs decisions that were close, never right answers.
 
-A worker is started at its first task and again after a death. It is ended with its judge processes when the crew is closed, and
-ends by itself when this process is gone.
+A worker is started at its first task and again after a death. It is ended with its judge processes
+when the crew is closed, and ends by itself when this process is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _COMMAND = (sys.executable, "-m", "torch_cudal1.api.fleet.fleet_worker")
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one worker works: its name for people, variables of its own, and the cores that it may use."""
+    """Where one worker works: its name for people, variables of its own, and the cores that it may
+    use.
+    """
 
     name: str
     variables: Mapping[str, str]
@@ -48,16 +51,27 @@ class Seat:
 
 
 def gpu_seats(devices: str, count: int, cores: Sequence[int]) -> tuple[Seat, ...]:
-    """A seat for each of `devices`: "all", or numbers such as "0,2" as torch counts them, of `count` there are.
+    """A seat for each of `devices`: "all", or numbers such as "0,2" as torch counts them, of
+    `count` there are.
 
     Raises SettingError for a device that is not there or named twice.
     """
-    expected = f"'all' or different numbers from 0 to {count - 1}, such as '0' or '0,1'" if count else "no GPU: torch finds none"
+    expected = (
+        f"'all' or different numbers from 0 to {count - 1}, such as '0' or '0,1'"
+        if count
+        else "no GPU: torch finds none"
+    )
     try:
-        chosen = list(range(count)) if devices == "all" else [int(part) for part in devices.split(",")]
+        chosen = (
+            list(range(count)) if devices == "all" else [int(part) for part in devices.split(",")]
+        )
     except ValueError:
         raise SettingError("devices", devices, expected) from None
-    if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= number < count for number in chosen):
+    if (
+        not chosen
+        or len(set(chosen)) != len(chosen)
+        or not all(0 <= number < count for number in chosen)
+    ):
         raise SettingError("devices", devices, expected)
     visible = inherited_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
@@ -77,7 +91,10 @@ def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     """Neighbouring cores in equal parts; with fewer cores than parts everybody has all."""
     if len(cores) < parts:
         return [tuple(cores)] * parts
-    return [tuple(cores[len(cores) * part // parts : len(cores) * (part + 1) // parts]) for part in range(parts)]
+    return [
+        tuple(cores[len(cores) * part // parts : len(cores) * (part + 1) // parts])
+        for part in range(parts)
+    ]
 
 
 class LocalCrew:
@@ -142,7 +159,9 @@ class _Worker:
                 return
             reading, writing = os.pipe()
             self.log = tempfile.TemporaryFile()  # noqa: SIM115  read when the process has died
-            path = os.pathsep.join([str(_PACKAGE), *filter(None, [process_environment().get("PYTHONPATH")])])
+            path = os.pathsep.join(
+                [str(_PACKAGE), *filter(None, [process_environment().get("PYTHONPATH")])]
+            )
             with contextlib.ExitStack() as stack:
                 stack.callback(os.close, writing)
                 self.process = subprocess.Popen(
@@ -152,7 +171,8 @@ class _Worker:
                     stderr=subprocess.STDOUT,
                     env={**process_environment(), **self.seat.variables, "PYTHONPATH": path},
                     pass_fds=(writing,),
-                    start_new_session=True,  # a Ctrl-C reaches this process alone, which ends the workers
+                    # a Ctrl-C reaches this process alone, which ends the workers
+                    start_new_session=True,
                     text=True,
                 )
             self.answers = os.fdopen(reading, encoding="utf-8")
@@ -188,7 +208,9 @@ class _Worker:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
         said = log.read().decode(errors="replace").strip().splitlines()[-3:]
         self._close()
-        return WorkerDiedError(self.seat.name, ": ".join([how, *([" / ".join(said)] if said else [])]))
+        return WorkerDiedError(
+            self.seat.name, ": ".join([how, *([" / ".join(said)] if said else [])])
+        )
 
     def tell_to_end(self) -> None:
         """Ask it to end, without waiting."""

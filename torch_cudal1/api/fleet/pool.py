@@ -1,8 +1,10 @@
-"""Gives the tasks of a warm-up to a crew of workers and collects the answers, whoever the workers are.
+"""Gives the tasks of a warm-up to a crew of workers and collects the answers, whoever the workers
+are.
 
-A crew is anything that can be given a task and answers it, or says that its worker died. A dead worker's task is given out once
-more and then reported. Answers come back in the order of the tasks, so what is reported does not depend on how many workers there
-are. No process is started here, and nothing is loaded.
+A crew is anything that can be given a task and answers it, or says that its worker died. A dead
+worker's task is given out once more and then reported. Answers come back in the order of the tasks,
+so what is reported does not depend on how many workers there are. No process is started here, and
+nothing is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from torch_cudal1.core.errors import Cudal1Error
 
 __all__ = ["Crew", "Progress", "Report", "WorkerDiedError", "carry_out"]
 
-Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
+Progress: TypeAlias = Callable[
+    [str, float | None], None
+]  # what is being done, and the fraction done if known
 _ATTEMPTS = 2
 _LOOK_S = 0.5  # how long an interrupt may go unnoticed
 
@@ -43,10 +47,14 @@ class Crew(Protocol):
         """How many tasks it works on at once."""
 
     def submit(self, task: Task, say: Progress) -> Answer:
-        """The answer, when a worker has it. Called from `size` threads at once. Raises WorkerDiedError."""
+        """The answer, when a worker has it. Called from `size` threads at once. Raises
+        WorkerDiedError.
+        """
 
     def close(self) -> None:
-        """End every worker now, with what it is doing; a `submit` under way then raises. May be called twice."""
+        """End every worker now, with what it is doing; a `submit` under way then raises. May be
+        called twice.
+        """
 
 
 @dataclass
@@ -73,7 +81,9 @@ class _Board:
 
     def _show(self, what: str) -> None:
         fraction = (self.done + sum(self.running.values())) / self.tasks
-        self.tell(f"{self.done} of {self.tasks} tasks done, {len(self.running)} running; {what}", fraction)
+        self.tell(
+            f"{self.done} of {self.tasks} tasks done, {len(self.running)} running; {what}", fraction
+        )
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,11 @@ class Report:
 
 
 def carry_out(tasks: Sequence[Task], crew: Crew, journal: Journal, progress: Progress) -> Report:
-    """Every task's answer. Tasks that an interrupted run had finished are not given out; equal ones are given out once.
+    """Every task's answer. Tasks that an interrupted run had finished are not given out; equal ones
+    are given out once.
 
-    Interrupted, the crew is closed and the interrupt goes on; what is finished stays in the cache and in the journal.
+    Interrupted, the crew is closed and the interrupt goes on; what is finished stays in the cache
+    and in the journal.
     """
     unique = tuple(dict.fromkeys(tasks))
     answers = journal.finished(unique)
@@ -111,9 +123,13 @@ def carry_out(tasks: Sequence[Task], crew: Crew, journal: Journal, progress: Pro
     return Report(tuple(answers[task] for task in unique), tuple(problems))
 
 
-def _give_out(tasks: Sequence[Task], crew: Crew, board: _Board, keep: Callable[[Task, Answer], None]) -> None:
+def _give_out(
+    tasks: Sequence[Task], crew: Crew, board: _Board, keep: Callable[[Task, Answer], None]
+) -> None:
     pool = ThreadPoolExecutor(crew.size, "cudal1-crew")
-    futures: dict[Future[Answer], Task] = {pool.submit(_attempted, crew, task, board): task for task in tasks}
+    futures: dict[Future[Answer], Task] = {
+        pool.submit(_attempted, crew, task, board): task for task in tasks
+    }
     waiting = set(futures)
     try:
         while waiting:

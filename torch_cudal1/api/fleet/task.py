@@ -1,4 +1,5 @@
-"""What workers are given and what they answer, as values with a JSON form: they travel between processes and lie in a journal.
+"""What workers are given and what they answer, as values with a JSON form: they travel between
+processes and lie in a journal.
 
 Nothing is loaded, run or written here.
 """
@@ -20,13 +21,29 @@ from torch_cudal1.store.recording_file import Mode, Seen
 
 __all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]
 
-_HERE_ONLY = ("record", "on_mismatch", "llm_key")  # about serving (one may be a function), and what no file may hold
-_NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "eager_us", "inductor_us", "ours_us")
+_HERE_ONLY = (
+    "record",
+    "on_mismatch",
+    "llm_key",
+)  # about serving (one may be a function), and what no file may hold
+_NUMBERS = (
+    "speedup",
+    "low",
+    "high",
+    "runs_us",
+    "error_ratio",
+    "worst_error",
+    "eager_us",
+    "inductor_us",
+    "ours_us",
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see `signature_of`; "" for its own)."""
+    """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see
+    `signature_of`; "" for its own).
+    """
 
     target: str
     signature: str = ""
@@ -39,8 +56,12 @@ class Task:
 
     @property
     def identity(self) -> str:
-        """A digest of target, signature and the target's file as it is now: after an edit it is another task."""
-        path = Path(self.target.rpartition(":")[0] if ":" in self.target else self.target).expanduser()
+        """A digest of target, signature and the target's file as it is now: after an edit it is
+        another task.
+        """
+        path = Path(
+            self.target.rpartition(":")[0] if ":" in self.target else self.target
+        ).expanduser()
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         name = str(path.resolve()) + self.target.removeprefix(str(path)) if content else self.target
         return hashlib.sha256(canonical_json([name, content, self.signature]).encode()).hexdigest()
@@ -48,7 +69,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Order:
-    """What all tasks of a warm-up share: settings, whether gradients are wanted, and the device type ("cpu", "cuda")."""
+    """What all tasks of a warm-up share: settings, whether gradients are wanted, and the device
+    type ("cpu", "cuda").
+    """
 
     settings: Settings
     training: bool = False
@@ -56,26 +79,34 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; what concerns serving alone is left out."""
-        given = {f.name: getattr(self.settings, f.name) for f in fields(Settings) if f.name not in _HERE_ONLY}
+        given = {
+            f.name: getattr(self.settings, f.name)
+            for f in fields(Settings)
+            if f.name not in _HERE_ONLY
+        }
         return {"settings": plain(given), "training": self.training, "device": self.device}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Order:
         """The inverse of `to_json`."""
-        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data["settings"].items()}
+        given: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in data["settings"].items()
+        }
         return cls(Settings(**given), bool(data["training"]), str(data["device"]))
 
     def with_cache(self, folder: Path) -> Order:
         """The same with another cache, and no other."""
-        return replace(self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False))
+        return replace(
+            self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False)
+        )
 
 
 @dataclass(frozen=True)
 class Answer:
     """What became of a task: its result, or why it did not come to one.
 
-    `unusable`: the TARGET cannot be loaded or called, which no second attempt changes; `died`: its worker did, twice. `resumed`: an
-    earlier run that was interrupted had finished it.
+    `unusable`: the TARGET cannot be loaded or called, which no second attempt changes; `died`: its
+    worker did, twice. `resumed`: an earlier run that was interrupted had finished it.
     """
 
     task: Task
@@ -97,7 +128,11 @@ class Answer:
     def keys(self) -> tuple[str, ...]:
         """The regions that it decided."""
         explanation = self.result.explanation if self.result else None
-        return tuple(dict.fromkeys(region.key for region in explanation.regions)) if explanation else ()
+        return (
+            tuple(dict.fromkeys(region.key for region in explanation.regions))
+            if explanation
+            else ()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -120,7 +155,11 @@ def signature_of(seen: Seen) -> str:
 def seen_of(signature: str) -> Seen:
     """The inverse of `signature_of`. Raises ValueError, TypeError or LookupError for anything else."""
     told = json.loads(signature)
-    mode = Mode(told["mode"]["grad"], told["mode"]["training"], tuple((kind, dtype) for kind, dtype in told["mode"]["autocast"]))
+    mode = Mode(
+        told["mode"]["grad"],
+        told["mode"]["training"],
+        tuple((kind, dtype) for kind, dtype in told["mode"]["autocast"]),
+    )
     return Seen(**{**told, "mode": mode})
 
 
@@ -149,5 +188,9 @@ def _region(data: Mapping[str, Any]) -> RegionReport:
 def _with_intervals(data: Mapping[str, Any]) -> dict[str, Any]:
     # `plain` writes a number that JSON has no word for as "inf", "-inf" or "nan"
     numbers = {name: float(data[name]) for name in _NUMBERS if isinstance(data.get(name), str)}
-    intervals = {name: Interval(**data[name]) for name in ("vs_eager", "vs_inductor") if data[name] is not None}
+    intervals = {
+        name: Interval(**data[name])
+        for name in ("vs_eager", "vs_inductor")
+        if data[name] is not None
+    }
     return {**data, **numbers, **intervals}

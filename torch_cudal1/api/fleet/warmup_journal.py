@@ -1,9 +1,10 @@
-"""Which tasks of a warm-up are finished, so that one that was interrupted or killed goes on where it was.
+"""Which tasks of a warm-up are finished, so that one that was interrupted or killed goes on where
+it was.
 
-One JSON line a finished task, appended and synced; a torn or foreign line is passed over. A line counts only while every entry
-that it names can still be read from the cache. When all tasks are finished the file is deleted: it remembers an unfinished run and
-nothing else, so warming the same targets again always asks the cache. It cannot see that a file which a target imports has
-changed.
+One JSON line a finished task, appended and synced; a torn or foreign line is passed over. A line
+counts only while every entry that it names can still be read from the cache. When all tasks are
+finished the file is deleted: it remembers an unfinished run and nothing else, so warming the same
+targets again always asks the cache. It cannot see that a file which a target imports has changed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Journal:
     caches: tuple[Path, ...]  # where the entries of a finished task must still lie
 
     def finished(self, tasks: Sequence[Task]) -> dict[Task, Answer]:
-        """The answers of those of `tasks` that an earlier run finished and whose entries are still there."""
+        """The answers of those of `tasks` that an earlier run finished and whose entries are still
+        there.
+        """
         data = read_file(self.path, _LIMIT_BYTES)
         known: dict[str, Answer] = {}
         for line in [] if isinstance(data, Miss) else data.splitlines():
@@ -48,11 +51,18 @@ class Journal:
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a kill tore it
         found = {task: known[task.identity] for task in tasks if task.identity in known}
-        return {task: replace(answer, resumed=True) for task, answer in found.items() if self._still_stored(answer)}
+        return {
+            task: replace(answer, resumed=True)
+            for task, answer in found.items()
+            if self._still_stored(answer)
+        }
 
     def add(self, answer: Answer) -> str:
         """Remember a finished task; why not, or "" when it is on the disk."""
-        line = json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False) + "\n"
+        line = (
+            json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False)
+            + "\n"
+        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self.path, "ab") as file:  # O_APPEND: lines of two runs do not mix
@@ -72,7 +82,10 @@ class Journal:
         return not isinstance(data, Miss) and bool(data) and not data.endswith(b"\n")
 
     def _still_stored(self, answer: Answer) -> bool:
-        return all(any(_whole(path) for root in self.caches for path in _files_of(root, key)) for key in answer.keys)
+        return all(
+            any(_whole(path) for root in self.caches for path in _files_of(root, key))
+            for key in answer.keys
+        )
 
 
 def _files_of(root: Path, key: str) -> list[Path]:
@@ -90,4 +103,7 @@ def journal_for(order: Order, tasks: Sequence[Task]) -> Journal:
     what = [versions, order.to_json(), sorted(task.identity for task in tasks)]
     name = hashlib.sha256(canonical_json(what).encode()).hexdigest()[:32]
     settings = order.settings
-    return Journal(settings.cache_dir / "warmup" / f"{name}.jsonl", (settings.cache_dir, *settings.read_only_caches))
+    return Journal(
+        settings.cache_dir / "warmup" / f"{name}.jsonl",
+        (settings.cache_dir, *settings.read_only_caches),
+    )

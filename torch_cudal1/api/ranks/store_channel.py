@@ -1,8 +1,10 @@
-"""A line to the other ranks: the store of the process group, where each question has an end, and a beat that says "still deciding".
+"""A line to the other ranks: the store of the process group, where each question has an end, and a
+beat that says "still deciding".
 
-A store whose host was stopped answers nothing, and its client waits for that without end: so every question is asked in a thread of
-its own, and given up after `patience_s` with the error that a broken store raises. Such a thread stays until the host goes on or
-this process ends. Who beats lives and is scheduled; that it also makes progress is not known.
+A store whose host was stopped answers nothing, and its client waits for that without end: so every
+question is asked in a thread of its own, and given up after `patience_s` with the error that a
+broken store raises. Such a thread stays until the host goes on or this process ends. Who beats
+lives and is scheduled; that it also makes progress is not known.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Line:
-    """Reads and writes names below `base`. Every method raises DistError where the store fails or does not answer."""
+    """Reads and writes names below `base`. Every method raises DistError where the store fails or
+    does not answer.
+    """
 
     def __init__(self, store: Any, base: str, patience_s: float) -> None:
         self._store, self._base, self._patience_s = store, base, patience_s
@@ -42,24 +46,37 @@ class Line:
         self._asked(lambda: self._store.set(self._name(name), value))
 
     def first(self, name: str, value: str) -> str:
-        """What the first rank to come here set: of several proposals one wins, and everyone reads that one."""
-        return self._asked(lambda: str(self._store.compare_set(self._name(name), "", value).decode()))
+        """What the first rank to come here set: of several proposals one wins, and everyone reads
+        that one.
+        """
+        return self._asked(
+            lambda: str(self._store.compare_set(self._name(name), "", value).decode())
+        )
 
     def forget(self, name: str) -> None:
         """Let the store drop it."""
         self._asked(lambda: self._store.delete_key(self._name(name)))
 
     def wait(self, names: Sequence[str], closed: str, patience_s: float) -> bool:
-        """Whether all of `names` are there before `patience_s` are over, or `closed` is, which ends every wait."""
+        """Whether all of `names` are there before `patience_s` are over, or `closed` is, which ends
+        every wait.
+        """
         deadline, pauses = time.monotonic() + patience_s, _pauses()
-        while not (found := self.has(names)) and not self.has([closed]) and time.monotonic() < deadline:
+        while (
+            not (found := self.has(names))
+            and not self.has([closed])
+            and time.monotonic() < deadline
+        ):
             time.sleep(next(pauses))
         return found or self.has(names)
 
-    def wait_while_beating(self, name: str, closed: str, beat: str, limits_s: tuple[float, float]) -> str:
+    def wait_while_beating(
+        self, name: str, closed: str, beat: str, limits_s: tuple[float, float]
+    ) -> str:
         """Wait for `name` or `closed`; "" when one is there, else what ended the wait.
 
-        `limits_s`: the longest silence of `beat`, by the clock of who waits, and the longest wait altogether.
+        `limits_s`: the longest silence of `beat`, by the clock of who waits, and the longest wait
+        altogether.
         """
         silence_s, longest_s = limits_s
         began = heard = time.monotonic()
@@ -77,12 +94,16 @@ class Line:
 
     @contextlib.contextmanager
     def beating(self, name: str, silence_s: float) -> Iterator[None]:
-        """Show under `name` that this process lives, often enough for who gives up after `silence_s`."""
+        """Show under `name` that this process lives, often enough for who gives up after
+        `silence_s`.
+        """
         done = threading.Event()
 
         def beat() -> None:
             number = 0
-            with contextlib.suppress(dist.DistError):  # told by the next question of the thread that decides
+            with contextlib.suppress(
+                dist.DistError
+            ):  # told by the next question of the thread that decides
                 while not done.wait(silence_s / _BEATS_IN_PATIENCE if number else 0.0):
                     number += 1
                     self._store.set(self._name(name), str(number))

@@ -1,13 +1,17 @@
-"""Notes which forms of calls production makes, and how often, for a later warm-up: `cudal1.record(path)`, or the setting `record`.
+"""Notes which forms of calls production makes, and how often, for a later warm-up:
+`cudal1.record(path)`, or the setting `record`.
 
-Counted are the calls of accelerated modules and of graphs that the backend compiled while a recording ran, by form: dtypes, shapes,
-strides, devices, grad mode, train or eval, autocast, and flags and numbers among the arguments. Never written: values of tensors,
-weights, texts. Not counted: calls inside `disabled()`, under a tracer, and those that no kernel could serve by their kind.
+Counted are the calls of accelerated modules and of graphs that the backend compiled while a
+recording ran, by form: dtypes, shapes, strides, devices, grad mode, train or eval, autocast, and
+flags and numbers among the arguments. Never written: values of tensors, weights, texts. Not
+counted: calls inside `disabled()`, under a tracer, and those that no kernel could serve by their
+kind.
 
-A call of a known form costs one addition, on the quick way one in C++ that is made anyway; the first of a form is described, which
-takes tens of microseconds. A thread writes every few seconds: each new form, and counts whenever they have doubled, so that a file
-grows with the forms and hardly with the calls; a process that is killed loses at the most the younger half of its counts.
-At most 4,096 forms a process are kept; what comes beyond them is not recorded, and the report says so.
+A call of a known form costs one addition, on the quick way one in C++ that is made anyway; the
+first of a form is described, which takes tens of microseconds. A thread writes every few seconds:
+each new form, and counts whenever they have doubled, so that a file grows with the forms and hardly
+with the calls; a process that is killed loses at the most the younger half of its counts. At most
+4,096 forms a process are kept; what comes beyond them is not recorded, and the report says so.
 """
 
 from __future__ import annotations
@@ -35,7 +39,17 @@ from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.files import NotStored
 from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, Mode, Seen, append
 
-__all__ = ["Counter", "Tally", "count_graph", "identity_of", "is_on", "keep", "note_call", "record", "watch"]
+__all__ = [
+    "Counter",
+    "Tally",
+    "count_graph",
+    "identity_of",
+    "is_on",
+    "keep",
+    "note_call",
+    "record",
+    "watch",
+]
 
 _MAX_FORMS = 4096
 _PERIOD_S = 5.0
@@ -66,10 +80,12 @@ class Counter:
 
 @dataclass(eq=False)
 class record:  # a verb to its users: `with cudal1.record(path):`
-    """Append to `path` what the process calls, from `start()` to `stop()`, or inside a `with` block.
+    """Append to `path` what the process calls, from `start()` to `stop()`, or inside a `with`
+    block.
 
-    The file is made if it is not there; any number of processes may write to one. What the file system refuses, and a file that has
-    reached its limit of 16 MiB, cost the record and nothing else: `report()` says so.
+    The file is made if it is not there; any number of processes may write to one. What the file
+    system refuses, and a file that has reached its limit of 16 MiB, cost the record and nothing
+    else: `report()` says so.
     """
 
     path: Path
@@ -110,11 +126,18 @@ class record:  # a verb to its users: `with cudal1.record(path):`
     def __enter__(self) -> record:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _go(self) -> None:
-        self._thread = threading.Thread(target=self._run, args=(self._ended,), name="cudal1-record", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._ended,), name="cudal1-record", daemon=True
+        )
         self._thread.start()
 
     def _run(self, ended: threading.Event) -> None:
@@ -124,7 +147,9 @@ class record:  # a verb to its users: `with cudal1.record(path):`
                     self._write(everything=False)
 
     def _write(self, *, everything: bool) -> None:
-        """Append what is new: whole at the end, before that only forms whose count has doubled since it was written."""
+        """Append what is new: whole at the end, before that only forms whose count has doubled
+        since it was written.
+        """
         for watched in list(_watched):
             watched.bring_counts()
         lines = []
@@ -144,7 +169,10 @@ class record:  # a verb to its users: `with cudal1.record(path):`
 
     def _after_fork(self) -> None:
         """In a child: what the parent counted is the parent's to write, and threads do not survive."""
-        self._before, self._written = {form: counter.calls for form, counter in _counters.items()}, {}
+        self._before, self._written = (
+            {form: counter.calls for form, counter in _counters.items()},
+            {},
+        )
         self._ended = threading.Event()
         self._go()
 
@@ -155,7 +183,9 @@ def is_on() -> bool:
 
 
 def keep(path: Path | None) -> None:
-    """Record into `path` until the process ends; None asks for nothing. What the setting `record` does."""
+    """Record into `path` until the process ends; None asks for nothing. What the setting `record`
+    does.
+    """
     if path is None:
         return
     with _lock:
@@ -171,8 +201,12 @@ def watch(watched: Watched) -> None:
         _watched.add(watched)
 
 
-def note_call(module: nn.Module, identity: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counter | None:
-    """The counter of calls of this form, in the present modes; None where there is no form, or no room for one more."""
+def note_call(
+    module: nn.Module, identity: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Counter | None:
+    """The counter of calls of this form, in the present modes; None where there is no form, or no
+    room for one more.
+    """
     mode = Mode(torch.is_grad_enabled(), module.training, _autocast())
     try:
         form = describe((args, kwargs))
@@ -181,16 +215,26 @@ def note_call(module: nn.Module, identity: str, args: tuple[Any, ...], kwargs: d
     return _counter(Seen("module", type(module).__qualname__, identity, canonical_json(form), mode))
 
 
-def count_graph(call: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """`call`, compiled from `graph` of the backend, counted. Whether a module is in train or eval mode is not seen here.
+def count_graph(
+    call: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """`call`, compiled from `graph` of the backend, counted. Whether a module is in train or eval
+    mode is not seen here.
 
-    Named are the tensors among the arguments of the user's function, by Dynamo's name for them; weights are left out. A graph with
-    dynamic shapes is counted by the shapes that come, at a few microseconds a call.
+    Named are the tensors among the arguments of the user's function, by Dynamo's name for them;
+    weights are left out. A graph with dynamic shapes is counted by the shapes that come, at a few
+    microseconds a call.
     """
     weights, outline = lifted_parameters(graph), graph_outline(graph)
     names = [_argument(node.name) for node in graph.graph.nodes if node.op == "placeholder"]
-    given = {i: name for i, name in enumerate(names) if i not in weights and isinstance(inputs[i], torch.Tensor)}
-    given = {i: name for i, name in given.items() if not name.startswith("self_")}  # a number that the module holds
+    given = {
+        i: name
+        for i, name in enumerate(names)
+        if i not in weights and isinstance(inputs[i], torch.Tensor)
+    }
+    given = {
+        i: name for i, name in given.items() if not name.startswith("self_")
+    }  # a number that the module holds
     mode = Mode(torch.is_grad_enabled(), False, _autocast())
 
     def counter_of(items: Sequence[Any]) -> Counter | None:
@@ -211,7 +255,9 @@ def count_graph(call: Callable[..., Any], graph: fx.GraphModule, inputs: Sequenc
 
 
 def _counted_by_shape(
-    call: Callable[..., Any], tensors: tuple[int, ...], counter_of: Callable[[Sequence[Any]], Counter | None]
+    call: Callable[..., Any],
+    tensors: tuple[int, ...],
+    counter_of: Callable[[Sequence[Any]], Counter | None],
 ) -> Callable[..., Any]:
     known: dict[Any, Counter | None] = {}
 
@@ -227,20 +273,33 @@ def _counted_by_shape(
 
 
 def identity_of(module: nn.Module) -> str:
-    """What makes two modules the same for a recording: class, and names, shapes and types of weights; no values."""
-    weights = [[name, str(t.dtype), list(t.shape)] for name, t in (*module.named_parameters(), *module.named_buffers())]
-    return hashlib.sha256(canonical_json([type(module).__qualname__, weights]).encode()).hexdigest()[:16]
+    """What makes two modules the same for a recording: class, and names, shapes and types of
+    weights; no values.
+    """
+    weights = [
+        [name, str(t.dtype), list(t.shape)]
+        for name, t in (*module.named_parameters(), *module.named_buffers())
+    ]
+    return hashlib.sha256(
+        canonical_json([type(module).__qualname__, weights]).encode()
+    ).hexdigest()[:16]
 
 
 class Tally:
-    """The counters of one module's calls. It counts the slow way's itself, and is told what the quick way served."""
+    """The counters of one module's calls. It counts the slow way's itself, and is told what the
+    quick way served.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._identity = weakref.ref(module), ""
         self._counters: dict[Any, Counter | None] = {}
-        self._quick: dict[int, tuple[Any, Counter | None]] = {}  # by identity of what is bound, which is kept alive here
+        self._quick: dict[
+            int, tuple[Any, Counter | None]
+        ] = {}  # by identity of what is bound, which is kept alive here
         self._brought: dict[int, int] = {}
-        self.lock = threading.RLock()  # a recording's thread asks for counts while calls clear the table
+        self.lock = (
+            threading.RLock()
+        )  # a recording's thread asks for counts while calls clear the table
 
     def note(self, key: Any, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One call, the slow way; `bound` may serve the next ones the quick way."""
@@ -291,7 +350,9 @@ def _argument(name: str) -> str:
 
 def _autocast() -> tuple[tuple[str, str], ...]:
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return tuple((kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in kinds)
+    return tuple(
+        (kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in kinds
+    )
 
 
 def _end() -> None:
@@ -300,7 +361,9 @@ def _end() -> None:
 
 
 def _before_fork() -> None:
-    """No thread of ours is in the middle of anything, and what was counted so far is in the counters: the parent's to write."""
+    """No thread of ours is in the middle of anything, and what was counted so far is in the
+    counters: the parent's to write.
+    """
     _lock.acquire()
     for watched in list(_watched):
         watched.bring_counts()
@@ -316,4 +379,6 @@ def _child() -> None:
 @cache
 def _prepare_for_forks() -> None:
     """Once, when the first recording starts: importing this does nothing."""
-    os.register_at_fork(before=_before_fork, after_in_parent=lambda: _lock.release(), after_in_child=_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=lambda: _lock.release(), after_in_child=_child
+    )

@@ -1,8 +1,10 @@
-"""A recording and a target put together: which calls of the target's module production made, with inputs of the recorded forms.
+"""A recording and a target put together: which calls of the target's module production made, with
+inputs of the recorded forms.
 
-A line of a module belongs to the target's module, or a module inside it, of the same class and weight shapes. A line of a backend's
-graph belongs to the target if its arguments are arguments of the target's forward, by name, number of dimensions and kind of type.
-Tensors are made by `forms`, with the target's own inputs as examples. What fits no target is left out.
+A line of a module belongs to the target's module, or a module inside it, of the same class and
+weight shapes. A line of a backend's graph belongs to the target if its arguments are arguments of
+the target's forward, by name, number of dimensions and kind of type. Tensors are made by `forms`,
+with the target's own inputs as examples. What fits no target is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ __all__ = ["RecordedCall", "in_mode", "read_recording", "recorded_calls"]
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One call to warm: the module with its inputs (a dict: by name), the modes it was made in, and why it cannot be made."""
+    """One call to warm: the module with its inputs (a dict: by name), the modes it was made in, and
+    why it cannot be made.
+    """
 
     loaded: Loaded
     mode: Mode
@@ -40,7 +44,9 @@ class RecordedCall:
 
 
 def read_recording(path: Path | str) -> ReadBack:
-    """What is whole in the file; the rest is told to the log and the report. Raises TargetError for a file that cannot be read."""
+    """What is whole in the file; the rest is told to the log and the report. Raises TargetError for
+    a file that cannot be read.
+    """
     try:
         found = read(Path(path).expanduser())
     except OSError as error:
@@ -52,7 +58,9 @@ def read_recording(path: Path | str) -> ReadBack:
 
 
 def recorded_calls(loaded: Loaded, recording: ReadBack) -> tuple[RecordedCall, ...]:
-    """Each recorded form of a call of the target's module once, the most frequent first. Raises TargetError where there is none."""
+    """Each recorded form of a call of the target's module once, the most frequent first. Raises
+    TargetError where there is none.
+    """
     found: dict[tuple[int, str, Mode], RecordedCall] = {}
     for seen in recording.seen:
         call = _of_module(loaded, seen) if seen.kind == "module" else _of_graph(loaded, seen)
@@ -64,7 +72,9 @@ def recorded_calls(loaded: Loaded, recording: ReadBack) -> tuple[RecordedCall, .
         names = sorted({f"{seen.kind} {seen.name}" for seen in recording.seen})
         told = f"it has {', '.join(names[:8])}" if names else "it has no whole line"
         kind = type(loaded.module).__qualname__
-        raise TargetError(loaded.name, f"the recording holds no call of {kind} with such weights ({told})")
+        raise TargetError(
+            loaded.name, f"the recording holds no call of {kind} with such weights ({told})"
+        )
     return tuple(found.values())
 
 
@@ -93,19 +103,27 @@ def _of_module(loaded: Loaded, seen: Seen) -> RecordedCall | None:
             target = replace(loaded, name=_label(loaded, name, seen), module=module)
             try:
                 args, kwargs = make(json.loads(seen.form), _device(loaded), example)
-                return RecordedCall(replace(target, inputs=_named(module, args, kwargs)), seen.mode, seen.calls)
+                return RecordedCall(
+                    replace(target, inputs=_named(module, args, kwargs)), seen.mode, seen.calls
+                )
             except (FormError, TypeError, ValueError) as error:
-                return RecordedCall(target, seen.mode, seen.calls, f"the recorded form cannot be made: {error}")
+                return RecordedCall(
+                    target, seen.mode, seen.calls, f"the recorded form cannot be made: {error}"
+                )
     return None
 
 
 def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
-    """The call of a graph's line, by the names of the function's arguments; None if those are not the target's."""
+    """The call of a graph's line, by the names of the function's arguments; None if those are not
+    the target's.
+    """
     form = json.loads(seen.form).get("d")
     own = _named(loaded.module, loaded.inputs, {})
     if not isinstance(form, dict) or not form or not isinstance(own, dict):
         return None
-    form = {name: part for name, part in form.items() if not _is_number(loaded.module, name, own, part)}
+    form = {
+        name: part for name, part in form.items() if not _is_number(loaded.module, name, own, part)
+    }
     if any(name not in own or not _alike(part, own[name]) for name, part in form.items()):
         return None
     mode = replace(seen.mode, training=loaded.module.training)  # not known of a graph
@@ -119,10 +137,17 @@ def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
 
 
 def _is_number(module: nn.Module, name: str, own: dict[str, Any], form: Any) -> bool:
-    """Whether a recorded tensor is what Dynamo makes of a number that is an argument: then the target's own number is taken."""
+    """Whether a recorded tensor is what Dynamo makes of a number that is an argument: then the
+    target's own number is taken.
+    """
     parameter = inspect.signature(module.forward).parameters.get(name)
     value = own.get(name, parameter.default if parameter is not None else None)
-    return isinstance(value, (int, float)) and isinstance(form, dict) and "t" in form and form["t"][1] == []
+    return (
+        isinstance(value, (int, float))
+        and isinstance(form, dict)
+        and "t" in form
+        and form["t"][1] == []
+    )
 
 
 def _alike(form: Any, value: Any) -> bool:
@@ -134,12 +159,16 @@ def _alike(form: Any, value: Any) -> bool:
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments by the names of the module's forward; as they are where that takes any number of them."""
+    """The arguments by the names of the module's forward; as they are where that takes any number
+    of them.
+    """
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     kinds = {parameter.kind for parameter in bound.signature.parameters.values()}
     if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
         if kwargs:
-            raise FormError("its forward takes any number of arguments, and was called with named ones too")
+            raise FormError(
+                "its forward takes any number of arguments, and was called with named ones too"
+            )
         return args
     named = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
@@ -163,4 +192,6 @@ def _short(form: Any) -> str:
 
 def _device(loaded: Loaded) -> torch.device:
     tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
-    return device_of([*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))])
+    return device_of(
+        [*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))]
+    )

@@ -1,7 +1,7 @@
 """`cudal1 plan --compare`: what TARGETs cost per call on each GPU type that the cache knows.
 
-With a recording, the calls that production made of these modules count as often as they were made; without one, every TARGET
-counts the same.
+With a recording, the calls that production made of these modules count as often as they were made;
+without one, every TARGET counts the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.api.gpu_comparison import Comparison, HardwareRow, Load, Prices, compare, read_prices
+from torch_cudal1.api.gpu_comparison import (
+    Comparison,
+    HardwareRow,
+    Load,
+    Prices,
+    compare,
+    read_prices,
+)
 from torch_cudal1.api.recording.replay import in_mode, read_recording, recorded_calls
 from torch_cudal1.api.targets import Loaded
 from torch_cudal1.cli.view import text
@@ -29,7 +36,12 @@ from torch_cudal1.store.trust.trust_policy import Refused
 __all__ = ["compared", "show_comparison"]
 
 
-def compared(args: argparse.Namespace, targets: Iterable[Loaded], settings: Settings, failed: list[TargetError]) -> Comparison:
+def compared(
+    args: argparse.Namespace,
+    targets: Iterable[Loaded],
+    settings: Settings,
+    failed: list[TargetError],
+) -> Comparison:
     """The comparison of targets; one that cannot be captured joins `failed`.
 
     Raises SettingError for bad prices, TargetError for a recording that cannot be read.
@@ -42,7 +54,9 @@ def compared(args: argparse.Namespace, targets: Iterable[Loaded], settings: Sett
             loads += [_load(loaded)] if recording is None else _recorded_loads(loaded, recording)
         except TargetError as error:
             failed.append(error)
-    return compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
+    return (
+        compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
+    )
 
 
 def show_comparison(screen: Screen, found: Comparison) -> None:
@@ -71,7 +85,9 @@ def _load(loaded: Loaded) -> Load:
 
 
 def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
-    """The recorded calls of this target, each at its form and in its modes. Raises TargetError if there are none."""
+    """The recorded calls of this target, each at its form and in its modes. Raises TargetError if
+    there are none.
+    """
     loads = []
     for call in recorded_calls(loaded, recording):
         if call.problem:
@@ -80,24 +96,38 @@ def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         try:
             with in_mode(call), torch.set_grad_enabled(call.mode.grad):
-                loads.append(Load(call.loaded.name, captured_regions(call.loaded.module, args, kwargs), call.calls))
+                loads.append(
+                    Load(
+                        call.loaded.name,
+                        captured_regions(call.loaded.module, args, kwargs),
+                        call.calls,
+                    )
+                )
         except NotLowerableError as error:
             raise TargetError(
-                call.loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
+                call.loaded.name,
+                f"it cannot be captured, so no decision can be looked up ({error.reason})",
             ) from error
     return loads
 
 
 def _not_captured(loaded: Loaded, error: NotLowerableError) -> TargetError:
-    return TargetError(loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})")
+    return TargetError(
+        loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
+    )
 
 
 def _evidence(settings: Settings) -> Iterator[Entry]:
-    """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches for is used: nothing is run."""
+    """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches
+    for is used: nothing is run.
+    """
     for found in cache_for(settings).entries():
         if isinstance(found, Found) and not isinstance(found.standing, Refused):
             contract = found.entry.contract
-            if (contract.precision, contract.assume_finite) == (settings.precision, settings.assume_finite):
+            if (contract.precision, contract.assume_finite) == (
+                settings.precision,
+                settings.assume_finite,
+            ):
                 yield found.entry
 
 

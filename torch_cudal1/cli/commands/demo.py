@@ -1,7 +1,8 @@
-"""`cudal1 demo`: accelerates a set of models on this machine and shows, with a table and a page, what came of it.
+"""`cudal1 demo`: accelerates a set of models on this machine and shows, with a table and a page,
+what came of it.
 
-Every number is measured here and now, with a cache that starts empty unless --cache-dir names one. Models that gain nothing, and
-shortcuts that are refused, stay in the table.
+Every number is measured here and now, with a cache that starts empty unless --cache-dir names one.
+Models that gain nothing, and shortcuts that are refused, stay in the table.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ from torch_cudal1.judge import kept_warm
 __all__ = ["run"]
 
 _SEED = 0
-_LEAST_SHARE = 0.8  # of the planned time, however late it is: on a busy machine the demo overruns, up to twice its budget
+# of the planned time, however late it is: on a busy machine the demo overruns, up to twice its
+# budget
+_LEAST_SHARE = 0.8
 _SEARCHED = 0.75  # of a model's progress
-_SEARCH_SHARE, _TIMING_SHARE = 0.65, 0.1  # of a model's time; the rest is the gate, and compiling for the comparison
+_SEARCH_SHARE, _TIMING_SHARE = (
+    0.65,
+    0.1,
+)  # of a model's time; the rest is the gate, and compiling for the comparison
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,17 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     where = device.choose(args.device)
     started = time.monotonic()
     with ExitStack() as stack:
-        cache_dir = args.cache_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-")))
+        cache_dir = args.cache_dir or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-"))
+        )
         progress = stack.enter_context(screen.progress())
-        job = _Job(settings.but(on_miss="tune", cache_dir=cache_dir), where, args.total_s, started + args.total_s, progress)
+        job = _Job(
+            settings.but(on_miss="tune", cache_dir=cache_dir),
+            where,
+            args.total_s,
+            started + args.total_s,
+            progress,
+        )
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch's own code
         stack.enter_context(kept_warm())  # what judges one model is there for the next
@@ -68,14 +82,30 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too: "
         "they run the fastest baseline, and where that is eager itself the speed-up is 1 by construction."
     )
-    content = page.render("cudal1 demo: what it does on this machine", stories, environment, intro=intro)
+    content = page.render(
+        "cudal1 demo: what it does on this machine", stories, environment, intro=intro
+    )
     args.out.write_text(content, encoding="utf-8")
-    screen.table(("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"), [_row(s) for s in stories])
+    screen.table(
+        ("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"),
+        [_row(s) for s in stories],
+    )
     for story in stories:
         if story.problem or story.skipped:
-            screen.problem(f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}")
-    screen.line(f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}")
-    screen.json({"models": stories, "environment": environment, "page": args.out, "seconds": time.monotonic() - started})
+            screen.problem(
+                f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}"
+            )
+    screen.line(
+        f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}"
+    )
+    screen.json(
+        {
+            "models": stories,
+            "environment": environment,
+            "page": args.out,
+            "seconds": time.monotonic() - started,
+        }
+    )
     return 1 if any(s.problem for s in stories) or all(s.skipped for s in stories) else 0
 
 
@@ -83,7 +113,9 @@ def _chosen(only: list[str]) -> tuple[Model, ...]:
     known = {model.name.lower(): model for model in MODELS}
     for name in only:
         if name.lower() not in known:
-            raise SettingError("--only", name, "one of " + ", ".join(model.name for model in MODELS))
+            raise SettingError(
+                "--only", name, "one of " + ", ".join(model.name for model in MODELS)
+            )
     return tuple(known[name.lower()] for name in only) or MODELS
 
 
@@ -92,10 +124,16 @@ def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
     before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
     empty = Explanation(target=model.name, device=job.device)
     if left_s <= -job.total_s:
-        return Story(explanation=empty, description=model.description, skipped="the time for the demo was used up (--budget-s)")
+        return Story(
+            explanation=empty,
+            description=model.description,
+            skipped="the time for the demo was used up (--budget-s)",
+        )
 
     def progress(what: str, fraction: float | None) -> None:
-        job.progress(f"{model.name}: {what}", (before + model.weight * (fraction or 0.0)) / (before + rest))
+        job.progress(
+            f"{model.name}: {what}", (before + model.weight * (fraction or 0.0)) / (before + rest)
+        )
 
     progress("building", 0.0)
     try:
@@ -103,7 +141,11 @@ def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
         share_s = max(_LEAST_SHARE * planned_s, left_s * model.weight / rest)
         return _measured(model, share_s, job, progress)
     except (Cudal1Error, RuntimeError) as error:
-        return Story(explanation=empty, description=model.description, problem=f"{type(error).__name__}: {error}")
+        return Story(
+            explanation=empty,
+            description=model.description,
+            problem=f"{type(error).__name__}: {error}",
+        )
 
 
 def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallback) -> Story:
@@ -116,15 +158,22 @@ def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallbac
             own_copy(module),
             inputs,
             settings=job.settings.but(
-                budget_s=max(1.0, share_s * _SEARCH_SHARE), assume_finite=model.assume_finite or job.settings.assume_finite
+                budget_s=max(1.0, share_s * _SEARCH_SHARE),
+                assume_finite=model.assume_finite or job.settings.assume_finite,
             ),
-            progress=lambda what, fraction: progress(what, None if fraction is None else fraction * _SEARCHED),
+            progress=lambda what, fraction: progress(
+                what, None if fraction is None else fraction * _SEARCHED
+            ),
         )
-        errors = [end_to_end_measurement.scaled_error(run(*inputs), reference) for run in (ours, module)]
+        errors = [
+            end_to_end_measurement.scaled_error(run(*inputs), reference) for run in (ours, module)
+        ]
     explanation = replace(cudal1.explain(ours), target=model.name)
     progress("timing it against eager and torch.compile", _SEARCHED)
     served = None if explanation.untouched else ours
-    timed = end_to_end_measurement.end_to_end(module, served, inputs, budget_s=share_s * _TIMING_SHARE)
+    timed = end_to_end_measurement.end_to_end(
+        module, served, inputs, budget_s=share_s * _TIMING_SHARE
+    )
     progress("done", 1.0)
     return Story(
         explanation=replace(explanation, end_to_end=timed),
@@ -139,15 +188,23 @@ def _row(story: Story) -> list[str]:
     return [
         story.explanation.target,
         str(len(story.explanation.regions)),
-        "failed" if story.problem else "skipped" if story.skipped else page.winners(story.explanation),
+        "failed"
+        if story.problem
+        else "skipped"
+        if story.skipped
+        else page.winners(story.explanation),
         text.speedup(timed.vs_eager if timed else None),
         text.speedup(timed.vs_inductor if timed else None),
-        text.ABSENT if story.worst_error is None else f"{text.error(story.worst_error)} / {text.error(story.eager_error)}",
+        text.ABSENT
+        if story.worst_error is None
+        else f"{text.error(story.worst_error)} / {text.error(story.eager_error)}",
     ]
 
 
 def _closing(stories: list[Story]) -> str:
-    """The geometric mean, and how many got slower: the two numbers that a mean of ratios would hide."""
+    """The geometric mean, and how many got slower: the two numbers that a mean of ratios would
+    hide.
+    """
     found = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
     if not found:
         return "Nothing was measured."

@@ -1,8 +1,10 @@
 # mypy: disable-error-code="no-any-return"
-"""The models of `cudal1 demo`: small enough for a laptop, each showing one thing that real models contain.
+"""The models of `cudal1 demo`: small enough for a laptop, each showing one thing that real models
+contain.
 
-Ordinary PyTorch code, written as a user would write it; nothing here knows that it will be accelerated. Sizes are the same on CPU
-and GPU, so that tables of different machines can be compared.
+Ordinary PyTorch code, written as a user would write it; nothing here knows that it will be
+accelerated. Sizes are the same on CPU and GPU, so that tables of different machines can be
+compared.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Inputs: TypeAlias = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """One demo model: `build()` gives a module in eval mode and its inputs, on the CPU, the same at every call under one seed.
+    """One demo model: `build()` gives a module in eval mode and its inputs, on the CPU, the same at
+    every call under one seed.
 
     `weight` is its share of the demo's time, `assume_finite` what its user promises.
     """
@@ -75,7 +78,9 @@ class Recurrent(nn.Module):
 
 
 class MinThenClamp(nn.Module):
-    """Convolution, minimum with 0, clamp to [0, 1]: 0 if finite, NaN for NaN. (4, 3, 8, 32, 32) -> (4, 16, 6, 30, 30)."""
+    """Convolution, minimum with 0, clamp to [0, 1]: 0 if finite, NaN for NaN. (4, 3, 8, 32, 32) ->
+    (4, 16, 6, 30, 30).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +125,9 @@ MODELS = (
     Model(
         "TransformerEncoder",
         "torch.nn.TransformerEncoderLayer, 256 features, 4 heads, 128 positions, in eval mode.",
-        lambda: _eval(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True), 4, 128, 256),
+        lambda: _eval(
+            nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True), 4, 128, 256
+        ),
         weight=0.7,
     ),
     Model(

@@ -22,7 +22,9 @@ def without_cuda() -> str:
 
 
 def choose(asked: str | None) -> str:
-    """ "cpu" or "cuda": what was asked for, or cuda where there is one. Raises SettingError for a device this machine lacks."""
+    """ "cpu" or "cuda": what was asked for, or cuda where there is one. Raises SettingError for a
+    device this machine lacks.
+    """
     why = without_cuda()
     if asked == "cuda" and why:
         raise SettingError("device", asked, f"'cpu' on this machine: {why}")

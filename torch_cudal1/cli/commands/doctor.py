@@ -1,7 +1,9 @@
-"""`cudal1 doctor`: what this machine can do, what is missing, what to do about it, and where every setting comes from.
+"""`cudal1 doctor`: what this machine can do, what is missing, what to do about it, and where every
+setting comes from.
 
-It looks, asks, and has two small processes try what they can; it changes nothing but a probe file that it removes from the cache
-folder again, and the folders of compilers' caches, which it makes where they are missing.
+It looks, asks, and has two small processes try what they can; it changes nothing but a probe file
+that it removes from the cache folder again, and the folders of compilers' caches, which it makes
+where they are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from torch_cudal1.core.settings import PREFIX, Settings
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import target_for, triton_version
 from torch_cudal1.judge.sandbox import probe
-from torch_cudal1.judge.sandbox.confinement_level import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, choose
+from torch_cudal1.judge.sandbox.confinement_level import (
+    LOWEST,
+    NOT_STOPPED,
+    REMEDIES,
+    STOPPED,
+    choose,
+)
 from torch_cudal1.judge.sandbox.limits import Limits, limits_for
 from torch_cudal1.store.cache.build_files import built_home, kept_under
 from torch_cudal1.store.cache.files import files_under, size_of
@@ -42,7 +50,9 @@ __all__ = ["Finding", "examine", "run", "versions"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `ok`: True works, False does not, None is optional and absent. `needed`: without it nothing runs."""
+    """One thing looked at. `ok`: True works, False does not, None is optional and absent. `needed`:
+    without it nothing runs.
+    """
 
     name: str
     ok: bool | None
@@ -59,7 +69,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     verdict = _verdict(broken, limited)
     screen.line(f"torch-cudal1 {__version__}")
     states = {True: "ok", False: "NO", None: "absent"}
-    rows = [[f.name, states[f.ok], f.what + (f". {f.remedy}" if f.remedy else "")] for f in findings]
+    rows = [
+        [f.name, states[f.ok], f.what + (f". {f.remedy}" if f.remedy else "")] for f in findings
+    ]
     screen.table(("what", "state", "details"), rows)
     screen.line("")
     in_force = _settings_in_force(settings)
@@ -70,7 +82,10 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         {
             "versions": versions(),
             "findings": findings,
-            "settings": {name: {"value": plain(_shown(settings, name)), "from": source} for name, _, source in in_force},
+            "settings": {
+                name: {"value": plain(_shown(settings, name)), "from": source}
+                for name, _, source in in_force
+            },
             "state": "broken" if broken else "limited" if limited else "ready",
             "verdict": verdict,
         }
@@ -81,8 +96,16 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def versions() -> dict[str, str]:
     """Versions of what matters to a measurement; "" for what is not installed."""
     names = ("triton", "safetensors", "filelock", "rich", "matplotlib")
-    found = {"torch_cudal1": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    return found | {name: _version(name) for name in names} | {"cuda": torch.version.cuda or "", "system": platform.platform()}
+    found = {
+        "torch_cudal1": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    return (
+        found
+        | {name: _version(name) for name in names}
+        | {"cuda": torch.version.cuda or "", "system": platform.platform()}
+    )
 
 
 def examine(settings: Settings) -> tuple[Finding, ...]:
@@ -98,7 +121,13 @@ def examine(settings: Settings) -> tuple[Finding, ...]:
         _cache(settings.cache_dir),
         _lists(settings),
         *_sandbox(settings),
-        *(_extra(name, use) for name, use in (("rich", "terminal tables and progress"), ("matplotlib", "plots of the HTML page"))),
+        *(
+            _extra(name, use)
+            for name, use in (
+                ("rich", "terminal tables and progress"),
+                ("matplotlib", "plots of the HTML page"),
+            )
+        ),
     )
 
 
@@ -121,7 +150,12 @@ def _extension() -> Finding:
     present, reason = native.status()
     if present:
         return Finding("C++ extension", True, reason or "loaded")
-    return Finding("C++ extension", False, reason, "plain Python does its work instead: same answers, more host time per call")
+    return Finding(
+        "C++ extension",
+        False,
+        reason,
+        "plain Python does its work instead: same answers, more host time per call",
+    )
 
 
 def _inductor() -> Finding:
@@ -130,7 +164,12 @@ def _inductor() -> Finding:
     found = next(filter(None, map(shutil.which, compilers)), None)
     if found is None:
         what = f"no C++ compiler ({' or '.join(compilers)})"
-        return Finding("Inductor", False, what, "install g++: without it torch.compile fails on CPU and only eager is a baseline")
+        return Finding(
+            "Inductor",
+            False,
+            what,
+            "install g++: without it torch.compile fails on CPU and only eager is a baseline",
+        )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         what = f"{_first_line(found)}, but {header} is missing"
@@ -141,10 +180,19 @@ def _inductor() -> Finding:
 def _triton() -> Finding:
     version = triton_version()
     if not version:
-        return Finding("Triton", False if torch.version.cuda else None, "not installed", "Triton kernels are not offered")
+        return Finding(
+            "Triton",
+            False if torch.version.cuda else None,
+            "not installed",
+            "Triton kernels are not offered",
+        )
     why = device.without_cuda()
     if why:
-        return Finding("Triton", None, f"{version}: it can compile for a named sm, but nothing can run here because {why}")
+        return Finding(
+            "Triton",
+            None,
+            f"{version}: it can compile for a named sm, but nothing can run here because {why}",
+        )
     return Finding("Triton", True, version)
 
 
@@ -168,11 +216,20 @@ def _cache(folder: Path) -> Finding:
             pass
     except OSError as error:
         remedy = "set TORCH_CUDAL1_CACHE_DIR or --cache-dir to a folder you may write to"
-        return Finding("cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True)
-    open_to_all = [path for path in (folder, folder / "v1") if path.is_dir() and path.stat().st_mode & stat.S_IWOTH]
+        return Finding(
+            "cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True
+        )
+    open_to_all = [
+        path
+        for path in (folder, folder / "v1")
+        if path.is_dir() and path.stat().st_mode & stat.S_IWOTH
+    ]
     if open_to_all:
         return Finding(
-            "cache", False, f"{what}. Everybody may write it, and so decide what runs here", f"chmod o-w {open_to_all[0]}"
+            "cache",
+            False,
+            f"{what}. Everybody may write it, and so decide what runs here",
+            f"chmod o-w {open_to_all[0]}",
         )
     return Finding("cache", True, what, needed=True)
 
@@ -182,17 +239,33 @@ def _lists(settings: Settings) -> Finding:
     publishers, revoked = read_publishers(settings.publishers), read_revocations(settings.revoked)
     bad = [found.reason for found in (publishers, revoked) if isinstance(found, BadList)]
     if isinstance(publishers, BadList) or isinstance(revoked, BadList):
-        return Finding("trust", False, "; ".join(bad), "until then baselines run in place of what these lists are asked about")
+        return Finding(
+            "trust",
+            False,
+            "; ".join(bad),
+            "until then baselines run in place of what these lists are asked about",
+        )
     gone = sum(map(len, (revoked.entry, revoked.program, revoked.key)))
     what = f"{text.counted(len(publishers.names), 'publisher')} allowed, {text.counted(gone, 'record')} revoked"
     if publishers.names and not _version("cryptography"):
-        return Finding("trust", False, f"{what}, and no signature can be verified", "pip install 'torch-cudal1[sign]'")
-    unsigned = "judged first where a search is allowed, else refused" if settings.trust == "judge" else "refused"
+        return Finding(
+            "trust",
+            False,
+            f"{what}, and no signature can be verified",
+            "pip install 'torch-cudal1[sign]'",
+        )
+    unsigned = (
+        "judged first where a search is allowed, else refused"
+        if settings.trust == "judge"
+        else "refused"
+    )
     return Finding("trust", True, f"{what}; what nobody signed and others made is {unsigned}")
 
 
 def _sandbox(settings: Settings) -> tuple[Finding, Finding]:
-    """What was tried in a child of each kind: the level it reached, what that leaves open, and the way to the next."""
+    """What was tried in a child of each kind: the level it reached, what that leaves open, and the
+    way to the next.
+    """
     here = torch.device("cpu" if device.without_cuda() else "cuda")
     kinds: tuple[tuple[str, Limits], ...] = (
         ("sandbox, own code", limits_for(settings, here)),
@@ -208,10 +281,18 @@ def _confined(name: str, limits: Limits) -> Finding:
     best = max(seen, key=lambda probed: probed.level)
     level = best.level
     held = [control.name for control in best.controls if control.ok and 0 < control.level <= level]
-    parts = [f"level {level} of 3 (user {best.uid}, Landlock {best.landlock or 'absent'}), tried act by act"]
-    parts += [f"Stops {'; '.join(STOPPED[n] for n in range(1, level + 1))} ({', '.join(held)})"] if level else []
+    parts = [
+        f"level {level} of 3 (user {best.uid}, Landlock {best.landlock or 'absent'}), tried act by act"
+    ]
+    parts += (
+        [f"Stops {'; '.join(STOPPED[n] for n in range(1, level + 1))} ({', '.join(held)})"]
+        if level
+        else []
+    )
     parts.append(f"Does not stop {NOT_STOPPED[level]}")
-    parts += [f"Level {probed.asked} not reached: {probed.why}" for probed in seen if probed.asked > level]
+    parts += [
+        f"Level {probed.asked} not reached: {probed.why}" for probed in seen if probed.asked > level
+    ]
     remedy = f"For level {level + 1} {REMEDIES[level + 1]}" if choice.missing and level < 3 else ""
     if not choice.level:
         remedy = f"Sources of others are refused here. {remedy}. The setting unsafe_sandbox allows them all the same"
@@ -240,7 +321,13 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
         else:
             source = "default"
         shown = _shown(settings, f.name)
-        rows.append((f.name, str(shown) if not isinstance(shown, tuple) else ":".join(map(str, shown)) or "none", source))
+        rows.append(
+            (
+                f.name,
+                str(shown) if not isinstance(shown, tuple) else ":".join(map(str, shown)) or "none",
+                source,
+            )
+        )
     return rows
 
 
@@ -252,9 +339,13 @@ def _shown(settings: Settings, name: str) -> Any:
 
 def _verdict(broken: list[Finding], limited: list[Finding]) -> str:
     if broken:
-        return "Verdict: not usable yet. " + "; ".join(f"{f.name}: {f.what}. {f.remedy}" for f in broken)
+        return "Verdict: not usable yet. " + "; ".join(
+            f"{f.name}: {f.what}. {f.remedy}" for f in broken
+        )
     if limited:
-        return "Verdict: works, with limits: " + "; ".join(f"{f.name} ({f.remedy or f.what})" for f in limited)
+        return "Verdict: works, with limits: " + "; ".join(
+            f"{f.name} ({f.remedy or f.what})" for f in limited
+        )
     return "Verdict: ready" + (" (CPU only)" if device.without_cuda() else "")
 
 
@@ -268,7 +359,9 @@ def _version(name: str) -> str:
 def _first_line(program: str, *, last: bool = False) -> str:
     """What `program --version` says first (nvcc: last), or why it says nothing."""
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not run ({type(error).__name__})"
     lines = done.stdout.strip().splitlines() or [f"{program} answered nothing"]
@@ -277,5 +370,9 @@ def _first_line(program: str, *, last: bool = False) -> str:
 
 def as_environment(settings: Settings) -> dict[str, Any]:
     """Versions and findings as name -> text, for the environment table of a page."""
-    found = {f.name: f.what for f in examine(settings) if f.name in ("device", "C++ extension", "Inductor", "Triton")}
+    found = {
+        f.name: f.what
+        for f in examine(settings)
+        if f.name in ("device", "C++ extension", "Inductor", "Triton")
+    }
     return {name: version for name, version in versions().items() if version} | found

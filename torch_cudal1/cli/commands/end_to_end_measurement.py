@@ -1,7 +1,8 @@
-"""Whole modules measured end to end: paired times against eager and Inductor, and errors against a float64 run.
+"""Whole modules measured end to end: paired times against eager and Inductor, and errors against a
+float64 run.
 
-The clock is `judge.benchmark.timing`, the only one, through `judge.benchmark.protocol`. It decides nothing; a module that torch
-cannot compile or run in float64 gives a None.
+The clock is `judge.benchmark.timing`, the only one, through `judge.benchmark.protocol`. It decides
+nothing; a module that torch cannot compile or run in float64 gives a None.
 """
 
 from __future__ import annotations
@@ -20,26 +21,41 @@ from torch_cudal1.judge.benchmark.statistics import PairedSummary, summarise
 __all__ = ["end_to_end", "exact", "scaled_error"]
 
 
-def end_to_end(eager: torch.nn.Module, ours: torch.nn.Module | None, inputs: tuple[Any, ...], *, budget_s: float) -> EndToEnd:
-    """Times of `eager`, of torch.compile (Inductor, default mode) and of `ours` on the same inputs, without gradients.
+def end_to_end(
+    eager: torch.nn.Module,
+    ours: torch.nn.Module | None,
+    inputs: tuple[Any, ...],
+    *,
+    budget_s: float,
+) -> EndToEnd:
+    """Times of `eager`, of torch.compile (Inductor, default mode) and of `ours` on the same inputs,
+    without gradients.
 
-    `ours` None: eager itself is what runs, so it is 1x of eager by construction and only torch.compile is measured against it.
-    `budget_s` bounds the timing; compiling comes on top.
+    `ours` None: eager itself is what runs, so it is 1x of eager by construction and only
+    torch.compile is measured against it. `budget_s` bounds the timing; compiling comes on top.
     """
-    device = next(leaf.device for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    device = next(
+        leaf.device for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)
+    )
     run_eager, run_ours = _call(eager, inputs), _call(eager if ours is None else ours, inputs)
     run_compiled = _compiled(eager, inputs)
     against_inductor = against_eager = None
     if run_compiled is not None:
-        against_inductor = summarise(sample_pairs(run_compiled, run_ours, device, budget_s=budget_s / 2, margin=1.0))
+        against_inductor = summarise(
+            sample_pairs(run_compiled, run_ours, device, budget_s=budget_s / 2, margin=1.0)
+        )
     if ours is not None or against_inductor is None:
-        against_eager = summarise(sample_pairs(run_eager, run_ours, device, budget_s=budget_s / 2, margin=1.0))
+        against_eager = summarise(
+            sample_pairs(run_eager, run_ours, device, budget_s=budget_s / 2, margin=1.0)
+        )
     own_us = next(found.b_us for found in (against_eager, against_inductor) if found is not None)
     return EndToEnd(
         eager_us=against_eager.a_us if against_eager and ours is not None else own_us,
         inductor_us=against_inductor.a_us if against_inductor else None,
         ours_us=own_us,
-        vs_eager=_interval(against_eager) if against_eager and ours is not None else Interval(1.0, 1.0, 1.0),
+        vs_eager=_interval(against_eager)
+        if against_eager and ours is not None
+        else Interval(1.0, 1.0, 1.0),
         vs_inductor=_interval(against_inductor) if against_inductor else None,
     )
 
@@ -55,7 +71,8 @@ def exact(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any | None:
 
 
 def scaled_error(found: Any, reference: Any | None) -> float | None:
-    """Largest |found - reference| over the rms of the reference, over all floating outputs; None without a reference.
+    """Largest |found - reference| over the rms of the reference, over all floating outputs; None
+    without a reference.
 
     NaN in one and not in the other is infinitely wrong.
     """
@@ -68,8 +85,14 @@ def scaled_error(found: Any, reference: Any | None) -> float | None:
         ours = ours.detach().double()
         if not torch.equal(ours.isnan(), wide.isnan()):
             return float("inf")
-        difference = torch.where(ours == wide, 0.0, ours - wide).abs().nan_to_num(nan=0.0, posinf=float("inf"))
-        scale = wide[wide.isfinite()].square().mean().sqrt().item() if wide.isfinite().any() else 0.0
+        difference = (
+            torch.where(ours == wide, 0.0, ours - wide)
+            .abs()
+            .nan_to_num(nan=0.0, posinf=float("inf"))
+        )
+        scale = (
+            wide[wide.isfinite()].square().mean().sqrt().item() if wide.isfinite().any() else 0.0
+        )
         largest = difference.max().item() if difference.numel() else 0.0
         worst = max(worst, largest / scale if scale else (0.0 if largest == 0 else float("inf")))
     return worst
@@ -84,7 +107,9 @@ def _call(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], o
 
 
 def _compiled(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Callable[[], object] | None:
-    """torch.compile's default, warmed; None where it cannot compile here (no C++ compiler, for one)."""
+    """torch.compile's default, warmed; None where it cannot compile here (no C++ compiler, for
+    one).
+    """
     run = _call(torch.compile(own_copy(module)), inputs)
     try:
         run()

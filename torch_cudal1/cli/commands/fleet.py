@@ -1,4 +1,6 @@
-"""`cudal1 warmup` with many workers: `--devices`, `--workers`, `--cluster`. Picks the crew and turns its answers into results."""
+"""`cudal1 warmup` with many workers: `--devices`, `--workers`, `--cluster`. Picks the crew and
+turns its answers into results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ __all__ = ["Warmed", "crew_asked", "warmed"]
 
 @dataclass(frozen=True)
 class Warmed:
-    """What came of it: results, targets that cannot be used, what an earlier run had finished, and other problems."""
+    """What came of it: results, targets that cannot be used, what an earlier run had finished, and
+    other problems.
+    """
 
     results: tuple[WarmupResult, ...]
     unusable: tuple[str, ...]
@@ -42,10 +46,18 @@ def crew_asked(args: argparse.Namespace) -> bool:
     return args.devices is not None or args.workers is not None or args.cluster is not None
 
 
-def warmed(args: argparse.Namespace, targets: Sequence[str], settings: Settings, progress: ProgressCallback) -> Warmed:
-    """Warm single targets with the crew that was asked for. Raises SettingError for one that this machine cannot have."""
+def warmed(
+    args: argparse.Namespace, targets: Sequence[str], settings: Settings, progress: ProgressCallback
+) -> Warmed:
+    """Warm single targets with the crew that was asked for. Raises SettingError for one that this
+    machine cannot have.
+    """
     if args.devices is not None and args.device == "cpu":
-        raise SettingError("devices", args.devices, "no --device cpu beside it; workers for the CPU are `--workers N`")
+        raise SettingError(
+            "devices",
+            args.devices,
+            "no --device cpu beside it; workers for the CPU are `--workers N`",
+        )
     chosen = device.choose("cuda" if args.devices is not None else args.device)
     order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen)
     unmatched: list[str] = []
@@ -60,7 +72,9 @@ def warmed(args: argparse.Namespace, targets: Sequence[str], settings: Settings,
 
 
 def _tasks(targets: Sequence[str], recording: Path | None, unmatched: list[str]) -> list[Task]:
-    """A task a target, or one for each recorded form of its calls; targets that have none are told in `unmatched`."""
+    """A task a target, or one for each recorded form of its calls; targets that have none are told
+    in `unmatched`.
+    """
     if recording is None:
         return [Task(target) for target in targets]
     lines = read_recording(recording).seen
@@ -93,7 +107,11 @@ def _crew(args: argparse.Namespace, order: Order) -> Crew:
     if args.devices is not None:
         return LocalCrew(order, gpu_seats(args.devices, torch.cuda.device_count(), cores))
     if order.device == "cuda":
-        raise SettingError("workers", args.workers, "`--devices all` for the GPUs of this machine, or `--device cpu` beside it")
+        raise SettingError(
+            "workers",
+            args.workers,
+            "`--devices all` for the GPUs of this machine, or `--device cpu` beside it",
+        )
     return LocalCrew(order, cpu_seats(args.workers, cores))
 
 

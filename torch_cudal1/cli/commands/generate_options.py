@@ -1,4 +1,6 @@
-"""Options of `cudal1 generate`. It imports nothing heavy: every command line builds its parser from here."""
+"""Options of `cudal1 generate`. It imports nothing heavy: every command line builds its parser from
+here.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,37 @@ __all__ = ["add"]
 
 def add(parser: argparse.ArgumentParser) -> None:
     """What is asked of whom, how much of it, and what it may take."""
-    parser.add_argument("target", metavar="TARGET", nargs="+", help="KernelBench-style file or folder, or a CUDA-L1 release file")
     parser.add_argument(
-        "--llm", required=True, metavar="URL|MODEL", help="server such as http://localhost:8000/v1, or model folder"
+        "target",
+        metavar="TARGET",
+        nargs="+",
+        help="KernelBench-style file or folder, or a CUDA-L1 release file",
     )
-    parser.add_argument("--llm-model", default="", metavar="NAME", help="which of the server's models; needless if it has one")
-    parser.add_argument("--rounds", type=_above(int, 0), default=8, metavar="N", help="rounds of a task (8)")
-    parser.add_argument("--samples", type=_above(int, 0), default=8, metavar="N", help="programs asked for in a round (8)")
-    parser.add_argument("--temperature", type=_above(float, 0), default=0.8, metavar="T", help="of sampling (0.8)")
+    parser.add_argument(
+        "--llm",
+        required=True,
+        metavar="URL|MODEL",
+        help="server such as http://localhost:8000/v1, or model folder",
+    )
+    parser.add_argument(
+        "--llm-model",
+        default="",
+        metavar="NAME",
+        help="which of the server's models; needless if it has one",
+    )
+    parser.add_argument(
+        "--rounds", type=_above(int, 0), default=8, metavar="N", help="rounds of a task (8)"
+    )
+    parser.add_argument(
+        "--samples",
+        type=_above(int, 0),
+        default=8,
+        metavar="N",
+        help="programs asked for in a round (8)",
+    )
+    parser.add_argument(
+        "--temperature", type=_above(float, 0), default=0.8, metavar="T", help="of sampling (0.8)"
+    )
     parser.add_argument(
         "--selector",
         choices=("none", "random", "bucket", "island", "top"),
@@ -28,25 +53,66 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all draws (0)")
     _limits(parser)
     parser.add_argument("--limit", type=_above(int, 0), metavar="N", help="only the first N tasks")
-    parser.add_argument("--lanes", type=_above(int, 0), metavar="N", help="programs judged side by side")
     parser.add_argument(
-        "--checker", choices=("rules", "model"), default="rules", help="who looks at jumps: rules, or the model too"
+        "--lanes", type=_above(int, 0), metavar="N", help="programs judged side by side"
     )
     parser.add_argument(
-        "--keep", type=int, default=3, metavar="N", help="how many of the best are tried for the cache (3; 0: none)"
+        "--checker",
+        choices=("rules", "model"),
+        default="rules",
+        help="who looks at jumps: rules, or the model too",
     )
-    parser.add_argument("--out", type=Path, default=Path("cudal1-generate"), metavar="DIR", help="the run; given again, it goes on")
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how many of the best are tried for the cache (3; 0: none)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("cudal1-generate"),
+        metavar="DIR",
+        help="the run; given again, it goes on",
+    )
 
 
 def _limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--budget-s", dest="total_s", type=_above(float, 0), metavar="S", help="seconds of a task, over all its lives"
+        "--budget-s",
+        dest="total_s",
+        type=_above(float, 0),
+        metavar="S",
+        help="seconds of a task, over all its lives",
     )
-    parser.add_argument("--tokens", type=_above(int, 0), metavar="N", help="tokens of a task, prompts included")
-    parser.add_argument("--money", type=_above(float, 0), metavar="M", help="money for a task; needs prices")
-    parser.add_argument("--price-prompt", type=_from_zero, default=0.0, metavar="M", help="money for a million prompt tokens")
-    parser.add_argument("--price-completion", type=_from_zero, default=0.0, metavar="M", help="for a million completion tokens")
-    parser.add_argument("--max-tokens", type=_above(int, 0), default=8_192, metavar="N", help="of one completion (8192)")
+    parser.add_argument(
+        "--tokens", type=_above(int, 0), metavar="N", help="tokens of a task, prompts included"
+    )
+    parser.add_argument(
+        "--money", type=_above(float, 0), metavar="M", help="money for a task; needs prices"
+    )
+    parser.add_argument(
+        "--price-prompt",
+        type=_from_zero,
+        default=0.0,
+        metavar="M",
+        help="money for a million prompt tokens",
+    )
+    parser.add_argument(
+        "--price-completion",
+        type=_from_zero,
+        default=0.0,
+        metavar="M",
+        help="for a million completion tokens",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=_above(int, 0),
+        default=8_192,
+        metavar="N",
+        help="of one completion (8192)",
+    )
 
 
 def _above(kind: Callable[[str], float], least: float) -> Callable[[str], float]:

@@ -1,8 +1,8 @@
 """`cudal1 push` and `pull`: entries to and from a Hub repository.
 
-`push` reads the writable cache and nothing that came from elsewhere; `pull` writes beside it, never into it. The work is in
-`store.hub.hub_push` and `store.hub.hub_pull`; nothing here runs what an entry holds, and tokens are the business of the Hub's
-library.
+`push` reads the writable cache and nothing that came from elsewhere; `pull` writes beside it, never
+into it. The work is in `store.hub.hub_push` and `store.hub.hub_pull`; nothing here runs what an
+entry holds, and tokens are the business of the Hub's library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _FOUND_WRONG = 1
 
 
 def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """One commit with what is whole. Exit code 1 if a file was left out or the Hub did not take it; nothing is pushed in halves."""
+    """One commit with what is whole. Exit code 1 if a file was left out or the Hub did not take it;
+    nothing is pushed in halves.
+    """
     hub = open_hub(args.repo, settings)
     if hub.repo.is_pinned:
         raise SettingError("REPO", args.repo, "a branch to push to, not a commit")
@@ -47,10 +49,18 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         inventory, left_out = _usable(cache_for(settings).own)
         offers = offers_of(inventory, args.family or None)
         if not offers:
-            raise SettingError("--cache-dir", str(settings.cache_dir), "a cache with at least one whole entry to push")
+            raise SettingError(
+                "--cache-dir",
+                str(settings.cache_dir),
+                "a cache with at least one whole entry to push",
+            )
         progress(f"pushing {len(offers)} files to {hub.repo}", None)
         made = hub.gate.closed() or (hub.client.create(hub.repo) if args.create else "")
-        done = made if isinstance(made, Unread) else push_to(hub.client, hub.repo, offers, message=args.message)
+        done = (
+            made
+            if isinstance(made, Unread)
+            else push_to(hub.client, hub.repo, offers, message=args.message)
+        )
     if isinstance(done, Unread):
         screen.json({"repo": str(hub.repo), "pushed": None, "problem": done.reason})
         screen.problem(f"push failed: {done.reason}")
@@ -64,15 +74,21 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         + (f", {done.kept} newer there and kept" if done.kept else "")
     )
     rows = [{"path": broken.path, "reason": broken.reason} for broken in left_out]
-    screen.json({"repo": str(hub.repo), "pushed": {**asdict(done), "left_out": rows}, "problem": ""})
+    screen.json(
+        {"repo": str(hub.repo), "pushed": {**asdict(done), "left_out": rows}, "problem": ""}
+    )
     return _FOUND_WRONG if left_out else 0
 
 
 def pull(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Every entry for some families here. Exit code 1 if a file was refused or did not come; what came is kept."""
+    """Every entry for some families here. Exit code 1 if a file was refused or did not come; what
+    came is kept.
+    """
     hub = open_hub(args.repo, settings)
     with screen.progress() as progress:
-        done = pull_from(hub, None if "all" in args.family else args.family or _families_here(), progress)
+        done = pull_from(
+            hub, None if "all" in args.family else args.family or _families_here(), progress
+        )
     if isinstance(done, Unread):
         screen.json({"repo": str(hub.repo), "pulled": None, "problem": done.reason})
         screen.problem(f"nothing was pulled: {done.reason}")
@@ -93,11 +109,15 @@ def _tell(done: Pulled, name: str, screen: Screen) -> None:
     )
     screen.line("\n".join(str(folder) for folder in done.folders))
     if not done.problem:
-        screen.line(f"use them: --hub {name}, the setting 'hub', or read_only_caches with these folders")
+        screen.line(
+            f"use them: --hub {name}, the setting 'hub', or read_only_caches with these folders"
+        )
 
 
 def _usable(own: LocalCache) -> tuple[Inventory, list[Broken]]:
-    """What is whole and may be used here, and the rest: broken files, revoked Programs, what production put in quarantine."""
+    """What is whole and may be used here, and the rest: broken files, revoked Programs, what
+    production put in quarantine.
+    """
     found = take_inventory(own)
     left_out = list(found.broken)
 
@@ -105,7 +125,9 @@ def _usable(own: LocalCache) -> tuple[Inventory, list[Broken]]:
         if not isinstance(held.content, Entry):
             return ""
         choice = held.content.choice
-        return own.revoked(choice.program) or quarantine.reason_for((own.root,), held.position.name, choice.digest)
+        return own.revoked(choice.program) or quarantine.reason_for(
+            (own.root,), held.position.name, choice.digest
+        )
 
     kept = []
     for held in found.entries:

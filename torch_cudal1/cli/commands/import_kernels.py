@@ -1,8 +1,10 @@
-"""`cudal1 import-kernels PATH` and `export-kernels TARGET`: kernels that others published, and ours in a form that others read.
+"""`cudal1 import-kernels PATH` and `export-kernels TARGET`: kernels that others published, and ours
+in a form that others read.
 
-Importing judges, lowers and stores; the sources are read here and run in the judge's processes. With --json OUT each result is a
-line of that file, written as soon as it is known, and a task that is there already for the same sources, rules and cache is not
-done again. Exporting traces the user's own TARGET, as `explain` does, and runs no kernel.
+Importing judges, lowers and stores; the sources are read here and run in the judge's processes.
+With --json OUT each result is a line of that file, written as soon as it is known, and a task that
+is there already for the same sources, rules and cache is not done again. Exporting traces the
+user's own TARGET, as `explain` does, and runs no kernel.
 """
 
 from __future__ import annotations
@@ -54,23 +56,46 @@ _CODES: Mapping[str, int] = {
 
 
 def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Take every task the whole way. Exit code for one task as `judge`'s; for several 0, or 1 if something could not be read."""
+    """Take every task the whole way. Exit code for one task as `judge`'s; for several 0, or 1 if
+    something could not be read.
+    """
     absent = [path for path in args.path if not path.exists()]
     if absent:
-        raise SettingError("PATH", str(absent[0]), "a release file, a Python file with ModelNew, or a folder of kernels")
+        raise SettingError(
+            "PATH",
+            str(absent[0]),
+            "a release file, a Python file with ModelNew, or a folder of kernels",
+        )
     if args.reference is not None and not args.reference.exists():
-        raise SettingError("--reference", str(args.reference), "a KernelBench-style file or a folder of those")
+        raise SettingError(
+            "--reference", str(args.reference), "a KernelBench-style file or a folder of those"
+        )
     place = place_for(torch.device(device.choose(args.device)), settings)
-    job = PairJob(settings, place.contract, place.device, gradients=False, trust="foreign", drop_in=False)
-    found = list(_limited((task for path in args.path for task in tasks_in(path, args.reference)), args))
+    job = PairJob(
+        settings, place.contract, place.device, gradients=False, trust="foreign", drop_in=False
+    )
+    found = list(
+        _limited((task for path in args.path for task in tasks_in(path, args.reference)), args)
+    )
     out = args.json if isinstance(args.json, Path) else None
     made = _all(found, place, job, out, screen)
-    rows = [[_spoken(one["outcome"]), one["name"], text.speedup(one["low"]), text.brief(one["reason"], 100)] for one in made]
+    rows = [
+        [
+            _spoken(one["outcome"]),
+            one["name"],
+            text.speedup(one["low"]),
+            text.brief(one["reason"], 100),
+        ]
+        for one in made
+    ]
     if rows:
         screen.line("")
         screen.table(("outcome", "task", "at least", "reason"), rows)
     counts = Counter(one["outcome"] for one in made)
-    screen.line(", ".join(f"{counts[name]} {_spoken(name)}" for name in _ORDER if counts[name]) or "nothing to import")
+    screen.line(
+        ", ".join(f"{counts[name]} {_spoken(name)}" for name in _ORDER if counts[name])
+        or "nothing to import"
+    )
     screen.json(made)
     if len(made) == 1:
         return _CODES[made[0]["outcome"]]
@@ -78,7 +103,9 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
 
 
 def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Write what the cache holds for every TARGET as FlashInfer-Trace files. Exit code 2 if a TARGET cannot be loaded."""
+    """Write what the cache holds for every TARGET as FlashInfer-Trace files. Exit code 2 if a
+    TARGET cannot be loaded.
+    """
     made: list[dict[str, Any]] = []
     failed: list[TargetError] = []
     with screen.progress() as progress:
@@ -86,8 +113,18 @@ def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
             found = _exported(region, place)
             paths = _written(args.out, found) if isinstance(found, Exported) else []
             reason = found.reason if isinstance(found, NotExpressible) else ""
-            made.append({"region": region.key, "name": region.name, "files": paths, "reason": reason})
-    rows = [[one["region"][:12], one["name"], ", ".join(one["files"]) or text.ABSENT, text.brief(one["reason"])] for one in made]
+            made.append(
+                {"region": region.key, "name": region.name, "files": paths, "reason": reason}
+            )
+    rows = [
+        [
+            one["region"][:12],
+            one["name"],
+            ", ".join(one["files"]) or text.ABSENT,
+            text.brief(one["reason"]),
+        ]
+        for one in made
+    ]
     if rows:
         screen.table(("region", "name", "written", "why not"), rows)
     screen.json({"exported": made, "failed": [str(error) for error in failed]})
@@ -96,9 +133,19 @@ def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     return 2 if failed else 0
 
 
-def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path | None, screen: Screen) -> list[dict[str, Any]]:
+def _all(
+    found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path | None, screen: Screen
+) -> list[dict[str, Any]]:
     terms = _terms(place)
-    earlier = [one for one in results.read(out, _KEYS) if one["terms"] == terms and one["outcome"] not in _AGAIN] if out else []
+    earlier = (
+        [
+            one
+            for one in results.read(out, _KEYS)
+            if one["terms"] == terms and one["outcome"] not in _AGAIN
+        ]
+        if out
+        else []
+    )
     known = {_identity(one): one for one in earlier}
     made: list[dict[str, Any]] = []
 
@@ -107,32 +154,56 @@ def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path 
 
     with screen.progress() as progress, Adoption(place, job, step) as adoption:
         for task in found:
-            head = {"schema": SCHEMA, "package": __version__, "where": task.where, "sha256": _digests(task), "terms": terms}
+            head = {
+                "schema": SCHEMA,
+                "package": __version__,
+                "where": task.where,
+                "sha256": _digests(task),
+                "terms": terms,
+            }
             one = known.get(_identity(head))
             if one is None:
                 one = {**head, **_told(task, adoption)}
                 results.append(out, one)
-                screen.line(text.brief(f"{one['name']}: {_spoken(one['outcome'])}{': ' * bool(one['reason'])}{one['reason']}"))
+                screen.line(
+                    text.brief(
+                        f"{one['name']}: {_spoken(one['outcome'])}{': ' * bool(one['reason'])}{one['reason']}"
+                    )
+                )
             made.append(one)
     return made
 
 
 def _told(task: Task | Damaged, adoption: Adoption) -> dict[str, Any]:
     if isinstance(task, Damaged):
-        return {"name": task.where, "labels": {}, "claims": {}, **plain(Adopted("unreadable", task.reason))}
+        return {
+            "name": task.where,
+            "labels": {},
+            "claims": {},
+            **plain(Adopted("unreadable", task.reason)),
+        }
     try:
         adopted = adoption.adopt(task)
     except SandboxError:
         raise  # this machine cannot judge: the next task would fare no better
     except (RuntimeError, ValueError, TypeError) as error:
         adopted = Adopted("failed", f"{type(error).__name__}: {error}")
-    return {"name": task.name, "labels": dict(task.labels), "claims": dict(task.claims), **plain(adopted)}
+    return {
+        "name": task.name,
+        "labels": dict(task.labels),
+        "claims": dict(task.claims),
+        **plain(adopted),
+    }
 
 
 def _limited(found: Iterator[Task | Damaged], args: argparse.Namespace) -> Iterator[Task | Damaged]:
     kept = 0
     for task in found:
-        if args.level is None or isinstance(task, Damaged) or task.labels.get("level_id") == args.level:
+        if (
+            args.level is None
+            or isinstance(task, Damaged)
+            or task.labels.get("level_id") == args.level
+        ):
             if args.limit is not None and kept >= args.limit:
                 return
             kept += 1
@@ -141,7 +212,11 @@ def _limited(found: Iterator[Task | Damaged], args: argparse.Namespace) -> Itera
 
 def _terms(place: Place) -> dict[str, Any]:
     """Under what a result was made: another machine, contract, threshold or cache makes it none."""
-    rules = {"margin": place.settings.margin, "min_saving_us": place.settings.min_saving_us, "budget_s": place.settings.budget_s}
+    rules = {
+        "margin": place.settings.margin,
+        "min_saving_us": place.settings.min_saving_us,
+        "budget_s": place.settings.budget_s,
+    }
     where = {"device": str(place.device), "cache": str(place.cache.root.resolve())}
     return {"contract": plain(place.contract), "target": plain(place.target), **rules, **where}
 
@@ -165,7 +240,10 @@ def _spoken(outcome: str) -> str:
 
 
 def _regions(
-    args: argparse.Namespace, settings: Settings, progress: ProgressCallback, failed: list[TargetError]
+    args: argparse.Namespace,
+    settings: Settings,
+    progress: ProgressCallback,
+    failed: list[TargetError],
 ) -> Iterator[tuple[Region, Place]]:
     place = place_for(torch.device(device.choose(args.device)), settings)
     for target in args.target:
@@ -175,7 +253,9 @@ def _regions(
                 (loaded,) = targets.load(single, device=place.device.type)
                 targets.try_call(loaded)
                 with torch.no_grad():
-                    yield from ((region, place) for region in captured_regions(loaded.module, loaded.inputs))
+                    yield from (
+                        (region, place) for region in captured_regions(loaded.module, loaded.inputs)
+                    )
         except NotLowerableError as error:
             failed.append(TargetError(target, f"it cannot be traced: {error.reason}"))
         except TargetError as error:
@@ -185,7 +265,9 @@ def _regions(
 def _exported(region: Region, place: Place) -> Exported | NotExpressible:
     hit = resolve(region, (place.cache,), place.target, place.contract).hit
     if hit is None or hit.stale is not None:
-        return NotExpressible(hit.stale if hit is not None and hit.stale else "the cache holds no decision for it")
+        return NotExpressible(
+            hit.stale if hit is not None and hit.stale else "the cache holds no decision for it"
+        )
     return exported(region, hit.entry)
 
 
@@ -195,8 +277,13 @@ def _written(root: Path, found: Exported) -> list[str]:
     trace = json.dumps(plain(found.trace.to_json()), allow_nan=False) + "\n"
     workload = json.dumps({**found.trace.to_json(), "solution": None, "evaluation": None}) + "\n"
     files = {
-        f"definitions/{found.definition.op_type}/{name}.json": json.dumps(found.definition.to_json(), indent=2) + "\n",
-        f"solutions/{found.definition.op_type}/{name}/{found.solution.name}.json": json.dumps(found.solution.to_json(), indent=2)
+        f"definitions/{found.definition.op_type}/{name}.json": json.dumps(
+            found.definition.to_json(), indent=2
+        )
+        + "\n",
+        f"solutions/{found.definition.op_type}/{name}/{found.solution.name}.json": json.dumps(
+            found.solution.to_json(), indent=2
+        )
         + "\n",
         f"workloads/{found.definition.op_type}/{name}.jsonl": workload,
         f"traces/{found.definition.op_type}/{name}.jsonl": trace,

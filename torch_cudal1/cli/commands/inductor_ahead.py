@@ -1,8 +1,9 @@
-"""`cudal1 warmup --with-inductor`: what Inductor compiles at the start of a target, collected in a fresh process and stored.
+"""`cudal1 warmup --with-inductor`: what Inductor compiles at the start of a target, collected in a
+fresh process and stored.
 
-The process gets an empty folder as Inductor's cache and starts the target as a server would: every decision from the cache, one
-call. What lies in the folder then is what a start needs. Run by this module as
-`python -m torch_cudal1.cli.commands.inductor_ahead TARGET`.
+The process gets an empty folder as Inductor's cache and starts the target as a server would: every
+decision from the cache, one call. What lies in the folder then is what a start needs. Run by this
+module as `python -m torch_cudal1.cli.commands.inductor_ahead TARGET`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ _TOLD = "regions of this target: "
 
 
 def collect(targets: Sequence[str], order: Order) -> dict[str, str]:
-    """Store, target by target, what Inductor compiled; why not, for those that have nothing stored now."""
+    """Store, target by target, what Inductor compiled; why not, for those that have nothing stored
+    now.
+    """
     place, problems = place_for(torch.device(order.device), order.settings), {}
     for target in targets:
         with tempfile.TemporaryDirectory(prefix="cudal1-inductor-") as scratch:
             folder = Path(scratch) / "inductor"
             folder.mkdir()
             told = _started(target, order, folder)
-            if reason := told if isinstance(told, str) else inductor_artifacts.store(told, folder, place):
+            if (
+                reason := told
+                if isinstance(told, str)
+                else inductor_artifacts.store(told, folder, place)
+            ):
                 problems[target] = reason
     return problems
 
@@ -46,12 +53,21 @@ def collect(targets: Sequence[str], order: Order) -> dict[str, str]:
 def _started(target: str, order: Order, folder: Path) -> list[str] | str:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
-    environment["TRITON_CACHE_DIR"] = str(folder / inductor_artifacts.TRITON)  # Inductor sets it too, but after Triton's own start
-    environment["PYTHONPATH"] = ":".join(filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")]))
+    environment["TRITON_CACHE_DIR"] = str(
+        folder / inductor_artifacts.TRITON
+    )  # Inductor sets it too, but after Triton's own start
+    environment["PYTHONPATH"] = ":".join(
+        filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")])
+    )
     command = [sys.executable, "-m", "torch_cudal1.cli.commands.inductor_ahead", target]
     try:
         done = subprocess.run(
-            command, env=environment, input=json.dumps(order.to_json()), capture_output=True, text=True, timeout=_LIMIT_S
+            command,
+            env=environment,
+            input=json.dumps(order.to_json()),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
         return f"its start took longer than {_LIMIT_S:g} s"
@@ -68,7 +84,9 @@ def main(target: str) -> int:
     order = Order.from_json(json.load(sys.stdin))
     (loaded,) = load(target, device=order.device)
     inputs: Any = loaded.inputs
-    settings = order.settings.but(on_miss="error", inductor_files=True, strictness="error", ranks_agree=False)
+    settings = order.settings.but(
+        on_miss="error", inductor_files=True, strictness="error", ranks_agree=False
+    )
     with torch.set_grad_enabled(order.training):
         module = cudal1.accelerate(loaded.module, inputs, settings=settings)
         module(*inputs)

@@ -1,6 +1,8 @@
-"""`cudal1 judge REFERENCE CANDIDATE`: is a `ModelNew` right, and faster than the best way to run its `Model`?
+"""`cudal1 judge REFERENCE CANDIDATE`: is a `ModelNew` right, and faster than the best way to run
+its `Model`?
 
-The files are read here and run elsewhere: neither is imported by this process. `cli.commands.release` judges many.
+The files are read here and run elsewhere: neither is imported by this process.
+`cli.commands.release` judges many.
 """
 
 from __future__ import annotations
@@ -25,10 +27,16 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Judge a pair, or every line of a release file. Exit code 0 valid and faster, 4 not faster enough, 3 refused, 2 usage."""
+    """Judge a pair, or every line of a release file. Exit code 0 valid and faster, 4 not faster
+    enough, 3 refused, 2 usage.
+    """
     if args.release is not None:
         if args.reference is not None:
-            raise SettingError("REFERENCE", str(args.reference), "nothing beside --release, whose lines hold both sources")
+            raise SettingError(
+                "REFERENCE",
+                str(args.reference),
+                "nothing beside --release, whose lines hold both sources",
+            )
         return release.run(args, settings, screen)
     if args.reference is None or args.candidate is None:
         raise SettingError("REFERENCE CANDIDATE", None, "two Python files, or --release FILE.json")
@@ -37,7 +45,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     job = job_for(args, settings, torch.device(device.choose(args.device)), trust="own")
     try:
         with screen.progress() as progress:
-            found = document(judge_pair(reference, candidate, job, progress), job, reference=reference)
+            found = document(
+                judge_pair(reference, candidate, job, progress), job, reference=reference
+            )
     except ReferenceFailure as error:
         found = unusable(error, job, reference=reference, candidate=candidate)
     files = {"reference": str(args.reference), "candidate": str(args.candidate)}
@@ -45,10 +55,14 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     show_judgement(screen, found)
     screen.json(found)
     if isinstance(args.json, Path):
-        args.json.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
     return EXIT_CODES[found["outcome"]]
 
 
 def _read(path: Path) -> str:
-    """A text that is not UTF-8 still reaches the process that refuses it, with its bad bytes replaced."""
+    """A text that is not UTF-8 still reaches the process that refuses it, with its bad bytes
+    replaced.
+    """
     return path.read_text(encoding="utf-8", errors="replace")

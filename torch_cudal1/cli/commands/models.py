@@ -1,6 +1,8 @@
-"""`cudal1 warmup`, `plan` and `explain`: one TARGET after another, a problem with one does not stop the next.
+"""`cudal1 warmup`, `plan` and `explain`: one TARGET after another, a problem with one does not stop
+the next.
 
-Only the public functions of the package are used; what they answer is shown as text, JSON or an HTML page.
+Only the public functions of the package are used; what they answer is shown as text, JSON or an
+HTML page.
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ _FOUND_WRONG, _USAGE = 1, 2
 
 
 def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded; the others are still done."""
+    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded;
+    the others are still done.
+    """
     if args.with_inductor and args.recorded is not None:
-        raise SettingError("--with-inductor", "--recorded", "one of both: files are collected for a target's own inputs")
+        raise SettingError(
+            "--with-inductor",
+            "--recorded",
+            "one of both: files are collected for a target's own inputs",
+        )
     failed: list[TargetError | str] = []
     results: list[Any] = []
     resumed: tuple[str, ...] = ()
@@ -46,30 +54,47 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         else:
             _one_after_another(args, names, settings, progress, results, failed)
         if args.with_inductor:
-            lacking = _compiled_ahead(args, [r.target for r in results if not r.error], settings, progress)
+            lacking = _compiled_ahead(
+                args, [r.target for r in results if not r.error], settings, progress
+            )
     _show_warmed(results, resumed, screen)
     for problem in lacking:
         screen.problem(problem)
-    screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
+    screen.json(
+        {"results": results, "resumed": resumed, "failed": [str(error) for error in failed]}
+    )
     chosen = device.choose(args.device)
     stories = [
         page.Story(
-            explanation=replace(r.explanation or Explanation(target=r.target, device=chosen), target=r.target),
+            explanation=replace(
+                r.explanation or Explanation(target=r.target, device=chosen), target=r.target
+            ),
             problem=r.error or "",
         )
         for r in results
     ]
     _write_page(args, screen, "cudal1 warmup", stories + _unloaded(failed, chosen), settings)
-    return _told(screen, failed) or (_FOUND_WRONG if lacking or any(r.error for r in results) else 0)
+    return _told(screen, failed) or (
+        _FOUND_WRONG if lacking or any(r.error for r in results) else 0
+    )
 
 
-def _compiled_ahead(args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback) -> list[str]:
+def _compiled_ahead(
+    args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback
+) -> list[str]:
     """Store what Inductor compiles for these targets; what could not be, by target."""
-    order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, device.choose(args.device))
+    order = Order(
+        settings.but(cache_dir=settings.cache_dir.absolute()),
+        args.training,
+        device.choose(args.device),
+    )
     found: list[str] = []
     for name in names:
         progress(f"collecting what Inductor compiles for {name}", None)
-        found += [f"{name}: nothing compiled ahead: {reason}" for reason in inductor_ahead.collect([name], order).values()]
+        found += [
+            f"{name}: nothing compiled ahead: {reason}"
+            for reason in inductor_ahead.collect([name], order).values()
+        ]
     return found
 
 
@@ -109,24 +134,32 @@ def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -
         if r.error:
             screen.problem(f"{r.target}: {r.error}")
     if resumed:
-        screen.line(f"{text.counted(len(resumed), 'target')} had been finished by a run that was interrupted")
+        screen.line(
+            f"{text.counted(len(resumed), 'target')} had been finished by a run that was interrupted"
+        )
 
 
 def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Expected gain of every target, or what they cost on each GPU type. Exit code 2 if one cannot be loaded."""
+    """Expected gain of every target, or what they cost on each GPU type. Exit code 2 if one cannot
+    be loaded.
+    """
     chosen = device.choose(args.device)
     made: list[Plan] = []
     failed: list[TargetError] = []
     if args.compare:
         with screen.progress() as progress:
-            found = compare_gpus.compared(args, _each(args.target, chosen, progress, failed), settings, failed)
+            found = compare_gpus.compared(
+                args, _each(args.target, chosen, progress, failed), settings, failed
+            )
         compare_gpus.show_comparison(screen, found)
         screen.json({"comparison": found, "failed": [str(error) for error in failed]})
         return _told(screen, failed)
     with screen.progress() as progress:
         for loaded in _each(args.target, chosen, progress, failed):
             with torch.no_grad():
-                made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
+                made.append(
+                    replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name)
+                )
     for one in made:
         tables.show_plan(screen, one)
     screen.json({"plans": made, "failed": [str(error) for error in failed]})
@@ -134,7 +167,9 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """What runs in every target and why. Exit code 1 under --fail-on-miss if a region had no stored decision."""
+    """What runs in every target and why. Exit code 1 under --fail-on-miss if a region had no stored
+    decision.
+    """
     chosen = device.choose(args.device)
     made: list[Explanation] = []
     failed: list[TargetError] = []
@@ -148,25 +183,35 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     missed = _misses() - missed_before
     for one in made:
         tables.show_explanation(screen, one)
-    screen.json({"explanations": made, "misses": missed, "failed": [str(error) for error in failed]})
+    screen.json(
+        {"explanations": made, "misses": missed, "failed": [str(error) for error in failed]}
+    )
     stories = [page.Story(explanation=one) for one in made]
     _write_page(args, screen, "cudal1 explain", stories + _unloaded(failed, chosen), settings)
     code = _told(screen, failed)
     if not code and args.fail_on_miss and missed:
-        screen.problem(f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine")
+        screen.problem(
+            f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine"
+        )
         return _FOUND_WRONG
     return code
 
 
-def _explained(loaded: targets.Loaded, settings: Settings, progress: ProgressCallback) -> Explanation:
+def _explained(
+    loaded: targets.Loaded, settings: Settings, progress: ProgressCallback
+) -> Explanation:
     targets.try_call(loaded)
     with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
-        module = cudal1.accelerate(loaded.module, loaded.inputs, settings=settings, progress=progress)
+        module = cudal1.accelerate(
+            loaded.module, loaded.inputs, settings=settings, progress=progress
+        )
     found: Explanation = cudal1.explain(module)
     return replace(found, target=loaded.name)
 
 
-def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]) -> Iterator[targets.Loaded]:
+def _each(
+    names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]
+) -> Iterator[targets.Loaded]:
     """Load one target at a time, so that a folder of large models needs the memory of one."""
     for name in names:
         singles = _expanded(name, failed)
@@ -195,15 +240,25 @@ def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> P
     """Progress of one target as progress of all."""
 
     def part(what: str, fraction: float | None) -> None:
-        progress(f"{name}: {what}" if name else what, None if fraction is None else (index + fraction) / count)
+        progress(
+            f"{name}: {what}" if name else what,
+            None if fraction is None else (index + fraction) / count,
+        )
 
     return part
 
 
 def _unloaded(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
-    """What a page says of targets that led to no module: a reader who has only the page must not miss them."""
+    """What a page says of targets that led to no module: a reader who has only the page must not
+    miss them.
+    """
     errors = [error for error in failed if isinstance(error, TargetError)]
-    return [page.Story(explanation=Explanation(target=error.target, device=chosen), problem=error.problem) for error in errors]
+    return [
+        page.Story(
+            explanation=Explanation(target=error.target, device=chosen), problem=error.problem
+        )
+        for error in errors
+    ]
 
 
 def _told(screen: Screen, failed: Sequence[TargetError | str]) -> int:
@@ -216,9 +271,19 @@ def _misses() -> int:
     return cudal1.report().counters.get("resolve.miss", 0)
 
 
-def _write_page(args: argparse.Namespace, screen: Screen, title: str, stories: list[page.Story], settings: Settings) -> None:
+def _write_page(
+    args: argparse.Namespace,
+    screen: Screen,
+    title: str,
+    stories: list[page.Story],
+    settings: Settings,
+) -> None:
     if args.html is None:
         return
-    content = page.render(title, stories, {name: str(plain(value)) for name, value in doctor.as_environment(settings).items()})
+    content = page.render(
+        title,
+        stories,
+        {name: str(plain(value)) for name, value in doctor.as_environment(settings).items()},
+    )
     args.html.write_text(content, encoding="utf-8")
     screen.line(f"page: {args.html}")

@@ -1,8 +1,10 @@
-"""`cudal1 judge --release FILE`: every line of a CUDA-L1 release file, each against its own reference.
+"""`cudal1 judge --release FILE`: every line of a CUDA-L1 release file, each against its own
+reference.
 
-A line is one JSON object: level_id, task_id, ref_code, custom_code, and scores, which are kept and not believed. A null code, or
-the string "None", was withdrawn by its authors: it is counted, never dropped. With --json OUT each result is a line of that file,
-written as soon as it is known; a line that is there already for the same sources and the same job is not judged again.
+A line is one JSON object: level_id, task_id, ref_code, custom_code, and scores, which are kept and
+not believed. A null code, or the string "None", was withdrawn by its authors: it is counted, never
+dropped. With --json OUT each result is a line of that file, written as soon as it is known; a line
+that is there already for the same sources and the same job is not judged again.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ _KEYS = frozenset({"profile", "device", "gradients", "contract", "line", "sha256
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Judge what is left to judge, then show all of it. Exit code 0 when every line has its result, whatever that is."""
+    """Judge what is left to judge, then show all of it. Exit code 0 when every line has its result,
+    whatever that is.
+    """
     lines = read_release(args.release)
-    chosen = [line for line in lines if args.level is None or line.level == args.level][: args.limit]
+    chosen = [line for line in lines if args.level is None or line.level == args.level][
+        : args.limit
+    ]
     job = job_for(args, settings, torch.device(device.choose(args.device)), trust="foreign")
     out = args.json if isinstance(args.json, Path) else None
     known = _finished(out, job) if out else {}
@@ -50,7 +56,12 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         for line in chosen:
             found = known.get(_identity(line))
             if found is None:
-                found = {**_judged(court, line), "line": line.number, "level_id": line.level, "task_id": line.task}
+                found = {
+                    **_judged(court, line),
+                    "line": line.number,
+                    "level_id": line.level,
+                    "task_id": line.task,
+                }
                 found["published"] = dict(line.scores)
                 results.append(out, found)
                 screen.line(text.brief(f"{line.name}: {told(found)}"))
@@ -62,11 +73,15 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def read_release(path: Path) -> list[Line]:
-    """The lines of a file, in order; empty ones are passed over. Raises OSError, or SettingError for a line that is no task."""
+    """The lines of a file, in order; empty ones are passed over. Raises OSError, or SettingError
+    for a line that is no task.
+    """
     lines = []
     for line in read_lines(path):
         if isinstance(line, BadLine):
-            raise SettingError(f"{path} line {line.number}", line.content, line.reason.removeprefix("expected "))
+            raise SettingError(
+                f"{path} line {line.number}", line.content, line.reason.removeprefix("expected ")
+            )
         lines.append(line)
     return lines
 
@@ -75,9 +90,20 @@ def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of the table: each outcome, refusals by detector too; the shares are of all lines."""
     counts = Counter(_row_name(found) for found in results)
     order = ("accepted", "not faster", "refused", "withdrawn", "reference unusable")
-    names = sorted(counts, key=lambda name: (next(i for i, start in enumerate(order) if name.startswith(start)), -counts[name]))
+    names = sorted(
+        counts,
+        key=lambda name: (
+            next(i for i, start in enumerate(order) if name.startswith(start)),
+            -counts[name],
+        ),
+    )
     rows = [
-        [name, str(counts[name]), f"{counts[name] / len(results):.1%}", _speeds(f for f in results if _row_name(f) == name)]
+        [
+            name,
+            str(counts[name]),
+            f"{counts[name] / len(results):.1%}",
+            _speeds(f for f in results if _row_name(f) == name),
+        ]
         for name in names
     ]
     return [*rows, ["all", str(len(results)), "100.0%" if results else text.ABSENT, text.ABSENT]]
@@ -99,7 +125,9 @@ def _judged(court: PairCourt, line: Line) -> dict[str, Any]:
     if line.candidate is None:
         return withdrawn(court.job, reference=line.reference)
     try:
-        return document(court.judge(line.reference, line.candidate), court.job, reference=line.reference)
+        return document(
+            court.judge(line.reference, line.candidate), court.job, reference=line.reference
+        )
     except ReferenceFailure as error:
         return unusable(error, court.job, reference=line.reference, candidate=line.candidate)
 
@@ -109,7 +137,9 @@ def _identity(line: Line) -> tuple[int, str, str]:
 
 
 def _finished(out: Path, job: PairJob) -> dict[tuple[int, str, str], dict[str, Any]]:
-    """Results of an earlier run under the same job. What cannot be read, such as a line cut off by a kill, is judged again."""
+    """Results of an earlier run under the same job. What cannot be read, such as a line cut off by
+    a kill, is judged again.
+    """
     found = {}
     for entry in results.read(out, _KEYS):
         same = (entry["profile"], entry["device"], entry["gradients"], entry["contract"]) == (
@@ -117,5 +147,7 @@ def _finished(out: Path, job: PairJob) -> dict[tuple[int, str, str], dict[str, A
             plain(job.contract),
         )
         if same:
-            found[int(entry["line"]), entry["sha256"]["reference"], entry["sha256"]["candidate"]] = entry
+            found[
+                int(entry["line"]), entry["sha256"]["reference"], entry["sha256"]["candidate"]
+            ] = entry
     return found

@@ -1,6 +1,8 @@
-"""A file of results, one JSON object a line, written as soon as each is known: what long commands go on from.
+"""A file of results, one JSON object a line, written as soon as each is known: what long commands
+go on from.
 
-A line that cannot be read, such as one cut off by a kill, is no result; nothing that is there is ever rewritten.
+A line that cannot be read, such as one cut off by a kill, is no result; nothing that is there is
+ever rewritten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`cudal1 keys`, `sign` and `revoke`: what a platform team needs to say which kernels its machines may run.
+"""`cudal1 keys`, `sign` and `revoke`: what a platform team needs to say which kernels its machines
+may run.
 
-Keys and lists are files that the team owns; the commands write a private key, signatures into the own cache's files, and records at
-the end of the revocation list. They add nobody to the list of publishers: that is an editor's work, and a decision.
+Keys and lists are files that the team owns; the commands write a private key, signatures into the
+own cache's files, and records at the end of the revocation list. They add nobody to the list of
+publishers: that is an editor's work, and a decision.
 """
 
 from __future__ import annotations
@@ -26,16 +28,33 @@ from torch_cudal1.store.trust.lists import (
     read_publishers,
     read_revocations,
 )
-from torch_cudal1.store.trust.signatures import KEY_PREFIX, LIBRARY_MISSING, load_signer, new_key, parse_public, verify
+from torch_cudal1.store.trust.signatures import (
+    KEY_PREFIX,
+    LIBRARY_MISSING,
+    load_signer,
+    new_key,
+    parse_public,
+    verify,
+)
 from torch_cudal1.store.trust.trust_policy import Refused, Vouched, problems
 
-__all__ = ["bad_signatures", "keys", "list_problems", "revoke", "sign", "unchecked_signatures", "vouching"]
+__all__ = [
+    "bad_signatures",
+    "keys",
+    "list_problems",
+    "revoke",
+    "sign",
+    "unchecked_signatures",
+    "vouching",
+]
 
 _FOUND_WRONG = 1
 
 
 def keys(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """`new NAME`: a key pair. `list`: both lists as they hold now; exit code 1 if one cannot be used."""
+    """`new NAME`: a key pair. `list`: both lists as they hold now; exit code 1 if one cannot be
+    used.
+    """
     if args.action == "new":
         return _new(args, settings, screen)
     if args.name or args.out:
@@ -44,46 +63,82 @@ def keys(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if not isinstance(publishers, BadList):
         screen.table(("publisher", "key"), [[name, key] for key, name in publishers.names.items()])
     if not isinstance(revoked, BadList):
-        records = [(kind, what, why) for kind in ("entry", "program", "key") for what, why in getattr(revoked, kind).items()]
+        records = [
+            (kind, what, why)
+            for kind in ("entry", "program", "key")
+            for what, why in getattr(revoked, kind).items()
+        ]
         screen.table(("revoked", "what", "reason"), [list(record) for record in records])
     screen.json({"publishers": publishers, "revoked": revoked, "problems": list_problems(settings)})
     return _FOUND_WRONG if _told(settings, screen) else 0
 
 
 def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Sign the entries named, or everything in the own cache. Exit code 1 if a file could not be signed or no entry was named."""
+    """Sign the entries named, or everything in the own cache. Exit code 1 if a file could not be
+    signed or no entry was named.
+    """
     cache = cache_for(settings)
     signer = load_signer(args.keyfile, keep_out_of=(cache.root, *cache.read_only))
     starts = tuple(args.key)
     revoked = read_revocations(settings.revoked)
     if isinstance(revoked, BadList):
-        raise SettingError("revoked", str(settings.revoked), f"a list that can be used: {revoked.reason}")
+        raise SettingError(
+            "revoked", str(settings.revoked), f"a list that can be used: {revoked.reason}"
+        )
     if reason := revoked.key.get(signer.public):
         raise SettingError("KEYFILE", str(args.keyfile), f"a key that is not revoked ({reason})")
-    done = cache.sign(signer, (lambda entry: entry.region_key.startswith(starts)) if starts else None)
+    done = cache.sign(
+        signer, (lambda entry: entry.region_key.startswith(starts)) if starts else None
+    )
     for failed in done.failed:
         screen.problem(f"{failed.path} is not signed: {failed.reason}")
     if starts and not (done.files or done.unchanged or done.failed):
-        raise SettingError("KEY", " ".join(starts), f"the start of a key of `cudal1 list` in {cache.root}")
+        raise SettingError(
+            "KEY", " ".join(starts), f"the start of a key of `cudal1 list` in {cache.root}"
+        )
     screen.line(
         f"signed with {signer.public}: {text.counted(len(done.files), 'file')}; "
         f"signed before: {text.counted(len(done.unchanged), 'file')}"
     )
-    screen.json({"key": signer.public, "signed": done.files, "unchanged": done.unchanged, "failed": _broken(done.failed)})
+    screen.json(
+        {
+            "key": signer.public,
+            "signed": done.files,
+            "unchanged": done.unchanged,
+            "failed": _broken(done.failed),
+        }
+    )
     return _FOUND_WRONG if done.failed else 0
 
 
 def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Add records to the revocation list: a region's entries with their Programs, one digest, or a publisher's key."""
+    """Add records to the revocation list: a region's entries with their Programs, one digest, or a
+    publisher's key.
+    """
     if settings.revoked is None:
-        raise SettingError("revoked", None, "the path of the revocation list: --revoked PATH, or TORCH_CUDAL1_REVOKED")
+        raise SettingError(
+            "revoked",
+            None,
+            "the path of the revocation list: --revoked PATH, or TORCH_CUDAL1_REVOKED",
+        )
     cache = cache_for(settings)
-    records = [record for what in args.what for record in _to_revoke(what, cache, read_publishers(settings.publishers))]
+    records = [
+        record
+        for what in args.what
+        for record in _to_revoke(what, cache, read_publishers(settings.publishers))
+    ]
     for kind, what, name in records:
         append_revocation(settings.revoked, kind, what, args.reason)
         screen.line(f"revoked {kind} {what}{name}")
-    screen.line(f"in {settings.revoked}; it holds from the next look-up on, what a process runs already stays until it ends")
-    screen.json({"list": settings.revoked, "revoked": [{"kind": kind, "what": what} for kind, what, _ in records]})
+    screen.line(
+        f"in {settings.revoked}; it holds from the next look-up on, what a process runs already stays until it ends"
+    )
+    screen.json(
+        {
+            "list": settings.revoked,
+            "revoked": [{"kind": kind, "what": what} for kind, what, _ in records],
+        }
+    )
     return 0
 
 
@@ -91,13 +146,21 @@ def vouching(found: Found) -> str:
     """Who vouches for an entry, in a few words."""
     if isinstance(found.standing, Vouched):
         return found.standing.by
-    return f"{'REFUSED' if isinstance(found.standing, Refused) else 'nobody'}: {found.standing.reason}"
+    return (
+        f"{'REFUSED' if isinstance(found.standing, Refused) else 'nobody'}: {found.standing.reason}"
+    )
 
 
 def bad_signatures(found: Found) -> list[str]:
-    """The signatures of a file that do not fit it, wherever it lies; none where the library to verify them is missing."""
+    """The signatures of a file that do not fit it, wherever it lies; none where the library to
+    verify them is missing.
+    """
     checked = ((s, verify(s, "entry", found.digest)) for s in found.signatures)
-    return [f"{s.key[:20]}…: {bad.reason}" for s, bad in checked if bad is not None and bad.reason != LIBRARY_MISSING]
+    return [
+        f"{s.key[:20]}…: {bad.reason}"
+        for s, bad in checked
+        if bad is not None and bad.reason != LIBRARY_MISSING
+    ]
 
 
 def unchecked_signatures(found: Found) -> int:
@@ -131,7 +194,9 @@ def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 0
 
 
-def _to_revoke(what: str, cache: LocalCache, publishers: Publishers | BadList) -> Iterator[tuple[RevokedKind, str, str]]:
+def _to_revoke(
+    what: str, cache: LocalCache, publishers: Publishers | BadList
+) -> Iterator[tuple[RevokedKind, str, str]]:
     """Kind, digest or key, and a note for people. Raises SettingError for what names nothing."""
     if what.startswith(KEY_PREFIX):
         key = parse_public(what)
@@ -144,13 +209,23 @@ def _to_revoke(what: str, cache: LocalCache, publishers: Publishers | BadList) -
     if kind in ("entry", "program") and digest:
         yield "entry" if kind == "entry" else "program", digest, ""
         return
-    found = [f for f in cache.entries() if isinstance(f, Found) and what and f.entry.region_key.startswith(what)]
+    found = [
+        f
+        for f in cache.entries()
+        if isinstance(f, Found) and what and f.entry.region_key.startswith(what)
+    ]
     if not found:
-        raise SettingError("WHAT", what, "the start of a key of `cudal1 list`, entry:DIGEST, program:DIGEST, or a public key")
+        raise SettingError(
+            "WHAT",
+            what,
+            "the start of a key of `cudal1 list`, entry:DIGEST, program:DIGEST, or a public key",
+        )
     for one in found:
         name = f" ({one.entry.region_name or one.entry.region_key[:12]}: {one.entry.choice.label})"
         yield "entry", one.digest, name
-        if one.entry.choice.program.digest != one.entry.region_key:  # a region's own Program is the user's, not a kernel
+        if (
+            one.entry.choice.program.digest != one.entry.region_key
+        ):  # a region's own Program is the user's, not a kernel
             yield "program", one.entry.choice.program.digest, name
 
 

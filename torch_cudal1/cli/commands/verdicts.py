@@ -1,6 +1,8 @@
-"""A judgement of a source as one JSON document, the same for a pair and for a line of a release file.
+"""A judgement of a source as one JSON document, the same for a pair and for a line of a release
+file.
 
-Every key is always there. `schema` is raised when a key changes its meaning or goes; new keys may come without that.
+Every key is always there. `schema` is raised when a key changes its meaning or goes; new keys may
+come without that.
 """
 
 from __future__ import annotations
@@ -22,15 +24,30 @@ from torch_cudal1.judge.evaluate.source_evaluator import PairJob, PairJudgement
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.limits import Trust
 
-__all__ = ["EXIT_CODES", "SCHEMA", "document", "job_for", "outcome", "sha256", "unusable", "withdrawn"]
+__all__ = [
+    "EXIT_CODES",
+    "SCHEMA",
+    "document",
+    "job_for",
+    "outcome",
+    "sha256",
+    "unusable",
+    "withdrawn",
+]
 
 SCHEMA = 1
-EXIT_CODES: Mapping[str, int] = MappingProxyType({"accepted": 0, "not_faster": 4, "refused": 3, "reference_unusable": 2})
+EXIT_CODES: Mapping[str, int] = MappingProxyType(
+    {"accepted": 0, "not_faster": 4, "refused": 3, "reference_unusable": 2}
+)
 
 
-def job_for(args: argparse.Namespace, settings: Settings, device: torch.device, *, trust: Trust) -> PairJob:
+def job_for(
+    args: argparse.Namespace, settings: Settings, device: torch.device, *, trust: Trust
+) -> PairJob:
     """What the command line asks for. `trust`: in the reference; nobody vouches for a candidate."""
-    return PairJob(settings, contract_for(settings), device, args.profile, not args.inference, trust)
+    return PairJob(
+        settings, contract_for(settings), device, args.profile, not args.inference, trust
+    )
 
 
 def document(judgement: PairJudgement, job: PairJob, *, reference: str) -> dict[str, Any]:
@@ -45,14 +62,21 @@ def document(judgement: PairJudgement, job: PairJob, *, reference: str) -> dict[
         "checks": [plain(check) for check in judgement.verdict.checks],
         "error_ratio": plain(judgement.verdict.worst_error_ratio),
         "timing": _timing(judgement.timing),
-        "baselines": {"medians_us": dict(baselines.medians_us), "failures": dict(baselines.failures)} if baselines else None,
+        "baselines": {
+            "medians_us": dict(baselines.medians_us),
+            "failures": dict(baselines.failures),
+        }
+        if baselines
+        else None,
         "confinement": judgement.confinement.to_json() if judgement.confinement else None,
         "elapsed_s": {name: round(seconds, 3) for name, seconds in judgement.elapsed_s.items()},
     }
 
 
 def outcome(judgement: PairJudgement) -> str:
-    """One of "accepted", "not_faster" (right), "refused", "reference_unusable" (it refused the inputs made for it)."""
+    """One of "accepted", "not_faster" (right), "refused", "reference_unusable" (it refused the
+    inputs made for it).
+    """
     decision = judgement.decision
     if isinstance(decision, Accepted):
         return "accepted"
@@ -61,9 +85,15 @@ def outcome(judgement: PairJudgement) -> str:
     return "not_faster" if judgement.verdict.passed and decision.timing is not None else "refused"
 
 
-def unusable(error: ReferenceFailure, job: PairJob, *, reference: str, candidate: str) -> dict[str, Any]:
+def unusable(
+    error: ReferenceFailure, job: PairJob, *, reference: str, candidate: str
+) -> dict[str, Any]:
     """The document of a pair whose reference could not be used."""
-    return _empty(job, reference, candidate) | {"outcome": "reference_unusable", "reason": error.found, "detector": "inputs"}
+    return _empty(job, reference, candidate) | {
+        "outcome": "reference_unusable",
+        "reason": error.found,
+        "detector": "inputs",
+    }
 
 
 def withdrawn(job: PairJob, *, reference: str) -> dict[str, Any]:
@@ -90,13 +120,25 @@ def _head(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
 
 
 def _empty(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"numbers": {}, "checks": [], "error_ratio": None, "timing": None, "baselines": None}
+    nothing: dict[str, Any] = {
+        "numbers": {},
+        "checks": [],
+        "error_ratio": None,
+        "timing": None,
+        "baselines": None,
+    }
     nothing |= {"confinement": None, "elapsed_s": {}}
-    return _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | nothing
+    return (
+        _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | nothing
+    )
 
 
 def _timing(timing: Timing | None) -> dict[str, Any] | None:
     if timing is None:
         return None
-    told: dict[str, Any] = {name: value for name, value in plain(timing).items() if name not in ("verdict", "baselines_us")}
+    told: dict[str, Any] = {
+        name: value
+        for name, value in plain(timing).items()
+        if name not in ("verdict", "baselines_us")
+    }
     return told | {"saved_us": timing.saved_us}

@@ -1,6 +1,8 @@
-"""A self-contained HTML page of sections: paragraphs, tables and figures, in the style of the explanations' page.
+"""A self-contained HTML page of sections: paragraphs, tables and figures, in the style of the
+explanations' page.
 
-It computes nothing and chooses nothing; where plots cannot be made the page says why, and every number is in the tables.
+It computes nothing and chooses nothing; where plots cannot be made the page says why, and every
+number is in the tables.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def article(title: str, intro: str, sections: Sequence[Section], facts: Mapping[
     for number, section in enumerate(sections):
         name = f"section-{number}"
         parts = "".join(_part(part) for part in section.parts)
-        body.append(f'<section aria-labelledby="{name}"><h2 id="{name}">{escaped(section.title)}</h2>{parts}</section>')
+        body.append(
+            f'<section aria-labelledby="{name}"><h2 id="{name}">{escaped(section.title)}</h2>{parts}</section>'
+        )
     return document(title, [*body, environment(facts), "</main>"])
 
 
@@ -52,5 +56,7 @@ def _part(part: str | Table | Figure) -> str:
     if isinstance(part, str):
         return f"<p>{escaped(part)}</p>"
     if isinstance(part, Table):
-        return table(part.columns, [[escaped(cell) for cell in row] for row in part.rows], part.caption)
+        return table(
+            part.columns, [[escaped(cell) for cell in row] for row in part.rows], part.caption
+        )
     return f"<figure><figcaption>{escaped(part.caption)}</figcaption>{part.svg}</figure>"

@@ -1,6 +1,8 @@
-"""A judgement of a source as people read it: the reason first, then every check with its number, then the times.
+"""A judgement of a source as people read it: the reason first, then every check with its number,
+then the times.
 
-It takes the document that `cudal1 judge` writes (see `cli.commands.judge`), so that the screen and the file cannot disagree.
+It takes the document that `cudal1 judge` writes (see `cli.commands.judge`), so that the screen and
+the file cannot disagree.
 """
 
 from __future__ import annotations
@@ -42,9 +44,17 @@ def show_judgement(screen: Screen, found: Mapping[str, Any]) -> None:
         screen.table(("baseline", "per call"), _baselines(found["baselines"]))
     if timing := found["timing"]:
         us, ours = text.latency(timing["baseline_us"]), text.latency(timing["candidate_us"])
-        screen.line(f"candidate {ours}, {timing['baseline']} {us} a call: {_speed(timing)} in {timing['pairs']} pairs")
-    spent = ", ".join(f"{name} {text.duration(seconds)}" for name, seconds in found["elapsed_s"].items() if seconds >= 0.05)
-    screen.line(f"profile {found['profile']}, contract {found['contract']['precision']}, on {found['device']}; took {spent}")
+        screen.line(
+            f"candidate {ours}, {timing['baseline']} {us} a call: {_speed(timing)} in {timing['pairs']} pairs"
+        )
+    spent = ", ".join(
+        f"{name} {text.duration(seconds)}"
+        for name, seconds in found["elapsed_s"].items()
+        if seconds >= 0.05
+    )
+    screen.line(
+        f"profile {found['profile']}, contract {found['contract']['precision']}, on {found['device']}; took {spent}"
+    )
 
 
 def _speed(timing: Mapping[str, Any]) -> str:
@@ -52,10 +62,20 @@ def _speed(timing: Mapping[str, Any]) -> str:
 
 
 def _check(check: Mapping[str, Any]) -> list[str]:
-    numbers = [text.ABSENT if check[name] is None else f"{check[name]:.3g}" for name in ("value", "limit")]
-    return [check["name"], "yes" if check["passed"] else "NO", *numbers, text.brief(check["detail"])]
+    numbers = [
+        text.ABSENT if check[name] is None else f"{check[name]:.3g}" for name in ("value", "limit")
+    ]
+    return [
+        check["name"],
+        "yes" if check["passed"] else "NO",
+        *numbers,
+        text.brief(check["detail"]),
+    ]
 
 
 def _baselines(found: Mapping[str, Any]) -> list[list[str]]:
     timed = [[name, text.latency(value)] for name, value in found["medians_us"].items()]
-    return timed + [[name, text.brief(f"did not run: {reason}", 120)] for name, reason in found["failures"].items()]
+    return timed + [
+        [name, text.brief(f"did not run: {reason}", 120)]
+        for name, reason in found["failures"].items()
+    ]

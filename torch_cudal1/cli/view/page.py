@@ -1,7 +1,9 @@
-"""A self-contained HTML page of explanations: what runs, how much faster, how exact, and why the rest was refused.
+"""A self-contained HTML page of explanations: what runs, how much faster, how exact, and why the
+rest was refused.
 
-Inline CSS and SVG, no script, no network; readable in light and dark, by keyboard, by a screen reader and on paper. Every text that
-came from outside (names, reasons, paths) is escaped. It computes nothing: numbers are shown as they were measured.
+Inline CSS and SVG, no script, no network; readable in light and dark, by keyboard, by a screen
+reader and on paper. Every text that came from outside (names, reasons, paths) is escaped. It
+computes nothing: numbers are shown as they were measured.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ __all__ = ["Story", "render", "winners"]
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One module of the page: errors are the whole module's largest scaled errors against float64; `problem` is what failed.
+    """One module of the page: errors are the whole module's largest scaled errors against float64;
+    `problem` is what failed.
 
     `skipped` says why it was not tried.
     """
@@ -35,7 +38,9 @@ class Story:
     eager_error: float | None = None
 
 
-def render(title: str, stories: Sequence[Story], environment: Mapping[str, str], *, intro: str = "") -> str:
+def render(
+    title: str, stories: Sequence[Story], environment: Mapping[str, str], *, intro: str = ""
+) -> str:
     """The whole page as text; write it as UTF-8."""
     body = [
         f"<header><h1>{_e(title)}</h1><p>{_e(intro)}</p></header>",
@@ -54,12 +59,20 @@ def render(title: str, stories: Sequence[Story], environment: Mapping[str, str],
 
 def winners(explanation: Explanation) -> str:
     """What was swapped in, for a table: "diag_matmul (2), fold_bn", or which baseline runs and why."""
-    names = Counter(" + ".join(region.techniques) or region.runs for region in explanation.regions if region.swapped)
+    names = Counter(
+        " + ".join(region.techniques) or region.runs
+        for region in explanation.regions
+        if region.swapped
+    )
     if explanation.undone:
-        taken = ", ".join(names) or ", ".join(sorted({region.runs for region in explanation.regions}))
+        taken = ", ".join(names) or ", ".join(
+            sorted({region.runs for region in explanation.regions})
+        )
         return f"eager runs: {taken} did not pay end to end"
     if names:
-        return ", ".join(f"{label} ({count})" if count > 1 else label for label, count in names.items())
+        return ", ".join(
+            f"{label} ({count})" if count > 1 else label for label, count in names.items()
+        )
     if not explanation.regions:
         return "eager runs: left to PyTorch"
     baselines = ", ".join(sorted({region.runs for region in explanation.regions}))
@@ -103,30 +116,41 @@ def _outcome(story: Story) -> str:
 
 
 def _plots(stories: Sequence[Story]) -> str:
-    measured = [(s, s.explanation.end_to_end) for s in stories if s.explanation.end_to_end is not None]
+    measured = [
+        (s, s.explanation.end_to_end) for s in stories if s.explanation.end_to_end is not None
+    ]
     able, why = plots.available()
     if not able:
-        return (
-            f'<section><h2>Plots</h2><p class="note">No plots on this page: {_e(why)}. Every number is in the tables.</p></section>'
-        )
+        return f'<section><h2>Plots</h2><p class="note">No plots on this page: {_e(why)}. Every number is in the tables.</p></section>'
     if not measured:
         return ""
-    speeds = [plots.SpeedupPair(s.explanation.target, e.vs_eager, e.vs_inductor) for s, e in measured]
-    exact = [plots.ErrorPair(s.explanation.target, s.eager_error, s.worst_error) for s, _ in measured]
-    speed_text = (
-        "Speed-up of every module against eager and torch.compile with 95 % intervals; the numbers are in the summary table"
-    )
-    parts = [_figure(plots.speedups(speeds, label=speed_text), "Speed-up, end to end", ("against eager", "against torch.compile"))]
+    speeds = [
+        plots.SpeedupPair(s.explanation.target, e.vs_eager, e.vs_inductor) for s, e in measured
+    ]
+    exact = [
+        plots.ErrorPair(s.explanation.target, s.eager_error, s.worst_error) for s, _ in measured
+    ]
+    speed_text = "Speed-up of every module against eager and torch.compile with 95 % intervals; the numbers are in the summary table"
+    parts = [
+        _figure(
+            plots.speedups(speeds, label=speed_text),
+            "Speed-up, end to end",
+            ("against eager", "against torch.compile"),
+        )
+    ]
     if any(pair.ours is not None for pair in exact):
         error_text = "Largest error of every module against float64, eager's and ours; the numbers are in the summary table"
         keys = ("eager (ring)", "accelerated (diamond)")
-        parts.append(_figure(plots.errors(exact, label=error_text), "Largest error against float64", keys))
+        parts.append(
+            _figure(plots.errors(exact, label=error_text), "Largest error against float64", keys)
+        )
     return f'<section aria-labelledby="plots"><h2 id="plots">Plots</h2>{"".join(parts)}</section>'
 
 
 def _figure(svg: str, caption: str, keys: tuple[str, str]) -> str:
     legend = "".join(
-        f'<span><span class="key {name}"></span>{_e(key)}</span> ' for name, key in zip(("first", "second"), keys, strict=True)
+        f'<span><span class="key {name}"></span>{_e(key)}</span> '
+        for name, key in zip(("first", "second"), keys, strict=True)
     )
     return f'<figure><figcaption>{_e(caption)} <span class="legend">{legend}</span></figcaption>{svg}</figure>'
 
@@ -141,18 +165,31 @@ def _story(story: Story) -> str:
     if explanation.end_to_end is not None:
         parts.append(_end_to_end(explanation.end_to_end))
     if explanation.undone:
-        parts.append(f'<p class="note">Taken back, the module\'s own forward runs: {_e(explanation.undone)}</p>')
-    parts += [f'<p class="note">Measured before it was put in place: {_e(note)}</p>' for note in explanation.gate]
+        parts.append(
+            f'<p class="note">Taken back, the module\'s own forward runs: {_e(explanation.undone)}</p>'
+        )
+    parts += [
+        f'<p class="note">Measured before it was put in place: {_e(note)}</p>'
+        for note in explanation.gate
+    ]
     parts += [_region(region, undone=bool(explanation.undone)) for region in explanation.regions]
     if explanation.left_out:
-        items = "".join(f"<li>{_e(text.brief(reason, 600))}</li>" for reason in explanation.left_out)
+        items = "".join(
+            f"<li>{_e(text.brief(reason, 600))}</li>" for reason in explanation.left_out
+        )
         parts.append(f"<p>Left to PyTorch, and why:</p><ul>{items}</ul>")
     return "".join(parts) + "</article>"
 
 
 def _end_to_end(measured: EndToEnd) -> str:
-    times = (("eager", measured.eager_us), ("torch.compile", measured.inductor_us), ("accelerated", measured.ours_us))
-    items = "".join(f"<div><dt>{_e(name)}</dt><dd>{_e(text.latency(us))}</dd></div>" for name, us in times)
+    times = (
+        ("eager", measured.eager_us),
+        ("torch.compile", measured.inductor_us),
+        ("accelerated", measured.ours_us),
+    )
+    items = "".join(
+        f"<div><dt>{_e(name)}</dt><dd>{_e(text.latency(us))}</dd></div>" for name, us in times
+    )
     return f'<dl class="times">{items}</dl>'
 
 
@@ -160,10 +197,12 @@ def _region(region: RegionReport, *, undone: bool) -> str:
     state, verb = ("swapped", "runs") if region.swapped else ("baseline", "runs")
     if undone:
         state, verb = "undone", "was best with"
-    gain = f" {text.speedup(_interval(region))} over the best baseline" if region.swapped and region.speedup is not None else ""
-    summary = (
-        f'<span class="tag {state}">{state}</span> <b>{_e(region.name or "whole graph")}</b> {verb} {_e(region.runs)}{_e(gain)}'
+    gain = (
+        f" {text.speedup(_interval(region))} over the best baseline"
+        if region.swapped and region.speedup is not None
+        else ""
     )
+    summary = f'<span class="tag {state}">{state}</span> <b>{_e(region.name or "whole graph")}</b> {verb} {_e(region.runs)}{_e(gain)}'
     facts = [
         ("why", region.reason),
         ("key", region.key[:16]),
@@ -171,15 +210,23 @@ def _region(region: RegionReport, *, undone: bool) -> str:
         ("speed-up vs eager", text.speedup(region.vs_eager)),
         ("speed-up vs Inductor", text.speedup(region.vs_inductor)),
         ("time per call", text.latency(region.runs_us)),
-        ("baselines", ", ".join(f"{name} {text.latency(us)}" for name, us in region.baselines_us.items()) or text.ABSENT),
+        (
+            "baselines",
+            ", ".join(f"{name} {text.latency(us)}" for name, us in region.baselines_us.items())
+            or text.ABSENT,
+        ),
         (
             "error ratio",
-            f"{text.ratio(region.error_ratio)} of the baseline's own error" if region.error_ratio is not None else text.ABSENT,
+            f"{text.ratio(region.error_ratio)} of the baseline's own error"
+            if region.error_ratio is not None
+            else text.ABSENT,
         ),
         ("worst error vs float64", text.error(region.worst_error)),
     ]
     items = "".join(
-        f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>" for name, value in facts if value not in ("", text.ABSENT)
+        f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>"
+        for name, value in facts
+        if value not in ("", text.ABSENT)
     )
     return f"<details open><summary>{summary}</summary><dl>{items}</dl>{_tried((*region.raced, *region.tried))}</details>"
 
@@ -187,11 +234,20 @@ def _region(region: RegionReport, *, undone: bool) -> str:
 def _tried(tried: Sequence[Mapping[str, Any]]) -> str:
     if not tried:
         return '<p class="note">Nothing was raced or proposed for this region.</p>'
-    columns = ("candidate", "decision", "why", "found by", "speed-up vs best baseline", "error ratio")
+    columns = (
+        "candidate",
+        "decision",
+        "why",
+        "found by",
+        "speed-up vs best baseline",
+        "error ratio",
+    )
     rows = []
     for one in tried:
         decision = str(one.get("decision", "unknown"))
-        mark = {"accepted": "good", "runs": "good", "rejected": "bad", "failed": "bad"}.get(decision, "")
+        mark = {"accepted": "good", "runs": "good", "rejected": "bad", "failed": "bad"}.get(
+            decision, ""
+        )
         rows.append(
             [
                 _e(one.get("label", "unnamed")),
@@ -207,7 +263,9 @@ def _tried(tried: Sequence[Mapping[str, Any]]) -> str:
 
 def _measured(one: Mapping[str, Any]) -> str:
     value, low, high = one.get("speedup"), one.get("low"), one.get("high")
-    return text.speedup(Interval(value, low, high) if value and low and high and low <= value <= high else value)
+    return text.speedup(
+        Interval(value, low, high) if value and low and high and low <= value <= high else value
+    )
 
 
 def _interval(region: RegionReport) -> Interval | float | None:
@@ -237,4 +295,6 @@ def _speed(value: Interval | None) -> str:
 
 def _anchor(story: Story) -> str:
     """An id made only of letters, digits and "-": a name cannot break out of the attribute."""
-    return "m-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in story.explanation.target)
+    return "m-" + "".join(
+        c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in story.explanation.target
+    )

@@ -1,6 +1,8 @@
-"""The plots of the HTML page, as SVG text that follows the page's colours; `available` says whether and why not.
+"""The plots of the HTML page, as SVG text that follows the page's colours; `available` says whether
+and why not.
 
-Only figures as objects are used, never pyplot: no global state, no window, no back end chosen for the user's process.
+Only figures as objects are used, never pyplot: no global state, no window, no back end chosen for
+the user's process.
 """
 
 from __future__ import annotations
@@ -27,8 +29,15 @@ else:
 
 __all__ = ["Curve", "ErrorPair", "SpeedupPair", "available", "curves", "errors", "speedups"]
 
-# Stand-ins that matplotlib can draw and that become the page's CSS variables afterwards, so that one SVG serves light and dark.
-_COLOURS = {"#010203": "--ink", "#040506": "--muted", "#070809": "--grid", "#0a0b0c": "--first", "#0d0e0f": "--second"}
+# Stand-ins that matplotlib can draw and that become the page's CSS variables afterwards, so that
+# one SVG serves light and dark.
+_COLOURS = {
+    "#010203": "--ink",
+    "#040506": "--muted",
+    "#070809": "--grid",
+    "#0a0b0c": "--first",
+    "#0d0e0f": "--second",
+}
 _INK, _MUTED, _GRID, _FIRST, _SECOND = _COLOURS
 _RING: dict[str, Any] = {
     "marker": "o",
@@ -37,7 +46,11 @@ _RING: dict[str, Any] = {
     "markeredgecolor": _FIRST,
     "markeredgewidth": 2,
 }
-_DIAMOND: dict[str, Any] = {"marker": "D", "markersize": 5, "color": _SECOND}  # fits inside the ring where both errors are the same
+_DIAMOND: dict[str, Any] = {
+    "marker": "D",
+    "markersize": 5,
+    "color": _SECOND,
+}  # fits inside the ring where both errors are the same
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,9 @@ class SpeedupPair:
 
 @dataclass(frozen=True)
 class ErrorPair:
-    """One line of the error plot: largest scaled errors against float64, of the user's eager model and of ours."""
+    """One line of the error plot: largest scaled errors against float64, of the user's eager model
+    and of ours.
+    """
 
     name: str
     eager: float | None
@@ -71,11 +86,16 @@ class Curve:
 
 def available() -> tuple[bool, str]:
     """Whether plots can be made, and why not."""
-    return _MATPLOTLIB, "" if _MATPLOTLIB else "matplotlib is not installed (pip install 'torch-cudal1[report]')"
+    return (
+        _MATPLOTLIB,
+        "" if _MATPLOTLIB else "matplotlib is not installed (pip install 'torch-cudal1[report]')",
+    )
 
 
 def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
-    """Bars from 1x (no change) to the measured speed-up with its 95 % interval, on a logarithmic axis. Needs matplotlib."""
+    """Bars from 1x (no change) to the measured speed-up with its 95 % interval, on a logarithmic
+    axis. Needs matplotlib.
+    """
     figure, axes = _axes([row.name for row in rows])
     for shift, colour, values in (
         (-0.19, _FIRST, [row.vs_eager for row in rows]),
@@ -85,7 +105,14 @@ def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
             if interval is None:
                 continue
             axes.barh(y + shift, interval.value - 1, left=1, height=0.34, color=colour)
-            axes.plot([interval.low, interval.high], [y + shift] * 2, color=_INK, linewidth=1.2, marker="|", markersize=5)
+            axes.plot(
+                [interval.low, interval.high],
+                [y + shift] * 2,
+                color=_INK,
+                linewidth=1.2,
+                marker="|",
+                markersize=5,
+            )
     found = [i for row in rows for i in (row.vs_eager, row.vs_inductor) if i is not None]
     low, high = min((i.low for i in found), default=1.0), max((i.high for i in found), default=1.0)
     low, high = min(low * 0.9, 0.8), max(high * 1.15, 1.5)
@@ -98,12 +125,16 @@ def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
 
 
 def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
-    """Dots on a logarithmic axis: errors of eager and of ours against float64; an error of 0 is not drawn. Needs matplotlib."""
+    """Dots on a logarithmic axis: errors of eager and of ours against float64; an error of 0 is not
+    drawn. Needs matplotlib.
+    """
     figure, axes = _axes([row.name for row in rows])
     found = [e for row in rows for e in (row.eager, row.ours) if e]
     axes.set_xscale("log")
     low, high = min(found, default=1e-8) / 2, max(found, default=1e-6) * 2
-    axes.set_xlim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)))  # whole decades: two ticks or more
+    axes.set_xlim(
+        10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
+    )  # whole decades: two ticks or more
     for y, row in enumerate(rows):
         if row.eager and row.ours:
             axes.plot([row.eager, row.ours], [y, y], color=_GRID, linewidth=2, zorder=1)
@@ -111,12 +142,15 @@ def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
             if value:
                 axes.plot([value], [y], zorder=2, **style)
     _finish(axes, None, lambda v, _: f"{v:.0e}")
-    axes.set_xlabel("largest error against float64, scaled by the output (left is better)", color=_MUTED)
+    axes.set_xlabel(
+        "largest error against float64, scaled by the output (left is better)", color=_MUTED
+    )
     return _svg(figure, label, "error")
 
 
 def curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str) -> str:
-    """Lines over a common axis; each has its own colour and dashes, and its name in the legend. Needs matplotlib.
+    """Lines over a common axis; each has its own colour and dashes, and its name in the legend.
+    Needs matplotlib.
 
     `salt`: a word that no other plot of the page has.
     """
@@ -147,7 +181,9 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
     figure = Figure(figsize=(8.0, 0.9 + 0.42 * max(1, len(names))), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(names)), [name if len(name) <= 40 else name[:37] + "..." for name in names])
+    axes.set_yticks(
+        range(len(names)), [name if len(name) <= 40 else name[:37] + "..." for name in names]
+    )
     for text in axes.get_yticklabels():
         text.set_parse_math(False)  # a "$" in a name is a dollar, not mathematics
         text.set_color(_INK)
@@ -155,7 +191,9 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
     return figure, axes
 
 
-def _finish(axes: matplotlib.axes.Axes, ticks: Sequence[float] | None, shown: Callable[..., str]) -> None:
+def _finish(
+    axes: matplotlib.axes.Axes, ticks: Sequence[float] | None, shown: Callable[..., str]
+) -> None:
     if ticks is not None:
         axes.set_xticks(ticks)
     axes.xaxis.set_major_formatter(FuncFormatter(shown))
@@ -181,12 +219,22 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _svg(figure: Figure, label: str, salt: str) -> str:
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif", "font.size": 10}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif", "font.size": 10}
+    ):
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     content = buffer.getvalue()
     content = content[content.index("<svg") :]
-    content = re.sub(r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL)  # would style the whole page
-    content = re.sub(r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content)  # tags only: a name may hold any text
+    content = re.sub(
+        r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL
+    )  # would style the whole page
+    content = re.sub(
+        r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content
+    )  # tags only: a name may hold any text
     return content.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
 
 

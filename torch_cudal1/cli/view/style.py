@@ -1,4 +1,5 @@
-"""The style sheet of the HTML page: colours for light and dark with contrast of at least 4.5:1, tables that scroll, a print form.
+"""The style sheet of the HTML page: colours for light and dark with contrast of at least 4.5:1,
+tables that scroll, a print form.
 
 Text only; the page includes it as it is.
 """

@@ -1,4 +1,6 @@
-"""Explanations and plans as tables on a screen; it computes nothing. The HTML page (`cli.view.page`) says the same with plots."""
+"""Explanations and plans as tables on a screen; it computes nothing. The HTML page
+(`cli.view.page`) says the same with plots.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ __all__ = ["show_explanation", "show_plan"]
 
 
 def show_explanation(screen: Screen, explanation: Explanation) -> None:
-    """Regions, what was tried, what was left out, and the whole model's times if they were measured."""
-    screen.line(f"{explanation.target} on {explanation.device}: {text.counted(len(explanation.regions), 'region')}")
+    """Regions, what was tried, what was left out, and the whole model's times if they were
+    measured.
+    """
+    screen.line(
+        f"{explanation.target} on {explanation.device}: {text.counted(len(explanation.regions), 'region')}"
+    )
     if explanation.regions:
         columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
         screen.table(
@@ -29,11 +35,15 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
                 for r in explanation.regions
             ],
         )
-    tried = [(r.name or r.key[:12], one) for r in explanation.regions for one in (*r.raced, *r.tried)]
+    tried = [
+        (r.name or r.key[:12], one) for r in explanation.regions for one in (*r.raced, *r.tried)
+    ]
     if tried:
         screen.line("")
         parts = ("label", "decision", "detector", "reason")
-        rows = [[name, *(str(one.get(part) or text.ABSENT) for part in parts)] for name, one in tried]
+        rows = [
+            [name, *(str(one.get(part) or text.ABSENT) for part in parts)] for name, one in tried
+        ]
         screen.table(("region", "tried", "decision", "found by", "why"), rows)
     for reason in explanation.left_out:
         screen.line(f"left to PyTorch: {text.brief(reason)}")
@@ -52,7 +62,9 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
 
 def show_plan(screen: Screen, plan: Plan) -> None:
     """Expected gains, largest share of the time first as the plan orders them."""
-    screen.line(f"{plan.target} on {plan.device}: expected end to end {text.speedup(plan.expected_end_to_end)}")
+    screen.line(
+        f"{plan.target} on {plan.device}: expected end to end {text.speedup(plan.expected_end_to_end)}"
+    )
     rows = [
         [
             row.region,

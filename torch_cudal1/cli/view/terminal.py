@@ -1,7 +1,8 @@
 """What a command shows while and after it works: lines, tables, JSON and progress.
 
-Tables and progress go through `rich` when it is installed and the stream is a terminal; otherwise plain aligned text. Results go to
-stdout, progress and problems to stderr, so output can be piped. It formats and prints; it decides nothing.
+Tables and progress go through `rich` when it is installed and the stream is a terminal; otherwise
+plain aligned text. Results go to stdout, progress and problems to stderr, so output can be piped.
+It formats and prints; it decides nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _REPEAT_S = 10.0  # how often a stream that is no terminal (a log file) gets a l
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Where a command writes. `as_json`: stdout holds one JSON value and nothing else. `quiet`: no progress, results only."""
+    """Where a command writes. `as_json`: stdout holds one JSON value and nothing else. `quiet`: no
+    progress, results only.
+    """
 
     as_json: bool = False
     quiet: bool = False
@@ -70,7 +73,9 @@ class Screen:
 
     @contextmanager
     def progress(self) -> Iterator[ProgressCallback]:
-        """A callback `(what is being done, fraction done or None)` that shows itself only once the work has lasted two seconds."""
+        """A callback `(what is being done, fraction done or None)` that shows itself only once the
+        work has lasted two seconds.
+        """
         with Progress(_display(self)).shown() as callback:
             yield callback
 
@@ -103,7 +108,9 @@ class Progress:
 
 
 def time_left(passed_s: float, fraction: float | None) -> str:
-    """ "about 12 s left", from the time that passed and the fraction done; the time passed when the fraction says too little."""
+    """ "about 12 s left", from the time that passed and the fraction done; the time passed when the
+    fraction says too little.
+    """
     if fraction is None or fraction < 0.02:
         return f"{text.duration(passed_s)} so far"
     return f"about {text.duration(passed_s * (1 - fraction) / fraction)} left"
@@ -160,7 +167,10 @@ class _Bar:
     """A bar by `rich`, wiped at the end."""
 
     def __init__(self, stream: TextIO, width: int) -> None:
-        columns = (rich.progress.BarColumn(bar_width=24), rich.progress.TextColumn("{task.description}", markup=False))
+        columns = (
+            rich.progress.BarColumn(bar_width=24),
+            rich.progress.TextColumn("{task.description}", markup=False),
+        )
         console = rich.console.Console(file=stream, width=width)
         self._bar = rich.progress.Progress(*columns, console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
@@ -171,7 +181,12 @@ class _Bar:
             self._bar.start()
             self._started = True
         total = None if fraction is None else 1.0
-        self._bar.update(self._task, description=_sentence(what, fraction, left), total=total, completed=fraction or 0.0)
+        self._bar.update(
+            self._task,
+            description=_sentence(what, fraction, left),
+            total=total,
+            completed=fraction or 0.0,
+        )
 
     def close(self) -> None:
         if self._started:
@@ -182,11 +197,17 @@ def _sentence(what: str, fraction: float | None, left: str) -> str:
     return f"{'' if fraction is None else f'{fraction:4.0%}  '}{what} ({left})"
 
 
-def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO, width: int) -> None:
+def _rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO, width: int
+) -> None:
     made = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
-        numeric = bool(rows) and all(row[i][:1].isdigit() or row[i] in (text.ABSENT, "") for row in rows)
+        numeric = bool(rows) and all(
+            row[i][:1].isdigit() or row[i] in (text.ABSENT, "") for row in rows
+        )
         made.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(rich.text.Text(text.clean(cell)) for cell in row))  # Text: brackets in a name are not markup
+        made.add_row(
+            *(rich.text.Text(text.clean(cell)) for cell in row)
+        )  # Text: brackets in a name are not markup
     rich.console.Console(file=out, width=width).print(made)

@@ -1,4 +1,5 @@
-"""Numbers as people read them: speed-ups with intervals, durations, sizes, errors; and tables as aligned plain text.
+"""Numbers as people read them: speed-ups with intervals, durations, sizes, errors; and tables as
+aligned plain text.
 
 Pure functions from values to strings. Nothing is printed here and no terminal is asked anything.
 """
@@ -13,7 +14,20 @@ from collections.abc import Sequence
 
 from torch_cudal1.core.report import Interval, per_call
 
-__all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "of_error", "ratio", "size", "speedup", "table"]
+__all__ = [
+    "ABSENT",
+    "brief",
+    "clean",
+    "counted",
+    "duration",
+    "error",
+    "latency",
+    "of_error",
+    "ratio",
+    "size",
+    "speedup",
+    "table",
+]
 
 ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
 
@@ -31,7 +45,9 @@ def of_error(error: Exception) -> str:
 
 
 def speedup(value: Interval | float | None) -> str:
-    """A speed-up such as "1.42x [1.38, 1.47]", or "1.42x" where no interval was measured (none, or one without width)."""
+    """A speed-up such as "1.42x [1.38, 1.47]", or "1.42x" where no interval was measured (none, or
+    one without width).
+    """
     if value is None:
         return ABSENT
     if isinstance(value, Interval) and value.low == value.high:
@@ -88,29 +104,41 @@ def size(size_bytes: int) -> str:
 
 
 def clean(text: object) -> str:
-    """`text` without control characters: a module's name must not move the cursor or colour the terminal.
+    """`text` without control characters: a module's name must not move the cursor or colour the
+    terminal.
 
     Line breaks and tabs become spaces, the rest becomes U+FFFD.
     """
-    return "".join(" " if c in "\n\r\t" else "\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+    return "".join(
+        " " if c in "\n\r\t" else "\ufffd" if unicodedata.category(c)[0] == "C" else c
+        for c in str(text)
+    )
 
 
 def brief(text: object, limit: int = 300) -> str:
-    """`text` on one line, cut at `limit` characters: the reason for a failure may hold a whole traceback."""
+    """`text` on one line, cut at `limit` characters: the reason for a failure may hold a whole
+    traceback.
+    """
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:
-    """Columns aligned with spaces, at most `width` characters a line where words allow; the widest columns wrap.
+    """Columns aligned with spaces, at most `width` characters a line where words allow; the widest
+    columns wrap.
 
     Columns whose every cell starts like a number are aligned to the right.
     """
     cells = [[clean(cell) for cell in row] for row in rows]
     columned = list(zip(columns, *cells, strict=True))
-    words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columned]
+    words = [
+        max(len(word) for cell in column for word in cell.split() or [""]) for column in columned
+    ]
     widths = _fit([max(map(len, column)) for column in columned], words, width)
-    right = [bool(cells) and all(row[i][:1].isdigit() or row[i] in (ABSENT, "") for row in cells) for i in range(len(columns))]
+    right = [
+        bool(cells) and all(row[i][:1].isdigit() or row[i] in (ABSENT, "") for row in cells)
+        for i in range(len(columns))
+    ]
     lines = _lines([clean(name) for name in columns], widths, right)
     lines.append("  ".join("-" * w for w in widths))
     for row in cells:
@@ -123,20 +151,25 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
     out = []
     for i in range(max(map(len, wrapped), default=0)):
         parts = [part[i] if i < len(part) else "" for part in wrapped]
-        padded = (p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True))
+        padded = (
+            p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True)
+        )
         out.append("  ".join(padded).rstrip())
     return out
 
 
 def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
-    """Narrow the widest column, a character at a time, until the line fits: first down to its longest word, then down to 12.
+    """Narrow the widest column, a character at a time, until the line fits: first down to its
+    longest word, then down to 12.
 
     Seven characters hold a number with its unit, so a column of numbers may become that narrow.
     """
     widths = list(widths)
     for floors, least in ((words, 7), ([0] * len(words), 12)):
         while sum(widths) + 2 * (len(widths) - 1) > width:
-            spare = [w if w > max(floor, least) else 0 for w, floor in zip(widths, floors, strict=True)]
+            spare = [
+                w if w > max(floor, least) else 0 for w, floor in zip(widths, floors, strict=True)
+            ]
             if not any(spare):
                 break
             widths[spare.index(max(spare))] -= 1

@@ -1,1 +1,3 @@
-"""The CUDA driver and compiler, reached with ctypes: modules, launches, cubins and NVRTC, without a toolkit."""
+"""The CUDA driver and compiler, reached with ctypes: modules, launches, cubins and NVRTC, without a
+toolkit.
+"""

@@ -1,7 +1,8 @@
-"""Where the C++ parts find the CUDA driver's functions, what they launch, and what their failures mean.
+"""Where the C++ parts find the CUDA driver's functions, what they launch, and what their failures
+mean.
 
-The extension is built without CUDA, so it is handed addresses as numbers; a place that has none gets the reason. It loads no kernel
-(`driver.py` does) and calls nothing itself.
+The extension is built without CUDA, so it is handed addresses as numbers; a place that has none
+gets the reason. It loads no kernel (`driver.py` does) and calls nothing itself.
 """
 
 from __future__ import annotations
@@ -15,13 +16,24 @@ import torch
 
 from torch_cudal1.core.errors import DriverError, ProgramError
 from torch_cudal1.device.cuda.copy_kernels import movers
-from torch_cudal1.device.cuda.driver import ALIGNMENT, LAUNCH_HINT, Frame, Loaded, driver_status, opened
+from torch_cudal1.device.cuda.driver import (
+    ALIGNMENT,
+    LAUNCH_HINT,
+    Frame,
+    Loaded,
+    driver_status,
+    opened,
+)
 from torch_cudal1.ir.program import Value
 
 __all__ = ["explain", "fail", "launch_addresses", "packed", "replay_addresses", "timer_addresses"]
 
-_STREAM_LIBRARY, _STREAM_FUNCTION = "libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"  # of PyTorch's stable C interface
-# What several launches in one CUDA graph need (since driver 12.0); without one of them they are launched one by one.
+_STREAM_LIBRARY, _STREAM_FUNCTION = (
+    "libtorch_cuda.so",
+    "aoti_torch_get_current_cuda_stream",
+)  # of PyTorch's stable C interface
+# What several launches in one CUDA graph need (since driver 12.0); without one of them they are
+# launched one by one.
 _GRAPHS = (
     "cuStreamIsCapturing",
     "cuGraphLaunch",
@@ -64,22 +76,32 @@ _TIMER = (
 
 
 def launch_addresses(loaded: Loaded) -> tuple[int, ...] | str:
-    """The context, and where the functions lie that a launch calls; or why PyTorch's current stream cannot be asked from C."""
+    """The context, and where the functions lie that a launch calls; or why PyTorch's current stream
+    cannot be asked from C.
+    """
     stream = _stream_function()
     if isinstance(stream, str):
         return stream
     names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
     library = loaded.driver.library
     graphs = [_address_of(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
-    return (loaded.context.value or 0, *(_address_of(library, name) for name in names), stream, *graphs)
+    return (
+        loaded.context.value or 0,
+        *(_address_of(library, name) for name in names),
+        stream,
+        *graphs,
+    )
 
 
 def replay_addresses(device: torch.device) -> tuple[int, ...] | str:
-    """The context of `device`, and where the functions lie that a graph replay calls (csrc/replay.cpp); or why there are none.
+    """The context of `device`, and where the functions lie that a graph replay calls
+    (csrc/replay.cpp); or why there are none.
 
     Loads the kernels of `movers.py`, so it must not be called while a CUDA graph is captured.
     """
-    found = _addresses_on(device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY)
+    found = _addresses_on(
+        device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY
+    )
     return found if isinstance(found, str) else (*found, *movers(_index(device)))
 
 
@@ -88,8 +110,12 @@ def timer_addresses(device: torch.device) -> tuple[int, ...] | str:
     return _addresses_on(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
 
 
-def _addresses_on(device: torch.device, before: Sequence[str], after: Sequence[str]) -> tuple[int, ...] | str:
-    """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are none."""
+def _addresses_on(
+    device: torch.device, before: Sequence[str], after: Sequence[str]
+) -> tuple[int, ...] | str:
+    """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are
+    none.
+    """
     usable, reason = driver_status()
     if not usable:
         return reason
@@ -101,7 +127,9 @@ def _addresses_on(device: torch.device, before: Sequence[str], after: Sequence[s
     if missing:
         return f"the CUDA driver lacks {', '.join(missing)}; update it"
     context = driver.context(_index(device))
-    first, last = ([_address_of(driver.library, name) for name in names] for names in (before, after))
+    first, last = (
+        [_address_of(driver.library, name) for name in names] for names in (before, after)
+    )
     return (context.value or 0, *first, stream, *last)
 
 
@@ -130,7 +158,9 @@ def _stream_function() -> int | str:
 
 
 def packed(loaded: Loaded) -> tuple[Any, ...]:
-    """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value, mask) of each pointer)."""
+    """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value,
+    mask) of each pointer).
+    """
     launch, frame = loaded.launch, Frame(loaded.launch)
     attributes = [(one.id, list(one.value)) for one in frame.attributes]
     words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]
@@ -142,19 +172,41 @@ def packed(loaded: Loaded) -> tuple[Any, ...]:
     ]
     config = frame.config
     grid = tuple(config.grid)
-    return launch.symbol, loaded.function.value, grid, config.block[0], config.shared_bytes, attributes, words, pointers
+    return (
+        launch.symbol,
+        loaded.function.value,
+        grid,
+        config.block[0],
+        config.shared_bytes,
+        attributes,
+        words,
+        pointers,
+    )
 
 
 def explain(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
-    """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of csrc/launch.h."""
+    """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of
+    csrc/launch.h.
+    """
     where = f"kernel {symbol!r}" if symbol else "the launches of this Program"
     if kind == 0:
-        raise ProgramError("device", f"{where}: value {value} is absent, expected a tensor on the Program's device")
+        raise ProgramError(
+            "device", f"{where}: value {value} is absent, expected a tensor on the Program's device"
+        )
     if kind == 1:
-        raise ProgramError("device", f"{where}: value {value} is on device {detail}, expected the Program's device")
+        raise ProgramError(
+            "device", f"{where}: value {value} is on device {detail}, expected the Program's device"
+        )
     if kind == 2:
-        raise ProgramError("alignment", f"{where}: value {value} starts at {detail:#x}, expected a multiple of {ALIGNMENT} bytes")
+        raise ProgramError(
+            "alignment",
+            f"{where}: value {value} starts at {detail:#x}, expected a multiple of {ALIGNMENT} bytes",
+        )
     if kind == 4:
-        raise DriverError(_STREAM_FUNCTION, f"error {detail}", f"{where}: PyTorch has no current stream on device {value}")
+        raise DriverError(
+            _STREAM_FUNCTION,
+            f"error {detail}",
+            f"{where}: PyTorch has no current stream on device {value}",
+        )
     call = "cuLaunchKernelEx" if kind == 3 else "cuCtxGetCurrent"
     opened().fail(call, detail, f"{where}; {LAUNCH_HINT}")

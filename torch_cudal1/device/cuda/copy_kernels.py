@@ -1,7 +1,9 @@
-"""Six small kernels that copy or fill device memory, for the C++ parts that put them into CUDA graphs (csrc/captured.cpp).
+"""Six small kernels that copy or fill device memory, for the C++ parts that put them into CUDA
+graphs (csrc/captured.cpp).
 
-They are PTX, which the driver itself translates when it loads it: no compiler is needed, and nothing is built for a GPU in advance.
-Where a driver refuses it, its own copies and fills stay in use.
+They are PTX, which the driver itself translates when it loads it: no compiler is needed, and
+nothing is built for a GPU in advance. Where a driver refuses it, its own copies and fills stay in
+use.
 """
 
 from __future__ import annotations
@@ -49,14 +51,21 @@ def ptx() -> str:
     for width, (kind, words) in _WORDS.items():
         store = f"    st.global.{kind} [%to], {words};"
         load = f"    add.u64 %what, %what, %offset;\n    ld.global.{kind} {words}, [%what];"
-        spread = "    cvt.u32.u64 %v0, %what;\n" + "\n".join(f"    mov.b32 %v{i}, %v0;" for i in (1, 2, 3))
-        made.append(_KERNEL.format(name=f"cudal1_copy{width}", width=width, work=f"{load}\n{store}"))
-        made.append(_KERNEL.format(name=f"cudal1_fill{width}", width=width, work=f"{spread}\n{store}"))
+        spread = "    cvt.u32.u64 %v0, %what;\n" + "\n".join(
+            f"    mov.b32 %v{i}, %v0;" for i in (1, 2, 3)
+        )
+        made.append(
+            _KERNEL.format(name=f"cudal1_copy{width}", width=width, work=f"{load}\n{store}")
+        )
+        made.append(
+            _KERNEL.format(name=f"cudal1_fill{width}", width=width, work=f"{spread}\n{store}")
+        )
     return "".join(made)
 
 
 def movers(index: int) -> tuple[int, ...]:
-    """The functions on device `index`, the copies and then the fills, each by WIDTHS; zeros where the driver refuses them.
+    """The functions on device `index`, the copies and then the fills, each by WIDTHS; zeros where
+    the driver refuses them.
 
     Loads them, once in a process, so it must not be called while a CUDA graph is captured.
     """
@@ -76,6 +85,8 @@ def _load(driver: Driver, index: int) -> tuple[int, ...]:
                 if hasattr(driver.library, "cuFuncLoad"):
                     driver.call("cuFuncLoad", function)
                 found.append(function.value or 0)
-    except DriverError:  # an older GPU, or a driver without its translator: not an error, only slower
+    except (
+        DriverError
+    ):  # an older GPU, or a driver without its translator: not an error, only slower
         return (0,) * len(names)
     return tuple(found)

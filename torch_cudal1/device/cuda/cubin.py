@@ -1,8 +1,10 @@
-"""Reads a cubin (ELF64) without tools or a GPU: its architecture, its kernels' parameters, and what would make it impure.
+"""Reads a cubin (ELF64) without tools or a GPU: its architecture, its kernels' parameters, and what
+would make it impure.
 
-`check_launch` compares a Launch with the machine code it names and refuses what does not fit (detector `cubin_scan`). Every read is
-bounded: hostile bytes give ProgramError, nothing else. It does not disassemble: addresses, races and loops are the judge's.
-The record layout was read off cubins of Triton, nvcc and NVRTC for sm_80 to sm_120; NVIDIA does not document it.
+`check_launch` compares a Launch with the machine code it names and refuses what does not fit
+(detector `cubin_scan`). Every read is bounded: hostile bytes give ProgramError, nothing else. It
+does not disassemble: addresses, races and loops are the judge's. The record layout was read off
+cubins of Triton, nvcc and NVRTC for sm_80 to sm_120; NVIDIA does not document it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from torch_cudal1.ir.program import Launch
 
 __all__ = ["PARAM_BYTES", "Cubin", "Kernel", "check_launch", "inspect_cubin"]
 
-PARAM_BYTES: Mapping[str, int] = {"ptr": 8, "null": 8, "i64": 8, "i32": 4, "fp32": 4}  # LaunchArg.kind -> size of the parameter
+PARAM_BYTES: Mapping[str, int] = {
+    "ptr": 8,
+    "null": 8,
+    "i64": 8,
+    "i32": 4,
+    "fp32": 4,
+}  # LaunchArg.kind -> size of the parameter
 
 _EM_CUDA = 190
 _SYMTAB, _NOBITS = 2, 8  # section types
@@ -26,14 +34,24 @@ _NOTYPE, _FUNC = 0, 2  # symbol types
 _ENTRY = 0x10  # st_other of a kernel, as opposed to a device function
 _NAME_LIMIT = 4096
 # Attributes of .nv.info records
-_REGCOUNT, _FRAME_SIZE, _KPARAM_INFO, _PARAM_SIZE, _REQNTID, _MAX_THREADS, _CLUSTER = 0x2F, 0x11, 0x17, 0x19, 0x10, 0x05, 0x3D
+_REGCOUNT, _FRAME_SIZE, _KPARAM_INFO, _PARAM_SIZE, _REQNTID, _MAX_THREADS, _CLUSTER = (
+    0x2F,
+    0x11,
+    0x17,
+    0x19,
+    0x10,
+    0x05,
+    0x3D,
+)
 
 _Three = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry point. `required_block`, `max_block` and `cluster` are None where the machine code does not state them."""
+    """One entry point. `required_block`, `max_block` and `cluster` are None where the machine code
+    does not state them.
+    """
 
     symbol: str
     param_sizes: tuple[int, ...]  # bytes, in order; offsets are the driver's business
@@ -52,9 +70,15 @@ class Cubin:
     kernels: tuple[Kernel, ...]
     undefined_functions: tuple[str, ...]  # vprintf, malloc, device-side launch, ...
     writable_globals: tuple[str, ...]  # sections a kernel could keep state in
-    constant_sections: tuple[str, ...]  # user and compiler tables; parameters (.nv.constant0) left out
-    code: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)  # instructions by section (.text.<kernel>)
-    static_shared: Mapping[str, int] = field(default_factory=dict)  # kernel -> bytes, what newer compilers reserve included
+    constant_sections: tuple[
+        str, ...
+    ]  # user and compiler tables; parameters (.nv.constant0) left out
+    code: tuple[tuple[str, bytes], ...] = field(
+        default=(), repr=False
+    )  # instructions by section (.text.<kernel>)
+    static_shared: Mapping[str, int] = field(
+        default_factory=dict
+    )  # kernel -> bytes, what newer compilers reserve included
     functions: tuple[str, ...] = ()  # device functions inside, beside the kernels
 
 
@@ -79,48 +103,87 @@ class _Symbol:
 def inspect_cubin(data: bytes) -> Cubin:
     """Parse `data`. Raises ProgramError("cubin", ...) for anything that is not a well-formed cubin."""
     _want(
-        data[:7] == b"\x7fELF\x02\x01\x01", f"starts with {data[:7]!r}, expected a 64-bit little-endian ELF (PTX is not accepted)"
+        data[:7] == b"\x7fELF\x02\x01\x01",
+        f"starts with {data[:7]!r}, expected a 64-bit little-endian ELF (PTX is not accepted)",
     )
     sections = _sections(data)
     symbols = _symbols(sections)
     by_name: dict[str, _Section] = {}
     for section in sections:
-        _want(section.name == "" or section.name not in by_name, f"two sections named {section.name!r}")
+        _want(
+            section.name == "" or section.name not in by_name,
+            f"two sections named {section.name!r}",
+        )
         by_name[section.name] = section
     module = _module_facts(by_name)
-    kernels = [(i, s) for i, s in enumerate(symbols) if s.kind == _FUNC and s.section != 0 and s.other & _ENTRY]
+    kernels = [
+        (i, s)
+        for i, s in enumerate(symbols)
+        if s.kind == _FUNC and s.section != 0 and s.other & _ENTRY
+    ]
     names = [symbol.name for _, symbol in kernels]
     _want(len(set(names)) == len(names), f"kernel names {names} repeat")
     return Cubin(
         sm=_architecture(data),
-        kernels=tuple(_kernel(symbol.name, by_name, module.get(index, {})) for index, symbol in kernels),
-        undefined_functions=tuple(s.name for s in symbols if s.section == 0 and s.name and s.kind in (_FUNC, _NOTYPE)),
+        kernels=tuple(
+            _kernel(symbol.name, by_name, module.get(index, {})) for index, symbol in kernels
+        ),
+        undefined_functions=tuple(
+            s.name for s in symbols if s.section == 0 and s.name and s.kind in (_FUNC, _NOTYPE)
+        ),
         writable_globals=tuple(s.name for s in sections if _keeps_state(s)),
-        constant_sections=tuple(n for n in by_name if n.startswith(".nv.constant") and not n.startswith(".nv.constant0.")),
+        constant_sections=tuple(
+            n
+            for n in by_name
+            if n.startswith(".nv.constant") and not n.startswith(".nv.constant0.")
+        ),
         code=tuple((s.name, s.body) for s in sections if s.flags & _EXECUTE),
-        functions=tuple(s.name for s in symbols if s.kind == _FUNC and s.section != 0 and not s.other & _ENTRY),
-        static_shared={s.name.removeprefix(".nv.shared."): s.size for s in sections if s.name.startswith(".nv.shared.")},
+        functions=tuple(
+            s.name for s in symbols if s.kind == _FUNC and s.section != 0 and not s.other & _ENTRY
+        ),
+        static_shared={
+            s.name.removeprefix(".nv.shared."): s.size
+            for s in sections
+            if s.name.startswith(".nv.shared.")
+        },
     )
 
 
 def check_launch(cubin: Cubin, launch: Launch, sm: int) -> Kernel:
-    """The kernel `launch` starts, if it may run on architecture `sm` (90 for sm_90). Raises ProgramError saying what differs."""
+    """The kernel `launch` starts, if it may run on architecture `sm` (90 for sm_90). Raises
+    ProgramError saying what differs.
+    """
     if cubin.sm != sm:
-        raise ProgramError("cubin_sm", f"machine code for sm_{cubin.sm}, expected sm_{sm}: build it for this device")
+        raise ProgramError(
+            "cubin_sm",
+            f"machine code for sm_{cubin.sm}, expected sm_{sm}: build it for this device",
+        )
     if cubin.undefined_functions:
-        raise ProgramError("cubin_scan", f"calls {', '.join(cubin.undefined_functions)}; expected no call out of the kernel")
+        raise ProgramError(
+            "cubin_scan",
+            f"calls {', '.join(cubin.undefined_functions)}; expected no call out of the kernel",
+        )
     if cubin.writable_globals:
-        raise ProgramError("cubin_scan", f"has {', '.join(cubin.writable_globals)}; expected no memory that outlives the call")
+        raise ProgramError(
+            "cubin_scan",
+            f"has {', '.join(cubin.writable_globals)}; expected no memory that outlives the call",
+        )
     kernel = next((k for k in cubin.kernels if k.symbol == launch.symbol), None)
     if kernel is None:
-        raise ProgramError("cubin_symbol", f"no kernel {launch.symbol!r}; there are {[k.symbol for k in cubin.kernels]}")
+        raise ProgramError(
+            "cubin_symbol",
+            f"no kernel {launch.symbol!r}; there are {[k.symbol for k in cubin.kernels]}",
+        )
     unknown = [arg.kind for arg in launch.args if arg.kind not in PARAM_BYTES]
     if unknown:
-        raise ProgramError("cubin_params", f"argument kinds {unknown}, expected some of {sorted(PARAM_BYTES)}")
+        raise ProgramError(
+            "cubin_params", f"argument kinds {unknown}, expected some of {sorted(PARAM_BYTES)}"
+        )
     planned = tuple(PARAM_BYTES[arg.kind] for arg in launch.args)
     if planned != kernel.param_sizes:
         raise ProgramError(
-            "cubin_params", f"{launch.symbol} takes parameters of {kernel.param_sizes} bytes, the plan has {planned}"
+            "cubin_params",
+            f"{launch.symbol} takes parameters of {kernel.param_sizes} bytes, the plan has {planned}",
         )
     _check_geometry(kernel, launch)
     return kernel
@@ -129,13 +192,20 @@ def check_launch(cubin: Cubin, launch: Launch, sm: int) -> Kernel:
 def _check_geometry(kernel: Kernel, launch: Launch) -> None:
     block = (launch.block, 1, 1)
     if kernel.required_block not in (None, block):
-        raise ProgramError("cubin_block", f"{kernel.symbol} requires a block of {kernel.required_block}, the plan has {block}")
+        raise ProgramError(
+            "cubin_block",
+            f"{kernel.symbol} requires a block of {kernel.required_block}, the plan has {block}",
+        )
     limit = kernel.max_block
     if limit is not None and launch.block > limit[0] * limit[1] * limit[2]:
-        raise ProgramError("cubin_block", f"{kernel.symbol} allows a block of at most {limit}, the plan has {block}")
+        raise ProgramError(
+            "cubin_block",
+            f"{kernel.symbol} allows a block of at most {limit}, the plan has {block}",
+        )
     if (kernel.cluster or (1, 1, 1)) != (launch.cluster, 1, 1):
         raise ProgramError(
-            "cubin_cluster", f"{kernel.symbol} is built for {kernel.cluster or (1, 1, 1)}, plan has {launch.cluster}"
+            "cubin_cluster",
+            f"{kernel.symbol} is built for {kernel.cluster or (1, 1, 1)}, plan has {launch.cluster}",
         )
 
 
@@ -146,7 +216,10 @@ def _want(holds: bool, found: str) -> None:
 
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:
     end = offset + struct.calcsize(layout)
-    _want(offset >= 0 and end <= len(data), f"needs bytes {offset} to {end} of {len(data)}: truncated or damaged")
+    _want(
+        offset >= 0 and end <= len(data),
+        f"needs bytes {offset} to {end} of {len(data)}: truncated or damaged",
+    )
     return struct.unpack_from(layout, data, offset)
 
 
@@ -159,7 +232,10 @@ def _name(table: bytes, offset: int) -> str:
 
 def _architecture(data: bytes) -> int:
     abi, (flags,) = data[7], _unpack("<I", data, 48)
-    _want(abi in (51, 65), f"ELF ABI {abi}, expected 51 or 65 (a CUDA toolkit newer than this reader?)")
+    _want(
+        abi in (51, 65),
+        f"ELF ABI {abi}, expected 51 or 65 (a CUDA toolkit newer than this reader?)",
+    )
     return int(flags & 0xFF if abi == 51 else flags >> 8 & 0xFF)
 
 
@@ -168,13 +244,21 @@ def _sections(data: bytes) -> list[_Section]:
     _want(machine == _EM_CUDA, f"ELF machine {machine}, expected {_EM_CUDA} (CUDA)")
     (start,) = _unpack("<Q", data, 40)
     size, count, names_at = _unpack("<HHH", data, 58)
-    _want(size == 64 and names_at < count, f"{count} section headers of {size} bytes, names in number {names_at}")
+    _want(
+        size == 64 and names_at < count,
+        f"{count} section headers of {size} bytes, names in number {names_at}",
+    )
     headers = [_unpack("<IIQQQQIIQQ", data, start + index * size) for index in range(count)]
     stored = sum(h[5] for h in headers if h[1] != _NOBITS)
-    _want(stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes")  # copies of overlaps would eat the memory
+    _want(
+        stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes"
+    )  # copies of overlaps would eat the memory
     bodies = [b"" if h[1] in (0, _NOBITS) else _slice(data, h[4], h[5]) for h in headers]
     names = bodies[names_at]
-    return [_Section(_name(names, h[0]), h[1], h[2], body, h[6], h[5]) for h, body in zip(headers, bodies, strict=True)]
+    return [
+        _Section(_name(names, h[0]), h[1], h[2], body, h[6], h[5])
+        for h, body in zip(headers, bodies, strict=True)
+    ]
 
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:
@@ -186,19 +270,28 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
     tables = [section for section in sections if section.kind == _SYMTAB]
     _want(len(tables) == 1, f"{len(tables)} symbol tables, expected 1")
     table = tables[0]
-    _want(table.link < len(sections) and len(table.body) % 24 == 0, "symbol table without names or of odd size")
+    _want(
+        table.link < len(sections) and len(table.body) % 24 == 0,
+        "symbol table without names or of odd size",
+    )
     names = sections[table.link].body
     rows = struct.iter_unpack("<IBBHQQ", table.body)
-    return [_Symbol(_name(names, name), info & 0xF, other, section) for name, info, other, section, _, _ in rows]
+    return [
+        _Symbol(_name(names, name), info & 0xF, other, section)
+        for name, info, other, section, _, _ in rows
+    ]
 
 
 def _keeps_state(section: _Section) -> bool:
-    """A `__device__` variable, managed memory, a `static const` table or a string: anything writable but shared memory.
+    """A `__device__` variable, managed memory, a `static const` table or a string: anything
+    writable but shared memory.
 
     `.nv.merc.*` is the second description of the same kernel that sm_100 cubins carry.
     """
     name = section.name.replace(".nv.merc.nv.", ".nv.")
-    return name.startswith(".nv.global") or (bool(section.flags & _WRITE) and not name.startswith(".nv.shared."))
+    return name.startswith(".nv.global") or (
+        bool(section.flags & _WRITE) and not name.startswith(".nv.shared.")
+    )
 
 
 def _records(body: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -238,8 +331,14 @@ def _kernel(symbol: str, sections: Mapping[str, _Section], module: Mapping[int, 
         elif attribute in (_REQNTID, _MAX_THREADS, _CLUSTER):
             _want(attribute not in threes, f"{symbol} states attribute {attribute:#x} twice")
             threes[attribute] = _unpack("<III", payload, 0)
-    _want(sorted(params) == list(range(len(params))), f"{symbol} describes parameters {sorted(params)}, expected 0, 1, ...")
-    _want(sum(params.values()) <= total and (total == 0 or bool(params)), f"{symbol}: {params} do not make up {total} bytes")
+    _want(
+        sorted(params) == list(range(len(params))),
+        f"{symbol} describes parameters {sorted(params)}, expected 0, 1, ...",
+    )
+    _want(
+        sum(params.values()) <= total and (total == 0 or bool(params)),
+        f"{symbol}: {params} do not make up {total} bytes",
+    )
     return Kernel(
         symbol=symbol,
         param_sizes=tuple(params[ordinal] for ordinal in range(len(params))),

@@ -1,9 +1,11 @@
-"""Launches cubins through the CUDA driver API with ctypes: no compiler, no extension and no Triton at run time.
+"""Launches cubins through the CUDA driver API with ctypes: no compiler, no extension and no Triton
+at run time.
 
-`load_launch` checks the machine code against the plan and loads it, before any CUDA graph capture. `prepare_launch` makes a
-callable of it that only writes pointers and launches on PyTorch's current stream, so it can be captured; `addresses.py` tells C++
-the same. Nothing here checks that a kernel stays inside its buffers (the judge does), and nothing is ever unloaded: a captured
-graph may still hold the kernel.
+`load_launch` checks the machine code against the plan and loads it, before any CUDA graph capture.
+`prepare_launch` makes a callable of it that only writes pointers and launches on PyTorch's current
+stream, so it can be captured; `addresses.py` tells C++ the same. Nothing here checks that a kernel
+stays inside its buffers (the judge does), and nothing is ever unloaded: a captured graph may still
+hold the kernel.
 """
 
 from __future__ import annotations
@@ -23,10 +25,21 @@ from torch_cudal1.core.errors import DriverError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.ir.program import Launch, LaunchArg, Value
 
-__all__ = ["ALIGNMENT", "LAUNCH_HINT", "Driver", "Frame", "Loaded", "driver_status", "load_launch", "opened", "prepare_launch"]
+__all__ = [
+    "ALIGNMENT",
+    "LAUNCH_HINT",
+    "Driver",
+    "Frame",
+    "Loaded",
+    "driver_status",
+    "load_launch",
+    "opened",
+    "prepare_launch",
+]
 
 _LIBRARY = "libcuda.so.1"
-# All exist since driver 11.8; torch >= 2.11 needs a newer one anyway. cuFuncLoad (12.4) is used where it exists.
+# All exist since driver 11.8; torch >= 2.11 needs a newer one anyway. cuFuncLoad (12.4) is used
+# where it exists.
 _NEEDED = (
     "cuInit",
     "cuDeviceGet",
@@ -79,13 +92,18 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def driver_status() -> tuple[bool, str]:
-    """Whether the CUDA driver library can be called, and why not (or which library). Initialises nothing."""
+    """Whether the CUDA driver library can be called, and why not (or which library). Initialises
+    nothing.
+    """
     try:
         library = _open_library()
     except OSError as error:
         return False, f"no CUDA driver: {error}"
     missing = [name for name in _NEEDED if not hasattr(library, name)]
-    return not missing, f"the CUDA driver lacks {', '.join(missing)}; update it" if missing else _LIBRARY
+    return (
+        not missing,
+        f"the CUDA driver lacks {', '.join(missing)}; update it" if missing else _LIBRARY,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +120,14 @@ class Loaded:
 def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Loaded:
     """Check `cubin` (the payload, uint8) against `launch` and the device, and load it.
 
-    Raises ProgramError if the cubin does not fit the launch or the device, DriverError without a driver or if loading fails.
+    Raises ProgramError if the cubin does not fit the launch or the device, DriverError without a
+    driver or if loading fails.
     """
     usable, reason = driver_status()
     if not usable:
-        raise DriverError("dlopen", reason, "kernels need an NVIDIA driver; without one the baseline runs")
+        raise DriverError(
+            "dlopen", reason, "kernels need an NVIDIA driver; without one the baseline runs"
+        )
     if not torch.cuda.is_available():
         raise DriverError("torch.cuda.is_available", "False", "this PyTorch sees no GPU")
     torch.cuda.init()  # PyTorch goes first: it owns the primary context and refuses a forked child
@@ -122,15 +143,21 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
     except ProgramError as error:
         raise ProgramError(error.rule, f"kernel {launch.symbol!r}: {error.found}") from error
     except DriverError as error:
-        raise DriverError(error.call, error.status, f"kernel {launch.symbol!r}: {error.hint}") from error
+        raise DriverError(
+            error.call, error.status, f"kernel {launch.symbol!r}: {error.hint}"
+        ) from error
     return Loaded(driver, context, function, launch, index)
 
 
-def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Sequence[Any]], None]:
-    """A callable that launches `launch` on the values of a running Program, on PyTorch's current stream of `device`.
+def prepare_launch(
+    cubin: torch.Tensor, launch: Launch, device: torch.device
+) -> Callable[[Sequence[Any]], None]:
+    """A callable that launches `launch` on the values of a running Program, on PyTorch's current
+    stream of `device`.
 
-    `launch.grid` counts programs as Triton does: with a cluster, x is multiplied by its size. Any thread may use the callable; it
-    raises ProgramError for a misplaced or misaligned tensor, DriverError if the driver refuses. Raises what `load_launch` raises.
+    `launch.grid` counts programs as Triton does: with a cluster, x is multiplied by its size. Any
+    thread may use the callable; it raises ProgramError for a misplaced or misaligned tensor,
+    DriverError if the driver refuses. Raises what `load_launch` raises.
     """
     loaded = load_launch(cubin, launch, device)
     driver, context, function, index = loaded.driver, loaded.context, loaded.function, loaded.index
@@ -156,16 +183,22 @@ def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) ->
 def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
     if tensor is None or tensor.get_device() != index:
         place = "absent" if tensor is None else f"on device {tensor.get_device()}"
-        raise ProgramError("device", f"kernel {symbol!r}: value {number} is {place}, expected a tensor on cuda:{index}")
+        raise ProgramError(
+            "device",
+            f"kernel {symbol!r}: value {number} is {place}, expected a tensor on cuda:{index}",
+        )
     address = int(tensor.data_ptr())
     if address & mask:
         expected = f"expected a multiple of {ALIGNMENT} bytes"
-        raise ProgramError("alignment", f"kernel {symbol!r}: value {number} starts at {address:#x}, {expected}")
+        raise ProgramError(
+            "alignment", f"kernel {symbol!r}: value {number} starts at {address:#x}, {expected}"
+        )
     return address
 
 
 class Frame(threading.local):
-    """One thread's parameter block and launch configuration; a call only rewrites the pointers and the stream.
+    """One thread's parameter block and launch configuration; a call only rewrites the pointers and
+    the stream.
 
     The driver copies parameters before it returns, so one block per thread is enough.
     """
@@ -178,7 +211,9 @@ class Frame(threading.local):
             if isinstance(arg.value, Value)
         ]
         self.slots = slots
-        self.parameters = (ctypes.c_void_p * max(len(slots), 1))(*[ctypes.addressof(slot) for slot in slots])
+        self.parameters = (ctypes.c_void_p * max(len(slots), 1))(
+            *[ctypes.addressof(slot) for slot in slots]
+        )
         self.attributes = _attributes(launch)
         self.config = _config(launch, self.attributes)
         self.config_pointer = ctypes.byref(self.config)
@@ -208,12 +243,17 @@ def _attributes(launch: Launch) -> Any:
 def _config(launch: Launch, attributes: Any) -> _LaunchConfig:
     x, y, z = launch.grid
     if not 0 < x * launch.cluster < 2**31:
-        raise ProgramError("launch", f"grid {launch.grid} times cluster {launch.cluster}; expected 1 to 2**31 - 1 blocks in x")
+        raise ProgramError(
+            "launch",
+            f"grid {launch.grid} times cluster {launch.cluster}; expected 1 to 2**31 - 1 blocks in x",
+        )
     return _LaunchConfig(
         grid=(x * launch.cluster, y, z),
         block=(launch.block, 1, 1),
         shared_bytes=launch.shared_bytes,
-        attributes=ctypes.cast(attributes, ctypes.POINTER(_LaunchAttribute)) if len(attributes) else None,
+        attributes=ctypes.cast(attributes, ctypes.POINTER(_LaunchAttribute))
+        if len(attributes)
+        else None,
         attribute_count=len(attributes),
     )
 
@@ -224,17 +264,26 @@ def _open_library() -> Any:
 
 
 class Driver:
-    """The driver library with PyTorch's contexts and the modules loaded so far, for the life of the process."""
+    """The driver library with PyTorch's contexts and the modules loaded so far, for the life of the
+    process.
+    """
 
     def __init__(self, library: Any) -> None:
         self.library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._modules: dict[tuple[int, str], tuple[ctypes.c_void_p, torch.Tensor]] = {}
-        self._shared_bytes: dict[int | None, int] = {}  # function -> most dynamic shared memory it was ever allowed
+        self._shared_bytes: dict[
+            int | None, int
+        ] = {}  # function -> most dynamic shared memory it was ever allowed
         self._lock = threading.RLock()
         self.call("cuInit", ctypes.c_uint(0))
 
-    def call(self, name: str, *args: Any, hint: str = "see the CUDA driver API's description of this result") -> None:
+    def call(
+        self,
+        name: str,
+        *args: Any,
+        hint: str = "see the CUDA driver API's description of this result",
+    ) -> None:
         """Call a driver function. Raises DriverError with the result's name unless it succeeds."""
         status = getattr(self.library, name)(*args)
         if status:
@@ -271,39 +320,63 @@ class Driver:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def function(self, index: int, image: bytes, launch: Launch) -> ctypes.c_void_p:
-        """The loaded kernel, ready for this launch's shared memory and cluster. The context must be current."""
+        """The loaded kernel, ready for this launch's shared memory and cluster. The context must be
+        current.
+        """
         function = ctypes.c_void_p()
         module = self._module(index, image)
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, launch.symbol.encode(), hint=_LOAD_HINT)
-        with self._lock:  # the limit belongs to the function: a second launch with less must not lower it
+        self.call(
+            "cuModuleGetFunction",
+            ctypes.byref(function),
+            module,
+            launch.symbol.encode(),
+            hint=_LOAD_HINT,
+        )
+        with (
+            self._lock
+        ):  # the limit belongs to the function: a second launch with less must not lower it
             if launch.shared_bytes > self._shared_bytes.get(function.value, _SHARED_WITHOUT_OPT_IN):
                 self._allow(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
                 self._shared_bytes[function.value] = launch.shared_bytes
         if launch.cluster > _PORTABLE_CLUSTER:
             self._allow(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-        if hasattr(self.library, "cuFuncLoad"):  # with lazy loading the first launch would load, which a capture forbids
+        if hasattr(
+            self.library, "cuFuncLoad"
+        ):  # with lazy loading the first launch would load, which a capture forbids
             self.call("cuFuncLoad", function, hint=_LOAD_HINT)
         return function
 
     def _allow(self, function: ctypes.c_void_p, attribute: int, value: int) -> None:
         hint = f"attribute {attribute} = {value} is more than this GPU allows"
-        self.call("cuFuncSetAttribute", function, ctypes.c_int(attribute), ctypes.c_int(value), hint=hint)
+        self.call(
+            "cuFuncSetAttribute", function, ctypes.c_int(attribute), ctypes.c_int(value), hint=hint
+        )
 
     def _module(self, index: int, image: bytes) -> ctypes.c_void_p:
         key = (index, hashlib.sha256(image).hexdigest())
         with self._lock:
             if key not in self._modules:
                 if torch.cuda.is_current_stream_capturing():
-                    raise ProgramError("capture", "a kernel is not loaded yet; prepare the Program before capturing a CUDA graph")
-                aligned = torch.frombuffer(bytearray(image), dtype=torch.uint8).clone()  # PyTorch aligns its memory to 64 bytes
+                    raise ProgramError(
+                        "capture",
+                        "a kernel is not loaded yet; prepare the Program before capturing a CUDA graph",
+                    )
+                aligned = torch.frombuffer(
+                    bytearray(image), dtype=torch.uint8
+                ).clone()  # PyTorch aligns its memory to 64 bytes
                 module = ctypes.c_void_p()
                 data = ctypes.c_void_p(aligned.data_ptr())
                 self.call("cuModuleLoadData", ctypes.byref(module), data, hint=_LOAD_HINT)
-                self._modules[key] = (module, aligned)  # the image is kept: lazy loading may read it later
+                self._modules[key] = (
+                    module,
+                    aligned,
+                )  # the image is kept: lazy loading may read it later
             return self._modules[key][0]
 
 
 @functools.cache
 def opened() -> Driver:
-    """The driver of this process. Raises OSError without the library, DriverError if it cannot start."""
+    """The driver of this process. Raises OSError without the library, DriverError if it cannot
+    start.
+    """
     return Driver(_open_library())

@@ -1,9 +1,12 @@
-"""Compiles CUDA C++ to a cubin with NVRTC, opened at run time: no toolkit, no driver and no GPU are needed.
+"""Compiles CUDA C++ to a cubin with NVRTC, opened at run time: no toolkit, no driver and no GPU are
+needed.
 
-`compile_cuda` takes source text and gives machine code for one architecture, or `NotBuilt` with the compiler's log. The library is
-looked for beside PyTorch, among NVIDIA's wheels and where the loader looks, the one of PyTorch's CUDA major first: code from
-another major may ask for a newer driver. Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h, cuda_fp8.h,
-mma.h; there are no host headers. The source is a stranger's: this runs in the judge's child only, and judges and loads nothing.
+`compile_cuda` takes source text and gives machine code for one architecture, or `NotBuilt` with the
+compiler's log. The library is looked for beside PyTorch, among NVIDIA's wheels and where the loader
+looks, the one of PyTorch's CUDA major first: code from another major may ask for a newer driver.
+Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h, cuda_fp8.h, mma.h; there
+are no host headers. The source is a stranger's: this runs in the judge's child only, and judges and
+loads nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +36,17 @@ _NEEDED = (
     "nvrtcVersion",
 )
 _LOG_LIMIT = 4_000  # characters of a compiler log that are kept
-_PRIVATE = ("-I", "--include-path", "-include", "--pre-include", "-pch", "--pch", "--use-local-env", "-o", "--output")
+_PRIVATE = (
+    "-I",
+    "--include-path",
+    "-include",
+    "--pre-include",
+    "-pch",
+    "--pch",
+    "--use-local-env",
+    "-o",
+    "--output",
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,9 @@ class NotBuilt:
 
 
 def nvrtc_status() -> tuple[bool, str]:
-    """Whether NVRTC can be called, and which one (path and version); or why not. Found out once in a process."""
+    """Whether NVRTC can be called, and which one (path and version); or why not. Found out once in
+    a process.
+    """
     library, found = _library()
     if library is None:
         return False, found
@@ -61,25 +76,37 @@ def nvrtc_status() -> tuple[bool, str]:
     return True, f"{found} ({major.value}.{minor.value})"
 
 
-def compile_cuda(source: str, arch: str, *, options: Sequence[str] = (), name: str = "kernel.cu") -> Built | NotBuilt:
-    """Compile `source` for `arch` ("sm_80", "sm_90a", ...). `options` are NVRTC's own; those that name files are refused.
+def compile_cuda(
+    source: str, arch: str, *, options: Sequence[str] = (), name: str = "kernel.cu"
+) -> Built | NotBuilt:
+    """Compile `source` for `arch` ("sm_80", "sm_90a", ...). `options` are NVRTC's own; those that
+    name files are refused.
 
-    Declare kernels `extern "C"`: a Program launches them by that name. Raises ValueError for text with a null character.
+    Declare kernels `extern "C"`: a Program launches them by that name. Raises ValueError for text
+    with a null character.
     """
     if "\0" in source or "\0" in name:
         raise ValueError("CUDA source holds a null character")
     private = [option for option in options if option.startswith(_PRIVATE)]
     if private:
-        return NotBuilt(f"option {private[0]!r} names files; only options that change the code are allowed")
+        return NotBuilt(
+            f"option {private[0]!r} names files; only options that change the code are allowed"
+        )
     library, found = _library()
     if library is None:
         return NotBuilt(found)
     program = ctypes.c_void_p()
-    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+    status = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), name.encode(), 0, None, None
+    )
     if status != _SUCCESS:
         return NotBuilt(_text_of(library, status))
     try:
-        return _compiled(library, program, [f"--gpu-architecture={arch}", *options, *(f"-I{path}" for path in _headers())])
+        return _compiled(
+            library,
+            program,
+            [f"--gpu-architecture={arch}", *options, *(f"-I{path}" for path in _headers())],
+        )
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -87,12 +114,18 @@ def compile_cuda(source: str, arch: str, *, options: Sequence[str] = (), name: s
 def _compiled(library: Any, program: ctypes.c_void_p, options: Sequence[str]) -> Built | NotBuilt:
     words = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = library.nvrtcCompileProgram(program, len(options), words)
-    log = _bytes_of(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program).rstrip(b"\0").decode(errors="replace")
+    log = (
+        _bytes_of(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        .rstrip(b"\0")
+        .decode(errors="replace")
+    )
     if status != _SUCCESS:
         return NotBuilt(f"{_text_of(library, status)}: {log[:_LOG_LIMIT]}".rstrip(": \n"))
     cubin = _bytes_of(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
     if not cubin.startswith(b"\x7fELF"):
-        return NotBuilt("NVRTC gave no machine code; the architecture must be a real one (sm_*), not compute_*")
+        return NotBuilt(
+            "NVRTC gave no machine code; the architecture must be a real one (sm_*), not compute_*"
+        )
     return Built(cubin, log[:_LOG_LIMIT])
 
 
@@ -123,13 +156,23 @@ def _library() -> tuple[Any, str]:
         if not missing:
             return library, path
         tried.append(f"{path} lacks {missing[0]}")
-    return None, f"no NVRTC: {tried[0] if tried else 'none was found'}; `pip install nvidia-cuda-nvrtc` brings one"
+    return (
+        None,
+        f"no NVRTC: {tried[0] if tried else 'none was found'}; `pip install nvidia-cuda-nvrtc` brings one",
+    )
 
 
 def _candidates() -> Iterator[str]:
     major = (torch.version.cuda or "").split(".")[0]
-    found = [path for folder in _folders() for path in sorted(folder.glob("libnvrtc.so.*")) if "alt" not in path.name]
-    yield from map(str, sorted(found, key=lambda path: path.name.split(".so.")[-1].split(".")[0] != major))
+    found = [
+        path
+        for folder in _folders()
+        for path in sorted(folder.glob("libnvrtc.so.*"))
+        if "alt" not in path.name
+    ]
+    yield from map(
+        str, sorted(found, key=lambda path: path.name.split(".so.")[-1].split(".")[0] != major)
+    )
     yield from (f"libnvrtc.so.{number}" for number in dict.fromkeys((major, "13", "12")) if number)
 
 
@@ -141,14 +184,23 @@ def _folders() -> Iterator[Path]:
 
 def _wheels() -> list[Path]:
     spec = find_spec("nvidia")
-    return [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    return (
+        [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    )
 
 
 def _headers() -> list[Path]:
     """Folders with NVIDIA's device headers."""
     triton = find_spec("triton")
     triton_folders = (
-        [Path(place) / "backends/nvidia/include" for place in triton.submodule_search_locations or ()] if triton else []
+        [
+            Path(place) / "backends/nvidia/include"
+            for place in triton.submodule_search_locations or ()
+        ]
+        if triton
+        else []
     )
-    folders = [folder for root in _wheels() for folder in sorted(root.glob("*/include"))] + triton_folders
+    folders = [
+        folder for root in _wheels() for folder in sorted(root.glob("*/include"))
+    ] + triton_folders
     return [folder for folder in folders if (folder / "cuda_fp16.h").is_file()][:1]

@@ -8,12 +8,27 @@ from torch_cudal1.core.errors import DriverError
 
 __all__ = ["is_sticky"]
 
-# Results of the driver after which, by its API reference (type CUresult), the process must end to use the device again.
+# Results of the driver after which, by its API reference (type CUresult), the process must end to
+# use the device again.
 _LOST = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
-        *("ECC_UNCORRECTABLE", "DEVICE_UNAVAILABLE", "CONTEXT_IS_DESTROYED", "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "LAUNCH_FAILED"),
-        *("ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC"),
+        *(
+            "ECC_UNCORRECTABLE",
+            "DEVICE_UNAVAILABLE",
+            "CONTEXT_IS_DESTROYED",
+            "ILLEGAL_ADDRESS",
+            "LAUNCH_TIMEOUT",
+            "LAUNCH_FAILED",
+        ),
+        *(
+            "ASSERT",
+            "HARDWARE_STACK_ERROR",
+            "ILLEGAL_INSTRUCTION",
+            "MISALIGNED_ADDRESS",
+            "INVALID_ADDRESS_SPACE",
+            "INVALID_PC",
+        ),
     )
 )
 
@@ -23,4 +38,6 @@ def is_sticky(error: BaseException) -> bool:
     if isinstance(error, DriverError):
         return error.status in _LOST
     accelerator_error = getattr(torch, "AcceleratorError", ())
-    return isinstance(error, accelerator_error) and not isinstance(error, torch.cuda.OutOfMemoryError)
+    return isinstance(error, accelerator_error) and not isinstance(
+        error, torch.cuda.OutOfMemoryError
+    )

@@ -1,9 +1,12 @@
-"""The C++ timer (csrc/timer.cpp): calls in the order of a schedule, between clocks that no Python code can replace or reach.
+"""The C++ timer (csrc/timer.cpp): calls in the order of a schedule, between clocks that no Python
+code can replace or reach.
 
-`timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]` (`repeats[i]` times, back to back) for each
-i of `schedule` and returns for each `(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
-returned, and between two events around it on the current stream (None on the CPU). Before each call the device is joined, after
-`flush`, an (address, bytes) of device memory, was overwritten. It takes no medians, warms nothing up and decides nothing.
+`timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]`
+(`repeats[i]` times, back to back) for each i of `schedule` and returns for each
+`(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
+returned, and between two events around it on the current stream (None on the CPU). Before each call
+the device is joined, after `flush`, an (address, bytes) of device memory, was overwritten. It takes
+no medians, warms nothing up and decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class Timer(Protocol):
         repeats: tuple[int, ...] = ...,
         /,
     ) -> list[tuple[int, float, float, float | None]]:
-        """(call, wall, host and device microseconds) for each entry of the schedule. Raises what a call raises, or DriverError."""
+        """(call, wall, host and device microseconds) for each entry of the schedule. Raises what a
+        call raises, or DriverError.
+        """
 
 
 def timer(device: torch.device) -> Timer | str:
@@ -41,7 +46,10 @@ def timer(device: torch.device) -> Timer | str:
     addresses: tuple[int, ...] | str | None = None
     index = 0
     if device.type == "cuda":
-        addresses, index = timer_addresses(device), torch.cuda.current_device() if device.index is None else device.index
+        addresses, index = (
+            timer_addresses(device),
+            torch.cuda.current_device() if device.index is None else device.index,
+        )
     if isinstance(addresses, str):
         return addresses
     made: Timer = extension.Timer(addresses, index, fail)

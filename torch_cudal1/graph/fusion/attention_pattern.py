@@ -1,14 +1,17 @@
-"""Finds attention that a model writes out: a product, element-wise steps or a softmax, and a product with what came of it.
+"""Finds attention that a model writes out: a product, element-wise steps or a softmax, and a
+product with what came of it.
 
     q ─┐                                            v ─┐
        bmm ── mul ── masked_fill ── softmax ── clone ── bmm ── view ── transpose ── clone
     k ─┘
 
-Conversions between half types and fp32 may stand anywhere between products of one type; of two types it is left in parts.
+Conversions between half types and fp32 may stand anywhere between products of one type; of two
+types it is left in parts.
 
-What is found has no other use of anything inside, so one kernel may stand for all of it. Copies that only change the layout of an
-operand or of the result belong to it. So do, before one of PyTorch's fused operators, the steps that repeat keys and values for
-several heads of queries: a kernel reads the few there are. Nothing is decided about speed.
+What is found has no other use of anything inside, so one kernel may stand for all of it. Copies
+that only change the layout of an operand or of the result belong to it. So do, before one of
+PyTorch's fused operators, the steps that repeat keys and values for several heads of queries: a
+kernel reads the few there are. Nothing is decided about speed.
 """
 
 from __future__ import annotations
@@ -32,19 +35,30 @@ _BMM = "aten.bmm.default"
 _LAYOUT = frozenset(
     f"aten.{name}"
     for name in (
-        *("view.default", "_unsafe_view.default", "expand.default", "clone.default", "transpose.int", "permute.default"),
+        *(
+            "view.default",
+            "_unsafe_view.default",
+            "expand.default",
+            "clone.default",
+            "transpose.int",
+            "permute.default",
+        ),
         *("unsqueeze.default", "squeeze.dim"),
     )
 )
-# element-wise, though torch does not say so: a model of half types takes its softmax in fp32, between two of them
+# element-wise, though torch does not say so: a model of half types takes its softmax in fp32,
+# between two of them
 _CONVERSION = "aten._to_copy.default"
 _SOFTMAXES = frozenset({"aten._softmax.default", "aten._safe_softmax.default"})
 _MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
-_MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
+_MOST_STEPS = (
+    64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
+)
 
 
 def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the steps of each written-out attention, and of each fused one that repeats its keys, in order.
+    """Positions of the steps of each written-out attention, and of each fused one that repeats its
+    keys, in order.
 
     `specs`: of all values.
     """
@@ -63,17 +77,24 @@ def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...]
 
 
 def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The attention that ends with the product `last`; empty if it is none. Its weights may be on either side: so contractions of
-    einsum leave them. On the right they are more than a product in another layout, or any product of three matrices were one.
+    """The attention that ends with the product `last`; empty if it is none. Its weights may be on
+    either side: so contractions of einsum leave them. On the right they are more than a product in
+    another layout, or any product of three matrices were one.
     """
     left, right = _operands(uses.steps[last])
     if found := _chain_of(last, left, right, uses, specs):
         return found
     turned = _chain_of(last, right, left, uses, specs)
-    return turned if any(not _is_layout(uses.steps[one]) and not _is(uses.steps[one], _BMM) for one in turned) else set()
+    return (
+        turned
+        if any(not _is_layout(uses.steps[one]) and not _is(uses.steps[one], _BMM) for one in turned)
+        else set()
+    )
 
 
-def _chain_of(last: int, weights: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+def _chain_of(
+    last: int, weights: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]
+) -> set[int]:
     inside: set[int] = {last}
     firsts = _towards_product(weights, uses, inside)
     if len(firsts) != 1:
@@ -82,7 +103,9 @@ def _chain_of(last: int, weights: int, values: int, uses: Uses, specs: Mapping[i
     left, right = _operands(uses.steps[first])
     if specs[left].shape[-1] > _MOST_DEPTH or _width(last, values, uses, specs) > _MOST_DEPTH:
         return set()
-    if specs[left].dtype != specs[values].dtype:  # each product has a kernel of its own, one for both would need two methods
+    if (
+        specs[left].dtype != specs[values].dtype
+    ):  # each product has a kernel of its own, one for both would need two methods
         return set()
     if not all(uses.only_in(position, inside) for position in inside - {last}):
         return set()
@@ -99,8 +122,12 @@ def _width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) 
     return specs[values].shape[-1 if values == _operands(uses.steps[last])[1] else -2]
 
 
-def _with_repeats(position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The fused operator at `position` with the steps that repeat its keys and values; empty where none does."""
+def _with_repeats(
+    position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]
+) -> set[int]:
+    """The fused operator at `position` with the steps that repeat its keys and values; empty where
+    none does.
+    """
     inside = {position}
     for operand in step.args[1:3]:
         assert isinstance(operand, Value)
@@ -147,7 +174,10 @@ def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
 def _goes_between(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
-    return step.target in _LAYOUT | _SOFTMAXES | {_CONVERSION} or torch.Tag.pointwise in overload(step.target).tags
+    return (
+        step.target in _LAYOUT | _SOFTMAXES | {_CONVERSION}
+        or torch.Tag.pointwise in overload(step.target).tags
+    )
 
 
 def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
@@ -158,17 +188,25 @@ def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
         value = next(iter(used_values(uses.steps[position])))
 
 
-def _take_made_alike(between: set[int], scores: int, inside: set[int], uses: Uses, specs: Mapping[int, TensorSpec]) -> None:
-    """Steps that make what the steps `between` combine `scores` scores with, and that is as many numbers: in memory it would be
-    written and read for nothing.
+def _take_made_alike(
+    between: set[int], scores: int, inside: set[int], uses: Uses, specs: Mapping[int, TensorSpec]
+) -> None:
+    """Steps that make what the steps `between` combine `scores` scores with, and that is as many
+    numbers: in memory it would be written and read for nothing.
 
-    The decays of a state-space model are such (an exponential of differences). What is smaller is made once and read by every tile.
+    The decays of a state-space model are such (an exponential of differences). What is smaller is
+    made once and read by every tile.
     """
     waiting = [index for position in between for index in used_values(uses.steps[position])]
     while waiting:
         index = waiting.pop()
         position = uses.maker.get(index)
-        if position is None or position in inside or len(inside) >= _MOST_STEPS or specs[index].numel != scores:
+        if (
+            position is None
+            or position in inside
+            or len(inside) >= _MOST_STEPS
+            or specs[index].numel != scores
+        ):
             continue
         step = uses.steps[position]
         if _is_made_alike(step) and uses.only_in(position, inside):
@@ -181,7 +219,9 @@ def _is_made_alike(step: Step) -> bool:
 
 
 def _take_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
-    """Steps after the second product up to the copy that they lead to; none if they lead to no copy."""
+    """Steps after the second product up to the copy that they lead to; none if they lead to no
+    copy.
+    """
     found: list[int] = []
     position = last
     while len(readers := uses.readers.get(step_outs(uses.steps[position])[0], frozenset())) == 1:

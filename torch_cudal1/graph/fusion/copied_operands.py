@@ -1,9 +1,11 @@
-"""Finds batched products whose operands are copied into rows before them, as einsum and heads inside rows make them.
+"""Finds batched products whose operands are copied into rows before them, as einsum and heads
+inside rows make them.
 
     (batch, length, heads, k) ── permute ── clone ── view(batch * heads, length, k) ── bmm ── ...
 
-A kernel reads the tensor as it lies. What is found has no other use of anything inside, and its copies cost a good part of what the
-product costs: of larger products a library's kernel is the better one, and copies pay.
+A kernel reads the tensor as it lies. What is found has no other use of anything inside, and its
+copies cost a good part of what the product costs: of larger products a library's kernel is the
+better one, and copies pay.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _WORTH = 0.4  # estimated seconds of the copies over those of the product
 
 
 def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
-    """The product at `last` with the copies before it; empty where it has none, or they are cheap beside it.
+    """The product at `last` with the copies before it; empty where it has none, or they are cheap
+    beside it.
 
     `specs`: of all values.
     """
@@ -36,7 +39,12 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
     for operand in step.args[first : first + 2]:
         assert isinstance(operand, Value)
         copies |= _copy_before(operand.index, last, uses, specs)
-    copied = sum(specs[out].size_bytes for at in copies if _is_copy(uses.steps[at]) for out in step_outs(uses.steps[at]))
+    copied = sum(
+        specs[out].size_bytes
+        for at in copies
+        if _is_copy(uses.steps[at])
+        for out in step_outs(uses.steps[at])
+    )
     left, made = step.args[first], specs[step_outs(step)[0]]
     assert isinstance(left, Value)
     flops = 2.0 * math.prod(made.shape) * specs[left.index].shape[-1]
@@ -46,10 +54,14 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
 
 
 def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The copy that makes an operand, and the view of it; empty where there is none, or rows and columns had no single stride."""
+    """The copy that makes an operand, and the view of it; empty where there is none, or rows and
+    columns had no single stride.
+    """
     steps: set[int] = set()
     matrix = specs[value].shape[1:]
-    while (position := uses.maker.get(value)) is not None and uses.only_in(position, {*steps, reader}):
+    while (position := uses.maker.get(value)) is not None and uses.only_in(
+        position, {*steps, reader}
+    ):
         step = uses.steps[position]
         (source,) = used_values(step) if _is_copy(step) or _is_view(step) else (None,)
         if source is None:
@@ -62,8 +74,12 @@ def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, Tensor
 
 
 def _keeps_strides(spec: TensorSpec, matrix: tuple[int, ...]) -> bool:
-    """Whether the last dimensions of a tensor are a matrix of this shape with one stride for rows and one for columns."""
-    dims = [(size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1]
+    """Whether the last dimensions of a tensor are a matrix of this shape with one stride for rows
+    and one for columns.
+    """
+    dims = [
+        (size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1
+    ]
     for wanted in reversed(matrix):
         size, expected = 1, None
         while size < wanted:

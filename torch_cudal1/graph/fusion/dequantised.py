@@ -3,8 +3,8 @@
     packed ── >> 4 ── & 15 ── stack ── view ── to(half) ── - zeros ── * scales ── t ─┐
                                                                        x ────────── mm ── ...
 
-Eager writes the weights out in full for every call and reads them again; one kernel reads the bits. What is found has no other use
-of anything inside. Nothing is decided about speed.
+Eager writes the weights out in full for every call and reads them again; one kernel reads the bits.
+What is found has no other use of anything inside. Nothing is decided about speed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,29 @@ from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
 
 __all__ = ["MOST_ROWS", "chain"]
 
-MOST_ROWS = 256  # of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once for all pays
+# of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once
+# for all pays
+MOST_ROWS = 256
 _WEIGHT = {"aten.mm.default": 1, "aten.addmm.default": 2}
 _LAYOUT = frozenset(
     f"aten.{name}"
     for name in (
-        *("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "squeeze.dim", "expand.default"),
-        *("t.default", "transpose.int", "permute.default", "stack.default", "_to_copy.default", "clone.default"),
+        *(
+            "view.default",
+            "_unsafe_view.default",
+            "reshape.default",
+            "unsqueeze.default",
+            "squeeze.dim",
+            "expand.default",
+        ),
+        *(
+            "t.default",
+            "transpose.int",
+            "permute.default",
+            "stack.default",
+            "_to_copy.default",
+            "clone.default",
+        ),
         *("arange.default", "arange.start", "arange.start_step"),
     )
 )
@@ -35,7 +51,8 @@ _MOST_STEPS = 24
 
 
 def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
-    """The steps that make the weight of the product at `last`, and that product; empty where it has none in few bits.
+    """The steps that make the weight of the product at `last`, and that product; empty where it has
+    none in few bits.
 
     `specs`: of all values.
     """
@@ -43,7 +60,11 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
     if not isinstance(step, Aten) or step.target not in _WEIGHT:
         return ()
     left, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
-    if not isinstance(left, Value) or not isinstance(weight, Value) or specs[left.index].shape[0] > MOST_ROWS:
+    if (
+        not isinstance(left, Value)
+        or not isinstance(weight, Value)
+        or specs[left.index].shape[0] > MOST_ROWS
+    ):
         return ()
     inside, leaves, waiting = {last}, set[int](), [weight.index]
     while waiting:

@@ -1,4 +1,5 @@
-"""What follows into an island without being element-wise, and what of it an island lets go of at its end.
+"""What follows into an island without being element-wise, and what of it an island lets go of at
+its end.
 
 bmm ── view ── permute ── mul ── clone            bmm ── view │ permute ── (another reader)
 x ── slice ── neg ─┐
@@ -19,21 +20,28 @@ __all__ = ["follows_product", "joins_halves", "without_loose_ends"]
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
 _CAT, _MOST_PIECES = "aten.cat.default", 4
-# batch norm in inference: element by element, and after a convolution a pass over memory saved; alone Inductor does as well
+# batch norm in inference: element by element, and after a convolution a pass over memory saved;
+# alone Inductor does as well
 _NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 
 
 def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it may join an island around a product, and no other: layout that leaves rows as they are, batch norm in inference.
+    """Whether it may join an island around a product, and no other: layout that leaves rows as they
+    are, batch norm in inference.
 
     `specs`: of all values.
     """
-    return isinstance(step, Aten) and (step.target == _NORM_OF_CHANNELS or step.target in _RESHAPES or _keeps_rows(step, specs))
+    return isinstance(step, Aten) and (
+        step.target == _NORM_OF_CHANNELS or step.target in _RESHAPES or _keeps_rows(step, specs)
+    )
 
 
-def joins_halves(position: int, uses: Uses, specs: Mapping[int, TensorSpec], fusible: Callable[[Step], bool]) -> bool:
-    """Whether the step puts halves of rows together, as rotary embeddings do: some made for it alone by element-wise steps, and
-    read by such steps again. A kernel then reads both halves where it writes one. `fusible`: says what is element-wise.
+def joins_halves(
+    position: int, uses: Uses, specs: Mapping[int, TensorSpec], fusible: Callable[[Step], bool]
+) -> bool:
+    """Whether the step puts halves of rows together, as rotary embeddings do: some made for it
+    alone by element-wise steps, and read by such steps again. A kernel then reads both halves where
+    it writes one. `fusible`: says what is element-wise.
     """
     step = uses.steps[position]
     if not isinstance(step, Aten) or step.target != _CAT:
@@ -41,29 +49,48 @@ def joins_halves(position: int, uses: Uses, specs: Mapping[int, TensorSpec], fus
     (made,) = step_outs(step)
     spec, parts = specs[made], tuple(used_values(step))
     dim = step.args[1] if len(step.args) > 1 else dict(step.kwargs).get("dim", 0)
-    if not spec.shape or dim not in (-1, len(spec.shape) - 1) or any(specs[part].dtype != spec.dtype for part in parts):
+    if (
+        not spec.shape
+        or dim not in (-1, len(spec.shape) - 1)
+        or any(specs[part].dtype != spec.dtype for part in parts)
+    ):
         return False
     if any(len(specs[part].shape) != len(spec.shape) for part in parts):
         return False
     unit = math.gcd(*(specs[part].shape[-1] for part in parts))
-    makers = [maker for part in parts if (maker := uses.maker.get(part)) is not None and fusible(uses.steps[maker])]
+    makers = [
+        maker
+        for part in parts
+        if (maker := uses.maker.get(part)) is not None and fusible(uses.steps[maker])
+    ]
     readers = [uses.steps[reader] for reader in uses.readers.get(made, ()) if reader >= 0]
     few = unit > 0 and spec.shape[-1] // unit <= _MOST_PIECES
-    return few and bool(makers) and all(uses.only_in(maker, {position}) for maker in makers) and any(map(fusible, readers))
+    return (
+        few
+        and bool(makers)
+        and all(uses.only_in(maker, {position}) for maker in makers)
+        and any(map(fusible, readers))
+    )
 
 
 def without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without what is layout at its end and nothing else, and without a second result in one memory."""
+    """The island without what is layout at its end and nothing else, and without a second result in
+    one memory.
+    """
     return _without_bare_layout(_without_second_views(steps, uses), uses)
 
 
 def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it puts dimensions in another order, but not the last: what a product writes stays in rows."""
+    """Whether it puts dimensions in another order, but not the last: what a product writes stays in
+    rows.
+    """
     if step.target not in _PERMUTES:
         return False
     (source,), (made,) = used_values(step), step_outs(step)
     last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
-    return last == next((stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1)
+    return last == next(
+        (stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1
+    )
 
 
 def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,24 +103,36 @@ def _permutes(step: Step) -> bool:
 
 
 def _without_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without reshapes at its end whose operand is a result of it too: two results in one memory no kernel writes.
+    """The island without reshapes at its end whose operand is a result of it too: two results in
+    one memory no kernel writes.
 
-    A forward graph keeps for its backward the very tensor that the next layer reads in another shape.
+    A forward graph keeps for its backward the very tensor that the next layer reads in another
+    shape.
     """
     kept = set(steps)
     for position in reversed(steps):
         step = uses.steps[position]
         if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
             (source,), (made,) = used_values(step), step_outs(step)
-            if uses.readers.get(source, frozenset()) - kept and not uses.readers.get(made, frozenset()) & kept:
+            if (
+                uses.readers.get(source, frozenset()) - kept
+                and not uses.readers.get(made, frozenset()) & kept
+            ):
                 kept.discard(position)
     return tuple(position for position in steps if position in kept)
 
 
 def _without_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without permutations, and reshapes after them, that no step of it reads: they would be layout and nothing else."""
+    """The island without permutations, and reshapes after them, that no step of it reads: they
+    would be layout and nothing else.
+    """
     kept = set(steps)
-    turned = {out for position in steps for out in step_outs(uses.steps[position]) if _permutes(uses.steps[position])}
+    turned = {
+        out
+        for position in steps
+        for out in step_outs(uses.steps[position])
+        if _permutes(uses.steps[position])
+    }
     for position in steps:
         step = uses.steps[position]
         if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(used_values(step)):

@@ -21,7 +21,10 @@ class Uses:
 
     def only_in(self, position: int, inside: Collection[int]) -> bool:
         """Whether nothing outside reads what the step at `position` yields."""
-        return all(self.readers.get(out, frozenset()) <= set(inside) for out in step_outs(self.steps[position]))
+        return all(
+            self.readers.get(out, frozenset()) <= set(inside)
+            for out in step_outs(self.steps[position])
+        )
 
 
 def uses_of(program: Program) -> Uses:

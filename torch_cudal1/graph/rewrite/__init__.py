@@ -1,7 +1,8 @@
-"""Graph rewrites: named rules over functional ATen graphs, each with a validity condition and a property test.
+"""Graph rewrites: named rules over functional ATen graphs, each with a validity condition and a
+property test.
 
-`RULES` lists them in the order they are tried; `rewrite` applies them. Cleaning rules come first, so that the others see patterns
-without the noise of capture.
+`RULES` lists them in the order they are tried; `rewrite` applies them. Cleaning rules come first,
+so that the others see patterns without the noise of capture.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules of matrix algebra: products with a diagonal matrix, and scalars that meet a product.
 
-They change rounding at most; NaN and infinity come out as in the captured graph unless a rule says `finite_only`.
+They change rounding at most; NaN and infinity come out as in the captured graph unless a rule says
+`finite_only`.
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ def _operands(node: fx.Node) -> tuple[Any, Any]:
 
 
 def diag_matmul(gm: fx.GraphModule) -> int:
-    """`diag(v) @ B` -> `v[:, None] * B`, `A @ diag(v)` -> `A * v`, with NaN where the zeros off the diagonal would have made it.
+    """`diag(v) @ B` -> `v[:, None] * B`, `A @ diag(v)` -> `A * v`, with NaN where the zeros off the
+    diagonal would have made it.
 
-    Before, row i of `diag(v) @ B` is `v[i] * B[i, j] + sum over k != i of 0 * B[k, j]`, and `0 * inf` and `0 * nan` are NaN. So an
-    element is NaN as soon as its column holds a non-finite value in *another* row: the count of non-finite values per column, less
-    its own. Cost: one reduction and one elementwise pass over B instead of 2 n^3 operations. Holds for mm, bmm, mv, addmm and
-    baddbmm, from either side; rounding is that of one product instead of a sum of n, signs of zero may differ.
+    Before, row i of `diag(v) @ B` is `v[i] * B[i, j] + sum over k != i of 0 * B[k, j]`, and
+    `0 * inf` and `0 * nan` are NaN. So an element is NaN as soon as its column holds a non-finite
+    value in *another* row: the count of non-finite values per column, less its own. Cost: one
+    reduction and one elementwise pass over B instead of 2 n^3 operations. Holds for mm, bmm, mv,
+    addmm and baddbmm, from either side; rounding is that of one product instead of a sum of n,
+    signs of zero may differ.
     """
     return _diagonal_products(gm, exact=True)
 
 
 def diag_matmul_finite(gm: fx.GraphModule) -> int:
-    """`diag(v) @ B` -> `v[:, None] * B`: `diag_matmul` without the count, right only for finite values."""
+    """`diag(v) @ B` -> `v[:, None] * B`: `diag_matmul` without the count, right only for finite
+    values.
+    """
     return _diagonal_products(gm, exact=False)
 
 
@@ -73,8 +79,18 @@ def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
             continue
         with gm.graph.inserting_before(node):
             if (vector := _diagonal_of(left)) is not None:
-                scale = vector if is_op(node, aten.mv.default) else call(gm.graph, aten.unsqueeze.default, vector, -1)
-                product = _scaled(gm.graph, scale, right, over=-1 if is_op(node, aten.mv.default) else -2, exact=exact)
+                scale = (
+                    vector
+                    if is_op(node, aten.mv.default)
+                    else call(gm.graph, aten.unsqueeze.default, vector, -1)
+                )
+                product = _scaled(
+                    gm.graph,
+                    scale,
+                    right,
+                    over=-1 if is_op(node, aten.mv.default) else -2,
+                    exact=exact,
+                )
             elif (vector := _diagonal_of(right)) is not None:
                 scale = call(gm.graph, aten.unsqueeze.default, vector, -2)
                 product = _scaled(gm.graph, scale, left, over=-1, exact=exact)
@@ -93,7 +109,9 @@ def _scaled(graph: fx.Graph, scale: fx.Node, matrix: fx.Node, *, over: int, exac
         return product
     odd = call(graph, aten._to_copy.default, not_finite(graph, matrix), dtype=torch.float32)
     others = call(graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd)
-    return call(graph, aten.masked_fill.Scalar, product, call(graph, aten.gt.Scalar, others, 0), math.nan)
+    return call(
+        graph, aten.masked_fill.Scalar, product, call(graph, aten.gt.Scalar, others, 0), math.nan
+    )
 
 
 def _add_bias(graph: fx.Graph, node: fx.Node, product: fx.Node) -> fx.Node:
@@ -111,12 +129,20 @@ def _add_bias(graph: fx.Graph, node: fx.Node, product: fx.Node) -> fx.Node:
 def _laid_out(graph: fx.Graph, new: fx.Node, node: fx.Node) -> fx.Node | None:
     if dtype(new) != dtype(node) or shape(new) != shape(node):
         return None
-    return new if strides(new) == strides(node) else with_strides(graph, new, shape(node), strides(node))
+    return (
+        new
+        if strides(new) == strides(node)
+        else with_strides(graph, new, shape(node), strides(node))
+    )
 
 
 def _diagonal_of(node: object) -> fx.Node | None:
-    """`v` if `node` is `diag_embed(v)`, maybe transposed (it is symmetric) or expanded over new leading dimensions."""
-    while is_op(node, aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default):
+    """`v` if `node` is `diag_embed(v)`, maybe transposed (it is symmetric) or expanded over new
+    leading dimensions.
+    """
+    while is_op(
+        node, aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default
+    ):
         rank, source = len(shape(node)), node.args[0]
         if not is_tensor(source) or shape(source)[-2:] != shape(node)[-2:]:
             return None
@@ -124,7 +150,11 @@ def _diagonal_of(node: object) -> fx.Node | None:
             dims = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
             kept = dims[:-2] == list(range(rank - 2))
         else:
-            moved = {int(dim) % rank for dim in node.args[1:]} if is_op(node, aten.transpose.int) else set()  # type: ignore[arg-type]
+            moved = (
+                {int(dim) % rank for dim in node.args[1:]}  # type: ignore[arg-type]
+                if is_op(node, aten.transpose.int)
+                else set()
+            )
             kept = moved <= {rank - 1, rank - 2}
         if not kept:
             return None
@@ -132,7 +162,10 @@ def _diagonal_of(node: object) -> fx.Node | None:
     if not is_op(node, aten.diag_embed.default):
         return None
     bound, rank = arguments(node), len(shape(node))
-    plain = bound["offset"] == 0 and {bound["dim1"] % rank, bound["dim2"] % rank} == {rank - 1, rank - 2}
+    plain = bound["offset"] == 0 and {bound["dim1"] % rank, bound["dim2"] % rank} == {
+        rank - 1,
+        rank - 2,
+    }
     return node.args[0] if plain and is_tensor(node.args[0]) else None
 
 
@@ -140,29 +173,43 @@ def _diagonal_of(node: object) -> fx.Node | None:
 
 
 def scalar_folding(gm: fx.GraphModule) -> int:
-    """`(x @ w) * s`, `(x * s) @ w` -> `addmm(..., alpha=s)`; `conv(x, w, b) * s` -> `conv(x, w * s, b * s)`; for a known number s.
+    """`(x @ w) * s`, `(x * s) @ w` -> `addmm(..., alpha=s)`; `conv(x, w, b) * s` ->
+    `conv(x, w * s, b * s)`; for a known number s.
 
-    The scale of a product costs nothing inside it; a bias is scaled apart (it is small). For convolution the weight is scaled on
-    every call, so it is never stale: valid when the weight is a quarter of the output or less and s is between 2^-16 and 2^16 (no
-    overflow of sane weights), exact in half precisions only for powers of two, so only those. s is finite and not 0, hence NaN
-    and infinity go the same way; a scale that is a step of attention stays, because it would hide the pattern from fused kernels.
+    The scale of a product costs nothing inside it; a bias is scaled apart (it is small). For
+    convolution the weight is scaled on every call, so it is never stale: valid when the weight is a
+    quarter of the output or less and s is between 2^-16 and 2^16 (no overflow of sane weights),
+    exact in half precisions only for powers of two, so only those. s is finite and not 0, hence NaN
+    and infinity go the same way; a scale that is a step of attention stays, because it would hide
+    the pattern from fused kernels.
     """
     return sum(_fold_after(gm, node) or _fold_before(gm, node) for node in calls(gm))
 
 
 def tensor_scale_folding(gm: fx.GraphModule) -> int:
-    """`(x @ w) * s` -> `x @ (w * s)` for a 0-dim tensor s and an operand of at most half the output.
+    """`(x @ w) * s` -> `x @ (w * s)` for a 0-dim tensor s and an operand of at most half the
+    output.
 
-    For finite values only: an infinite s makes NaN of zero weights where it made infinity of their sum.
+    For finite values only: an infinite s makes NaN of zero weights where it made infinity of their
+    sum.
     """
     sites = 0
     for node in calls(gm, aten.mul.Tensor):
         for this, other in ((0, 1), (1, 0)):
             source, factor = node.args[this], node.args[other]
-            if not is_tensor(source) or not is_tensor(factor) or shape(factor) != () or scalar(factor) is not None:
+            if (
+                not is_tensor(source)
+                or not is_tensor(factor)
+                or shape(factor) != ()
+                or scalar(factor) is not None
+            ):
                 continue
             product = _through_views(source)
-            if dtype(node) != dtype(source) or product is None or not is_op(product, *_PRODUCTS, *_SUMS, aten.convolution.default):
+            if (
+                dtype(node) != dtype(source)
+                or product is None
+                or not is_op(product, *_PRODUCTS, *_SUMS, aten.convolution.default)
+            ):
                 continue
             if _scale_operand(gm.graph, product, factor, share=2):
                 replace(node, source)
@@ -172,7 +219,9 @@ def tensor_scale_folding(gm: fx.GraphModule) -> int:
 
 
 def _scale_of(node: object) -> tuple[fx.Node, float] | None:
-    """`(x, s)` if `node` is `x` times a number `s`, finite and not 0, with the dtype and shape of `x`."""
+    """`(x, s)` if `node` is `x` times a number `s`, finite and not 0, with the dtype and shape of
+    `x`.
+    """
     if is_op(node, aten.neg.default):
         source, number = node.args[0], -1.0
     elif is_op(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
@@ -186,7 +235,12 @@ def _scale_of(node: object) -> tuple[fx.Node, float] | None:
         number = 1.0 / found if divides else float(found)
     else:
         return None
-    same = is_tensor(source) and is_tensor(node) and dtype(source) == dtype(node) and shape(source) == shape(node)
+    same = (
+        is_tensor(source)
+        and is_tensor(node)
+        and dtype(source) == dtype(node)
+        and shape(source) == shape(node)
+    )
     if not same or not dtype(node).is_floating_point or not math.isfinite(number) or not number:
         return None
     return source, number  # type: ignore[return-value]
@@ -208,7 +262,9 @@ def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
         return 0
     source, number = found
     if is_op(product, aten.convolution.default):
-        if not _sane(number, dtype(product)) or not _scale_operand(gm.graph, product, number, share=4):
+        if not _sane(number, dtype(product)) or not _scale_operand(
+            gm.graph, product, number, share=4
+        ):
             return 0
     elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _in_attention(node, product):
         return 0
@@ -241,10 +297,18 @@ def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
     return 0
 
 
-def _with_alpha(graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bool) -> fx.Node | None:
-    """The product with `number` in its `alpha`; its bias too if `scale_bias`. None if it is empty or alpha would leave float32."""
+def _with_alpha(
+    graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bool
+) -> fx.Node | None:
+    """The product with `number` in its `alpha`; its bias too if `scale_bias`. None if it is empty
+    or alpha would leave float32.
+    """
     alpha, beta = number * float(arguments(node).get("alpha", 1)), arguments(node).get("beta", 0)
-    if not 2.0**-100 < abs(alpha) < 2.0**100 or not val(node).numel() or not val(_operands(node)[0]).numel():
+    if (
+        not 2.0**-100 < abs(alpha) < 2.0**100
+        or not val(node).numel()
+        or not val(_operands(node)[0]).numel()
+    ):
         return None
     left, right = _operands(node)
     with graph.inserting_before(node):
@@ -256,7 +320,8 @@ def _with_alpha(graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bo
                 else:
                     beta = beta * number
         else:
-            bias = left  # its content does not matter with beta=0; a view of an operand costs no launch
+            # its content does not matter with beta=0; a view of an operand costs no launch
+            bias = left
             for dim in range(len(shape(left))):
                 bias = call(graph, aten.slice.Tensor, bias, dim, 0, 1)
         many = is_op(node, aten.bmm.default, aten.baddbmm.default)
@@ -265,12 +330,16 @@ def _with_alpha(graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bo
 
 
 def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share: int) -> bool:
-    """Scale the smaller operand (of a convolution: its weight) and the bias; False if that is over 1/`share` of the output."""
+    """Scale the smaller operand (of a convolution: its weight) and the bias; False if that is over
+    1/`share` of the output.
+    """
     args = list(product.args)
     first = 1 if is_op(product, *_SUMS, aten.convolution.default) else 0
     places = [1] if is_op(product, aten.convolution.default) else [first, first + 1]
     small = min(places, key=lambda place: val(args[place]).numel())
-    bias = {aten.convolution.default: 2, aten.addmm.default: 0, aten.baddbmm.default: 0}.get(product.target)  # type: ignore[call-overload]
+    bias = {aten.convolution.default: 2, aten.addmm.default: 0, aten.baddbmm.default: 0}.get(
+        product.target
+    )  # type: ignore[call-overload]
     scaled = [small] if bias is None or args[bias] is None else [small, bias]
     if any(share * val(args[place]).numel() > val(product).numel() for place in scaled):
         return False
@@ -284,7 +353,9 @@ def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share:
 
 
 def _moved_before(product: fx.Node, factor: fx.Node) -> bool:
-    """Bring what `factor` needs before `product`. False if that would reorder random draws (it cannot depend on `product`)."""
+    """Bring what `factor` needs before `product`. False if that would reorder random draws (it
+    cannot depend on `product`).
+    """
     order = {node: position for position, node in enumerate(product.graph.nodes)}
     late: set[fx.Node] = set()
     pending = [factor]
@@ -306,10 +377,11 @@ def _sane(number: float, kind: torch.dtype) -> bool:
 
 
 def _in_attention(node: fx.Node, product: fx.Node) -> bool:
-    """Whether `node`, made of `product`, is scores: a softmax follows, or after a batched product another one, through element-wise
-    steps and views (scale, mask, relu).
+    """Whether `node`, made of `product`, is scores: a softmax follows, or after a batched product
+    another one, through element-wise steps and views (scale, mask, relu).
 
-    One kernel computes that whole, its scale included; a product with the scale inside would be another operator to it.
+    One kernel computes that whole, its scale included; a product with the scale inside would be
+    another operator to it.
     """
     ends = _SOFTMAXES if is_op(product, *_UNBATCHED) else (*_SOFTMAXES, aten.bmm.default)
     front = [node]
@@ -317,19 +389,26 @@ def _in_attention(node: fx.Node, product: fx.Node) -> bool:
         front = [user for item in front for user in item.users]
         if any(is_op(user, *ends) for user in front):
             return True
-        front = [user for user in front if is_op(user, *VIEWS, aten.clone.default, aten._to_copy.default) or _is_pointwise(user)]
+        front = [
+            user
+            for user in front
+            if is_op(user, *VIEWS, aten.clone.default, aten._to_copy.default) or _is_pointwise(user)
+        ]
     return False
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    )
 
 
 def scalar_chain(gm: fx.GraphModule) -> int:
     """`(x * a) * b` -> `x * (a b)`, also with division and negation.
 
-    Valid for floats when a, b and a b are between 2^-64 and 2^64 (2^8 and 2^-8 in float16), so that no intermediate that was finite
-    or not zero changes to the worse. Sums are left alone: `(x + c) - c` with a large c rounds on purpose.
+    Valid for floats when a, b and a b are between 2^-64 and 2^64 (2^8 and 2^-8 in float16), so that
+    no intermediate that was finite or not zero changes to the worse. Sums are left alone:
+    `(x + c) - c` with a large c rounds on purpose.
     """
     sites = 0
     for node in calls(gm):
@@ -338,7 +417,10 @@ def scalar_chain(gm: fx.GraphModule) -> int:
             continue
         inner = _scale_of(outer[0])
         limit = 8 if dtype(node) == torch.float16 else 64
-        if inner is None or any(abs(math.log2(abs(number))) > limit for number in (outer[1], inner[1], outer[1] * inner[1])):
+        if inner is None or any(
+            abs(math.log2(abs(number))) > limit
+            for number in (outer[1], inner[1], outer[1] * inner[1])
+        ):
             continue
         with gm.graph.inserting_before(node):
             replace(node, call(gm.graph, aten.mul.Tensor, inner[0], outer[1] * inner[1]))

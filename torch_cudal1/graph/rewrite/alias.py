@@ -1,6 +1,8 @@
-"""Which nodes share storage, as far as rules need it: may an older value stand where the graph made a fresh one?
+"""Which nodes share storage, as far as rules need it: may an older value stand where the graph made
+a fresh one?
 
-It reads schemas and a list of view ops; the storages themselves are compared by `apply` after every rule.
+It reads schemas and a list of view ops; the storages themselves are compared by `apply` after every
+rule.
 """
 
 from __future__ import annotations
@@ -60,10 +62,11 @@ def escapes(node: fx.Node) -> bool:
 
 
 def may_stand_for(old: fx.Node, node: fx.Node) -> bool:
-    """Whether `old` may replace `node`, which holds equal values in fresh storage, without an output losing that freshness.
+    """Whether `old` may replace `node`, which holds equal values in fresh storage, without an
+    output losing that freshness.
 
-    It needs the same dtype, shape and strides (a later view may depend on them), and that either `node` reaches no output in its
-    own storage, or `old` is itself fresh and reaches none.
+    It needs the same dtype, shape and strides (a later view may depend on them), and that either
+    `node` reaches no output in its own storage, or `old` is itself fresh and reaches none.
     """
     if not (is_tensor(old) and is_tensor(node)) or not _same_layout(old, node):
         return False
@@ -80,7 +83,12 @@ def same_geometry(one: fx.Node, other: fx.Node) -> bool:
 
 def _same_layout(one: fx.Node, other: fx.Node) -> bool:
     a, b = val(one), val(other)
-    return (a.dtype, a.device, shape(one), strides(one)) == (b.dtype, b.device, shape(other), strides(other))
+    return (a.dtype, a.device, shape(one), strides(one)) == (
+        b.dtype,
+        b.device,
+        shape(other),
+        strides(other),
+    )
 
 
 def _is_fresh(node: fx.Node) -> bool:

@@ -1,8 +1,9 @@
 """Applies rewrite rules to a graph until nothing changes, and keeps what every rule must keep.
 
-After a rule changed something: dead code is removed (never random or mutating calls), the graph is linted, `meta["val"]` is
-recomputed, and each output must still have its dtype, shape, strides and aliasing. Lost strides or freshness are repaired by a
-copy; what cannot be repaired undoes the rule. Whether the numbers are right is the rule's promise and the judge's test.
+After a rule changed something: dead code is removed (never random or mutating calls), the graph is
+linted, `meta["val"]` is recomputed, and each output must still have its dtype, shape, strides and
+aliasing. Lost strides or freshness are repaired by a copy; what cannot be repaired undoes the rule.
+Whether the numbers are right is the rule's promise and the judge's test.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["MAX_ROUNDS", "Rewritten", "rewrite"]
 
-MAX_ROUNDS = 8  # rules enable one another a few times; two rules that undo each other would never stop
+MAX_ROUNDS = (
+    8  # rules enable one another a few times; two rules that undo each other would never stop
+)
 _Spec: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The rewritten graph (the caller's is untouched), the names of the rules that fired in order of first use, and their sites."""
+    """The rewritten graph (the caller's is untouched), the names of the rules that fired in order
+    of first use, and their sites.
+    """
 
     gm: fx.GraphModule
     techniques: tuple[str, ...]
@@ -38,9 +43,11 @@ class Rewritten:
 
 
 def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -> Rewritten:
-    """Run `rules` on a copy of `gm` until none changes it. Rules marked `finite_only` run only with `assume_finite`.
+    """Run `rules` on a copy of `gm` until none changes it. Rules marked `finite_only` run only with
+    `assume_finite`.
 
-    A graph with symbolic shapes, or with a mutation before its last computation, comes back as it was.
+    A graph with symbolic shapes, or with a mutation before its last computation, comes back as it
+    was.
     """
     good, mode = _copy(gm), fake_mode(gm.graph)
     sites: Counter[str] = Counter()
@@ -60,7 +67,9 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
                 telemetry.record("rewrite", "undone", rule=rule.name, reason=undone)
                 work = _copy(good)
                 active.remove(rule)
-            elif _text(work.graph) != _text(good.graph):  # a repair can restore exactly what the rule removed
+            elif _text(work.graph) != _text(
+                good.graph
+            ):  # a repair can restore exactly what the rule removed
                 good, changed = _copy(work), True
                 sites[rule.name] += found
         if not changed:
@@ -70,10 +79,15 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
 
 
 def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
-    """Sites that the rule changed, or why it has to be undone: it met something that its author did not think of."""
+    """Sites that the rule changed, or why it has to be undone: it met something that its author did
+    not think of.
+    """
     try:
         return rule.rewrite(gm), ""
-    except (RuntimeError, ValueError) as error:  # ATen's shape functions raise these, as in `_settle`
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # ATen's shape functions raise these, as in `_settle`
         return 0, f"{type(error).__name__}: {error}"
 
 
@@ -86,19 +100,29 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 def _text(graph: fx.Graph) -> list[str]:
     """The graph without names: equal texts compute the same thing in the same order."""
     number = {node: f"%{position}" for position, node in enumerate(graph.nodes)}
-    target = {node: "" if node.op in ("placeholder", "output") else str(node.target) for node in graph.nodes}
-    return [f"{node.op} {target[node]} {fx.map_arg((node.args, node.kwargs), number.__getitem__)}" for node in graph.nodes]
+    target = {
+        node: "" if node.op in ("placeholder", "output") else str(node.target)
+        for node in graph.nodes
+    }
+    return [
+        f"{node.op} {target[node]} {fx.map_arg((node.args, node.kwargs), number.__getitem__)}"
+        for node in graph.nodes
+    ]
 
 
 def _is_static(gm: fx.GraphModule) -> bool:
     held = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
     tensors = [v for v in held if isinstance(v, torch.Tensor)]
     symbolic = any(isinstance(v, torch.SymInt) for v in held)
-    return not symbolic and all(type(n) is int for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset()))
+    return not symbolic and all(
+        type(n) is int for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset())
+    )
 
 
 def _mutates_last(graph: fx.Graph) -> bool:
-    """Whether nothing but mutations, outputs and views of them follows the first mutating call (AOTAutograd's epilogue)."""
+    """Whether nothing but mutations, outputs and views of them follows the first mutating call
+    (AOTAutograd's epilogue).
+    """
     mutated = False
     for node in graph.nodes:
         if node.op != "call_function":
@@ -123,7 +147,8 @@ def _settle(gm: fx.GraphModule, mode: FakeTensorMode, wanted: Sequence[_Spec]) -
         _clean(gm)
         found = _describe(_propagate(gm, mode))
     except (RuntimeError, ValueError) as error:
-        # Shape functions of ATen raise these: for instance a view of an intermediate whose strides the rule changed.
+        # Shape functions of ATen raise these: for instance a view of an intermediate whose strides
+        # the rule changed.
         return f"{type(error).__name__}: {error}"
     return "" if found == wanted else f"repaired outputs are {found}, expected {wanted}"
 
@@ -134,7 +159,9 @@ def _clean(gm: fx.GraphModule) -> None:
 
 
 def _propagate(gm: fx.GraphModule, mode: FakeTensorMode) -> tuple[list[Any], list[Any]]:
-    """Recompute `meta["val"]` of every node; fake inputs and fake outputs, whose storages show what aliases what."""
+    """Recompute `meta["val"]` of every node; fake inputs and fake outputs, whose storages show what
+    aliases what.
+    """
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     with torch.no_grad():
         out = FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
@@ -142,7 +169,9 @@ def _propagate(gm: fx.GraphModule, mode: FakeTensorMode) -> tuple[list[Any], lis
 
 
 def _describe(values: tuple[list[Any], list[Any]]) -> list[_Spec]:
-    """Of each output what must stay: dtype, shape, strides, device, and the first input or output it shares storage with."""
+    """Of each output what must stay: dtype, shape, strides, device, and the first input or output
+    it shares storage with.
+    """
     inputs, outputs = values
     first: dict[int, str] = {}
     for position, value in enumerate(inputs):
@@ -163,7 +192,9 @@ def _storage(value: torch.Tensor) -> int:
 
 
 def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) -> bool:
-    """Put a copy with the wanted strides before each output that needs one. False if an output needs more than a copy."""
+    """Put a copy with the wanted strides before each output that needs one. False if an output
+    needs more than a copy.
+    """
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     many = isinstance(output.args[0], (tuple, list))
     results: list[Any] = list(output.args[0]) if many else [output.args[0]]
@@ -173,7 +204,12 @@ def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) ->
         if want == have:
             continue
         # A copy is fresh, so it can only stand for an output that aliased nothing before it.
-        if len(want) < 5 or want[:2] != have[:2] or want[3] != have[3] or want[4] != f"output {position}":
+        if (
+            len(want) < 5
+            or want[:2] != have[:2]
+            or want[3] != have[3]
+            or want[4] != f"output {position}"
+        ):
             return False
         with graph.inserting_before(output):
             results[position] = with_strides(graph, results[position], want[1], want[2])

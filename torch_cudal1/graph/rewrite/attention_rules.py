@@ -8,23 +8,37 @@ import operator
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, replace, shape, strides, with_strides
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    calls,
+    dtype,
+    replace,
+    shape,
+    strides,
+    with_strides,
+)
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["ATTENTION_RULES"]
 
 aten = torch.ops.aten
-_FUSED = (aten._scaled_dot_product_efficient_attention.default,)  # what PyTorch takes for fp32 on CUDA
-_LEAST_DEPTH = 129  # elements of a head; up to 128 one kernel keeps them in registers (`graph.fusion.attention_pattern`)
+_FUSED = (
+    aten._scaled_dot_product_efficient_attention.default,
+)  # what PyTorch takes for fp32 on CUDA
+# elements of a head; up to 128 one kernel keeps them in registers
+# (`graph.fusion.attention_pattern`)
+_LEAST_DEPTH = 129
 _MOST_SCORES = 2**28  # 1 GiB in fp32, beside the operands
 
 
 def attention_in_products(gm: fx.GraphModule) -> int:
     """Fused attention of fp32 heads over 128 -> product, scale, softmax, product.
 
-    PyTorch's kernel computes it without tensor cores, and a tile of such heads does not fit ours; products have kernels of fp32's
-    accuracy on tensor cores. The scores then pass the memory. Not with a mask or dropout, and only where nothing but the
-    result is read. Rounding: the softmax is taken of whole rows.
+    PyTorch's kernel computes it without tensor cores, and a tile of such heads does not fit ours;
+    products have kernels of fp32's accuracy on tensor cores. The scores then pass the memory. Not
+    with a mask or dropout, and only where nothing but the result is read. Rounding: the softmax is
+    taken of whole rows.
     """
     sites = 0
     for node in calls(gm, *_FUSED):
@@ -32,15 +46,28 @@ def attention_in_products(gm: fx.GraphModule) -> int:
         query, key, value = (given[name] for name in ("query", "key", "value"))
         masked = given.get("attn_bias") is not None or given["is_causal"]
         read = [user for user in node.users if user.users]
-        if masked or given["dropout_p"] or dtype(query) is not torch.float32 or not all(map(_is_result, read)):
+        if (
+            masked
+            or given["dropout_p"]
+            or dtype(query) is not torch.float32
+            or not all(map(_is_result, read))
+        ):
             continue
         (*outer, rows, depth), columns = shape(query), shape(key)[-2]
-        if depth < _LEAST_DEPTH or shape(key)[:2] != tuple(outer) or math.prod(outer) * rows * columns > _MOST_SCORES:
+        if (
+            depth < _LEAST_DEPTH
+            or shape(key)[:2] != tuple(outer)
+            or math.prod(outer) * rows * columns > _MOST_SCORES
+        ):
             continue
         for result in read:
             with gm.graph.inserting_before(result):
                 made = _in_products(gm.graph, query, key, value, given["scale"])
-                placed = with_strides(gm.graph, made, shape(result), strides(result)) if strides(made) != strides(result) else made
+                placed = (
+                    with_strides(gm.graph, made, shape(result), strides(result))
+                    if strides(made) != strides(result)
+                    else made
+                )
             if placed is not None:
                 replace(result, placed)
                 sites += 1
@@ -49,7 +76,9 @@ def attention_in_products(gm: fx.GraphModule) -> int:
 
 
 def _erase_unread(node: fx.Node) -> None:
-    """Without dropout it draws nothing, but its schema says that it might: nobody else would remove it."""
+    """Without dropout it draws nothing, but its schema says that it might: nobody else would remove
+    it.
+    """
     for user in [user for user in node.users if not user.users]:
         node.graph.erase_node(user)
     if not node.users:
@@ -60,10 +89,15 @@ def _is_result(user: fx.Node) -> bool:
     return bool(user.target is operator.getitem and user.args[1] == 0)
 
 
-def _in_products(graph: fx.Graph, query: fx.Node, key: fx.Node, value: fx.Node, scale: float | None) -> fx.Node:
+def _in_products(
+    graph: fx.Graph, query: fx.Node, key: fx.Node, value: fx.Node, scale: float | None
+) -> fx.Node:
     *outer, rows, depth = shape(query)
     batch, width = math.prod(outer), shape(value)[-1]
-    flat = [call(graph, aten.reshape.default, one, [batch, *shape(one)[-2:]]) for one in (query, key, value)]
+    flat = [
+        call(graph, aten.reshape.default, one, [batch, *shape(one)[-2:]])
+        for one in (query, key, value)
+    ]
     turned = call(graph, aten.permute.default, flat[1], [0, 2, 1])
     scores = call(graph, aten.bmm.default, flat[0], turned)
     scaled = call(graph, aten.mul.Tensor, scores, 1 / math.sqrt(depth) if scale is None else scale)

@@ -1,7 +1,8 @@
-"""Bounds on what each node can hold, whatever the inputs are: an interval, and whether NaN is possible.
+"""Bounds on what each node can hold, whatever the inputs are: an interval, and whether NaN is
+possible.
 
-A bound says: each element is NaN (only if `nan`) or lies in `[low, high]`, in the arithmetic of its dtype, rounding included. Ops
-that are not listed are unbounded. Nothing is changed here.
+A bound says: each element is NaN (only if `nan`) or lies in `[low, high]`, in the arithmetic of its
+dtype, rounding included. Ops that are not listed are unbounded. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def bounds_of(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
     """The bounds of every node that holds a real tensor, in one forward pass."""
     known: dict[fx.Node, Bounds] = {}
     for node in graph.nodes:
-        if is_tensor(node) and not dtype(node).is_complex and node.op in ("placeholder", "get_attr", "call_function"):
+        if (
+            is_tensor(node)
+            and not dtype(node).is_complex
+            and node.op in ("placeholder", "get_attr", "call_function")
+        ):
             found = _call(node, known) if node.op == "call_function" else _unknown(dtype(node))
             known[node] = _within_dtype(found, dtype(node))
     return known
@@ -91,7 +96,9 @@ def _number(number: float) -> Bounds:
 def _of(arg: Any, known: Mapping[fx.Node, Bounds]) -> Bounds:
     if isinstance(arg, fx.Node):
         return known.get(arg, Bounds(-math.inf, math.inf, True))
-    return _number(arg) if isinstance(arg, (bool, int, float)) else Bounds(-math.inf, math.inf, True)
+    return (
+        _number(arg) if isinstance(arg, (bool, int, float)) else Bounds(-math.inf, math.inf, True)
+    )
 
 
 def _union(parts: list[Bounds]) -> Bounds:
@@ -101,7 +108,13 @@ def _union(parts: list[Bounds]) -> Bounds:
 # --- rules by op; each takes the node and what is known of earlier nodes ---
 
 _COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
-_FACTORIES = (aten.full.default, aten.zeros.default, aten.ones.default, aten.zeros_like.default, aten.ones_like.default)
+_FACTORIES = (
+    aten.full.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+)
 _MOVES = (
     *VIEWS,
     aten.clone.default,
@@ -123,12 +136,20 @@ def _factory(node: fx.Node, _known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if "full" in name:
         filled = arguments(node)["fill_value"]
         edge = _number(filled) if isinstance(filled, (bool, int, float)) else None
-        return edge if edge is None or edge.nan else _rounded(edge.low, edge.high, dtype(node), exact=True)
+        return (
+            edge
+            if edge is None or edge.nan
+            else _rounded(edge.low, edge.high, dtype(node), exact=True)
+        )
     return _number(0.0 if "zeros" in name else 1.0)
 
 
 def _moved(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    return _of(node.args[0], known) if is_tensor(node.args[0]) and dtype(node.args[0]) == dtype(node) else None
+    return (
+        _of(node.args[0], known)
+        if is_tensor(node.args[0]) and dtype(node.args[0]) == dtype(node)
+        else None
+    )
 
 
 def _cast(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
@@ -141,7 +162,11 @@ def _cast(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
 
 def _joined(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     pieces = node.args[0]
-    return _union([_of(piece, known) for piece in pieces]) if isinstance(pieces, (list, tuple)) and pieces else None
+    return (
+        _union([_of(piece, known) for piece in pieces])
+        if isinstance(pieces, (list, tuple)) and pieces
+        else None
+    )
 
 
 def _padded(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
@@ -163,7 +188,9 @@ def _clamped(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if limits is None:
         return None
     edge = _rounded(*limits, dtype(node), exact=True)
-    return Bounds(min(max(x.low, edge.low), edge.high), max(min(x.high, edge.high), edge.low), x.nan)
+    return Bounds(
+        min(max(x.low, edge.low), edge.high), max(min(x.high, edge.high), edge.low), x.nan
+    )
 
 
 def _extreme(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
@@ -172,7 +199,9 @@ def _extreme(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     return Bounds(pick(a.low, b.low), pick(a.high, b.high), a.nan or b.nan)
 
 
-def _fixed(low: float, high: float, *, needs_finite: bool = False) -> Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds]:
+def _fixed(
+    low: float, high: float, *, needs_finite: bool = False
+) -> Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds]:
     """An op with values in `[low, high]`, NaN for NaN (and with `needs_finite` for infinity)."""
 
     def rule(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
@@ -184,7 +213,11 @@ def _fixed(low: float, high: float, *, needs_finite: bool = False) -> Callable[[
 
 def _softmax(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     source, dim = node.args[0], node.args[1]
-    alone = is_tensor(source) and isinstance(dim, int) and (not shape(source) or shape(source)[dim] == 1)
+    alone = (
+        is_tensor(source)
+        and isinstance(dim, int)
+        and (not shape(source) or shape(source)[dim] == 1)
+    )
     low, high = (0.0, 1.0) if is_op(node, aten._softmax.default) else (-math.inf, 0.0)
     return Bounds(high if alone else low, high, not _of(source, known).finite)
 
@@ -207,7 +240,11 @@ def _signed_mean(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | Non
         return None
     if x.point == 0:
         return Bounds(0.0, 0.0, x.nan)
-    return Bounds(0.0 if x.low >= 0 else -math.inf, 0.0 if x.high <= 0 else math.inf, x.nan or not (x.low >= 0 or x.high <= 0))
+    return Bounds(
+        0.0 if x.low >= 0 else -math.inf,
+        0.0 if x.high <= 0 else math.inf,
+        x.nan or not (x.low >= 0 or x.high <= 0),
+    )
 
 
 def _sum(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
@@ -219,7 +256,9 @@ def _sum(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
         if node.args[0] is node.args[1]:
             return Bounds(0.0, 0.0, not a.finite)
         b = Bounds(-b.high, -b.low, b.nan)
-    clash = (a.high == math.inf and b.low == -math.inf) or (a.low == -math.inf and b.high == math.inf)
+    clash = (a.high == math.inf and b.low == -math.inf) or (
+        a.low == -math.inf and b.high == math.inf
+    )
     edge = _rounded(*_ends([a.low, a.high], [b.low, b.high], operator.add), dtype(node))
     return replace(edge, nan=a.nan or b.nan or clash)
 
@@ -246,8 +285,12 @@ def _has_zero_times_infinity(a: Bounds, b: Bounds) -> bool:
     return any(x.low <= 0 <= x.high and math.inf in (-y.low, y.high) for x, y in ((a, b), (b, a)))
 
 
-def _ends(first: list[float], second: list[float], op: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Exact extremes of `op` over the corners, as Fractions where finite; 0 * inf counts as 0, what the rest tends to."""
+def _ends(
+    first: list[float], second: list[float], op: Callable[[Any, Any], Any]
+) -> tuple[Any, Any]:
+    """Exact extremes of `op` over the corners, as Fractions where finite; 0 * inf counts as 0, what
+    the rest tends to.
+    """
     values: list[Any] = []
     for x in first:
         for y in second:
@@ -263,10 +306,16 @@ def _ends(first: list[float], second: list[float], op: Callable[[Any, Any], Any]
 
 
 def _rounded(low: Any, high: Any, kind: torch.dtype, *, exact: bool = False) -> Bounds:
-    """Limits as the dtype holds them. A limit that the dtype cannot hold moves outwards unless one `exact` rounding is meant."""
+    """Limits as the dtype holds them. A limit that the dtype cannot hold moves outwards unless one
+    `exact` rounding is meant.
+    """
     limits = []
     for value, sign in ((low, -1.0), (high, 1.0)):
-        near = float(torch.tensor(float(value), dtype=torch.float64).to(kind)) if kind.is_floating_point else float(value)
+        near = (
+            float(torch.tensor(float(value), dtype=torch.float64).to(kind))
+            if kind.is_floating_point
+            else float(value)
+        )
         if exact or near == value:
             limits.append(near)
         else:
@@ -288,7 +337,13 @@ def _outwards(value: float, kind: torch.dtype, sign: float) -> float:
     return math.copysign(math.inf, moved) if abs(moved) > info.max else moved
 
 
-_SELECTIONS = (aten.max.dim, aten.min.dim, aten.sort.default, aten.topk.default, aten.max_pool2d_with_indices.default)
+_SELECTIONS = (
+    aten.max.dim,
+    aten.min.dim,
+    aten.sort.default,
+    aten.topk.default,
+    aten.max_pool2d_with_indices.default,
+)
 _PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
 
 
@@ -299,17 +354,32 @@ def _item(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
         return unknown
     x = _of(source.args[0], known)
     if which == 0 and is_op(
-        source, aten.max.dim, aten.min.dim, aten.sort.default, aten.topk.default, aten.max_pool2d_with_indices.default
+        source,
+        aten.max.dim,
+        aten.min.dim,
+        aten.sort.default,
+        aten.topk.default,
+        aten.max_pool2d_with_indices.default,
     ):
         return x
-    if is_op(source, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int):
+    if is_op(
+        source,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.chunk.default,
+        aten.unbind.int,
+    ):
         return x
     if is_op(source, aten.native_dropout.default) and which == 0:
         p = source.args[1]
         scale = 1.0 / (1.0 - float(p)) if isinstance(p, (int, float)) and p < 1 else math.inf
         if x.point == 0 and math.isfinite(scale):
             return x
-        return Bounds(0.0 if x.low >= 0 else -math.inf, 0.0 if x.high <= 0 else math.inf, not x.finite or scale == math.inf)
+        return Bounds(
+            0.0 if x.low >= 0 else -math.inf,
+            0.0 if x.high <= 0 else math.inf,
+            not x.finite or scale == math.inf,
+        )
     return unknown
 
 
@@ -317,10 +387,16 @@ def _compared(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     """A comparison with NaN is False, so False is sure without a word on NaN; True is not."""
     x, limit = _of(node.args[0], known), node.args[1]
     source = node.args[0]
-    if not isinstance(limit, (int, float)) or not is_tensor(source) or not dtype(source).is_floating_point:
+    if (
+        not isinstance(limit, (int, float))
+        or not is_tensor(source)
+        or not dtype(source).is_floating_point
+    ):
         return None
     held = float(torch.tensor(limit, dtype=torch.float64).to(dtype(source)))
-    if held != limit and dtype(source).itemsize < 4:  # kernels differ in the precision they compare in
+    if (
+        held != limit and dtype(source).itemsize < 4
+    ):  # kernels differ in the precision they compare in
         return None
     limit = held
     always, never = {
@@ -334,7 +410,9 @@ def _compared(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     return Bounds(1.0, 1.0, False) if always and not x.nan else None
 
 
-_RULES: tuple[tuple[tuple[Any, ...], Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds | None]], ...] = (
+_RULES: tuple[
+    tuple[tuple[Any, ...], Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds | None]], ...
+] = (
     (_FACTORIES, _factory),
     (_MOVES, _moved),
     ((aten._to_copy.default,), _cast),
@@ -342,7 +420,16 @@ _RULES: tuple[tuple[tuple[Any, ...], Callable[[fx.Node, Mapping[fx.Node, Bounds]
     ((aten.constant_pad_nd.default,), _padded),
     ((aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor), _chosen),
     ((aten.tril.default, aten.triu.default), _triangle),
-    ((aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.clamp_min.default, aten.clamp_max.default), _clamped),
+    (
+        (
+            aten.relu.default,
+            aten.clamp.default,
+            aten.hardtanh.default,
+            aten.clamp_min.default,
+            aten.clamp_max.default,
+        ),
+        _clamped,
+    ),
     ((aten.minimum.default, aten.maximum.default), _extreme),
     ((aten.sigmoid.default, aten.hardsigmoid.default), _fixed(0.0, 1.0)),
     ((aten.tanh.default, aten.erf.default), _fixed(-1.0, 1.0)),

@@ -1,7 +1,8 @@
 """Rules for values that are known before any input is: constants, and limits that never bite.
 
-What holds for NaN and infinity too runs always; what only finite inputs make constant (`x - x`, `min(x, 0)` clamped to [0, 1]) runs
-under `assume_finite`. Random draws that feed a constant are still drawn.
+What holds for NaN and infinity too runs always; what only finite inputs make constant (`x - x`,
+`min(x, 0)` clamped to [0, 1]) runs under `assume_finite`. Random draws that feed a constant are
+still drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _MAX_EVALUATED_ARGS = 8
 def constant_value(gm: fx.GraphModule) -> int:
     """A node that is one number for every input, NaN and infinity included -> `full(number)`.
 
-    For instance `clamp(sigmoid(x), 2, 3)` of an x that cannot be NaN, `sigmoid(x) > 2`, or `exp` of a `full`.
+    For instance `clamp(sigmoid(x), 2, 3)` of an x that cannot be NaN, `sigmoid(x) > 2`, or `exp` of
+    a `full`.
     """
     return _fold(gm, finite=False)
 
@@ -51,7 +53,8 @@ def constant_value(gm: fx.GraphModule) -> int:
 def constant_value_finite(gm: fx.GraphModule) -> int:
     """A node that is one number for every *finite* input -> `full(number)`.
 
-    `x * 0`, `x - x`, softmax over one element, `clamp(min(x, 0), 0, 1)`, and what is computed from those. NaN went through before.
+    `x * 0`, `x - x`, softmax over one element, `clamp(min(x, 0), 0, 1)`, and what is computed from
+    those. NaN went through before.
     """
     return _fold(gm, finite=True)
 
@@ -60,16 +63,35 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
     known = bounds_of(gm.graph)
     sites = 0
     for node in calls(gm):
-        if node not in known or is_op(node, *_SOURCES, aten.lift_fresh_copy.default) or not val(node).numel():
+        if (
+            node not in known
+            or is_op(node, *_SOURCES, aten.lift_fresh_copy.default)
+            or not val(node).numel()
+        ):
             continue
         point = known[node].point if finite or not known[node].nan else None
         point = _evaluated(node, known, finite=finite) if point is None else point
         if point is None or _only_moves_a_constant(node):
             continue
         with gm.graph.inserting_before(node):
-            number = point if dtype(node).is_floating_point else (bool(point) if dtype(node) == torch.bool else int(point))
-            new = call(gm.graph, aten.full.default, list(shape(node)), number, dtype=dtype(node), device=val(node).device)
-            laid = new if strides(new) == strides(node) else with_strides(gm.graph, new, shape(node), strides(node))
+            number = (
+                point
+                if dtype(node).is_floating_point
+                else (bool(point) if dtype(node) == torch.bool else int(point))
+            )
+            new = call(
+                gm.graph,
+                aten.full.default,
+                list(shape(node)),
+                number,
+                dtype=dtype(node),
+                device=val(node).device,
+            )
+            laid = (
+                new
+                if strides(new) == strides(node)
+                else with_strides(gm.graph, new, shape(node), strides(node))
+            )
         if laid is not None:
             replace(node, laid)
             sites += 1
@@ -78,7 +100,9 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
 
 def _only_moves_a_constant(node: fx.Node) -> bool:
     """Whether folding would only restate a copy that `with_strides` made."""
-    return is_op(node, aten.clone.default, aten.permute.default, aten.as_strided.default) and _is_laid_out_constant(node)
+    return is_op(
+        node, aten.clone.default, aten.permute.default, aten.as_strided.default
+    ) and _is_laid_out_constant(node)
 
 
 def _is_laid_out_constant(node: fx.Node) -> bool:
@@ -88,8 +112,14 @@ def _is_laid_out_constant(node: fx.Node) -> bool:
 
 
 def _evaluated(node: fx.Node, known: Mapping[fx.Node, Bounds], *, finite: bool) -> float | None:
-    """The value of a pointwise call whose tensors are all single numbers, computed on one element of the same dtypes."""
-    if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags or is_op(node, aten._to_copy.default):
+    """The value of a pointwise call whose tensors are all single numbers, computed on one element
+    of the same dtypes.
+    """
+    if (
+        not isinstance(node.target, OpOverload)
+        or torch.Tag.pointwise not in node.target.tags
+        or is_op(node, aten._to_copy.default)
+    ):
         return None
     sources = node.all_input_nodes
     if not sources or len(sources) > _MAX_EVALUATED_ARGS or node.is_impure(impure_random=True):
@@ -99,7 +129,9 @@ def _evaluated(node: fx.Node, known: Mapping[fx.Node, Bounds], *, finite: bool) 
         held = known.get(source)
         if held is None or held.point is None or (held.nan and not finite):
             return None
-        points[source] = torch.full((1,) * min(1, len(shape(source))), held.point, dtype=dtype(source))
+        points[source] = torch.full(
+            (1,) * min(1, len(shape(source))), held.point, dtype=dtype(source)
+        )
     args, kwargs = fx.map_arg((node.args, node.kwargs), points.__getitem__)
     value = node.target(*args, **kwargs)
     number = float(value.reshape(-1)[0])
@@ -107,16 +139,23 @@ def _evaluated(node: fx.Node, known: Mapping[fx.Node, Bounds], *, finite: bool) 
 
 
 def bound_that_never_bites(gm: fx.GraphModule) -> int:
-    """`relu(sigmoid(x))`, `clamp(tanh(x), -1, 1)`, `minimum(sigmoid(x), 2)`, ... -> the inner value.
+    """`relu(sigmoid(x))`, `clamp(tanh(x), -1, 1)`, `minimum(sigmoid(x), 2)`, ... -> the inner
+    value.
 
-    Valid when the interval of the argument lies inside the limits; NaN passes both ways, so for every input.
+    Valid when the interval of the argument lies inside the limits; NaN passes both ways, so for
+    every input.
     """
     known = bounds_of(gm.graph)
     sites = 0
     for node in calls(gm):
         limits = _limits(node)
         source = node.args[0] if limits else None
-        if limits is None or not is_tensor(source) or source not in known or not dtype(source).is_floating_point:
+        if (
+            limits is None
+            or not is_tensor(source)
+            or source not in known
+            or not dtype(source).is_floating_point
+        ):
             continue
         inside = limits[0] <= known[source].low and known[source].high <= limits[1]
         if inside and may_stand_for(source, node):
@@ -135,12 +174,15 @@ def _limits(node: fx.Node) -> tuple[float, float] | None:
     if limits is None:
         return None
     # The limits as the dtype holds them: 0.1 in bfloat16 is not 0.1.
-    low, high = (float(torch.tensor(limit, dtype=torch.float64).to(dtype(node))) for limit in limits)
+    low, high = (
+        float(torch.tensor(limit, dtype=torch.float64).to(dtype(node))) for limit in limits
+    )
     return low, high
 
 
 def norm_of_one(gm: fx.GraphModule) -> int:
-    """Layer, group or instance norm over a single element -> its bias (0 without one): `x - mean(x)` is 0 for finite x.
+    """Layer, group or instance norm over a single element -> its bias (0 without one):
+    `x - mean(x)` is 0 for finite x.
 
     Valid for eps > 0 and when mean and deviation are not asked for (they are saved for backward).
     """
@@ -153,15 +195,30 @@ def norm_of_one(gm: fx.GraphModule) -> int:
         if bound["eps"] <= 0 or not val(item).numel() or _elements_per_mean(node) != 1:
             continue
         with gm.graph.inserting_before(item):
-            new = call(gm.graph, aten.full.default, list(shape(item)), 0.0, dtype=dtype(item), device=val(item).device)
+            new = call(
+                gm.graph,
+                aten.full.default,
+                list(shape(item)),
+                0.0,
+                dtype=dtype(item),
+                device=val(item).device,
+            )
             bias = bound["bias"]
             if bias is not None:
                 channels = [1, -1] + [1] * (len(shape(item)) - 2)
-                bias = call(gm.graph, aten.view.default, bias, channels) if is_op(node, aten.native_group_norm.default) else bias
+                bias = (
+                    call(gm.graph, aten.view.default, bias, channels)
+                    if is_op(node, aten.native_group_norm.default)
+                    else bias
+                )
                 new = call(gm.graph, aten.add.Tensor, new, bias)
             if dtype(new) != dtype(item):
                 new = call(gm.graph, aten._to_copy.default, new, dtype=dtype(item))
-            laid = new if strides(new) == strides(item) else with_strides(gm.graph, new, shape(item), strides(item))
+            laid = (
+                new
+                if strides(new) == strides(item)
+                else with_strides(gm.graph, new, shape(item), strides(item))
+            )
         if laid is not None:
             replace(item, laid)
             sites += 1

@@ -1,7 +1,9 @@
-"""Rules that reduce before they convolve: sums and means over positions or channels of a convolution or transposed convolution.
+"""Rules that reduce before they convolve: sums and means over positions or channels of a
+convolution or transposed convolution.
 
-The sums and means may come after scaling by numbers and additions (`reductions.trace`). Grouped convolutions are left alone: they
-move so few operations per byte that reading the input several times costs more than it saves.
+The sums and means may come after scaling by numbers and additions (`reductions.trace`). Grouped
+convolutions are left alone: they move so few operations per byte that reading the input several
+times costs more than it saves.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ __all__ = ["CONV_REDUCTION_RULES"]
 
 aten = torch.ops.aten
 _GAIN = 1.3
-_THIN = 16  # a convolution to fewer channels than this costs as much as one to this many: kernels work on tiles
+# a convolution to fewer channels than this costs as much as one to this many: kernels work on tiles
+_THIN = 16
 
 
 @dataclass(frozen=True)
 class _Conv:
-    """The arguments of one ungrouped `aten.convolution` over `rank` spatial dims, with its output shape."""
+    """The arguments of one ungrouped `aten.convolution` over `rank` spatial dims, with its output
+    shape.
+    """
 
     x: fx.Node
     weight: fx.Node
@@ -61,15 +66,22 @@ class _Conv:
 
     @property
     def out_axis(self) -> int:
-        """Which dim of the weight counts output channels; the other of the first two counts input channels."""
+        """Which dim of the weight counts output channels; the other of the first two counts input
+        channels.
+        """
         return 1 if self.transposed else 0
 
     def cost(self, batch: int, channels: int, sizes: Sequence[int]) -> float:
-        """Work of a convolution like this one with other sizes: `batch` images, `channels` out, positions `sizes`."""
+        """Work of a convolution like this one with other sizes: `batch` images, `channels` out,
+        positions `sizes`.
+        """
         places = math.prod(shape(self.x)[2:]) if self.transposed else math.prod(sizes)
         weight = shape(self.weight)
         flops = 2.0 * batch * channels * weight[1 - self.out_axis] * math.prod(self.kernel) * places
-        return work(flops, math.prod(shape(self.x)) + math.prod(weight) + 2 * batch * channels * math.prod(sizes))
+        return work(
+            flops,
+            math.prod(shape(self.x)) + math.prod(weight) + 2 * batch * channels * math.prod(sizes),
+        )
 
 
 def _conv(node: fx.Node) -> _Conv | None:
@@ -96,11 +108,18 @@ def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
         return False
     sizes = [1 if axis in spatial else size for axis, size in enumerate(conv.out[2:])]
     before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
-    # Every tap of the first reduced dim reads the input 3 times (sum, least, greatest); padding copies it.
+    # Every tap of the first reduced dim reads the input 3 times (sum, least, greatest); padding
+    # copies it.
     passes = 3 * conv.kernel[spatial[0]] + 2
-    left = math.prod(sizes) if not conv.transposed else math.prod(s for a, s in enumerate(shape(conv.x)[2:]) if a not in spatial)
+    left = (
+        math.prod(sizes)
+        if not conv.transposed
+        else math.prod(s for a, s in enumerate(shape(conv.x)[2:]) if a not in spatial)
+    )
     flops = 4.0 * conv.out[0] * math.prod(shape(conv.weight)) * left
-    return before >= _GAIN * work(flops, passes * math.prod(shape(conv.x)) + 3 * math.prod(shape(conv.weight)))
+    return before >= _GAIN * work(
+        flops, passes * math.prod(shape(conv.x)) + 3 * math.prod(shape(conv.weight))
+    )
 
 
 def _pays_channels(node: fx.Node, dims: tuple[int, ...]) -> bool:
@@ -108,19 +127,30 @@ def _pays_channels(node: fx.Node, dims: tuple[int, ...]) -> bool:
     if conv is None or 1 not in dims or conv.out[1] < 2:
         return False
     before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
-    return before >= _GAIN * (conv.cost(conv.out[0], min(_THIN, conv.out[1]), conv.out[2:]) + 2 * math.prod(shape(conv.weight)))
+    return before >= _GAIN * (
+        conv.cost(conv.out[0], min(_THIN, conv.out[1]), conv.out[2:])
+        + 2 * math.prod(shape(conv.weight))
+    )
 
 
 def _push(gm: fx.GraphModule, positions: bool) -> int:
     sites = 0
     for node in calls(gm, *REDUCTIONS):
         reduction = parse(node)
-        path = trace(reduction.source, reduction.dims, _pays_positions if positions else _pays_channels) if reduction else None
+        path = (
+            trace(
+                reduction.source, reduction.dims, _pays_positions if positions else _pays_channels
+            )
+            if reduction
+            else None
+        )
         conv = _conv(path.root) if path else None
         if reduction is None or path is None or conv is None:
             continue
         with gm.graph.inserting_before(node):
-            value = (_over_positions if positions else _over_channels)(gm.graph, conv, path.dims, reduction.kind)
+            value = (_over_positions if positions else _over_channels)(
+                gm.graph, conv, path.dims, reduction.kind
+            )
             new = finish(gm.graph, reduction, rebuild(gm.graph, path, value, reduction.kind))
         replace(node, new)
         sites += 1
@@ -128,17 +158,22 @@ def _push(gm: fx.GraphModule, positions: bool) -> int:
 
 
 def _push_positions(gm: fx.GraphModule) -> int:
-    """Sum or mean of a convolution over some or all spatial dims -> sums of the input under each kernel tap, then a product.
+    """Sum or mean of a convolution over some or all spatial dims -> sums of the input under each
+    kernel tap, then a product.
 
-    conv(x, w).sum(H, W)[n, o] = sum over c, t of w[o, c, t] * S[n, c, t], where S[n, c, t] adds up the inputs that tap t meets:
-    every stride-th element of a window (padding read as zeros), one dim after another. Over all spatial dims the rest is one `mm`;
-    dims that are not reduced stay a convolution of lower rank with C * (taps of the reduced dims) channels. For a transposed
-    convolution tap t meets the inputs whose copy is not cropped away: without cropping all of them, so S is a plain sum.
+    conv(x, w).sum(H, W)[n, o] = sum over c, t of w[o, c, t] * S[n, c, t], where S[n, c, t] adds up
+    the inputs that tap t meets: every stride-th element of a window (padding read as zeros), one
+    dim after another. Over all spatial dims the rest is one `mm`; dims that are not reduced stay a
+    convolution of lower rank with C * (taps of the reduced dims) channels. For a transposed
+    convolution tap t meets the inputs whose copy is not cropped away: without cropping all of them,
+    so S is a plain sum.
 
-    Before: 2 N O C T P flops (T taps, P positions); after: 4 N O C T, the input read 3k times (k taps of the first dim), mostly
-    from cache. Valid for any stride, padding and dilation, groups 1, each tap meeting something, the convolution used once.
-    Mask-exact for any input, and for infinite or NaN weights as far as eager is one thing: whether the zeros of a padding meet such
-    a weight differs between PyTorch's own algorithms (on CPU float32 and float64 disagree); here they do, as in im2col.
+    Before: 2 N O C T P flops (T taps, P positions); after: 4 N O C T, the input read 3k times (k
+    taps of the first dim), mostly from cache. Valid for any stride, padding and dilation, groups 1,
+    each tap meeting something, the convolution used once. Mask-exact for any input, and for
+    infinite or NaN weights as far as eager is one thing: whether the zeros of a padding meet such a
+    weight differs between PyTorch's own algorithms (on CPU float32 and float64 disagree); here they
+    do, as in im2col.
     """
     return _push(gm, True)
 
@@ -155,42 +190,77 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
     first = conv.out_axis
     weight = _fold_taps(graph, conv.weight, [first, 1 - first, *order[2:]], len(axes))
     value = _rest_product(graph, conv, both, weight, rest)
-    halves = [call(graph, aten.slice.Tensor, value, 0, i * conv.out[0], (i + 1) * conv.out[0]) for i in (0, 1)]
+    halves = [
+        call(graph, aten.slice.Tensor, value, 0, i * conv.out[0], (i + 1) * conv.out[0])
+        for i in (0, 1)
+    ]
     kept = [1 if axis in axes else size for axis, size in enumerate(conv.out[2:])]
-    value = call(graph, aten.reshape.default, choose(graph, *halves), [conv.out[0], conv.out[1], *kept])
+    value = call(
+        graph, aten.reshape.default, choose(graph, *halves), [conv.out[0], conv.out[1], *kept]
+    )
     if conv.bias is not None:
         times = math.prod(conv.out[axis + 2] for axis in axes) if kind == "sum" else 1
         bias = call(graph, aten.mul.Tensor, conv.bias, times) if times > 1 else conv.bias
-        value = call(graph, aten.add.Tensor, value, call(graph, aten.view.default, bias, [1, -1] + [1] * conv.rank))
+        value = call(
+            graph,
+            aten.add.Tensor,
+            value,
+            call(graph, aten.view.default, bias, [1, -1] + [1] * conv.rank),
+        )
     return reduced(graph, kind, value, [dim for dim in dims if dim < 2], keepdim=True)
 
 
 def _fold_taps(graph: fx.Graph, value: fx.Node, order: Sequence[int], taps: int) -> fx.Node:
     """Permute to `order`, then merge dim 1 and the `taps` dims after it: (A, B * taps, rest)."""
-    moved = value if list(order) == sorted(order) else call(graph, aten.permute.default, value, list(order))
+    moved = (
+        value
+        if list(order) == sorted(order)
+        else call(graph, aten.permute.default, value, list(order))
+    )
     sizes = shape(moved)
-    return call(graph, aten.reshape.default, moved, [sizes[0], math.prod(sizes[1 : 2 + taps]), *sizes[2 + taps :]])
+    return call(
+        graph,
+        aten.reshape.default,
+        moved,
+        [sizes[0], math.prod(sizes[1 : 2 + taps]), *sizes[2 + taps :]],
+    )
 
 
-def _rest_product(graph: fx.Graph, conv: _Conv, x: fx.Node, weight: fx.Node, rest: Sequence[int]) -> fx.Node:
-    """x (2N, CT, rest...) with weight (O, CT, rest...): an mm, or a convolution over the dims that are left."""
+def _rest_product(
+    graph: fx.Graph, conv: _Conv, x: fx.Node, weight: fx.Node, rest: Sequence[int]
+) -> fx.Node:
+    """x (2N, CT, rest...) with weight (O, CT, rest...): an mm, or a convolution over the dims that
+    are left.
+    """
     if not rest:
         return call(graph, aten.mm.default, x, call(graph, aten.t.default, weight))
     if conv.transposed:
         weight = call(graph, aten.transpose.int, weight, 0, 1)
-    kept = [[values[axis] for axis in rest] for values in (conv.stride, conv.padding, conv.dilation, conv.output_padding)]
-    return call(graph, aten.convolution.default, x, weight, None, *kept[:3], conv.transposed, kept[3], 1)
+    kept = [
+        [values[axis] for axis in rest]
+        for values in (conv.stride, conv.padding, conv.dilation, conv.output_padding)
+    ]
+    return call(
+        graph, aten.convolution.default, x, weight, None, *kept[:3], conv.transposed, kept[3], 1
+    )
 
 
 def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
-    """Per tap of a transposed convolution the inputs [from, to) whose copy is kept; None if a tap has none. Plain ones: []."""
+    """Per tap of a transposed convolution the inputs [from, to) whose copy is kept; None if a tap
+    has none. Plain ones: [].
+    """
     if not conv.transposed:
         return []
     size, step = shape(conv.x)[axis + 2], conv.stride[axis]
     found: list[tuple[int, int]] = []
     for tap in range(conv.kernel[axis]):
-        offset = tap * conv.dilation[axis] - conv.padding[axis]  # input p lands on p * step + offset
-        first, last = max(0, -(offset // step)), min(size - 1, (conv.out[axis + 2] - 1 - offset) // step)
+        offset = (
+            tap * conv.dilation[axis] - conv.padding[axis]
+        )  # input p lands on p * step + offset
+        first, last = (
+            max(0, -(offset // step)),
+            min(size - 1, (conv.out[axis + 2] - 1 - offset) // step),
+        )
         if last < first:
             return None
         found.append((first, last + 1))
@@ -200,7 +270,9 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
 def _tap_sums(
     graph: fx.Graph, conv: _Conv, axis: int, kind: Kind, parts: tuple[fx.Node, fx.Node, fx.Node]
 ) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """(sum or mean, least, greatest) of the inputs each tap of `axis` meets: that dim becomes one entry per tap."""
+    """(sum or mean, least, greatest) of the inputs each tap of `axis` meets: that dim becomes one
+    entry per tap.
+    """
     total, low, high = parts
     if not conv.transposed:
         views = {part: _tap_view(graph, conv, axis, part) for part in dict.fromkeys(parts)}
@@ -209,18 +281,29 @@ def _tap_sums(
             *bounds(graph, views[low], views[high], [-1]),
         )
     windows = _windows(conv, axis) or []
-    done = {window: _window_sums(graph, conv, axis, kind, parts, window) for window in dict.fromkeys(windows)}
+    done = {
+        window: _window_sums(graph, conv, axis, kind, parts, window)
+        for window in dict.fromkeys(windows)
+    }
     if len(done) == 1:
         sums = done[windows[0]]
-        wide = [conv.kernel[axis] if dim == axis + 2 else size for dim, size in enumerate(shape(sums[0]))]
+        wide = [
+            conv.kernel[axis] if dim == axis + 2 else size
+            for dim, size in enumerate(shape(sums[0]))
+        ]
         only = [call(graph, aten.expand.default, part, wide) for part in sums]
         return only[0], only[1], only[2]
-    all_taps = [call(graph, aten.cat.default, [done[window][i] for window in windows], axis + 2) for i in range(3)]
+    all_taps = [
+        call(graph, aten.cat.default, [done[window][i] for window in windows], axis + 2)
+        for i in range(3)
+    ]
     return all_taps[0], all_taps[1], all_taps[2]
 
 
 def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node:
-    """A view whose dim `axis` counts taps and whose last dim runs over the positions of the output (padding read as zeros)."""
+    """A view whose dim `axis` counts taps and whose last dim runs over the positions of the output
+    (padding read as zeros).
+    """
     dim, out, step, taps = axis + 2, conv.out[axis + 2], conv.stride[axis], conv.kernel[axis]
     pad, span = conv.padding[axis], (out - 1) * step + 1
     if pad:
@@ -229,11 +312,20 @@ def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node
     view = call(graph, aten.unfold.default, part, dim, span, conv.dilation[axis])
     if shape(view)[dim] != taps:  # the stride leaves inputs at the end that no output meets
         view = call(graph, aten.slice.Tensor, view, dim, 0, taps)
-    return view if step == 1 else call(graph, aten.slice.Tensor, view, len(shape(view)) - 1, 0, span, step)
+    return (
+        view
+        if step == 1
+        else call(graph, aten.slice.Tensor, view, len(shape(view)) - 1, 0, span, step)
+    )
 
 
 def _window_sums(
-    graph: fx.Graph, conv: _Conv, axis: int, kind: Kind, parts: tuple[fx.Node, fx.Node, fx.Node], window: tuple[int, int]
+    graph: fx.Graph,
+    conv: _Conv,
+    axis: int,
+    kind: Kind,
+    parts: tuple[fx.Node, fx.Node, fx.Node],
+    window: tuple[int, int],
 ) -> tuple[fx.Node, fx.Node, fx.Node]:
     dim = axis + 2
     cut = {part: part for part in parts}
@@ -247,12 +339,14 @@ def _window_sums(
 
 
 def _push_channels(gm: fx.GraphModule) -> int:
-    """Sum or mean of a convolution over its output channels -> a convolution with the summed weight.
+    """Sum or mean of a convolution over its output channels -> a convolution with the summed
+    weight.
 
-    conv(x, w, b).sum(1) = conv(x, w.sum(0), b.sum()), plain or transposed, with any stride, padding and dilation. Before: O output
-    channels; after: 2 (the sum and the twin that keeps NaN where an infinite input meets weights of both signs). Flops and bytes
-    of the output fall O / 2 times. Valid for groups 1, the convolution used once. Mask-exact, with the
-    proviso of `_push_positions` for weights and padding.
+    conv(x, w, b).sum(1) = conv(x, w.sum(0), b.sum()), plain or transposed, with any stride, padding
+    and dilation. Before: O output channels; after: 2 (the sum and the twin that keeps NaN where an
+    infinite input meets weights of both signs). Flops and bytes of the output fall O / 2 times.
+    Valid for groups 1, the convolution used once. Mask-exact, with the proviso of `_push_positions`
+    for weights and padding.
     """
     return _push(gm, False)
 

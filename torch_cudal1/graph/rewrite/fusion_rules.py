@@ -1,7 +1,9 @@
-"""Rules that fold an operation into its neighbour: batch norm into the weights beside it, a broadcast into the arithmetic after it.
+"""Rules that fold an operation into its neighbour: batch norm into the weights beside it, a
+broadcast into the arithmetic after it.
 
-Everything derived from parameters is computed in the graph at every call, so a weight that changes can never leave a stale fold.
-Merging and re-ordering matrix products is `gemm_rules`' subject; the tuple below names both.
+Everything derived from parameters is computed in the graph at every call, so a weight that changes
+can never leave a stale fold. Merging and re-ordering matrix products is `gemm_rules`' subject; the
+tuple below names both.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class _Norm:
-    """Inference batch norm: (x - mean) / sqrt(var + eps) * weight + bias per channel. `result` is the normalised tensor's node."""
+    """Inference batch norm: (x - mean) / sqrt(var + eps) * weight + bias per channel. `result` is
+    the normalised tensor's node.
+    """
 
     x: fx.Node
     mean: fx.Node
@@ -54,13 +58,17 @@ class _Norm:
 
 
 def _norm(node: fx.Node) -> _Norm | None:
-    """`node` as an inference batch norm of one float32 or float64 dtype whose statistics outputs nobody uses."""
+    """`node` as an inference batch norm of one float32 or float64 dtype whose statistics outputs
+    nobody uses.
+    """
     if not uses_once(node):
         return None
     bound, result = arguments(node), next(iter(node.users))
     if result.args[1:] != (0,) or bound.get("training", False):
         return None
-    x, mean, var, weight, bias = (bound[name] for name in ("input", "running_mean", "running_var", "weight", "bias"))
+    x, mean, var, weight, bias = (
+        bound[name] for name in ("input", "running_mean", "running_var", "weight", "bias")
+    )
     if mean is None or var is None or dtype(x) not in _WIDE:
         return None
     if {dtype(part) for part in (mean, var, weight, bias) if part is not None} != {dtype(x)}:
@@ -84,11 +92,13 @@ def _along(graph: fx.Graph, vector: fx.Node, axis: int, rank: int) -> fx.Node:
 
 
 def _conv_then_norm(gm: fx.GraphModule) -> int:
-    """batch_norm(conv(x, w, b)) -> conv(x, w * a, (b - mean) * a + beta), a = gamma / sqrt(var + eps) per output channel.
+    """batch_norm(conv(x, w, b)) -> conv(x, w * a, (b - mean) * a + beta), a = gamma / sqrt(var +
+    eps) per output channel.
 
-    Before: a pass over the output (read and write N O P elements); after: a pass over the weight. Valid for inference statistics,
-    the convolution used once; plain with any groups, transposed with groups 1. Only for finite parameters: with an infinite gamma
-    eager gives infinities of both signs, the folded weight gives NaN. Infinite and NaN activations come out alike.
+    Before: a pass over the output (read and write N O P elements); after: a pass over the weight.
+    Valid for inference statistics, the convolution used once; plain with any groups, transposed
+    with groups 1. Only for finite parameters: with an infinite gamma eager gives infinities of both
+    signs, the folded weight gives NaN. Infinite and NaN activations come out alike.
     """
     sites = 0
     for node in calls(gm, *_NORMS):
@@ -98,7 +108,11 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
         bound = arguments(norm.x)
         x, weight, bias = bound["input"], bound["weight"], bound["bias"]
         transposed, groups = bound["transposed"], bound["groups"]
-        if (transposed and groups != 1) or {dtype(x), dtype(weight)} != {dtype(norm.x)} or 0 in shape(norm.x):
+        if (
+            (transposed and groups != 1)
+            or {dtype(x), dtype(weight)} != {dtype(norm.x)}
+            or 0 in shape(norm.x)
+        ):
             continue
         if bias is not None and dtype(bias) != dtype(weight):
             continue
@@ -113,20 +127,30 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
 
 
 def _linear_then_norm(gm: fx.GraphModule) -> int:
-    """batch_norm(x @ w + b) -> x @ (w * a) + ((b - mean) * a + beta), for `addmm` and `mm` followed by a batch norm of (N, C).
+    """batch_norm(x @ w + b) -> x @ (w * a) + ((b - mean) * a + beta), for `addmm` and `mm` followed
+    by a batch norm of (N, C).
 
-    Before: a pass over the output (read and write M N elements); after: a pass over the weight (K N), so only where M >= K / 2.
-    Valid for inference statistics, alpha and beta 1, a bias vector, the product used once. Only for finite parameters, as above.
+    Before: a pass over the output (read and write M N elements); after: a pass over the weight (K
+    N), so only where M >= K / 2. Valid for inference statistics, alpha and beta 1, a bias vector,
+    the product used once. Only for finite parameters, as above.
     """
     sites = 0
     for node in calls(gm, *_NORMS):
         norm = _norm(node)
-        if norm is None or not is_op(norm.x, aten.addmm.default, aten.mm.default) or not uses_once(norm.x):
+        if (
+            norm is None
+            or not is_op(norm.x, aten.addmm.default, aten.mm.default)
+            or not uses_once(norm.x)
+        ):
             continue
         bound = arguments(norm.x)
         left, right = bound.get("mat1", bound["self"]), bound["mat2"]
         bias = bound["self"] if "mat1" in bound else None
-        if bound.get("alpha", 1) != 1 or bound.get("beta", 1) != 1 or (bias is not None and shape(bias) != shape(norm.mean)):
+        if (
+            bound.get("alpha", 1) != 1
+            or bound.get("beta", 1) != 1
+            or (bias is not None and shape(bias) != shape(norm.mean))
+        ):
             continue
         if {dtype(part) for part in (left, right, bias) if part is not None} != {dtype(norm.x)}:
             continue
@@ -142,11 +166,13 @@ def _linear_then_norm(gm: fx.GraphModule) -> int:
 
 
 def _norm_then_conv(gm: fx.GraphModule) -> int:
-    """conv(batch_norm(x), w, b) -> conv(x, w * a, b + sum over c, t of w * c_shift), a and c_shift per input channel.
+    """conv(batch_norm(x), w, b) -> conv(x, w * a, b + sum over c, t of w * c_shift), a and c_shift
+    per input channel.
 
-    Before: a pass over the input of the convolution (read and write N C H W); after: two passes over the weight. Valid for
-    inference statistics, the batch norm used once, groups 1, not transposed, and no padding: zeros are padded in after the norm, so
-    with padding the edges would differ. Only for finite parameters, as above.
+    Before: a pass over the input of the convolution (read and write N C H W); after: two passes
+    over the weight. Valid for inference statistics, the batch norm used once, groups 1, not
+    transposed, and no padding: zeros are padded in after the norm, so with padding the edges would
+    differ. Only for finite parameters, as above.
     """
     sites = 0
     for node in calls(gm, *_NORMS):
@@ -154,7 +180,11 @@ def _norm_then_conv(gm: fx.GraphModule) -> int:
         if norm is None or not uses_once(norm.result):
             continue
         conv = next(iter(norm.result.users))
-        if not is_op(conv, aten.convolution.default) or conv.args[0] is not norm.result or conv.args[1] is norm.result:
+        if (
+            not is_op(conv, aten.convolution.default)
+            or conv.args[0] is not norm.result
+            or conv.args[1] is norm.result
+        ):
             continue
         bound = arguments(conv)
         weight, bias = bound["weight"], bound["bias"]
@@ -177,25 +207,37 @@ def _norm_then_conv(gm: fx.GraphModule) -> int:
 
 
 def _broadcast_source(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """A view that holds what the copy `node` holds, built at the insertion point, if `node` copies elements several times."""
+    """A view that holds what the copy `node` holds, built at the insertion point, if `node` copies
+    elements several times.
+    """
     source = node.args[0]
     if not is_tensor(source) or 0 in shape(node):
         return None
     if is_op(node, aten.clone.default):
-        return source if 0 in (s for s, n in zip(strides(source), shape(source), strict=True) if n > 1) else None
+        return (
+            source
+            if 0 in (s for s, n in zip(strides(source), shape(source), strict=True) if n > 1)
+            else None
+        )
     times = node.args[1]
     lead = len(shape(node)) - len(shape(source))
     old = (1,) * lead + shape(source)
-    if not isinstance(times, (list, tuple)) or old == shape(node) or any(t > 1 and n > 1 for t, n in zip(times, old, strict=True)):
+    if (
+        not isinstance(times, (list, tuple))
+        or old == shape(node)
+        or any(t > 1 and n > 1 for t, n in zip(times, old, strict=True))
+    ):
         return None
     return call(graph, aten.expand.default, source, list(shape(node)))
 
 
 def _copy_of_broadcast(gm: fx.GraphModule) -> int:
-    """mul(clone(expand(a)), b) -> mul(expand(a), b); the same for `repeat` along dims of size 1, and any elementwise user.
+    """mul(clone(expand(a)), b) -> mul(expand(a), b); the same for `repeat` along dims of size 1,
+    and any elementwise user.
 
-    Before: the broadcast tensor is written and read again (2 numel elements); after: only `a` is read. Exact. Valid for the users
-    that are elementwise and keep their strides; other users (products, views, the output) keep the copy.
+    Before: the broadcast tensor is written and read again (2 numel elements); after: only `a` is
+    read. Exact. Valid for the users that are elementwise and keep their strides; other users
+    (products, views, the output) keep the copy.
     """
     sites = 0
     for node in calls(gm, aten.clone.default, aten.repeat.default):
@@ -214,12 +256,18 @@ def _copy_of_broadcast(gm: fx.GraphModule) -> int:
 
 def _takes_broadcast(user: fx.Node, copy: fx.Node, source: fx.Node) -> bool:
     target = user.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags or target._schema.is_mutable:
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or torch.Tag.pointwise not in target.tags
+        or target._schema.is_mutable
+    ):
         return False
     if not is_tensor(user):
         return False
     held = val(source)
-    args, kwargs = fx.map_arg((user.args, user.kwargs), lambda item: held if item is copy else item.meta["val"])
+    args, kwargs = fx.map_arg(
+        (user.args, user.kwargs), lambda item: held if item is copy else item.meta["val"]
+    )
     mode = held.fake_mode if isinstance(held, torch._subclasses.FakeTensor) else None
     if mode is None:
         return False

@@ -1,7 +1,9 @@
-"""Rules about several matrix products: siblings that become one GEMM, small ones that become one batch, chains re-associated.
+"""Rules about several matrix products: siblings that become one GEMM, small ones that become one
+batch, chains re-associated.
 
-A merged product needs its factors before the first sibling runs; cheap views of earlier values are rebuilt there (`_Early`). That
-also proves the siblings independent: one that needed another's result could not be moved up.
+A merged product needs its factors before the first sibling runs; cheap views of earlier values are
+rebuilt there (`_Early`). That also proves the siblings independent: one that needed another's
+result could not be moved up.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ _VIEWS = (
     aten.slice.Tensor,
     aten.expand.default,
 )
-_SMALL_FLOPS = 2**22  # below this a GEMM on a large GPU takes about as long as its launch (a few us)
+_SMALL_FLOPS = (
+    2**22
+)  # below this a GEMM on a large GPU takes about as long as its launch (a few us)
 
 
 @dataclass(frozen=True)
@@ -73,16 +77,24 @@ def _gemms(gm: fx.GraphModule) -> Iterable[_Gemm]:
         bias = bound["self"] if "mat1" in bound else None
         left, right = bound.get("mat1", bound["self"]), bound["mat2"]
         parts = [left, right] if bias is None else [left, right, bias]
-        if dtype(node) not in FLOATS or {dtype(part) for part in parts} != {dtype(node)} or 0 in (*shape(left), *shape(right)):
+        if (
+            dtype(node) not in FLOATS
+            or {dtype(part) for part in parts} != {dtype(node)}
+            or 0 in (*shape(left), *shape(right))
+        ):
             continue
-        if bias is not None and (bound["alpha"] != 1 or bound["beta"] != 1 or shape(bias) != shape(right)[1:]):
+        if bias is not None and (
+            bound["alpha"] != 1 or bound["beta"] != 1 or shape(bias) != shape(right)[1:]
+        ):
             continue
         yield _Gemm(node, left, right, bias)
 
 
 @dataclass
 class _Early:
-    """Values as they can be had before `anchor`: earlier nodes as they are, later views of earlier nodes rebuilt there."""
+    """Values as they can be had before `anchor`: earlier nodes as they are, later views of earlier
+    nodes rebuilt there.
+    """
 
     graph: fx.Graph
     anchor: fx.Node
@@ -102,7 +114,9 @@ class _Early:
         return is_op(node, *_VIEWS) and isinstance(node.args[0], fx.Node) and self.can(node.args[0])
 
     def get(self, node: fx.Node) -> fx.Node:
-        """`node`, or its copy before the anchor; call it only where `can` says yes, inserting before the anchor."""
+        """`node`, or its copy before the anchor; call it only where `can` says yes, inserting
+        before the anchor.
+        """
         if node in self.before:
             return node
         source: Any = node.args[0]
@@ -131,15 +145,18 @@ def _movable(gm: fx.GraphModule, group: list[_Gemm]) -> tuple[_Early, list[_Gemm
 
 
 def _merge_siblings(gm: fx.GraphModule) -> int:
-    """x @ a, x @ b, x @ c -> x @ [a b c], cut into columns (q, k, v of attention; the gates of a recurrent cell). `addmm` likewise.
+    """x @ a, x @ b, x @ c -> x @ [a b c], cut into columns (q, k, v of attention; the gates of a
+    recurrent cell). `addmm` likewise.
 
-    Before: n GEMMs, each reads x (M K); after: one GEMM of n times the width, x read once, and the weights copied together
-    at every call (2 K N for all N columns: a copy kept between calls could go stale). So it fires where the reads saved,
-    (n - 1) M K, are at least twice the copy: M (n - 1) >= 4 N. Flops and each output's products are unchanged, so NaN and
-    infinity stay where they were.
+    Before: n GEMMs, each reads x (M K); after: one GEMM of n times the width, x read once, and the
+    weights copied together at every call (2 K N for all N columns: a copy kept between calls could
+    go stale). So it fires where the reads saved, (n - 1) M K, are at least twice the copy: M (n -
+    1) >= 4 N. Flops and each output's products are unchanged, so NaN and infinity stay where they
+    were.
 
-    Equal widths: one `baddbmm`/`bmm` with x broadcast, whose outputs are contiguous. Other widths: one `addmm`/`mm`, whose outputs
-    are strided columns, and only where the views after them can take that (`_takes_strides`).
+    Equal widths: one `baddbmm`/`bmm` with x broadcast, whose outputs are contiguous. Other widths:
+    one `addmm`/`mm`, whose outputs are strided columns, and only where the views after them can
+    take that (`_takes_strides`).
     """
     sites = 0
     for group in _groups(((_same_value(g.left), g.bias is None), g) for g in _gemms(gm)):
@@ -161,10 +178,22 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
     _, inner, width = group[0].sizes
     with graph.inserting_before(group[0].node):
         left = early.get(group[0].left)
-        left = call(graph, aten.expand.default, call(graph, aten.unsqueeze.default, left, 0), [len(group), *shape(left)])
+        left = call(
+            graph,
+            aten.expand.default,
+            call(graph, aten.unsqueeze.default, left, 0),
+            [len(group), *shape(left)],
+        )
         rights = [early.get(g.right) for g in group]
-        if all(strides(right) == (1, inner) for right in rights):  # t(weight): copy rows as they lie
-            stacked = call(graph, aten.stack.default, [call(graph, aten.t.default, right) for right in rights], 0)
+        if all(
+            strides(right) == (1, inner) for right in rights
+        ):  # t(weight): copy rows as they lie
+            stacked = call(
+                graph,
+                aten.stack.default,
+                [call(graph, aten.t.default, right) for right in rights],
+                0,
+            )
             right = call(graph, aten.transpose.int, stacked, 1, 2)
         else:
             right = call(graph, aten.stack.default, rights, 0)
@@ -172,7 +201,12 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
             both = call(graph, aten.bmm.default, left, right)
         else:
             biases = [early.get(g.bias) for g in group if g.bias is not None]
-            bias = call(graph, aten.view.default, call(graph, aten.stack.default, biases, 0), [len(group), 1, width])
+            bias = call(
+                graph,
+                aten.view.default,
+                call(graph, aten.stack.default, biases, 0),
+                [len(group), 1, width],
+            )
             both = call(graph, aten.baddbmm.default, bias, left, right)
         parts = [call(graph, aten.select.int, both, 0, place) for place in range(len(group))]
     for g, part in zip(group, parts, strict=True):
@@ -184,14 +218,18 @@ def _merge_as_columns(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> Non
         left, inner = early.get(group[0].left), group[0].sizes[1]
         rights = [early.get(g.right) for g in group]
         if all(strides(right) == (1, inner) for right in rights):
-            stacked = call(graph, aten.cat.default, [call(graph, aten.t.default, right) for right in rights], 0)
+            stacked = call(
+                graph, aten.cat.default, [call(graph, aten.t.default, right) for right in rights], 0
+            )
             right = call(graph, aten.t.default, stacked)
         else:
             right = call(graph, aten.cat.default, rights, 1)
         if group[0].bias is None:
             both = call(graph, aten.mm.default, left, right)
         else:
-            bias = call(graph, aten.cat.default, [early.get(g.bias) for g in group if g.bias is not None], 0)
+            bias = call(
+                graph, aten.cat.default, [early.get(g.bias) for g in group if g.bias is not None], 0
+            )
             both = call(graph, aten.addmm.default, bias, left, right)
         parts, start = [], 0
         for g in group:
@@ -207,20 +245,31 @@ def _takes_strides(graph: fx.Graph, group: list[_Gemm], width: int) -> bool:
     if mode is None:
         return False
     with mode, torch.no_grad():
-        held = {g.node: torch.empty_strided(shape(g.node), (width, 1), dtype=dtype(g.node), device=g.device) for g in group}
+        held = {
+            g.node: torch.empty_strided(
+                shape(g.node), (width, 1), dtype=dtype(g.node), device=g.device
+            )
+            for g in group
+        }
         return takes_strides(graph, held)
 
 
 def _batch_small(gm: fx.GraphModule) -> int:
-    """Independent small products of one shape, a1 @ b1, a2 @ b2, ... -> one `bmm` of stacked factors.
+    """Independent small products of one shape, a1 @ b1, a2 @ b2, ... -> one `bmm` of stacked
+    factors.
 
-    Before: n launches of a GEMM too small to fill the device; after: 3 launches (two stacks, one batched GEMM) and
-    2 n (M K + K N) elements copied. If all share one right factor (a layer applied to many pieces): [a1; a2; ...] @ b, where only
-    the left factors are copied. Valid for at least 4 products without bias of at most 2^22 flops each, none needing another's
-    result. Each output's products are unchanged, so NaN and infinity stay where they were.
+    Before: n launches of a GEMM too small to fill the device; after: 3 launches (two stacks, one
+    batched GEMM) and 2 n (M K + K N) elements copied. If all share one right factor (a layer
+    applied to many pieces): [a1; a2; ...] @ b, where only the left factors are copied. Valid for at
+    least 4 products without bias of at most 2^22 flops each, none needing another's result. Each
+    output's products are unchanged, so NaN and infinity stay where they were.
     """
     sites = 0
-    small = (g for g in _gemms(gm) if g.bias is None and 2 * g.sizes[0] * g.sizes[1] * g.sizes[2] <= _SMALL_FLOPS)
+    small = (
+        g
+        for g in _gemms(gm)
+        if g.bias is None and 2 * g.sizes[0] * g.sizes[1] * g.sizes[2] <= _SMALL_FLOPS
+    )
     for group in _groups(((g.sizes, dtype(g.node), g.device), g) for g in small):
         early, group = _movable(gm, group)
         if len(group) < 4:
@@ -228,11 +277,18 @@ def _batch_small(gm: fx.GraphModule) -> int:
         with gm.graph.inserting_before(group[0].node):
             lefts = [early.get(g.left) for g in group]
             if len({_same_value(g.right) for g in group}) == 1:
-                tall = call(gm.graph, aten.mm.default, call(gm.graph, aten.cat.default, lefts, 0), early.get(group[0].right))
+                tall = call(
+                    gm.graph,
+                    aten.mm.default,
+                    call(gm.graph, aten.cat.default, lefts, 0),
+                    early.get(group[0].right),
+                )
                 both = call(gm.graph, aten.view.default, tall, [len(group), *shape(group[0].node)])
             else:
                 rights = call(gm.graph, aten.stack.default, [early.get(g.right) for g in group], 0)
-                both = call(gm.graph, aten.bmm.default, call(gm.graph, aten.stack.default, lefts, 0), rights)
+                both = call(
+                    gm.graph, aten.bmm.default, call(gm.graph, aten.stack.default, lefts, 0), rights
+                )
             parts = [call(gm.graph, aten.select.int, both, 0, place) for place in range(len(group))]
         for g, part in zip(group, parts, strict=True):
             replace(g.node, part)
@@ -241,11 +297,12 @@ def _batch_small(gm: fx.GraphModule) -> int:
 
 
 def _reassociate(gm: fx.GraphModule) -> int:
-    """(a @ b) @ c -> a @ (b @ c), or back, when that takes at most half the flops; c may be a vector (`mv`).
+    """(a @ b) @ c -> a @ (b @ c), or back, when that takes at most half the flops; c may be a
+    vector (`mv`).
 
-    With a (M, K), b (K, N), c (N, P): 2 M N (K + P) flops on the left, 2 K P (N + M) on the right. Valid when nothing else
-    uses the inner product. Only for finite values: an infinite element of c meets a sum on one side (one sign) and single
-    products on the other (perhaps both signs: NaN).
+    With a (M, K), b (K, N), c (N, P): 2 M N (K + P) flops on the left, 2 K P (N + M) on the right.
+    Valid when nothing else uses the inner product. Only for finite values: an infinite element of c
+    meets a sum on one side (one sign) and single products on the other (perhaps both signs: NaN).
     """
     sites = 0
     for node in calls(gm, aten.mm.default, aten.mv.default):

@@ -1,7 +1,9 @@
-"""Rules that remove what changes nothing: no-op arithmetic, views, casts, copies, repetitions, dead code.
+"""Rules that remove what changes nothing: no-op arithmetic, views, casts, copies, repetitions, dead
+code.
 
-They hold bit for bit for every input, NaN and infinity included (`add_zero` is the exception and says so). Random draws stay:
-dropout with p=0 in training is kept, because removing it would shift the generator.
+They hold bit for bit for every input, NaN and infinity included (`add_zero` is the exception and
+says so). Random draws stay: dropout with p=0 in training is kept, because removing it would shift
+the generator.
 """
 
 from __future__ import annotations
@@ -41,17 +43,23 @@ def dead_code(gm: fx.GraphModule) -> int:
     """Nodes nobody uses -> nothing. Random and mutating calls stay."""
     sites = 0
     for node in reversed(list(gm.graph.nodes)):
-        if not node.users and node.op in ("call_function", "get_attr") and is_dead_when_unused(node):
+        if (
+            not node.users
+            and node.op in ("call_function", "get_attr")
+            and is_dead_when_unused(node)
+        ):
             gm.graph.erase_node(node)
             sites += 1
     return sites
 
 
 def redundant_view(gm: fx.GraphModule) -> int:
-    """`permute(permute(x))`, `view(x)`, `expand(x)`, `slice(x)` ... that end where they began -> `x`.
+    """`permute(permute(x))`, `view(x)`, `expand(x)`, `slice(x)` ... that end where they began ->
+    `x`.
 
-    Valid when shape, strides and offset equal those of a tensor earlier in the chain of views: then it is the same elements of the
-    same storage. A view that is an output stays: the wrapper around the graph expects that node.
+    Valid when shape, strides and offset equal those of a tensor earlier in the chain of views: then
+    it is the same elements of the same storage. A view that is an output stays: the wrapper around
+    the graph expects that node.
     """
     sites = 0
     for node in calls(gm, *VIEWS):
@@ -70,8 +78,8 @@ def redundant_view(gm: fx.GraphModule) -> int:
 def redundant_copy(gm: fx.GraphModule) -> int:
     """`clone(x)` or a `_to_copy(x)` to where and what `x` is already -> `x`.
 
-    Valid when dtype, device and strides are equal, unless it is the copy that makes an output fresh. (Eval-mode dropout is captured
-    as such a clone.)
+    Valid when dtype, device and strides are equal, unless it is the copy that makes an output
+    fresh. (Eval-mode dropout is captured as such a clone.)
     """
     sites = 0
     for node in calls(gm, aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default):
@@ -83,18 +91,26 @@ def redundant_copy(gm: fx.GraphModule) -> int:
 
 
 def cast_chain(gm: fx.GraphModule) -> int:
-    """`_to_copy(_to_copy(x, wide), final)` -> `_to_copy(x, final)`, which `redundant_copy` drops if `x` is of that dtype.
+    """`_to_copy(_to_copy(x, wide), final)` -> `_to_copy(x, final)`, which `redundant_copy` drops if
+    `x` is of that dtype.
 
-    Valid when the first cast loses nothing (float32 -> float64, bool -> anything): the second then rounds the same values. Not for
-    a float turned into an integer, where out-of-range values are undefined in different ways.
+    Valid when the first cast loses nothing (float32 -> float64, bool -> anything): the second then
+    rounds the same values. Not for a float turned into an integer, where out-of-range values are
+    undefined in different ways.
     """
     sites = 0
     for node in calls(gm, aten._to_copy.default):
         first = node.args[0]
-        if not is_op(first, aten._to_copy.default) or not (_plain_cast(node) and _plain_cast(first)):
+        if not is_op(first, aten._to_copy.default) or not (
+            _plain_cast(node) and _plain_cast(first)
+        ):
             continue
         source = first.args[0]
-        if not is_tensor(source) or not _lossless(dtype(source), dtype(first)) or strides(source) != strides(first):
+        if (
+            not is_tensor(source)
+            or not _lossless(dtype(source), dtype(first))
+            or strides(source) != strides(first)
+        ):
             continue
         if dtype(source).is_floating_point and not dtype(node).is_floating_point:
             continue
@@ -144,21 +160,33 @@ def dropout_off(gm: fx.GraphModule) -> int:
             elif item.args[1] == 1:
                 with gm.graph.inserting_before(item):
                     held = val(item)
-                    replace(item, call(gm.graph, aten.full.default, shape(item), True, dtype=held.dtype, device=held.device))
+                    replace(
+                        item,
+                        call(
+                            gm.graph,
+                            aten.full.default,
+                            shape(item),
+                            True,
+                            dtype=held.dtype,
+                            device=held.device,
+                        ),
+                    )
                 sites += 1
     return sites
 
 
 def users_only_items(node: fx.Node) -> bool:
     """Whether a tuple is only ever taken apart."""
-    return all(user.op == "call_function" and user.target is operator.getitem for user in node.users)
+    return all(
+        user.op == "call_function" and user.target is operator.getitem for user in node.users
+    )
 
 
 def no_op_arithmetic(gm: fx.GraphModule) -> int:
     """`x - 0`, `x * 1`, `x / 1`, `x ** 1`, and `x + 0` for integers -> `x`.
 
-    Exact, signs of zero included: `-0.0 - 0 = -0.0`, while `-0.0 + 0 = +0.0` (see `add_zero`). Valid when neither dtype nor shape
-    nor strides change.
+    Exact, signs of zero included: `-0.0 - 0 = -0.0`, while `-0.0 + 0 = +0.0` (see `add_zero`).
+    Valid when neither dtype nor shape nor strides change.
     """
     return _drop(gm, _neutral)
 
@@ -168,7 +196,12 @@ def add_zero(gm: fx.GraphModule) -> int:
 
     It can turn `+0.0` into `-0.0`, which shows where a quotient by it is infinite.
     """
-    return _drop(gm, lambda node: node.args[0] if is_op(node, aten.add.Tensor) and _is_zero(node.args[1]) else None)
+    return _drop(
+        gm,
+        lambda node: (
+            node.args[0] if is_op(node, aten.add.Tensor) and _is_zero(node.args[1]) else None
+        ),
+    )
 
 
 def _drop(gm: fx.GraphModule, neutral: Callable[[fx.Node], Any]) -> int:
@@ -192,12 +225,20 @@ def _neutral(node: fx.Node) -> Any:
         for this, other in ((0, 1), (1, 0)):
             if scalar(node.args[other]) == 1:
                 return node.args[this]
-    if is_op(node, aten.div.Tensor, aten.pow.Tensor_Scalar, aten.mul.Scalar, aten.div.Scalar) and scalar(node.args[1]) == 1:
+    if (
+        is_op(node, aten.div.Tensor, aten.pow.Tensor_Scalar, aten.mul.Scalar, aten.div.Scalar)
+        and scalar(node.args[1]) == 1
+    ):
         return node.args[0]
     if is_op(node, aten.sub.Tensor):
         number = scalar(node.args[1])
         return node.args[0] if number == 0 and math.copysign(1.0, number) > 0 else None
-    if is_op(node, aten.add.Tensor) and _is_zero(node.args[1]) and not dtype(node).is_floating_point and not dtype(node).is_complex:
+    if (
+        is_op(node, aten.add.Tensor)
+        and _is_zero(node.args[1])
+        and not dtype(node).is_floating_point
+        and not dtype(node).is_complex
+    ):
         return node.args[0]
     return None
 
@@ -221,9 +262,17 @@ def double_inverse(gm: fx.GraphModule) -> int:
     """`-(-x)` and `~~x` -> `x`, and `not not x` -> `x` for bool."""
 
     def inner(node: fx.Node) -> Any:
-        involution = is_op(node, *_INVOLUTIONS) or (is_op(node, aten.logical_not.default) and _is_bool(node.args[0], 2))
+        involution = is_op(node, *_INVOLUTIONS) or (
+            is_op(node, aten.logical_not.default) and _is_bool(node.args[0], 2)
+        )
         first = node.args[0] if involution else None
-        return first.args[0] if isinstance(first, fx.Node) and first.op == "call_function" and first.target == node.target else None
+        return (
+            first.args[0]
+            if isinstance(first, fx.Node)
+            and first.op == "call_function"
+            and first.target == node.target
+            else None
+        )
 
     return _drop(gm, inner)
 
@@ -237,21 +286,35 @@ def _is_bool(node: object, depth: int) -> bool:
 
 
 def repeated(gm: fx.GraphModule) -> int:
-    """`f(f(x))` -> `f(x)` for idempotent `f` (relu, abs, floor, round, tril ...) with equal further arguments."""
+    """`f(f(x))` -> `f(x)` for idempotent `f` (relu, abs, floor, round, tril ...) with equal further
+    arguments.
+    """
 
     def inner(node: fx.Node) -> Any:
         first = node.args[0] if is_op(node, *_IDEMPOTENT) else None
-        equal = is_op(first, node.target) and first.args[1:] == node.args[1:] and first.kwargs == node.kwargs  # type: ignore[arg-type]
+        equal = (
+            is_op(first, node.target)  # type: ignore[arg-type]
+            and first.args[1:] == node.args[1:]
+            and first.kwargs == node.kwargs
+        )
         return first if equal else None
 
     return _drop(gm, inner)
 
 
-_CLAMPS = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.clamp_min.default, aten.clamp_max.default)
+_CLAMPS = (
+    aten.relu.default,
+    aten.clamp.default,
+    aten.hardtanh.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+)
 
 
 def clamp_limits(node: fx.Node) -> tuple[float, float] | None:
-    """`(low, high)` of a clamp by constants (relu and hardtanh among them), infinite where open; None if it is no such thing."""
+    """`(low, high)` of a clamp by constants (relu and hardtanh among them), infinite where open;
+    None if it is no such thing.
+    """
     if not is_op(node, *_CLAMPS):
         return None
     bound = arguments(node)
@@ -266,9 +329,11 @@ def clamp_limits(node: fx.Node) -> tuple[float, float] | None:
 
 
 def clamp_of_clamp(gm: fx.GraphModule) -> int:
-    """`clamp(clamp(x, a, b), c, d)` -> `clamp(x, a', b')` with `a'`, `b'` the limits `a`, `b` clamped to `[c, d]`.
+    """`clamp(clamp(x, a, b), c, d)` -> `clamp(x, a', b')` with `a'`, `b'` the limits `a`, `b`
+    clamped to `[c, d]`.
 
-    Exact: both are monotone, and NaN passes both. Valid for float32 and float64, and where the limits are exact in the dtype.
+    Exact: both are monotone, and NaN passes both. Valid for float32 and float64, and where the
+    limits are exact in the dtype.
     """
     sites = 0
     for node in calls(gm, *_CLAMPS):
@@ -276,7 +341,12 @@ def clamp_of_clamp(gm: fx.GraphModule) -> int:
         if not is_op(first, *_CLAMPS) or not is_tensor(first.args[0]):
             continue
         outer, within, source = clamp_limits(node), clamp_limits(first), first.args[0]
-        if outer is None or within is None or not dtype(source) == dtype(first) == dtype(node) or not dtype(node).is_floating_point:
+        if (
+            outer is None
+            or within is None
+            or not dtype(source) == dtype(first) == dtype(node)
+            or not dtype(node).is_floating_point
+        ):
             continue
         low, high = (min(max(limit, outer[0]), outer[1]) for limit in within)
         if not all(_exact_in(limit, dtype(node)) for limit in (*outer, *within)):
@@ -309,21 +379,32 @@ def trivial_cat(gm: fx.GraphModule) -> int:
 
 
 def reduction_of_one(gm: fx.GraphModule) -> int:
-    """`sum`, `mean`, `logsumexp` over dims of size 1 -> `x + 0`, reshaped; `amax`, `amin`, `max`, `min`, `prod` -> `x`.
+    """`sum`, `mean`, `logsumexp` over dims of size 1 -> `x + 0`, reshaped; `amax`, `amin`, `max`,
+    `min`, `prod` -> `x`.
 
-    Exact: the sum of one element is `0 + x` and its mean that over 1; `logsumexp` is `x + log(1)`. Valid when the dtype stays.
+    Exact: the sum of one element is `0 + x` and its mean that over 1; `logsumexp` is `x + log(1)`.
+    Valid when the dtype stays.
     """
     sites = 0
     for node in calls(gm, *_REDUCTIONS, aten.max.dim, aten.min.dim):
         values = _first_item_only(node) if is_op(node, aten.max.dim, aten.min.dim) else node
         source, dims = node.args[0], node.args[1] if len(node.args) > 1 else None
-        if values is None or not is_tensor(source) or dtype(values) != dtype(source) or dims is None:
+        if (
+            values is None
+            or not is_tensor(source)
+            or dtype(values) != dtype(source)
+            or dims is None
+        ):
             continue
         over = dims if isinstance(dims, (list, tuple)) else [dims]
         if not over or any(shape(source)[int(dim)] != 1 for dim in over):  # type: ignore[arg-type]
             continue
         with gm.graph.inserting_before(values):
-            new = source if shape(source) == shape(values) else call(gm.graph, aten.squeeze.dims, source, list(over))
+            new = (
+                source
+                if shape(source) == shape(values)
+                else call(gm.graph, aten.squeeze.dims, source, list(over))
+            )
             replace(values, _as_reduced(gm.graph, new, values, add=node.target in _SUMS))
         sites += 1
     return sites
@@ -343,13 +424,18 @@ _REDUCTIONS = (*_SUMS, aten.amax.default, aten.amin.default, aten.prod.dim_int)
 
 def _first_item_only(node: fx.Node) -> fx.Node | None:
     items = list(node.users)
-    return items[0] if len(items) == 1 and items[0].target is operator.getitem and items[0].args[1] == 0 else None
+    return (
+        items[0]
+        if len(items) == 1 and items[0].target is operator.getitem and items[0].args[1] == 0
+        else None
+    )
 
 
 def common_subexpression(gm: fx.GraphModule) -> int:
     """Two equal calls with equal arguments -> one.
 
-    Not for random, mutating or uninitialised results, nor for two that both reach an output (the outputs would alias).
+    Not for random, mutating or uninitialised results, nor for two that both reach an output (the
+    outputs would alias).
     """
     seen: dict[Any, fx.Node] = {}
     sites = 0

@@ -1,6 +1,8 @@
-"""What becomes of a graph where strides change: which nodes still work, and views as what they cut out of the tensor below them.
+"""What becomes of a graph where strides change: which nodes still work, and views as what they cut
+out of the tensor below them.
 
-It asks PyTorch's own shape functions on fake tensors. Nothing here is a rule, and nothing decides whether a layout is faster.
+It asks PyTorch's own shape functions on fake tensors. Nothing here is a rule, and nothing decides
+whether a layout is faster.
 """
 
 from __future__ import annotations
@@ -19,17 +21,25 @@ from torch_cudal1.graph.rewrite.match import call, is_op, shape
 __all__ = ["Cut", "cut_of", "emit", "permuted", "takes_strides"]
 
 aten = torch.ops.aten
-_BY_STORAGE = (aten.as_strided.default, aten._reshape_alias.default)  # they read other elements where strides change
+_BY_STORAGE = (
+    aten.as_strided.default,
+    aten._reshape_alias.default,
+)  # they read other elements where strides change
 _INDEXED = tuple(view for view in VIEWS if view not in _BY_STORAGE)
 
 
 def takes_strides(graph: fx.Graph, held: dict[fx.Node, torch.Tensor]) -> bool:
-    """Whether the graph works if the nodes in `held` have these strides: views still exist, calls keep their strides.
+    """Whether the graph works if the nodes in `held` have these strides: views still exist, calls
+    keep their strides.
 
-    The views of held nodes join `held` with their new values, and so do pointwise results that take over other strides. To be
-    called under the graph's fake mode.
+    The views of held nodes join `held` with their new values, and so do pointwise results that take
+    over other strides. To be called under the graph's fake mode.
     """
-    return all(_works(node, held) for node in list(graph.nodes) if node.op == "call_function" and node not in held)
+    return all(
+        _works(node, held)
+        for node in list(graph.nodes)
+        if node.op == "call_function" and node not in held
+    )
 
 
 def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
@@ -37,28 +47,40 @@ def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
         return True
     if is_op(node, *_BY_STORAGE):
         return False
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: held[item] if item in held else item.meta["val"])
+    args, kwargs = fx.map_arg(
+        (node.args, node.kwargs), lambda item: held[item] if item in held else item.meta["val"]
+    )
     target: Any = node.target
     try:
         after = target(*args, **kwargs)
-    except (RuntimeError, ValueError):  # the only sign PyTorch gives that a view of such strides does not exist
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # the only sign PyTorch gives that a view of such strides does not exist
         return False
     pairs = zip(_leaves(after), _leaves(node.meta["val"]), strict=True)
     same = all(new.stride() == old.stride() for new, old in pairs)
-    if is_op(node, *_INDEXED) or (not same and torch.Tag.pointwise in target.tags and isinstance(after, torch.Tensor)):
+    if is_op(node, *_INDEXED) or (
+        not same and torch.Tag.pointwise in target.tags and isinstance(after, torch.Tensor)
+    ):
         held[node] = after
         return True
     return same
 
 
 def _leaves(held: Any) -> list[torch.Tensor]:
-    return [item for item in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(item, torch.Tensor)]
+    return [
+        item
+        for item in (held if isinstance(held, (tuple, list)) else (held,))
+        if isinstance(item, torch.Tensor)
+    ]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A view of a contiguous tensor in four steps: its dims in pieces of `sizes`, an index into some of them (None: all of it),
-    what is left in another `order`, and dims of size 1 at the places `ones`.
+    """A view of a contiguous tensor in four steps: its dims in pieces of `sizes`, an index into
+    some of them (None: all of it), what is left in another `order`, and dims of size 1 at the
+    places `ones`.
     """
 
     sizes: tuple[int, ...]
@@ -72,7 +94,9 @@ class Cut:
         return 2 + len(self.ones) + sum(index is not None for index in self.indices)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The view, of a tensor with the shape that was cut; its strides may be others, pieces of a dim always exist."""
+        """The view, of a tensor with the shape that was cut; its strides may be others, pieces of a
+        dim always exist.
+        """
         found = tensor.view(self.sizes)
         for dim in reversed(range(len(self.sizes))):
             index = self.indices[dim]
@@ -84,14 +108,17 @@ class Cut:
 
 
 def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
-    """How `view`, which starts `offset` elements into a contiguous tensor of shape `whole`, is cut out of it; None if otherwise.
+    """How `view`, which starts `offset` elements into a contiguous tensor of shape `whole`, is cut
+    out of it; None if otherwise.
 
-    One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an index into the third, and of
-    the rest the order (0, 2, 1, 3).
+    One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an
+    index into the third, and of the rest the order (0, 2, 1, 3).
     """
     if not view.numel():
         return None
-    waiting = sorted((dim for dim in range(view.dim()) if view.shape[dim] > 1), key=view.stride, reverse=True)
+    waiting = sorted(
+        (dim for dim in range(view.dim()) if view.shape[dim] > 1), key=view.stride, reverse=True
+    )
     pieces: list[tuple[int, int | None]] = []
     kept: list[int] = []
     above = math.prod(whole)  # elements from one index to the next of what lies outside
@@ -114,12 +141,21 @@ def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
     pieces = [(size, index) for size, index in pieces if size > 1]
     left = sorted(kept)
     ones = tuple(dim for dim in range(view.dim()) if view.shape[dim] == 1)
-    return Cut(tuple(size for size, _ in pieces), tuple(index for _, index in pieces), tuple(map(kept.index, left)), ones)
+    return Cut(
+        tuple(size for size, _ in pieces),
+        tuple(index for _, index in pieces),
+        tuple(map(kept.index, left)),
+        ones,
+    )
 
 
 def emit(graph: fx.Graph, source: fx.Node, cut: Cut) -> fx.Node:
     """The cut as calls at the insertion point."""
-    found = source if shape(source) == cut.sizes else call(graph, aten.view.default, source, list(cut.sizes))
+    found = (
+        source
+        if shape(source) == cut.sizes
+        else call(graph, aten.view.default, source, list(cut.sizes))
+    )
     for dim in reversed(range(len(cut.sizes))):
         if cut.indices[dim] is not None:
             found = call(graph, aten.select.int, found, dim, cut.indices[dim])
@@ -130,7 +166,9 @@ def emit(graph: fx.Graph, source: fx.Node, cut: Cut) -> fx.Node:
 
 
 def permuted(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
-    """`node` with its dims in `order`, as at most one call: permutations that `node` consists of are taken into it."""
+    """`node` with its dims in `order`, as at most one call: permutations that `node` consists of
+    are taken into it.
+    """
     dims = list(order)
     while is_op(node, aten.permute.default, aten.transpose.int, aten.t.default):
         before = _moves(node)

@@ -1,4 +1,5 @@
-"""The small words rules are written in: what a node is, what it holds, and how to put another in its place.
+"""The small words rules are written in: what a node is, what it holds, and how to put another in
+its place.
 
 Nothing here decides whether an edit is right; that is each rule's validity condition.
 """
@@ -48,9 +49,16 @@ def is_op(node: object, *overloads: OpOverload[..., Any]) -> TypeGuard[fx.Node]:
 
 
 def calls(gm: fx.GraphModule, *overloads: OpOverload[..., Any]) -> Iterator[fx.Node]:
-    """Live calls of `overloads` (of any op if none is given), in order. The graph may be edited between two of them."""
+    """Live calls of `overloads` (of any op if none is given), in order. The graph may be edited
+    between two of them.
+    """
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and not node._erased and node.users and (not overloads or node.target in overloads):
+        if (
+            node.op == "call_function"
+            and not node._erased
+            and node.users
+            and (not overloads or node.target in overloads)
+        ):
             yield node
 
 
@@ -60,7 +68,9 @@ def is_tensor(node: object) -> TypeGuard[fx.Node]:
 
 
 def val(node: object) -> torch.Tensor:
-    """The fake tensor a node holds. Raises TypeError if it holds none (test with `is_tensor` first where that may be)."""
+    """The fake tensor a node holds. Raises TypeError if it holds none (test with `is_tensor` first
+    where that may be).
+    """
     if not is_tensor(node):
         raise TypeError(f"expected a node that holds a tensor, got {node!r}")
     held: torch.Tensor = node.meta["val"]
@@ -97,7 +107,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def scalar(arg: object) -> int | float | bool | None:
-    """The number `arg` is for every input: a Python number, or a 0-dim tensor the graph builds from one. None: not known."""
+    """The number `arg` is for every input: a Python number, or a 0-dim tensor the graph builds from
+    one. None: not known.
+    """
     if isinstance(arg, (bool, int, float)):
         return arg
     if is_op(arg, *_COPIES):
@@ -105,7 +117,11 @@ def scalar(arg: object) -> int | float | bool | None:
     if is_op(arg, *_SCALAR_FACTORIES) and is_tensor(arg) and shape(arg) == ():
         bound = arguments(arg)
         number = bound["fill_value"] if "fill_value" in bound else bound["s"]
-        return torch.scalar_tensor(number, dtype=dtype(arg)).item() if isinstance(number, (bool, int, float)) else None
+        return (
+            torch.scalar_tensor(number, dtype=dtype(arg)).item()
+            if isinstance(number, (bool, int, float))
+            else None
+        )
     if isinstance(arg, fx.Node) and arg.op == "get_attr":
         return _constant(arg)
     return None
@@ -116,7 +132,12 @@ def _constant(node: fx.Node) -> int | float | bool | None:
     held = getattr(owner, str(node.target), None)
     if isinstance(held, FakeTensor):
         held = held.constant
-    if not isinstance(held, torch.Tensor) or held.dim() or held.dtype.is_complex or held.device.type != "cpu":
+    if (
+        not isinstance(held, torch.Tensor)
+        or held.dim()
+        or held.dtype.is_complex
+        or held.device.type != "cpu"
+    ):
         return None
     number: int | float | bool = held.item()
     return number
@@ -148,7 +169,9 @@ def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
 
 
 def call(graph: fx.Graph, overload: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new call at the insertion point of `graph`, with `meta["val"]`, so that rules can ask the shape of what they built."""
+    """A new call at the insertion point of `graph`, with `meta["val"]`, so that rules can ask the
+    shape of what they built.
+    """
     node = graph.call_function(overload, args, kwargs)
     mode = fake_mode(graph)
     if mode is not None:
@@ -159,7 +182,9 @@ def call(graph: fx.Graph, overload: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def replace(node: fx.Node, new: fx.Node) -> None:
-    """Every use of `node` becomes a use of `new` (which must not depend on `node`); `node` is erased."""
+    """Every use of `node` becomes a use of `new` (which must not depend on `node`); `node` is
+    erased.
+    """
     for key in _KEPT_META:
         if key in node.meta and new.op == "call_function":
             new.meta.setdefault(key, node.meta[key])
@@ -168,15 +193,23 @@ def replace(node: fx.Node, new: fx.Node) -> None:
 
 
 def is_dead_when_unused(node: fx.Node) -> bool:
-    """Whether a node without users may go: it neither draws random numbers nor mutates, and is no placeholder or output."""
+    """Whether a node without users may go: it neither draws random numbers nor mutates, and is no
+    placeholder or output.
+    """
     if is_op(node, aten.native_dropout.default) and len(node.args) > 2 and node.args[2] is False:
         return True  # tagged as random, but draws nothing when not training
     return not node.is_impure(impure_random=True)
 
 
-def with_strides(graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted: Sequence[int]) -> fx.Node | None:
-    """A fresh copy of `node` with the `wanted` strides, as functional calls; None unless they are dense (no overlap, no gap)."""
-    order = sorted(range(len(wanted_shape)), key=lambda dim: (wanted[dim], wanted_shape[dim]), reverse=True)
+def with_strides(
+    graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted: Sequence[int]
+) -> fx.Node | None:
+    """A fresh copy of `node` with the `wanted` strides, as functional calls; None unless they are
+    dense (no overlap, no gap).
+    """
+    order = sorted(
+        range(len(wanted_shape)), key=lambda dim: (wanted[dim], wanted_shape[dim]), reverse=True
+    )
     dense = 1
     for dim in reversed(order):
         if wanted_shape[dim] > 1 and wanted[dim] != dense:
@@ -184,17 +217,25 @@ def with_strides(graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wa
         dense *= wanted_shape[dim]
     moved = node if order == sorted(order) else call(graph, aten.permute.default, node, order)
     copied = call(graph, aten.clone.default, moved, memory_format=torch.contiguous_format)
-    back = copied if moved is node else call(graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))])
+    back = (
+        copied
+        if moved is node
+        else call(
+            graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))]
+        )
+    )
     if tuple(back.meta["val"].stride()) == tuple(wanted) or not math.prod(wanted_shape):
         return back
-    # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare them.
+    # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare
+    # them.
     return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted), 0)
 
 
 def not_finite(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A mask of the elements that are NaN or infinite.
 
-    By comparison, not as `0 * x != 0`: Inductor takes a product with the number 0 for 0, whatever x is (torch 2.13).
+    By comparison, not as `0 * x != 0`: Inductor takes a product with the number 0 for 0, whatever x
+    is (torch 2.13).
     """
     size = call(graph, torch.ops.aten.abs.default, node)
     finite = call(graph, torch.ops.aten.le.Scalar, size, torch.finfo(dtype(node)).max)

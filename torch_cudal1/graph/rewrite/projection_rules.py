@@ -1,7 +1,9 @@
-"""Rules around the projections of attention: the copies that PyTorch's modules make there become views of what is there already.
+"""Rules around the projections of attention: the copies that PyTorch's modules make there become
+views of what is there already.
 
-`nn.MultiheadAttention` puts time before batch, for which it copies before, between and after its products. But the rows of a
-product may be in any order, and attention reads its operands where they lie. Merging products is `gemm_rules`' subject.
+`nn.MultiheadAttention` puts time before batch, for which it copies before, between and after its
+products. But the rows of a product may be in any order, and attention reads its operands where they
+lie. Merging products is `gemm_rules`' subject.
 """
 
 from __future__ import annotations
@@ -41,19 +43,27 @@ __all__ = ["PROJECTION_RULES"]
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 _ATTENTION = tuple(getattr(aten, name).default for name in (*FORWARDS, *FORWARDS_ELSEWHERE))
-_LOAD_BYTES = 16  # of one instruction; PyTorch's kernels refuse operands that lie at odder places than they were chosen for
+# of one instruction; PyTorch's kernels refuse operands that lie at odder places than they were
+# chosen for
+_LOAD_BYTES = 16
 
 
 def one_factor_for_all(gm: fx.GraphModule) -> int:
-    """`bmm(x, expand(w))` -> `view(mm(view(x), w))`, where x is contiguous but for the order of its rows.
+    """`bmm(x, expand(w))` -> `view(mm(view(x), w))`, where x is contiguous but for the order of its
+    rows.
 
-    Before: a product for each batch, w read for each; after: one. PyTorch makes the former of a linear layer over a transposed x
-    if w needs no gradient. Other rows are put in order by a copy, which `rows_in_order` then takes away.
+    Before: a product for each batch, w read for each; after: one. PyTorch makes the former of a
+    linear layer over a transposed x if w needs no gradient. Other rows are put in order by a copy,
+    which `rows_in_order` then takes away.
     """
     sites = 0
     for node in calls(gm, aten.bmm.default):
         left, right = node.args
-        if not (is_tensor(left) and is_tensor(right)) or 0 in (*shape(left), *shape(node)) or dtype(node) not in FLOATS:
+        if (
+            not (is_tensor(left) and is_tensor(right))
+            or 0 in (*shape(left), *shape(node))
+            or dtype(node) not in FLOATS
+        ):
             continue
         (batch, rows, inner), width = shape(left), shape(node)[2]
         in_order = val(left).is_contiguous()
@@ -61,58 +71,98 @@ def one_factor_for_all(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             one = call(gm.graph, aten.select.int, right, 0, 0)
-            flat = left if in_order else call(gm.graph, aten.clone.default, left, memory_format=torch.contiguous_format)
-            new = call(gm.graph, aten.mm.default, call(gm.graph, aten.view.default, flat, [batch * rows, inner]), one)
+            flat = (
+                left
+                if in_order
+                else call(gm.graph, aten.clone.default, left, memory_format=torch.contiguous_format)
+            )
+            new = call(
+                gm.graph,
+                aten.mm.default,
+                call(gm.graph, aten.view.default, flat, [batch * rows, inner]),
+                one,
+            )
             replace(node, call(gm.graph, aten.view.default, new, [batch, rows, width]))
         sites += 1
     return sites
 
 
 def _is_turned(left: fx.Node, product: fx.Node) -> bool:
-    """Whether the rows lie one after another once batches and rows change places, and the product may follow them."""
+    """Whether the rows lie one after another once batches and rows change places, and the product
+    may follow them.
+    """
     return val(left).transpose(0, 1).is_contiguous() and not escapes(product)
 
 
 def bias_in_matmul(gm: fx.GraphModule) -> int:
     """`view(x @ w) + b` -> `view(addmm(b, x, w))` for a vector b.
 
-    Before: a pass over the result (read and write M N elements); after: none, the library adds b as it writes the product. Valid
-    for one floating dtype, a vector along the last dim, a product that nothing else uses. Rounding: once instead of twice.
+    Before: a pass over the result (read and write M N elements); after: none, the library adds b as
+    it writes the product. Valid for one floating dtype, a vector along the last dim, a product that
+    nothing else uses. Rounding: once instead of twice.
     """
     sites = 0
     for node in calls(gm, aten.add.Tensor):
         given = arguments(node)
         for left, bias in ((given["self"], given["other"]), (given["other"], given["self"])):
             product = _product_below(left)
-            if product is None or given["alpha"] != 1 or shape(node) != shape(left) or not _is_bias_of(bias, product):
+            if (
+                product is None
+                or given["alpha"] != 1
+                or shape(node) != shape(left)
+                or not _is_bias_of(bias, product)
+            ):
                 continue
             with gm.graph.inserting_before(node):
                 width = shape(product)[1]
-                vector = bias if shape(bias) == (width,) else call(gm.graph, aten.view.default, bias, [width])
+                vector = (
+                    bias
+                    if shape(bias) == (width,)
+                    else call(gm.graph, aten.view.default, bias, [width])
+                )
                 new = call(gm.graph, aten.addmm.default, vector, *product.args)
-                replace(node, new if left is product else call(gm.graph, aten.view.default, new, list(shape(node))))
+                replace(
+                    node,
+                    new
+                    if left is product
+                    else call(gm.graph, aten.view.default, new, list(shape(node))),
+                )
             sites += 1
             break
     return sites
 
 
 def _product_below(node: object) -> fx.Node | None:
-    """The product that `node` is, or reshapes with the last dim as it was, if nothing else reads it."""
-    while is_op(node, *_RESHAPES) and uses_once(node) and shape(node)[-1:] == shape(node.args[0])[-1:]:
+    """The product that `node` is, or reshapes with the last dim as it was, if nothing else reads
+    it.
+    """
+    while (
+        is_op(node, *_RESHAPES) and uses_once(node) and shape(node)[-1:] == shape(node.args[0])[-1:]
+    ):
         node = node.args[0]
     return node if is_op(node, aten.mm.default) and uses_once(node) else None
 
 
 def _is_bias_of(bias: object, product: fx.Node) -> bool:
-    if not is_tensor(bias) or base(bias) is product or dtype(bias) != dtype(product) or dtype(bias) not in FLOATS:
+    if (
+        not is_tensor(bias)
+        or base(bias) is product
+        or dtype(bias) != dtype(product)
+        or dtype(bias) not in FLOATS
+    ):
         return False
     *lead, last = shape(bias) or (0,)
-    return val(bias).device == val(product).device and math.prod(lead) == 1 and last == shape(product)[1]
+    return (
+        val(bias).device == val(product).device
+        and math.prod(lead) == 1
+        and last == shape(product)[1]
+    )
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A product's left operand, a copy of `source` with rows in another order: those of `source` in `order` lie one after another.
+    """A product's left operand, a copy of `source` with rows in another order: those of `source` in
+    `order` lie one after another.
 
     `lead` are the sizes of the dims of rows, as the copy has them.
     """
@@ -123,15 +173,19 @@ class _Rows:
 
     @property
     def back(self) -> list[int]:
-        """The order that brings the dims of rows, and columns after them, to where the copy has them."""
+        """The order that brings the dims of rows, and columns after them, to where the copy has
+        them.
+        """
         return [*(self.order.index(dim) for dim in range(len(self.lead))), len(self.lead)]
 
 
 def rows_in_order(gm: fx.GraphModule) -> int:
-    """`view(copy(permute(x))) @ w` -> `permute(view(x) @ w)` where only rows change places. `addmm` likewise.
+    """`view(copy(permute(x))) @ w` -> `permute(view(x) @ w)` where only rows change places. `addmm`
+    likewise.
 
-    Before: the copy (read and write M K elements); after: none. Rows do not meet in a product, so the numbers are the same. Valid
-    for rows that lie one after another in x, with a bias vector, and where what reads the result can read it in x's order.
+    Before: the copy (read and write M K elements); after: none. Rows do not meet in a product, so
+    the numbers are the same. Valid for rows that lie one after another in x, with a bias vector,
+    and where what reads the result can read it in x's order.
     """
     sites = 0
     for node in calls(gm, aten.mm.default, aten.addmm.default):
@@ -143,53 +197,92 @@ def rows_in_order(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             order = [*rows.order, *range(len(rows.lead), len(shape(rows.source)))]
-            laid = call(gm.graph, aten.view.default, permuted(gm.graph, rows.source, order), list(shape(left)))
+            laid = call(
+                gm.graph,
+                aten.view.default,
+                permuted(gm.graph, rows.source, order),
+                list(shape(left)),
+            )
             args = [laid if arg is left else arg for arg in node.args[:-1]]
             new = call(gm.graph, node.target, *args, node.args[-1], **node.kwargs)
-            split = call(gm.graph, aten.view.default, new, [*(rows.lead[dim] for dim in rows.order), shape(node)[1]])
+            split = call(
+                gm.graph,
+                aten.view.default,
+                new,
+                [*(rows.lead[dim] for dim in rows.order), shape(node)[1]],
+            )
             moved = permuted(gm.graph, split, rows.back)
         for view in list(node.users):
             with gm.graph.inserting_before(view):
                 same = shape(view) == shape(moved)
-                replace(view, moved if same else call(gm.graph, aten.view.default, moved, list(shape(view))))
+                replace(
+                    view,
+                    moved if same else call(gm.graph, aten.view.default, moved, list(shape(view))),
+                )
         sites += 1
     return sites
 
 
 def _moved_rows(left: fx.Node) -> _Rows | None:
     copy = base(left)
-    if not is_op(copy, aten.clone.default) or not is_tensor(copy.args[0]) or 0 in shape(copy) or not _only_multiplied(copy):
+    if (
+        not is_op(copy, aten.clone.default)
+        or not is_tensor(copy.args[0])
+        or 0 in shape(copy)
+        or not _only_multiplied(copy)
+    ):
         return None
     whole = val(left).numel() == val(copy).numel()
-    if not (whole and val(left).is_contiguous() and val(copy).is_contiguous()):  # `left` is the copy in another shape
+    if not (
+        whole and val(left).is_contiguous() and val(copy).is_contiguous()
+    ):  # `left` is the copy in another shape
         return None
     source, depth = copy.args[0], len(shape(copy))
     leads = (lead for lead in range(depth) if math.prod(shape(copy)[lead:]) == shape(left)[1])
     lead = next(leads, 0)
-    order = tuple(sorted(range(lead), key=lambda dim: (strides(source)[dim], shape(source)[dim]), reverse=True))
-    if order == tuple(range(lead)) or not val(source).permute(*order, *range(lead, depth)).is_contiguous():
+    order = tuple(
+        sorted(
+            range(lead), key=lambda dim: (strides(source)[dim], shape(source)[dim]), reverse=True
+        )
+    )
+    if (
+        order == tuple(range(lead))
+        or not val(source).permute(*order, *range(lead, depth)).is_contiguous()
+    ):
         return None
     return _Rows(source, shape(source)[:lead], order)
 
 
 def _only_multiplied(node: fx.Node) -> bool:
-    """Whether a copy and its views are left operands and nothing else: then it goes, or no product leaves it for nothing."""
+    """Whether a copy and its views are left operands and nothing else: then it goes, or no product
+    leaves it for nothing.
+    """
     products = aten.mm.default, aten.addmm.default
     return all(
         (is_op(user, *VIEWS) and _only_multiplied(user))
-        or (is_op(user, *products) and user.args[-2] is node and user.all_input_nodes.count(node) == 1)
+        or (
+            is_op(user, *products)
+            and user.args[-2] is node
+            and user.all_input_nodes.count(node) == 1
+        )
         for user in node.users
     )
 
 
 def _in_place_of(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
-    """Whether the graph works with the product's rows in the order of `rows`; nodes that change their strides know them then."""
+    """Whether the graph works with the product's rows in the order of `rows`; nodes that change
+    their strides know them then.
+    """
     mode = fake_mode(graph)
     if mode is None or not all(is_op(view, *_RESHAPES) for view in product.users):
         return False
     width, held = shape(product)[1], {}
     with mode, torch.no_grad():
-        laid = val(product).new_empty([*(rows.lead[dim] for dim in rows.order), width]).permute(rows.back)
+        laid = (
+            val(product)
+            .new_empty([*(rows.lead[dim] for dim in rows.order), width])
+            .permute(rows.back)
+        )
         for view in product.users:
             try:
                 held[view] = laid.view(shape(view))
@@ -203,9 +296,11 @@ def _in_place_of(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
 
 
 def heads_in_one_view(gm: fx.GraphModule) -> int:
-    """`attention(view(transpose(view(x))), ...)` -> `attention(permute(view(x)), ...)`: operands by the fewest views of x.
+    """`attention(view(transpose(view(x))), ...)` -> `attention(permute(view(x)), ...)`: operands by
+    the fewest views of x.
 
-    No copy goes by itself, but views that join heads and batches only exist while rows lie in one order (`rows_in_order`).
+    No copy goes by itself, but views that join heads and batches only exist while rows lie in one
+    order (`rows_in_order`).
     """
     sites = 0
     for node in calls(gm, *_ATTENTION):
@@ -228,9 +323,11 @@ def _views_between(node: fx.Node, root: fx.Node) -> int:
 def attention_without_copy(gm: fx.GraphModule) -> int:
     """`attention(views of copy(x), ...)` -> `attention(views of x, ...)`.
 
-    Before: the copy (read and write its elements), made so that each of query, key and value is contiguous; after: attention reads
-    them out of the packed product, of which each head's elements are neighbours too. Valid where nothing but attention reads the
-    copy, and rows stay as aligned as they were. The result keeps its strides, by a copy that has to be smaller; none on most paths.
+    Before: the copy (read and write its elements), made so that each of query, key and value is
+    contiguous; after: attention reads them out of the packed product, of which each head's elements
+    are neighbours too. Valid where nothing but attention reads the copy, and rows stay as aligned
+    as they were. The result keeps its strides, by a copy that has to be smaller; none on most
+    paths.
     """
     sites = 0
     for copy in calls(gm, aten.clone.default):
@@ -255,16 +352,24 @@ def attention_without_copy(gm: fx.GraphModule) -> int:
 
 
 def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
-    """What attention reads of a copy, and how it is cut out of what the copy was made of; empty if it is not, or others read it."""
+    """What attention reads of a copy, and how it is cut out of what the copy was made of; empty if
+    it is not, or others read it.
+    """
     source = copy.args[0]
     root = base(source) if is_tensor(source) else copy
-    if not is_tensor(source) or root.op != "call_function" or not (val(root).is_contiguous() and val(copy).is_contiguous()):
+    if (
+        not is_tensor(source)
+        or root.op != "call_function"
+        or not (val(root).is_contiguous() and val(copy).is_contiguous())
+    ):
         return {}
     cuts: dict[fx.Node, Cut] = {}
     for node in _read_by_attention(copy):
         of_copy = cut_of(shape(copy), val(node), _offset(val(node)))
         view = None if of_copy is None else of_copy.of(val(source))
-        of_root = None if view is None else cut_of(shape(root), view, _offset(view) - _offset(val(root)))
+        of_root = (
+            None if view is None else cut_of(shape(root), view, _offset(view) - _offset(val(root)))
+        )
         if of_root is None:
             return {}
         cuts[node] = of_root
@@ -284,7 +389,11 @@ def _read_by_attention(copy: fx.Node) -> list[fx.Node]:
         for user in node.users:
             if is_op(user, *VIEWS):
                 waiting.append(user)
-            elif not is_op(user, *_ATTENTION) or node in user.args[3:] or node in user.kwargs.values():
+            elif (
+                not is_op(user, *_ATTENTION)
+                or node in user.args[3:]
+                or node in user.kwargs.values()
+            ):
                 return []
         if any(is_op(user, *_ATTENTION) for user in node.users):
             found.append(node)
@@ -292,23 +401,35 @@ def _read_by_attention(copy: fx.Node) -> list[fx.Node]:
 
 
 def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
-    """Whether rows begin at places as even as they did, and their elements are neighbours as they were."""
+    """Whether rows begin at places as even as they did, and their elements are neighbours as they
+    were.
+    """
 
     def places(tensor: torch.Tensor) -> list[int]:
-        return [_offset(tensor), *(tensor.stride(dim) for dim in range(tensor.dim() - 1) if tensor.shape[dim] > 1)]
+        return [
+            _offset(tensor),
+            *(tensor.stride(dim) for dim in range(tensor.dim() - 1) if tensor.shape[dim] > 1),
+        ]
 
     even = math.gcd(_LOAD_BYTES // new.element_size(), *places(old))
     neighbours = new.shape[-1] == 1 or new.stride(-1) == old.stride(-1)
     return neighbours and all(place % even == 0 for place in places(new))
 
 
-def _results(graph: fx.Graph, moved: Mapping[fx.Node, torch.Tensor]) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    """The results of attention that something reads, with the strides they have once the `moved` operands have theirs."""
+def _results(
+    graph: fx.Graph, moved: Mapping[fx.Node, torch.Tensor]
+) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """The results of attention that something reads, with the strides they have once the `moved`
+    operands have theirs.
+    """
     mode = fake_mode(graph)
     assert mode is not None  # `rewrite` starts with one
     readers = (user for operand in moved for user in operand.users if is_op(user, *_ATTENTION))
     for node in dict.fromkeys(readers):
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: moved[item] if item in moved else item.meta["val"])
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs),
+            lambda item: moved[item] if item in moved else item.meta["val"],
+        )
         with mode, torch.no_grad():
             after = node.target(*args, **kwargs)  # type: ignore[operator]
         for item in node.users:

@@ -1,7 +1,7 @@
 """Rules that reduce before they multiply: sums, means, traces and diagonals of matrix products.
 
-Every rule here keeps NaN and infinity where eager puts them (`reductions` tells how), so none is `finite_only`. Convolutions are in
-`conv_reduction_rules`; the tuple below names both.
+Every rule here keeps NaN and infinity where eager puts them (`reductions` tells how), so none is
+`finite_only`. Convolutions are in `conv_reduction_rules`; the tuple below names both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite.conv_reduction_rules import CONV_REDUCTION_RULES
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, replace, shape, uses_once
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    calls,
+    dtype,
+    is_op,
+    replace,
+    shape,
+    uses_once,
+)
 from torch_cudal1.graph.rewrite.reductions import (
     FLOATS,
     REDUCTIONS,
@@ -41,7 +50,9 @@ _GAIN = 1.3  # estimated cost before over after; below it the extra launches are
 
 @dataclass(frozen=True)
 class _Product:
-    """left (..., M, K) times right (..., K, N), plus a bias (N) or None, seen as a tensor of shape `seen` (..., N)."""
+    """left (..., M, K) times right (..., K, N), plus a bias (N) or None, seen as a tensor of shape
+    `seen` (..., N).
+    """
 
     left: fx.Node
     right: fx.Node
@@ -60,7 +71,9 @@ class _Product:
 
 
 def _product(node: fx.Node) -> _Product | None:
-    """`node` as a product (or a view of one that keeps N last, and of a bmm M before it) whose parts have one floating dtype."""
+    """`node` as a product (or a view of one that keeps N last, and of a bmm M before it) whose
+    parts have one floating dtype.
+    """
     inner = node
     if is_op(node, *_VIEWS):
         held = node.args[0]
@@ -87,7 +100,9 @@ def _product(node: fx.Node) -> _Product | None:
 
 
 def _sums_rows(product: _Product, dims: Sequence[int]) -> bool:
-    """Whether `dims` hold rows of the left factor (for a batched product: all of them), not only batch dims."""
+    """Whether `dims` hold rows of the left factor (for a batched product: all of them), not only
+    batch dims.
+    """
     rank = len(product.seen)
     return rank - 2 in dims if product.batched else any(dim < rank - 1 for dim in dims)
 
@@ -109,15 +124,18 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
 
 
 def _push_linear(gm: fx.GraphModule) -> int:
-    """sum or mean of x @ w + b, before: GEMM (2MKN flops), write and read MN; after: reduce w or x first, then a thin product.
+    """sum or mean of x @ w + b, before: GEMM (2MKN flops), write and read MN; after: reduce w or x
+    first, then a thin product.
 
-    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read 3 times (sum, least, greatest).
-    Over rows:    (x @ w + b).sum(0)  -> x.sum(0) @ w + M * b: 4KN flops, x read up to three times.
-    Over both: columns first, then the vector that is left. The same for `mm`, `addmm`, `bmm`, through the views of a batched linear
-    layer, and with scaling by numbers and additions of anything in between.
+    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read 3 times (sum,
+    least, greatest). Over rows: (x @ w + b).sum(0) -> x.sum(0) @ w + M * b: 4KN flops, x read up to
+    three times. Over both: columns first, then the vector that is left. The same for `mm`, `addmm`,
+    `bmm`, through the views of a batched linear layer, and with scaling by numbers and additions of
+    anything in between.
 
-    Valid when nothing else uses the product; mask-exact through the twin of `reductions` (second row of the thin product). A
-    GEMM with few rows is left alone: it moves as many bytes as its weight's sum (`_pays`).
+    Valid when nothing else uses the product; mask-exact through the twin of `reductions` (second
+    row of the thin product). A GEMM with few rows is left alone: it moves as many bytes as its
+    weight's sum (`_pays`).
     """
     sites = 0
     for node in calls(gm, *REDUCTIONS):
@@ -129,7 +147,9 @@ def _push_linear(gm: fx.GraphModule) -> int:
         with gm.graph.inserting_before(node):
             product, path = _absorbed(gm.graph, product, path)
             last = len(product.seen) - 1 in path.dims
-            value = (_over_columns if last else _over_rows)(gm.graph, product, path.dims, reduction.kind)
+            value = (_over_columns if last else _over_rows)(
+                gm.graph, product, path.dims, reduction.kind
+            )
             value = _with_bias(gm.graph, product, value, path.dims, reduction.kind)
             new = finish(gm.graph, reduction, rebuild(gm.graph, path, value, reduction.kind))
         replace(node, new)
@@ -140,7 +160,8 @@ def _push_linear(gm: fx.GraphModule) -> int:
 def _absorbed(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product, Path]:
     """Vectors that are added to the biased product, or taken from it, as one with the bias.
 
-    Two vectors that nearly cancel element by element have means that cancel in the end, when the digits are gone.
+    Two vectors that nearly cancel element by element have means that cancel in the end, when the
+    digits are gone.
     """
     bias, steps, stops = product.bias, path.steps, path.stops
     while bias is not None and steps and is_op(steps[0][0], *_ADDS) and steps[0][1] == 0:
@@ -149,7 +170,9 @@ def _absorbed(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product,
         if not isinstance(other, fx.Node) or shape(other) != shape(bias):
             break
         bias, steps, stops = call(graph, node.target, bias, other), steps[1:], stops[1:]
-    return _Product(product.left, product.right, bias, product.seen), Path(path.root, path.dims, steps, stops)
+    return _Product(product.left, product.right, bias, product.seen), Path(
+        path.root, path.dims, steps, stops
+    )
 
 
 def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
@@ -165,17 +188,23 @@ def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind:
         both = call(graph, multiply, pair, call(graph, aten.transpose.int, product.left, -2, -1))
         value = choose(graph, *(call(graph, aten.select.int, both, -2, i) for i in (0, 1)))
     value = call(graph, aten.reshape.default, value, [*product.seen[:-1], 1])
-    return reduced(graph, kind, value, [dim for dim in dims if dim != len(product.seen) - 1], keepdim=True)
+    return reduced(
+        graph, kind, value, [dim for dim in dims if dim != len(product.seen) - 1], keepdim=True
+    )
 
 
 def _dot_rows(graph: fx.Graph, rows: fx.Node, vector: fx.Node) -> fx.Node:
-    """`rows @ vector` as a sum of products: summed pairwise it errs 2 to 3 times less than a one-column GEMM, and it fuses."""
+    """`rows @ vector` as a sum of products: summed pairwise it errs 2 to 3 times less than a
+    one-column GEMM, and it fuses.
+    """
     products = call(graph, aten.mul.Tensor, rows, call(graph, aten.unsqueeze.default, vector, -2))
     return call(graph, aten.sum.dim_IntList, products, [-1])
 
 
 def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
-    """The product without bias, reduced over rows (and batch dims, if any) but not columns; reduced dims kept as 1."""
+    """The product without bias, reduced over rows (and batch dims, if any) but not columns; reduced
+    dims kept as 1.
+    """
     _, _, k, n = product.sizes
     rank = len(product.seen)
     if product.batched:
@@ -183,22 +212,36 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
         later = [dim for dim in dims if dim < rank - 2]
         kept = [*product.seen[:-2], 1, n]
     else:
-        rows, inside = call(graph, aten.view.default, product.left, [*product.seen[:-1], k]), list(dims)
+        rows, inside = (
+            call(graph, aten.view.default, product.left, [*product.seen[:-1], k]),
+            list(dims),
+        )
         later, kept = [], [1 if dim in dims else size for dim, size in enumerate(product.seen)]
     total = reduced(graph, kind, rows, inside)
     low, high = bounds(graph, rows, rows, inside)
     twin = split_signs(graph, total, low, high)
     if product.batched:
-        both = call(graph, aten.bmm.default, call(graph, aten.stack.default, [total, twin], 1), product.right)
+        both = call(
+            graph,
+            aten.bmm.default,
+            call(graph, aten.stack.default, [total, twin], 1),
+            product.right,
+        )
         value = choose(graph, *(call(graph, aten.select.int, both, 1, i) for i in (0, 1)))
     else:
-        pair = call(graph, aten.reshape.default, call(graph, aten.stack.default, [total, twin], 0), [-1, k])
-        both = call(graph, aten.view.default, call(graph, aten.mm.default, pair, product.right), [2, -1, n])
+        pair = call(
+            graph, aten.reshape.default, call(graph, aten.stack.default, [total, twin], 0), [-1, k]
+        )
+        both = call(
+            graph, aten.view.default, call(graph, aten.mm.default, pair, product.right), [2, -1, n]
+        )
         value = choose(graph, *(call(graph, aten.select.int, both, 0, i) for i in (0, 1)))
     return reduced(graph, kind, call(graph, aten.reshape.default, value, kept), later, keepdim=True)
 
 
-def _with_bias(graph: fx.Graph, product: _Product, value: fx.Node, dims: Sequence[int], kind: Kind) -> fx.Node:
+def _with_bias(
+    graph: fx.Graph, product: _Product, value: fx.Node, dims: Sequence[int], kind: Kind
+) -> fx.Node:
     if product.bias is None:
         return value
     last, bias = len(product.seen) - 1, product.bias
@@ -214,19 +257,28 @@ def _with_bias(graph: fx.Graph, product: _Product, value: fx.Node, dims: Sequenc
 
 
 def _diagonal(gm: fx.GraphModule) -> int:
-    """diagonal(a @ b) -> (a * b.T).sum(-1), trace(a @ b) -> (a * b.T).sum(), the same for each matrix of a `bmm`.
+    """diagonal(a @ b) -> (a * b.T).sum(-1), trace(a @ b) -> (a * b.T).sum(), the same for each
+    matrix of a `bmm`.
 
-    Before: 2MKN flops for min(M, N) numbers; after: 2K flops a number. The very same products are added up, so NaN and infinity
-    stay where they were. Valid for the main diagonal of the two matrix dims when nothing else uses the product. Half types are
-    multiplied and added in float32, as a GEMM does.
+    Before: 2MKN flops for min(M, N) numbers; after: 2K flops a number. The very same products are
+    added up, so NaN and infinity stay where they were. Valid for the main diagonal of the two
+    matrix dims when nothing else uses the product. Half types are multiplied and added in float32,
+    as a GEMM does.
     """
     sites = 0
     for node in calls(gm, aten.diagonal.default, aten.diagonal_copy.default, aten.trace.default):
         source = node.args[0]
-        if not is_op(source, aten.mm.default, aten.bmm.default) or not uses_once(source) or dtype(source) not in FLOATS:
+        if (
+            not is_op(source, aten.mm.default, aten.bmm.default)
+            or not uses_once(source)
+            or dtype(source) not in FLOATS
+        ):
             continue
         rank, bound = len(shape(source)), arguments(node)
-        if bound.get("offset", 0) != 0 or (bound.get("dim1", -2) % rank, bound.get("dim2", -1) % rank) != (rank - 2, rank - 1):
+        if bound.get("offset", 0) != 0 or (
+            bound.get("dim1", -2) % rank,
+            bound.get("dim2", -1) % rank,
+        ) != (rank - 2, rank - 1):
             continue
         with gm.graph.inserting_before(node):
             products = _diagonal_products(gm.graph, source)

@@ -1,13 +1,17 @@
-"""What the rules that push a reduction through a linear operation share: parsing, walking up, rebuilding, and exact infinities.
+"""What the rules that push a reduction through a linear operation share: parsing, walking up,
+rebuilding, and exact infinities.
 
-A pushed reduction adds up one factor before it is multiplied: sum_j x_k * w_jk becomes x_k * sum_j w_jk. For finite numbers that is
-the distributive law. For an infinite x_k it is not: where the w_jk differ in sign or one is 0, the left side is NaN, the right side
-is infinite. `split_signs` and `choose` repair this exactly and cheaply. Beside the sum `s` a twin `g` is multiplied that equals `s`
-where all summands had one strict sign and is 0 elsewhere; an infinite partner turns that 0 into NaN, so "NaN in the twin" is the
-missing NaN, and finite values never touch it. NaN anywhere, and infinities of the summed factor itself, come out right unaided.
-All of this speaks of results that stay in range: where sums of finite numbers overflow, any order of adding has its own overflow.
+A pushed reduction adds up one factor before it is multiplied: sum_j x_k * w_jk becomes x_k * sum_j
+w_jk. For finite numbers that is the distributive law. For an infinite x_k it is not: where the w_jk
+differ in sign or one is 0, the left side is NaN, the right side is infinite. `split_signs` and
+`choose` repair this exactly and cheaply. Beside the sum `s` a twin `g` is multiplied that equals
+`s` where all summands had one strict sign and is 0 elsewhere; an infinite partner turns that 0 into
+NaN, so "NaN in the twin" is the missing NaN, and finite values never touch it. NaN anywhere, and
+infinities of the summed factor itself, come out right unaided. All of this speaks of results that
+stay in range: where sums of finite numbers overflow, any order of adding has its own overflow.
 
-Nothing here is a rule: which linear operations a reduction passes, and when that pays, is for the rule files.
+Nothing here is a rule: which linear operations a reduction passes, and when that pays, is for the
+rule files.
 """
 
 from __future__ import annotations
@@ -20,7 +24,16 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.match import arguments, call, dtype, is_op, is_tensor, scalar, shape, uses_once
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    dtype,
+    is_op,
+    is_tensor,
+    scalar,
+    shape,
+    uses_once,
+)
 
 __all__ = [
     "FLOATS",
@@ -45,7 +58,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 REDUCTIONS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default)
 _ADDS = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
-# fp32 operations a GPU does while it moves one element (H200: 67 TFLOP/s, 1.2e12 elements/s). Only a filter: the judge measures.
+# fp32 operations a GPU does while it moves one element (H200: 67 TFLOP/s, 1.2e12 elements/s). Only
+# a filter: the judge measures.
 _FLOPS_PER_ELEMENT = 50.0
 
 
@@ -62,9 +76,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Path:
-    """From `root` up to the reduction: `steps` are applied to `root` in this order; `dims` are the reduced dims as `root` counts.
+    """From `root` up to the reduction: `steps` are applied to `root` in this order; `dims` are the
+    reduced dims as `root` counts.
 
-    Each step is the call and which of its arguments is the one that comes from `root`; `stops` are the dims as that call counts.
+    Each step is the call and which of its arguments is the one that comes from `root`; `stops` are
+    the dims as that call counts.
     """
 
     root: fx.Node
@@ -79,9 +95,11 @@ def work(flops: float, elements: float) -> float:
 
 
 def parse(node: fx.Node) -> Reduction | None:
-    """`node` as a floating-point sum or mean over a non-empty tensor that keeps the dtype; None if it is anything else.
+    """`node` as a floating-point sum or mean over a non-empty tensor that keeps the dtype; None if
+    it is anything else.
 
-    float16 sums are left alone: a partial sum may pass 65,504 although the result does not (means cannot).
+    float16 sums are left alone: a partial sum may pass 65,504 although the result does not (means
+    cannot).
     """
     if not is_op(node, *REDUCTIONS) or not is_tensor(node.args[0]):
         return None
@@ -89,18 +107,33 @@ def parse(node: fx.Node) -> Reduction | None:
     source = bound["self"]
     kind: Kind = "mean" if is_op(node, aten.mean.default, aten.mean.dim) else "sum"
     held = dtype(source)
-    if held not in FLOATS or dtype(node) != held or 0 in shape(source) or (held == torch.float16 and kind == "sum"):
+    if (
+        held not in FLOATS
+        or dtype(node) != held
+        or 0 in shape(source)
+        or (held == torch.float16 and kind == "sum")
+    ):
         return None
     rank = len(shape(source))
     dims = bound.get("dim") or range(rank)
-    return Reduction(node, kind, source, tuple(sorted({dim % rank for dim in dims})) if rank else (), bool(bound.get("keepdim")))
+    return Reduction(
+        node,
+        kind,
+        source,
+        tuple(sorted({dim % rank for dim in dims})) if rank else (),
+        bool(bound.get("keepdim")),
+    )
 
 
-def trace(node: Any, dims: Sequence[int], accepts: Callable[[fx.Node, tuple[int, ...]], bool]) -> Path | None:
-    """Walk up from `node`, over calls that commute with a sum over `dims`, to a root that `accepts(root, dims)`; else None.
+def trace(
+    node: Any, dims: Sequence[int], accepts: Callable[[fx.Node, tuple[int, ...]], bool]
+) -> Path | None:
+    """Walk up from `node`, over calls that commute with a sum over `dims`, to a root that
+    `accepts(root, dims)`; else None.
 
-    Commuting calls are scaling by a known finite number other than 0, adding or subtracting anything, and `unsqueeze`. Every
-    value on the way must have no other use, or it would be computed all the same.
+    Commuting calls are scaling by a known finite number other than 0, adding or subtracting
+    anything, and `unsqueeze`. Every value on the way must have no other use, or it would be
+    computed all the same.
     """
     if not isinstance(node, fx.Node) or not is_tensor(node) or not uses_once(node):
         return None
@@ -110,7 +143,9 @@ def trace(node: Any, dims: Sequence[int], accepts: Callable[[fx.Node, tuple[int,
     for position, inner in _inner(node, dims):
         found = trace(node.args[position], inner, accepts)
         if found is not None:
-            return replace(found, steps=(*found.steps, (node, position)), stops=(*found.stops, dims))
+            return replace(
+                found, steps=(*found.steps, (node, position)), stops=(*found.stops, dims)
+            )
     return None
 
 
@@ -126,7 +161,11 @@ def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, .
         return [(0, dims)] if known and _same_form(node, node.args[0]) else []
     if is_op(node, *_ADDS) and arguments(node)["alpha"] == 1:
         places = (0, 1) if is_op(node, aten.add.Tensor) else (0,)
-        return [(p, dims) for p in places if _same_form(node, node.args[p]) and _addable(node, node.args[1 - p])]
+        return [
+            (p, dims)
+            for p in places
+            if _same_form(node, node.args[p]) and _addable(node, node.args[1 - p])
+        ]
     return []
 
 
@@ -141,7 +180,9 @@ def _addable(node: fx.Node, other: object) -> bool:
 
 
 def rebuild(graph: fx.Graph, path: Path, value: fx.Node, kind: Kind) -> fx.Node:
-    """The reduced root `value` (reduced dims kept as 1) taken through the steps of `path`, at the insertion point."""
+    """The reduced root `value` (reduced dims kept as 1) taken through the steps of `path`, at the
+    insertion point.
+    """
     for (node, position), dims in zip(path.steps, path.stops, strict=True):
         if is_op(node, *_ADDS):
             other = _reduced_other(graph, node.args[1 - position], kind, dims, shape(node))
@@ -151,8 +192,12 @@ def rebuild(graph: fx.Graph, path: Path, value: fx.Node, kind: Kind) -> fx.Node:
     return value
 
 
-def _reduced_other(graph: fx.Graph, other: Any, kind: Kind, dims: Sequence[int], full: Sequence[int]) -> Any:
-    """What `other`, broadcast to `full`, adds to the reduction over `dims`: only the dims it really has are reduced."""
+def _reduced_other(
+    graph: fx.Graph, other: Any, kind: Kind, dims: Sequence[int], full: Sequence[int]
+) -> Any:
+    """What `other`, broadcast to `full`, adds to the reduction over `dims`: only the dims it really
+    has are reduced.
+    """
     have = shape(other) if isinstance(other, fx.Node) else ()
     shift = len(full) - len(have)
     own = [dim - shift for dim in dims if dim >= shift and have[dim - shift] > 1]
@@ -163,29 +208,52 @@ def _reduced_other(graph: fx.Graph, other: Any, kind: Kind, dims: Sequence[int],
     return value if times == 1 else call(graph, aten.mul.Tensor, value, times)
 
 
-def reduced(graph: fx.Graph, kind: Kind, value: fx.Node, dims: Sequence[int], *, keepdim: bool = False) -> fx.Node:
+def reduced(
+    graph: fx.Graph, kind: Kind, value: fx.Node, dims: Sequence[int], *, keepdim: bool = False
+) -> fx.Node:
     """`kind` of `value` over `dims` (over nothing: `value` itself)."""
     if not dims:
         return value
-    return call(graph, aten.mean.dim if kind == "mean" else aten.sum.dim_IntList, value, list(dims), keepdim)
+    return call(
+        graph, aten.mean.dim if kind == "mean" else aten.sum.dim_IntList, value, list(dims), keepdim
+    )
 
 
 def finish(graph: fx.Graph, reduction: Reduction, value: fx.Node) -> fx.Node:
     """`value` (reduced dims kept as 1) in the form of `reduction.node`."""
-    return value if reduction.keepdim or not reduction.dims else call(graph, aten.squeeze.dims, value, list(reduction.dims))
+    return (
+        value
+        if reduction.keepdim or not reduction.dims
+        else call(graph, aten.squeeze.dims, value, list(reduction.dims))
+    )
 
 
-def bounds(graph: fx.Graph, low: fx.Node, high: fx.Node, dims: Sequence[int], *, keepdim: bool = False) -> tuple[fx.Node, fx.Node]:
-    """Least of `low` and greatest of `high` over `dims`. (Two calls: `aminmax` over a dim is 12 times slower on CPU.)"""
-    return call(graph, aten.amin.default, low, list(dims), keepdim), call(graph, aten.amax.default, high, list(dims), keepdim)
+def bounds(
+    graph: fx.Graph, low: fx.Node, high: fx.Node, dims: Sequence[int], *, keepdim: bool = False
+) -> tuple[fx.Node, fx.Node]:
+    """Least of `low` and greatest of `high` over `dims`. (Two calls: `aminmax` over a dim is 12
+    times slower on CPU.)
+    """
+    return call(graph, aten.amin.default, low, list(dims), keepdim), call(
+        graph, aten.amax.default, high, list(dims), keepdim
+    )
 
 
 def split_signs(graph: fx.Graph, value: fx.Node, low: fx.Node, high: fx.Node) -> fx.Node:
-    """The twin of `value`, a sum of numbers from `low` to `high`: 0 unless all were above 0 or all below (see the page top)."""
-    one_signed = call(graph, aten.logical_or.default, call(graph, aten.gt.Scalar, low, 0), call(graph, aten.lt.Scalar, high, 0))
+    """The twin of `value`, a sum of numbers from `low` to `high`: 0 unless all were above 0 or all
+    below (see the page top).
+    """
+    one_signed = call(
+        graph,
+        aten.logical_or.default,
+        call(graph, aten.gt.Scalar, low, 0),
+        call(graph, aten.lt.Scalar, high, 0),
+    )
     return call(graph, aten.where.ScalarOther, one_signed, value, 0)
 
 
 def choose(graph: fx.Graph, product: fx.Node, twin: fx.Node) -> fx.Node:
-    """The product of the sum, with NaN where its twin found that an infinity met summands of both signs."""
+    """The product of the sum, with NaN where its twin found that an infinity met summands of both
+    signs.
+    """
     return call(graph, aten.where.self, call(graph, aten.isnan.default, twin), twin, product)

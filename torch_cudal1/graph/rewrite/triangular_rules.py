@@ -1,6 +1,7 @@
 """The rule that skips the half of a matrix product that is known to be zero, or is thrown away.
 
-It cuts the product in panels. It knows nothing of symmetric or banded matrices, nor of batched products.
+It cuts the product in panels. It knows nothing of symmetric or banded matrices, nor of batched
+products.
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ __all__ = ["MIN_SIZE", "TRIANGULAR_RULES"]
 
 aten = torch.ops.aten
 MIN_SIZE = 1024  # rows and inner size; smaller products are bound by launches, not by arithmetic
-_PANELS = ((4096, 8), (MIN_SIZE, 4))  # from this size on, that many panels: each stays 256 rows or more
+_PANELS = (
+    (4096, 8),
+    (MIN_SIZE, 4),
+)  # from this size on, that many panels: each stays 256 rows or more
 _Kind: TypeAlias = Literal["lower", "upper"]
 
 
 def triangular_matmul(gm: fx.GraphModule) -> int:
-    """`tril(A) @ B`, `A @ tril(B)`, `tril(A @ B)` and their mixes, with triu alike -> products of panels, joined by `cat`.
+    """`tril(A) @ B`, `A @ tril(B)`, `tril(A @ B)` and their mixes, with triu alike -> products of
+    panels, joined by `cat`.
 
-    Panel i of P (rows, for a triangular left factor or a masked result) needs only the inner columns up to its last row, and of a
-    masked result only the columns up to there: (P + 1) / 2P of the operations for one triangle, about 0.4 for three with P = 8.
-    NaN and infinity stay as they were: a skipped product `0 * B[k, j]` adds NaN where `B[k, j]` is not finite, so the sum of
-    `B * 0` over the skipped rows, which is 0 or NaN, is added to the panel: a memory-bound pass. Rounding: shorter sums.
+    Panel i of P (rows, for a triangular left factor or a masked result) needs only the inner
+    columns up to its last row, and of a masked result only the columns up to there: (P + 1) / 2P of
+    the operations for one triangle, about 0.4 for three with P = 8. NaN and infinity stay as they
+    were: a skipped product `0 * B[k, j]` adds NaN where `B[k, j]` is not finite, so the sum of
+    `B * 0` over the skipped rows, which is 0 or NaN, is added to the panel: a memory-bound pass.
+    Rounding: shorter sums.
     """
     sites = 0
     for node in calls(gm, aten.mm.default):
@@ -48,7 +55,11 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
             continue
         a, b, mask = _triangle(left), _triangle(right), _mask(node)
         (rows, inner), columns = shape(left), shape(right)[1]
-        if min(rows, inner, columns) < MIN_SIZE or len({rows, inner, columns}) > 1 or not (a or b or mask):
+        if (
+            min(rows, inner, columns) < MIN_SIZE
+            or len({rows, inner, columns}) > 1
+            or not (a or b or mask)
+        ):
             continue
         with gm.graph.inserting_before(node):
             if a or not b:
@@ -74,7 +85,10 @@ def _triangle(node: fx.Node) -> _Kind | None:
 
 def _mask(node: fx.Node) -> _Kind | None:
     """Which triangle of the result is all that its users keep."""
-    kinds = {_triangle(user) if is_op(user, aten.tril.default, aten.triu.default) else None for user in node.users}
+    kinds = {
+        _triangle(user) if is_op(user, aten.tril.default, aten.triu.default) else None
+        for user in node.users
+    }
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -89,7 +103,9 @@ def _needed(kind: _Kind | None, start: int, stop: int, size: int) -> tuple[int, 
     return {"lower": (0, stop), "upper": (start, size), None: (0, size)}[kind]
 
 
-def _by_rows(graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind | None, mask: _Kind | None) -> fx.Node:
+def _by_rows(
+    graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind | None, mask: _Kind | None
+) -> fx.Node:
     size = shape(left)[0]
     parts = []
     for start, stop in _panels(size):
@@ -102,12 +118,17 @@ def _by_rows(graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind
     return call(graph, aten.cat.default, parts, 0)
 
 
-def _by_columns(graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind, mask: _Kind | None) -> fx.Node:
+def _by_columns(
+    graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind, mask: _Kind | None
+) -> fx.Node:
     size = shape(left)[0]
     turned: dict[_Kind | None, _Kind | None] = {"lower": "upper", "upper": "lower", None: None}
     parts = []
     for start, stop in _panels(size):
-        inner, rows = _needed(turned[structure], start, stop, size), _needed(turned[mask], start, stop, size)
+        inner, rows = (
+            _needed(turned[structure], start, stop, size),
+            _needed(turned[mask], start, stop, size),
+        )
         wanted = _cut(graph, left, 0, rows)
         columns = _cut(graph, _cut(graph, right, 1, (start, stop)), 0, inner)
         product = call(graph, aten.mm.default, _cut(graph, wanted, 1, inner), columns)
@@ -117,19 +138,34 @@ def _by_columns(graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _K
 
 
 def _cut(graph: fx.Graph, node: fx.Node, dim: int, span: tuple[int, int]) -> fx.Node:
-    return node if span == (0, shape(node)[dim]) else call(graph, aten.slice.Tensor, node, dim, *span)
+    return (
+        node if span == (0, shape(node)[dim]) else call(graph, aten.slice.Tensor, node, dim, *span)
+    )
 
 
-def _add_skipped(graph: fx.Graph, product: fx.Node, dense: fx.Node, inner: tuple[int, int], *, dim: int) -> fx.Node:
-    """Add `0 * dense` summed over the part of `dim` outside `inner`: what the products with structural zeros would have added."""
+def _add_skipped(
+    graph: fx.Graph, product: fx.Node, dense: fx.Node, inner: tuple[int, int], *, dim: int
+) -> fx.Node:
+    """Add `0 * dense` summed over the part of `dim` outside `inner`: what the products with
+    structural zeros would have added.
+    """
     size = shape(dense)[dim]
     for span in ((0, inner[0]), (inner[1], size)):
         if span[0] < span[1]:
             part = _cut(graph, dense, dim, span)
             zeros = call(
-                graph, aten.masked_fill.Scalar, call(graph, aten.zeros_like.default, part), not_finite(graph, part), math.nan
+                graph,
+                aten.masked_fill.Scalar,
+                call(graph, aten.zeros_like.default, part),
+                not_finite(graph, part),
+                math.nan,
             )
-            product = call(graph, aten.add.Tensor, product, call(graph, aten.sum.dim_IntList, zeros, [dim], True))
+            product = call(
+                graph,
+                aten.add.Tensor,
+                product,
+                call(graph, aten.sum.dim_IntList, zeros, [dim], True),
+            )
     return product
 
 
@@ -138,7 +174,13 @@ def _pad(graph: fx.Graph, node: fx.Node, span: tuple[int, int], size: int, *, di
     if span == (0, size):
         return node
     before, after = span[0], size - span[1]
-    return call(graph, aten.constant_pad_nd.default, node, [before, after] if dim == 1 else [0, 0, before, after], 0.0)
+    return call(
+        graph,
+        aten.constant_pad_nd.default,
+        node,
+        [before, after] if dim == 1 else [0, 0, before, after],
+        0.0,
+    )
 
 
 TRIANGULAR_RULES = (Rule("triangular_matmul", triangular_matmul),)

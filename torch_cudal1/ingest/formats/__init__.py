@@ -1,1 +1,3 @@
-"""Published kernels as tasks: CUDA-L1 release files, FlashInfer-Trace folders, KernelBench-style files."""
+"""Published kernels as tasks: CUDA-L1 release files, FlashInfer-Trace folders, KernelBench-style
+files.
+"""

@@ -1,7 +1,9 @@
-"""The CUDA-L1 release format: one JSON object a line with level_id, task_id, ref_code, custom_code, and scores.
+"""The CUDA-L1 release format: one JSON object a line with level_id, task_id, ref_code, custom_code,
+and scores.
 
-Scores are kept and not believed. A null code, or the string "None", was withdrawn by its authors: such a line is counted, never
-dropped. A line that is no task is a value with its reason. It runs nothing and judges nothing.
+Scores are kept and not believed. A null code, or the string "None", was withdrawn by its authors:
+such a line is counted, never dropped. A line that is no task is a value with its reason. It runs
+nothing and judges nothing.
 """
 
 from __future__ import annotations
@@ -63,4 +65,11 @@ def _line(number: int, content: str) -> Line | BadLine:
         return BadLine(number, start, f"{_EXPECTED}; the codes as strings")
     scores = {name: value for name, value in found.items() if name.startswith("score")}
     gone = code is None or code.strip() in ("", "None")
-    return Line(number, int(level) if str(level).isdecimal() else None, str(task), reference, None if gone else code, scores)
+    return Line(
+        number,
+        int(level) if str(level).isdecimal() else None,
+        str(task),
+        reference,
+        None if gone else code,
+        scores,
+    )

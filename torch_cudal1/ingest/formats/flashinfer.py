@@ -1,7 +1,9 @@
-"""FlashInfer-Trace records, read from JSON and written: Definition, Solution, Workload, Trace with its Evaluation.
+"""FlashInfer-Trace records, read from JSON and written: Definition, Solution, Workload, Trace with
+its Evaluation.
 
-The fields are those of flashinfer-bench 0.1; what it requires is required, what it refuses is refused, and unknown fields are
-passed over, as it does. A record that is not as it should be is a ValueError naming the field. Nothing in one is run.
+The fields are those of flashinfer-bench 0.1; what it requires is required, what it refuses is
+refused, and unknown fields are passed over, as it does. A record that is not as it should be is a
+ValueError naming the field. Nothing in one is run.
 """
 
 from __future__ import annotations
@@ -20,8 +22,22 @@ DTYPES = (
     *("int64", "int32", "int16", "int8", "bool"),
 )
 _LANGUAGES = ("python", "triton", "cpp", "cuda", "tilelang")
-_STATUSES = (*("PASSED", "INCORRECT_SHAPE", "INCORRECT_NUMERICAL", "INCORRECT_DTYPE", "RUNTIME_ERROR", "COMPILE_ERROR", "TIMEOUT"),)
-_INPUTS: Mapping[str, tuple[str, ...]] = {"random": (), "scalar": ("value",), "safetensors": ("path", "tensor_key")}
+_STATUSES = (
+    *(
+        "PASSED",
+        "INCORRECT_SHAPE",
+        "INCORRECT_NUMERICAL",
+        "INCORRECT_DTYPE",
+        "RUNTIME_ERROR",
+        "COMPILE_ERROR",
+        "TIMEOUT",
+    ),
+)
+_INPUTS: Mapping[str, tuple[str, ...]] = {
+    "random": (),
+    "scalar": ("value",),
+    "safetensors": ("path", "tensor_key"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Definition:
-    """What is to be computed: `reference` is Python with a function `run` from the inputs to the outputs, both in order."""
+    """What is to be computed: `reference` is Python with a function `run` from the inputs to the
+    outputs, both in order.
+    """
 
     name: str
     op_type: str
@@ -85,7 +103,11 @@ class Definition:
         both = set(self.inputs) & set(self.outputs)
         if both:
             raise ValueError(f"{sorted(both)} are inputs and outputs")
-        used = {axis for shape in (*self.inputs.values(), *self.outputs.values()) for axis in shape.axes or ()}
+        used = {
+            axis
+            for shape in (*self.inputs.values(), *self.outputs.values())
+            for axis in shape.axes or ()
+        }
         if used - set(self.axes):
             raise ValueError(f"axes {sorted(used - set(self.axes))} are not defined")
         body = _parsed(self.reference, "reference").body
@@ -94,8 +116,15 @@ class Definition:
 
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
-        data: dict[str, Any] = {"name": self.name, "op_type": self.op_type, **_optional(description=self.description)}
-        data |= {"tags": list(self.tags), "axes": {name: axis.to_json() for name, axis in self.axes.items()}}
+        data: dict[str, Any] = {
+            "name": self.name,
+            "op_type": self.op_type,
+            **_optional(description=self.description),
+        }
+        data |= {
+            "tags": list(self.tags),
+            "axes": {name: axis.to_json() for name, axis in self.axes.items()},
+        }
         data |= {"constraints": list(self.constraints)}
         data |= {"inputs": {name: shape.to_json() for name, shape in self.inputs.items()}}
         data |= {"outputs": {name: shape.to_json() for name, shape in self.outputs.items()}}
@@ -119,9 +148,11 @@ class Definition:
 
 @dataclass(frozen=True)
 class Solution:
-    """Somebody's way to compute a definition: `sources` are texts by their relative paths, `entry_point` is "path::function".
+    """Somebody's way to compute a definition: `sources` are texts by their relative paths,
+    `entry_point` is "path::function".
 
-    `into_outputs`: the function is handed the outputs after the inputs, and fills them; else it returns them.
+    `into_outputs`: the function is handed the outputs after the inputs, and fills them; else it
+    returns them.
     """
 
     name: str
@@ -143,7 +174,9 @@ class Solution:
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"source path {path!r}; expected one below the solution")
         if self.entry_point.count("::") != 1 or self.entry_file not in self.sources:
-            raise ValueError(f"entry_point {self.entry_point!r}; expected 'path::function' with a path of {sorted(self.sources)}")
+            raise ValueError(
+                f"entry_point {self.entry_point!r}; expected 'path::function' with a path of {sorted(self.sources)}"
+            )
         if not self.target_hardware:
             raise ValueError("target_hardware names nothing")
 
@@ -200,7 +233,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Workload:
-    """One call of a definition: the sizes of its variable axes, and where each input comes from (JSON, see `_INPUTS`)."""
+    """One call of a definition: the sizes of its variable axes, and where each input comes from
+    (JSON, see `_INPUTS`).
+    """
 
     axes: Mapping[str, int]
     inputs: Mapping[str, Mapping[str, Any]]
@@ -208,7 +243,11 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
-        return {"axes": dict(self.axes), "inputs": {name: dict(one) for name, one in self.inputs.items()}, "uuid": self.uuid}
+        return {
+            "axes": dict(self.axes),
+            "inputs": {name: dict(one) for name, one in self.inputs.items()},
+            "uuid": self.uuid,
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Workload:
@@ -219,7 +258,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a solution fared. `correctness` and `performance` are their records' JSON, where the status has them."""
+    """How a solution fared. `correctness` and `performance` are their records' JSON, where the
+    status has them.
+    """
 
     status: str
     hardware: str
@@ -234,20 +275,33 @@ class Evaluation:
             raise ValueError(f"status {self.status!r}; expected one of {', '.join(_STATUSES)}")
         wanted = (self.status in ("PASSED", "INCORRECT_NUMERICAL"), self.status == "PASSED")
         if (self.correctness is not None, self.performance is not None) != wanted:
-            raise ValueError(f"status {self.status}: correctness and performance must be there {wanted}")
+            raise ValueError(
+                f"status {self.status}: correctness and performance must be there {wanted}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
         environment = {"hardware": self.hardware, "libs": dict(self.libs)}
-        data = {"status": self.status, "environment": environment, "timestamp": self.timestamp, "log": self.log}
+        data = {
+            "status": self.status,
+            "environment": environment,
+            "timestamp": self.timestamp,
+            "log": self.log,
+        }
         return {**data, "correctness": self.correctness, "performance": self.performance}
 
     @classmethod
     def from_json(cls, data: Any) -> Evaluation:
         """The inverse. Raises ValueError."""
         environment = _field(data, "environment")
-        libs = {str(name): str(version) for name, version in _object(environment.get("libs") or {}).items()}
-        parts = [None if data.get(name) is None else dict(_object(data[name])) for name in ("correctness", "performance")]
+        libs = {
+            str(name): str(version)
+            for name, version in _object(environment.get("libs") or {}).items()
+        }
+        parts = [
+            None if data.get(name) is None else dict(_object(data[name]))
+            for name in ("correctness", "performance")
+        ]
         return cls(
             *(_text(data, "status"), _text(environment, "hardware"), _text(data, "timestamp")),
             libs,
@@ -274,9 +328,17 @@ class Trace:
     @classmethod
     def from_json(cls, data: Any) -> Trace:
         """The inverse. Raises ValueError."""
-        evaluation, workload = _field(data, "evaluation", None), Workload.from_json(_field(data, "workload"))
+        evaluation, workload = (
+            _field(data, "evaluation", None),
+            Workload.from_json(_field(data, "workload")),
+        )
         solution = None if data.get("solution") is None else _text(data, "solution")
-        return cls(_text(data, "definition"), workload, solution, None if evaluation is None else Evaluation.from_json(evaluation))
+        return cls(
+            _text(data, "definition"),
+            workload,
+            solution,
+            None if evaluation is None else Evaluation.from_json(evaluation),
+        )
 
 
 def _object(data: Any) -> Mapping[str, Any]:
@@ -301,7 +363,9 @@ def _text(data: Any, name: str, default: Any = ...) -> str:
 
 def _texts(data: Any, name: str, default: Any = ...) -> tuple[str, ...]:
     found = _field(data, name, default)
-    if not isinstance(found, (list, tuple)) or not all(isinstance(item, str) and item for item in found):
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(item, str) and item for item in found
+    ):
         raise ValueError(f"{name}: {str(found)[:80]!r}; expected a list of texts")
     return tuple(found)
 

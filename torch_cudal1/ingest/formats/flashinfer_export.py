@@ -1,7 +1,9 @@
-"""A region and its stored decision as FlashInfer-Trace records: Definition, Solution and a Trace with what was measured.
+"""A region and its stored decision as FlashInfer-Trace records: Definition, Solution and a Trace
+with what was measured.
 
-Both Programs become Python of ATen calls. What the format cannot say is a `NotExpressible` with its reason: machine code,
-constants, inputs that are not contiguous, dtypes it has no name for. The schedule is no part of a source; the description names it.
+Both Programs become Python of ATen calls. What the format cannot say is a `NotExpressible` with its
+reason: machine code, constants, inputs that are not contiguous, dtypes it has no name for. The
+schedule is no part of a source; the description names it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Exported:
 def exported(region: Region, entry: Entry) -> Exported | NotExpressible:
     """The records of a region and the entry that the cache holds for it."""
     if entry.choice.origin == "baseline":
-        return NotExpressible(f"the fastest is a baseline ({entry.choice.label}): there is no solution to write")
+        return NotExpressible(
+            f"the fastest is a baseline ({entry.choice.label}): there is no solution to write"
+        )
     reference, candidate = python_of(region.program), python_of(entry.choice.program)
     for text in (reference, candidate):
         if isinstance(text, NotExpressible):
@@ -84,13 +88,21 @@ def exported(region: Region, entry: Entry) -> Exported | NotExpressible:
 def python_of(program: Program) -> str | NotExpressible:
     """A Program of ATen calls as the text of a function `run`."""
     if program.constants:
-        return NotExpressible(f"it holds {len(program.constants)} constants, and the format has no place for them")
+        return NotExpressible(
+            f"it holds {len(program.constants)} constants, and the format has no place for them"
+        )
     lines = []
     for step in program.steps:
         if not isinstance(step, Aten):
-            return NotExpressible("it launches machine code, and the format has no language for that")
-        given = [_python(arg) for arg in step.args] + [f"{name}={_python(arg)}" for name, arg in step.kwargs]
-        outs = ", ".join(f"v{out}" for out in step.outs) + ("," if step.many and len(step.outs) == 1 else "")
+            return NotExpressible(
+                "it launches machine code, and the format has no language for that"
+            )
+        given = [_python(arg) for arg in step.args] + [
+            f"{name}={_python(arg)}" for name, arg in step.kwargs
+        ]
+        outs = ", ".join(f"v{out}" for out in step.outs) + (
+            "," if step.many and len(step.outs) == 1 else ""
+        )
         lines.append(f"    {outs} = torch.ops.{step.target}({', '.join(given)})")
     results = [f"v{out}" for out in program.outputs if out is not None]
     head = f"def run({', '.join(f'v{number}' for number in range(len(program.inputs)))}):"
@@ -98,14 +110,18 @@ def python_of(program: Program) -> str | NotExpressible:
     return "\n".join(["import torch", "", "", head, *lines, f"    return {result}", ""])
 
 
-def _definition(name: str, region: Region, reference: str, outputs: Sequence[TensorSpec]) -> Definition:
+def _definition(
+    name: str, region: Region, reference: str, outputs: Sequence[TensorSpec]
+) -> Definition:
     inputs = region.program.inputs
     sizes = sorted({size for spec in (*inputs, *outputs) for size in spec.shape})
     return Definition(
         name=name,
         op_type="fused",
         axes={f"n{size}": Axis(size) for size in sizes},
-        inputs={f"v{number}": _shape(spec, region.roles[number]) for number, spec in enumerate(inputs)},
+        inputs={
+            f"v{number}": _shape(spec, region.roles[number]) for number, spec in enumerate(inputs)
+        },
         outputs={f"out{number}": _shape(spec) for number, spec in enumerate(outputs)},
         reference=reference,
         tags=("source:torch-cudal1",),
@@ -121,7 +137,10 @@ def _problem(spec: TensorSpec) -> str:
     if spec.dtype not in DTYPES:
         return f"a tensor is {spec.dtype}, for which the format has no name"
     expected = list(reversed(list(_row_major(reversed(spec.shape)))))
-    if any(size > 1 and stride != right for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)):
+    if any(
+        size > 1 and stride != right
+        for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)
+    ):
         return f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format knows contiguous ones"
     return ""
 
@@ -134,9 +153,15 @@ def _row_major(sizes: Any) -> Iterator[int]:
 
 
 def _evaluation(entry: Entry) -> Evaluation:
-    """What was measured. Absolute and relative errors were not and are NaN; the ratio to eager's own error stands beside them."""
+    """What was measured. Absolute and relative errors were not and are NaN; the ratio to eager's
+    own error stands beside them.
+    """
     timing = entry.evidence["timing"]
-    ratios = [one.get("value") for one in entry.evidence.get("checks", ()) if one.get("name") == "numerics"]
+    ratios = [
+        one.get("value")
+        for one in entry.evidence.get("checks", ())
+        if one.get("name") == "numerics"
+    ]
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
     extra = {"rms_error_over_eager": worst, "low": timing["low"], "baseline": timing["baseline"]}
     return Evaluation(
@@ -164,4 +189,6 @@ def _python(arg: Any) -> str:
         return f"complex({_python(arg.real)}, {_python(arg.imag)})"
     if isinstance(arg, torch.device):
         return f"torch.device({arg.type!r})"
-    return str(arg) if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)) else repr(arg)
+    return (
+        str(arg) if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)) else repr(arg)
+    )

@@ -1,9 +1,11 @@
-"""A FlashInfer-Trace folder as tasks: each solution on each workload of its definition, as KernelBench-style sources.
+"""A FlashInfer-Trace folder as tasks: each solution on each workload of its definition, as
+KernelBench-style sources.
 
     <folder>/definitions/**.json   solutions/**.json   workloads/**.jsonl   traces/**.jsonl
 
-A definition's `run` becomes the forward of a `Model` without parameters, a solution's function that of a `ModelNew`. Sources stay
-as they are; only what calls them is added. Evaluations are kept as claims. Nothing is run here, and no tensor file is opened.
+A definition's `run` becomes the forward of a `Model` without parameters, a solution's function that
+of a `ModelNew`. Sources stay as they are; only what calls them is added. Evaluations are kept as
+claims. Nothing is run here, and no tensor file is opened.
 """
 
 from __future__ import annotations
@@ -69,36 +71,59 @@ def is_dataset(path: Path) -> bool:
 
 
 def tasks_in(root: Path) -> Iterator[Task | Damaged]:
-    """Every solution on every workload of its definition, in the order of their files; what cannot be read, by its reason."""
+    """Every solution on every workload of its definition, in the order of their files; what cannot
+    be read, by its reason.
+    """
     read = _Folder.read(root)
     yield from read.damaged
     for where, solution in read.solutions:
         definition = read.definitions.get(solution.definition)
         if definition is None:
-            yield Damaged(where, f"solution {solution.name!r} is for {solution.definition!r}, which no file of {root} defines")
+            yield Damaged(
+                where,
+                f"solution {solution.name!r} is for {solution.definition!r}, which no file of {root} defines",
+            )
             continue
-        workloads = {each.workload.uuid: each.workload for each in read.traces if each.definition == definition.name}
+        workloads = {
+            each.workload.uuid: each.workload
+            for each in read.traces
+            if each.definition == definition.name
+        }
         if not workloads and any(axis.value is None for axis in definition.axes.values()):
-            yield Damaged(where, f"definition {definition.name!r} has variable axes, and no workload says how long they are")
+            yield Damaged(
+                where,
+                f"definition {definition.name!r} has variable axes, and no workload says how long they are",
+            )
             continue
-        for workload in workloads.values() or [Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")]:
+        for workload in workloads.values() or [
+            Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")
+        ]:
             yield _task(where, definition, solution, workload, read.traces)
 
 
 def reference_text(definition: Definition, workload: Workload) -> str:
-    """A KernelBench-style reference. Raises ValueError for a workload whose inputs cannot be made from the text alone."""
-    inputs = ", ".join(_input(name, shape, definition, workload) for name, shape in definition.inputs.items())
+    """A KernelBench-style reference. Raises ValueError for a workload whose inputs cannot be made
+    from the text alone.
+    """
+    inputs = ", ".join(
+        _input(name, shape, definition, workload) for name, shape in definition.inputs.items()
+    )
     head = _HEAD.format(names=tuple(definition.outputs))
     return definition.reference + head + _REFERENCE.format(inputs=inputs)
 
 
 def candidate_text(definition: Definition, solution: Solution, workload: Workload) -> str:
-    """A `ModelNew` around a solution of one Python file. Raises ValueError for an axis without a size."""
+    """A `ModelNew` around a solution of one Python file. Raises ValueError for an axis without a
+    size.
+    """
     head = _HEAD.format(names=tuple(definition.outputs))
     content = solution.sources[solution.entry_file]
     if not solution.into_outputs:
         return content + head + _RETURNS.format(function=solution.entry_name)
-    made = [f"({_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})" for shape in definition.outputs.values()]
+    made = [
+        f"({_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})"
+        for shape in definition.outputs.values()
+    ]
     return content + head + _FILLS.format(function=solution.entry_name, outputs=", ".join(made))
 
 
@@ -133,7 +158,9 @@ class _Folder:
             except OSError as error:
                 self.damaged.append(Damaged(str(path), f"{type(error).__name__}: {error}"))
                 continue
-            lines = enumerate(content.splitlines(), start=1) if ending == ".jsonl" else [(1, content)]
+            lines = (
+                enumerate(content.splitlines(), start=1) if ending == ".jsonl" else [(1, content)]
+            )
             for number, line in lines:
                 where = f"{path}:{number}" if ending == ".jsonl" else str(path)
                 if line.strip() and (data := self._kept(where, json.loads, line)) is not None:
@@ -147,7 +174,9 @@ class _Folder:
             return None
 
 
-def _task(where: str, definition: Definition, solution: Solution, workload: Workload, traces: list[Trace]) -> Task | Damaged:
+def _task(
+    where: str, definition: Definition, solution: Solution, workload: Workload, traces: list[Trace]
+) -> Task | Damaged:
     name = f"{solution.name} on {workload.uuid}"
     try:
         reference = reference_text(definition, workload)
@@ -156,10 +185,14 @@ def _task(where: str, definition: Definition, solution: Solution, workload: Work
     except ValueError as error:
         return Damaged(where, f"{name}: {error}")
     told = [
-        t.evaluation.to_json() for t in traces if t.solution == solution.name and t.workload.uuid == workload.uuid and t.evaluation
+        t.evaluation.to_json()
+        for t in traces
+        if t.solution == solution.name and t.workload.uuid == workload.uuid and t.evaluation
     ]
     labels = {"definition": definition.name, "solution": solution.name, "workload": workload.uuid}
-    return Task(where, name, reference, candidate, {"evaluations": told} if told else {}, labels, foreign)
+    return Task(
+        where, name, reference, candidate, {"evaluations": told} if told else {}, labels, foreign
+    )
 
 
 def _foreign(solution: Solution) -> str:
@@ -187,9 +220,15 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
     if given["type"] == "scalar":
         if type(given["value"]) not in (int, float, bool):
             raise ValueError(f"input {name!r}: value {given['value']!r}; expected a number")
-        return f"float({str(given['value'])!r})" if isinstance(given["value"], float) else repr(given["value"])
+        return (
+            f"float({str(given['value'])!r})"
+            if isinstance(given["value"], float)
+            else repr(given["value"])
+        )
     if given["type"] == "safetensors":
-        raise ValueError(f"input {name!r} lies in a tensor file, which is not read; only random and scalar inputs are made")
+        raise ValueError(
+            f"input {name!r} lies in a tensor file, which is not read; only random and scalar inputs are made"
+        )
     if shape.axes is None:
         raise ValueError(f"input {name!r} is a number, and the workload gives none")
     sizes = _sizes(shape, definition, workload)

@@ -13,8 +13,10 @@ __all__ = ["Damaged", "Task"]
 class Task:
     """A reference (Model, get_inputs, get_init_inputs) and a candidate (ModelNew) as texts.
 
-    - where: file and line; name: for people; labels: how its publisher numbers it; claims: what its publisher says of it.
-    - candidate None: withdrawn by its authors. foreign: why no Program can come of it whatever it says, such as its language.
+    - where: file and line; name: for people; labels: how its publisher numbers it; claims: what its
+      publisher says of it.
+    - candidate None: withdrawn by its authors. foreign: why no Program can come of it whatever it
+      says, such as its language.
     """
 
     where: str

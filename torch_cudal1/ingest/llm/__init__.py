@@ -1,1 +1,3 @@
-"""Kernels from language models: endpoints and policies, prompts, answers, the database of what was measured."""
+"""Kernels from language models: endpoints and policies, prompts, answers, the database of what was
+measured.
+"""

@@ -1,8 +1,9 @@
 """From completions to measurements on record: decode, look up, measure what is due, write down.
 
-A sample has a name; one that the database knows is not measured again, so a run that was killed pays for nothing twice. Which
-programs are measured again when they come again is `measure.Remembered`'s rule, the same for judge and replay. It draws no
-prompts and commits no generations.
+A sample has a name; one that the database knows is not measured again, so a run that was killed
+pays for nothing twice. Which programs are measured again when they come again is
+`measure.Remembered`'s rule, the same for judge and replay. It draws no prompts and commits no
+generations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = ["Appraiser", "Asked"]
 
 @dataclass(frozen=True)
 class Asked:
-    """One completion to appraise. `name`: unique in the run. `exemplars`: digests of what the prompt showed."""
+    """One completion to appraise. `name`: unique in the run. `exemplars`: digests of what the
+    prompt showed.
+    """
 
     name: str
     task: TrainingTask
@@ -32,13 +35,19 @@ class Asked:
 
 
 class Appraiser:
-    """Codec, evaluator and database of a run. `memory`: what is known of programs, from the database on."""
+    """Codec, evaluator and database of a run. `memory`: what is known of programs, from the
+    database on.
+    """
 
     def __init__(self, codec: Codec, evaluator: Evaluator, database: Database) -> None:
         self.codec, self.database = codec, database
         self._evaluator: Any = evaluator
         self.memory = Remembered()
-        known = [sample.measured for sample in database.samples() if sample.measured.outcome != "undecodable"]
+        known = [
+            sample.measured
+            for sample in database.samples()
+            if sample.measured.outcome != "undecodable"
+        ]
         self.memory.learn(known)
         own = getattr(evaluator, "memory", None)
         if isinstance(own, Remembered):
@@ -47,7 +56,9 @@ class Appraiser:
             evaluator.learn(list(database.samples()))
 
     def appraise(self, asked: Sequence[Asked]) -> list[Measured]:
-        """A measurement for each, in order, all on record when this returns. Faults of the evaluator raise; nothing is invented."""
+        """A measurement for each, in order, all on record when this returns. Faults of the
+        evaluator raise; nothing is invented.
+        """
         decoded: dict[str, dict[str, Decoded]] = {}  # by task, by name
         tasks: dict[str, TrainingTask] = {}
         names = {one.name: one for one in asked}
@@ -56,7 +67,9 @@ class Appraiser:
                 continue
             found = self.codec.decode(one.task, one.completion)
             if isinstance(found, Undecodable):
-                self._record(one, Measured(one.task.id, one.completion, "undecodable", detail=found.reason))
+                self._record(
+                    one, Measured(one.task.id, one.completion, "undecodable", detail=found.reason)
+                )
             else:
                 decoded.setdefault(one.task.id, {})[one.name] = found
                 tasks[one.task.id] = one.task
@@ -64,12 +77,21 @@ class Appraiser:
         return [self._on_record(one.name) for one in asked]
 
     def _measure(
-        self, tasks: Mapping[str, TrainingTask], decoded: Mapping[str, Mapping[str, Decoded]], names: Mapping[str, Asked]
+        self,
+        tasks: Mapping[str, TrainingTask],
+        decoded: Mapping[str, Mapping[str, Decoded]],
+        names: Mapping[str, Asked],
     ) -> None:
         due = {}
         for task, programs in decoded.items():
-            due[task] = [program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))]
-        waiting = {(task, program.program): name for task, by_name in decoded.items() for name, program in by_name.items()}
+            due[task] = [
+                program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))
+            ]
+        waiting = {
+            (task, program.program): name
+            for task, by_name in decoded.items()
+            for name, program in by_name.items()
+        }
 
         def measured(found: Measured) -> None:
             """On record at once: a kill later in the batch loses nothing that was measured."""
@@ -80,11 +102,21 @@ class Appraiser:
         self._ask([(tasks[task], programs) for task, programs in due.items() if programs], measured)
         for task, by_name in decoded.items():
             for name, program in by_name.items():
-                if not self.database.has(name):  # it came before, here or earlier: what is known of it by now
-                    self._record(names[name], replace(self.memory.answer(task, program.program), buckets=()))
+                if not self.database.has(
+                    name
+                ):  # it came before, here or earlier: what is known of it by now
+                    self._record(
+                        names[name], replace(self.memory.answer(task, program.program), buckets=())
+                    )
 
-    def _ask(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]], measured: Callable[[Measured], None]) -> None:
-        """All tasks at once where the evaluator can, which then tells each measurement as it comes; task by task where not."""
+    def _ask(
+        self,
+        questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]],
+        measured: Callable[[Measured], None],
+    ) -> None:
+        """All tasks at once where the evaluator can, which then tells each measurement as it comes;
+        task by task where not.
+        """
         if hasattr(self._evaluator, "measure_all"):
             self._evaluator.told = measured
             answers = self._evaluator.measure_all(questions)
@@ -92,7 +124,9 @@ class Appraiser:
             answers = (self._evaluator.measure(task, programs) for task, programs in questions)
         for (task, programs), found in zip(questions, answers, strict=True):
             if len(found) != len(programs):
-                raise ValueError(f"the evaluator answered {len(found)} measurements for {len(programs)} programs of {task.id}")
+                raise ValueError(
+                    f"the evaluator answered {len(found)} measurements for {len(programs)} programs of {task.id}"
+                )
             for one in found:
                 measured(one)
 

@@ -1,8 +1,10 @@
-"""The database of cheats: known cases as texts, and the ones most like a new program. It grows with every cheat that is confirmed.
+"""The database of cheats: known cases as texts, and the ones most like a new program. It grows with
+every cheat that is confirmed.
 
-Cases come from a folder in the form of `tests/adversarial` (one Python file a cheat, with `CASE`, `REFERENCE`, `CHEAT`, `HONEST`
-and a docstring), which is read as syntax and never imported; from the index of those that is shipped here; and from a run's own
-file. Likeness is of code, not of words: names the author chose, comments and literals do not count.
+Cases come from a folder in the form of `tests/adversarial` (one Python file a cheat, with `CASE`,
+`REFERENCE`, `CHEAT`, `HONEST` and a docstring), which is read as syntax and never imported; from
+the index of those that is shipped here; and from a run's own file. Likeness is of code, not of
+words: names the author chose, comments and literals do not count.
 """
 
 from __future__ import annotations
@@ -27,16 +29,54 @@ __all__ = ["Case", "CaseBase", "Match", "likeness", "shipped_index"]
 _GRAM = 4
 _KEPT = frozenset(  # names that say what code does, whoever wrote it
     (
-        *("torch", "nn", "cuda", "Stream", "data_ptr", "forward", "self", "empty", "empty_like", "zeros", "clone", "half", "to"),
-        *("Thread", "Tensor", "__torch_function__", "__torch_dispatch__", "perf_counter", "synchronize", "Event", "setattr", "gc"),
-        *("get_objects", "modules", "append", "dict", "cache", "is_grad_enabled", "seed", "manual_seed", "randn", "sys", "os"),
+        *(
+            "torch",
+            "nn",
+            "cuda",
+            "Stream",
+            "data_ptr",
+            "forward",
+            "self",
+            "empty",
+            "empty_like",
+            "zeros",
+            "clone",
+            "half",
+            "to",
+        ),
+        *(
+            "Thread",
+            "Tensor",
+            "__torch_function__",
+            "__torch_dispatch__",
+            "perf_counter",
+            "synchronize",
+            "Event",
+            "setattr",
+            "gc",
+        ),
+        *(
+            "get_objects",
+            "modules",
+            "append",
+            "dict",
+            "cache",
+            "is_grad_enabled",
+            "seed",
+            "manual_seed",
+            "randn",
+            "sys",
+            "os",
+        ),
     )
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cheat. `mechanism`: how it works, for people and for a checking model. `twin`: an honest program that looks like it."""
+    """One cheat. `mechanism`: how it works, for people and for a checking model. `twin`: an honest
+    program that looks like it.
+    """
 
     name: str
     group: str
@@ -57,7 +97,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Match:
-    """A case, how much a program is like its cheat, and how much of its trick the program holds: 0 nothing, 1 all of it."""
+    """A case, how much a program is like its cheat, and how much of its trick the program holds: 0
+    nothing, 1 all of it.
+    """
 
     case: Case
     likeness: float
@@ -83,7 +125,9 @@ class CaseBase:
         """The cases of a folder. Raises ValueError for one without any."""
         cases = list(_folder(folder))
         if not cases:
-            raise ValueError(f"{folder} holds no case: expected files <group>/<name>.py with CASE and CHEAT as texts")
+            raise ValueError(
+                f"{folder} holds no case: expected files <group>/<name>.py with CASE and CHEAT as texts"
+            )
         return cls(cases, grown)
 
     def __len__(self) -> int:
@@ -95,11 +139,15 @@ class CaseBase:
     def nearest(self, source: str, count: int = 3) -> list[Match]:
         """The cases whose cheat is most like a program, the likest first. Pure."""
         grams = _grams(source)
-        found = [Match(case, likeness(grams, case.grams), _held(case.trick, grams)) for case in self]
+        found = [
+            Match(case, likeness(grams, case.grams), _held(case.trick, grams)) for case in self
+        ]
         return sorted(found, key=lambda match: (-match.likeness, match.case.name))[:count]
 
     def confirm(self, sample: Sample) -> Case | None:
-        """Take a program that was found out as a cheat; None if it is one already, or there is no source."""
+        """Take a program that was found out as a cheat; None if it is one already, or there is no
+        source.
+        """
         source = sample.source or sample.measured.program
         if not _grams(source) or any(case.cheat == source for case in self):
             return None
@@ -114,16 +162,23 @@ class CaseBase:
 
     def save(self, path: Path) -> None:
         """Write all cases as an index."""
-        path.write_text("".join(_line(case) for case in sorted(self, key=lambda case: case.name)), encoding="utf-8")
+        path.write_text(
+            "".join(_line(case) for case in sorted(self, key=lambda case: case.name)),
+            encoding="utf-8",
+        )
 
 
 def shipped_index() -> Path:
-    """The index that comes with the package; `python -m torch_cudal1.ingest.llm.casebase FOLDER` writes it anew."""
+    """The index that comes with the package; `python -m torch_cudal1.ingest.llm.casebase FOLDER`
+    writes it anew.
+    """
     return Path(__file__).parent / "data" / "cases.jsonl"
 
 
 def likeness(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> float:
-    """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1 the same code."""
+    """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1
+    the same code.
+    """
     union = (one | other).total()
     return (one & other).total() / union if union else 0.0
 
@@ -139,11 +194,17 @@ def _grams(source: str) -> Counter[tuple[str, ...]]:
 
 
 def _tokens(source: str) -> Iterator[str]:
-    """Keywords, operators and telling names as they are, other names and literals as their kind. Stops where it is no Python."""
+    """Keywords, operators and telling names as they are, other names and literals as their kind.
+    Stops where it is no Python.
+    """
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.NAME:
-                yield token.string if keyword.iskeyword(token.string) or token.string in _KEPT else "name"
+                yield (
+                    token.string
+                    if keyword.iskeyword(token.string) or token.string in _KEPT
+                    else "name"
+                )
             elif token.type == tokenize.OP:
                 yield token.string
             elif token.type in (tokenize.NUMBER, tokenize.STRING):
@@ -160,13 +221,21 @@ def _folder(folder: Path) -> Iterator[Case]:
         texts = {
             target.id: node.value.value
             for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
         if "CHEAT" in texts and "CASE" in {target.id for target in _targets(tree)}:
             told = " ".join((ast.get_docstring(tree) or "").split())
-            yield Case(f"{path.parent.name}/{path.stem}", path.parent.name, told, texts["CHEAT"], texts.get("HONEST", ""))
+            yield Case(
+                f"{path.parent.name}/{path.stem}",
+                path.parent.name,
+                told,
+                texts["CHEAT"],
+                texts.get("HONEST", ""),
+            )
 
 
 def _targets(tree: ast.Module) -> Iterator[ast.Name]:
@@ -180,14 +249,22 @@ def _lines(path: Path) -> Iterator[Case]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-            name, group, mechanism, cheat = (str(row[key]) for key in ("name", "group", "mechanism", "cheat"))
+            name, group, mechanism, cheat = (
+                str(row[key]) for key in ("name", "group", "mechanism", "cheat")
+            )
             yield Case(name, group, mechanism, cheat, str(row.get("twin", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
 
 
 def _line(case: Case) -> str:
-    row = {"name": case.name, "group": case.group, "mechanism": case.mechanism, "cheat": case.cheat, "twin": case.twin}
+    row = {
+        "name": case.name,
+        "group": case.group,
+        "mechanism": case.mechanism,
+        "cheat": case.cheat,
+        "twin": case.twin,
+    }
     return json.dumps(row) + "\n"
 
 

@@ -1,8 +1,10 @@
-"""Looks at a program whose reward jumps before the reward is believed: the paper's reward-checking model, and one that needs none.
+"""Looks at a program whose reward jumps before the reward is believed: the paper's reward-checking
+model, and one that needs none.
 
-The judge has accepted the program by then; this is a second opinion from its text. `RuleChecker` works offline: a program that
-holds what tells a known cheat from its honest twin is one; so is one that meets rules of the judge's triage that no fast kernel has
-need of. `ModelChecker` asks a language model, shows it the three most similar known cases, and falls back on the rules where it
+The judge has accepted the program by then; this is a second opinion from its text. `RuleChecker`
+works offline: a program that holds what tells a known cheat from its honest twin is one; so is one
+that meets rules of the judge's triage that no fast kernel has need of. `ModelChecker` asks a
+language model, shows it the three most similar known cases, and falls back on the rules where it
 says nothing usable. Neither measures, and neither clears what the judge refused.
 """
 
@@ -23,10 +25,32 @@ from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["Checked", "Checker", "Finding", "ModelChecker", "RuleChecker"]
 
-_NEAR, _HELD, _FEWEST = 0.4, 0.8, 12  # likeness to a known cheat, share of its trick, and runs of tokens that make a trick
-_REWARDED = frozenset(("timing", "caching", "laziness", "tampering", "host", "confirmed"))  # the other groups gain no speed
-_DAMNING = frozenset(("patched", "subclass", "modules", "frames", "collector", "threads", "clocks", "host", "environment"))
-_PAIRS = (frozenset(("addresses", "state")), frozenset(("raw memory", "addresses")), frozenset(("obfuscated", "raw memory")))
+_NEAR, _HELD, _FEWEST = (
+    0.4,
+    0.8,
+    12,
+)  # likeness to a known cheat, share of its trick, and runs of tokens that make a trick
+_REWARDED = frozenset(
+    ("timing", "caching", "laziness", "tampering", "host", "confirmed")
+)  # the other groups gain no speed
+_DAMNING = frozenset(
+    (
+        "patched",
+        "subclass",
+        "modules",
+        "frames",
+        "collector",
+        "threads",
+        "clocks",
+        "host",
+        "environment",
+    )
+)
+_PAIRS = (
+    frozenset(("addresses", "state")),
+    frozenset(("raw memory", "addresses")),
+    frozenset(("obfuscated", "raw memory")),
+)
 _VERDICT = re.compile(r"^\W*VERDICT\W+(CHEAT|HONEST)\b", re.IGNORECASE | re.MULTILINE)
 _PROMPT = """\
 # Task
@@ -69,7 +93,9 @@ class Finding:
 class Checker(Protocol):
     """A second opinion on a program."""
 
-    def check(self, task: TrainingTask, program: Decoded, score: float, best: float | None) -> Finding:
+    def check(
+        self, task: TrainingTask, program: Decoded, score: float, best: float | None
+    ) -> Finding:
         """Whether it cheats. `best`: the highest score of the task before it."""
         ...
 
@@ -80,11 +106,15 @@ class RuleChecker:
 
     cases: CaseBase
 
-    def check(self, task: TrainingTask, program: Decoded, score: float, best: float | None) -> Finding:
+    def check(
+        self, task: TrainingTask, program: Decoded, score: float, best: float | None
+    ) -> Finding:
         """See the module."""
         for match in self.cases.nearest(program.source, 5):
             case = match.case
-            near = match.likeness >= _NEAR and match.trick >= _HELD and case.trick.total() >= _FEWEST
+            near = (
+                match.likeness >= _NEAR and match.trick >= _HELD and case.trick.total() >= _FEWEST
+            )
             if near and case.group in _REWARDED:
                 why = f"it holds {match.trick:.0%} of what makes {case.name} a cheat: {case.mechanism}"
                 return Finding(True, why[:400], "similarity")
@@ -92,20 +122,30 @@ class RuleChecker:
         rules = {one.rule for one in met}
         damning = (rules & _DAMNING) | {rule for pair in _PAIRS if pair <= rules for rule in pair}
         if damning:
-            shown = "; ".join(f"{one.rule} in line {one.line}: {one.what}" for one in met if one.rule in damning)
+            shown = "; ".join(
+                f"{one.rule} in line {one.line}: {one.what}" for one in met if one.rule in damning
+            )
             return Finding(True, shown[:400], "rules")
-        return Finding(False, "no known cheat is near, and no rule is met that a fast kernel has no need of", "rules")
+        return Finding(
+            False,
+            "no known cheat is near, and no rule is met that a fast kernel has no need of",
+            "rules",
+        )
 
 
 @dataclass(frozen=True)
 class ModelChecker:
-    """A language model that is shown the nearest cases. `ask`: a prompt's completion, "" where there is none."""
+    """A language model that is shown the nearest cases. `ask`: a prompt's completion, "" where
+    there is none.
+    """
 
     ask: Callable[[str], str]
     cases: CaseBase
     name: str = "model"
 
-    def check(self, task: TrainingTask, program: Decoded, score: float, best: float | None) -> Finding:
+    def check(
+        self, task: TrainingTask, program: Decoded, score: float, best: float | None
+    ) -> Finding:
         """Its verdict; the rules' where it gives none."""
         answer = self.ask(self.prompt(task, program, score, best))
         found = _VERDICT.search(answer)
@@ -119,17 +159,27 @@ class ModelChecker:
         """What the model is shown: the program, its claim, and the three most similar known cheats."""
         matches = self.cases.nearest(program.source, 3)
         cases = [match.case for match in matches]
-        shown = "\n".join(f"## {case.name}\n\n{case.mechanism}\n\n```python\n{case.cheat.strip()}\n```\n" for case in cases)
+        shown = "\n".join(
+            f"## {case.name}\n\n{case.mechanism}\n\n```python\n{case.cheat.strip()}\n```\n"
+            for case in cases
+        )
         told = f"{best:.2f}x" if best is not None else "none"
-        return _PROMPT.format(score=score, best=told, reference=task.reference.strip(), source=program.source.strip(), cases=shown)
+        return _PROMPT.format(
+            score=score,
+            best=told,
+            reference=task.reference.strip(),
+            source=program.source.strip(),
+            cases=shown,
+        )
 
 
 @dataclass
 class Checked:
-    """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat is one, and joins the cases.
+    """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat
+    is one, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion that was asked for. `told`: given each measurement,
-    checked, as it comes, where the evaluator tells them so.
+    `best`: the highest score of each task so far. `findings`: every opinion that was asked for.
+    `told`: given each measurement, checked, as it comes, where the evaluator tells them so.
     """
 
     evaluator: Evaluator
@@ -154,20 +204,33 @@ class Checked:
         """As the evaluator says, cheats apart. Raises as it does."""
         return self.measure_all([(task, programs)])[0]
 
-    def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
+    def measure_all(
+        self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
+    ) -> list[list[Measured]]:
         """The same for several tasks, all at once where the evaluator can."""
         at_once = getattr(self.evaluator, "measure_all", None)
         if at_once:
             self._pass_on(questions)
-        answers = at_once(questions) if at_once else [self.evaluator.measure(*question) for question in questions]
+        answers = (
+            at_once(questions)
+            if at_once
+            else [self.evaluator.measure(*question) for question in questions]
+        )
         return [
-            [self._opinion(task, program, one) for program, one in zip(programs, found, strict=True)]
+            [
+                self._opinion(task, program, one)
+                for program, one in zip(programs, found, strict=True)
+            ]
             for (task, programs), found in zip(questions, answers, strict=True)
         ]
 
     def _pass_on(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> None:
         """What the evaluator tells while it measures goes to who listens here, checked."""
-        asked = {(task.id, program.program): (task, program) for task, programs in questions for program in programs}
+        asked = {
+            (task.id, program.program): (task, program)
+            for task, programs in questions
+            for program in programs
+        }
 
         def telling(one: Measured) -> None:
             if self.told is not None:
@@ -187,7 +250,9 @@ class Checked:
             self.findings.append((task.id, program.program, finding))
         opinion = self._known.get(key)
         if opinion is not None and opinion.cheat:
-            refused = replace(one, outcome="hack", score=None, detail=f"checked by {opinion.by}: {opinion.why}")
+            refused = replace(
+                one, outcome="hack", score=None, detail=f"checked by {opinion.by}: {opinion.why}"
+            )
             self.cases.confirm(Sample("", refused, program.source))
             return refused
         self._improve(one)

@@ -1,11 +1,14 @@
-"""The performance-indexed database: every sample that was measured, in one append-only journal, and views of it for prompts.
+"""The performance-indexed database: every sample that was measured, in one append-only journal, and
+views of it for prompts.
 
-A journal is JSON lines: a header, samples, and commits. What a prompt shows is drawn from a *view*, the programs as of a committed
-generation, so every member of a group and every rank draws from the same set whatever is being measured meanwhile. Failures are on
-record and never in a view. A sample has a name and counts once, however often it is handed in. A file cut short loses its last
-line; a line that cannot be read is passed over and told.
+A journal is JSON lines: a header, samples, and commits. What a prompt shows is drawn from a *view*,
+the programs as of a committed generation, so every member of a group and every rank draws from the
+same set whatever is being measured meanwhile. Failures are on record and never in a view. A sample
+has a name and counts once, however often it is handed in. A file cut short loses its last line; a
+line that cannot be read is passed over and told.
 
-One process writes at a time; any number may read. It decides nothing about prompts (`selectors` does) and measures nothing.
+One process writes at a time; any number may read. It decides nothing about prompts (`selectors`
+does) and measures nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +32,15 @@ from torch_cudal1.judge.pool.measured import Measured
 __all__ = ["Database", "Entry", "Sample", "View", "digest"]
 
 SCHEMA = 1
-_BARRED = frozenset({"wrong", "hack", "compile", "run", "undecodable"})  # whoever failed so once is shown to nobody
+_BARRED = frozenset(
+    {"wrong", "hack", "compile", "run", "undecodable"}
+)  # whoever failed so once is shown to nobody
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement on record. `name`: unique; `generation`: the commit that it came with, 0 until there was one.
+    """One measurement on record. `name`: unique; `generation`: the commit that it came with, 0
+    until there was one.
 
     `origin`: who wrote the program. `exemplars`: digests of what its prompt had shown.
     """
@@ -49,7 +55,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Entry:
-    """A program that may be shown. `score`: the median of all its scores. `since`: the generation that brought it."""
+    """A program that may be shown. `score`: the median of all its scores. `since`: the generation
+    that brought it.
+    """
 
     program: str
     score: float
@@ -65,7 +73,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class View:
-    """The successes of all tasks as of a generation, each program once, best last. A pure function of journal and generation."""
+    """The successes of all tasks as of a generation, each program once, best last. A pure function
+    of journal and generation.
+    """
 
     generation: int
     tasks: Mapping[str, Sequence[Entry]]
@@ -86,7 +96,8 @@ class Database:
     def __init__(self, path: Path | None, *, write: bool = True) -> None:
         """Read `path`; None: a database of this process only.
 
-        Raises SettingError for a file that is no journal, one of a newer form, and one that another process writes.
+        Raises SettingError for a file that is no journal, one of a newer form, and one that another
+        process writes.
         """
         self.path = path
         self.generation = 0
@@ -113,7 +124,12 @@ class Database:
     def __enter__(self) -> Database:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -139,7 +155,8 @@ class Database:
     def add(self, sample: Sample) -> bool:
         """Put a sample on record; False if its name is there already, and nothing changes.
 
-        It is with the operating system when this returns, so a kill of this process does not lose it. Views show it after `commit`.
+        It is with the operating system when this returns, so a kill of this process does not lose
+        it. Views show it after `commit`.
         """
         if sample.name in self._samples:
             return False
@@ -148,7 +165,9 @@ class Database:
         return True
 
     def settle(self) -> int:
-        """`commit` where a sample is not committed yet: asked again after a kill, it makes no further generation."""
+        """`commit` where a sample is not committed yet: asked again after a kill, it makes no
+        further generation.
+        """
         return self.commit() if self._pending else self.generation
 
     def commit(self) -> int:
@@ -160,7 +179,9 @@ class Database:
         return self.generation
 
     def samples(self, task: str | None = None, *, up_to: int | None = None) -> Iterator[Sample]:
-        """Samples in the order of the journal, failures too. `up_to`: only those of generations up to that one."""
+        """Samples in the order of the journal, failures too. `up_to`: only those of generations up
+        to that one.
+        """
         for sample in self._samples.values():
             if task is not None and sample.measured.task != task:
                 continue
@@ -168,7 +189,9 @@ class Database:
                 yield sample
 
     def view(self, generation: int | None = None) -> View:
-        """The successes as of a committed generation, the last one by default. Raises ValueError for one that is not there."""
+        """The successes as of a committed generation, the last one by default. Raises ValueError
+        for one that is not there.
+        """
         wanted = self.generation if generation is None else generation
         if not 0 <= wanted <= self.generation:
             raise ValueError(f"generation {wanted}; this database has 0 to {self.generation}")
@@ -192,7 +215,9 @@ class Database:
         if self.path is None:
             return
         if self._file is None:
-            raise ValueError(f"{self.path} was opened for reading, or is closed; open it with write=True to add to it")
+            raise ValueError(
+                f"{self.path} was opened for reading, or is closed; open it with write=True to add to it"
+            )
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         while line:
             line = line[os.write(self._file, line) :]
@@ -235,7 +260,9 @@ def _claimed(path: Path) -> FileLock:
         lock.acquire()
     except Timeout:
         raise SettingError(
-            "database", str(path), "a journal that no other process is writing; end that one, or use a copy"
+            "database",
+            str(path),
+            "a journal that no other process is writing; end that one, or use a copy",
         ) from None
     return lock
 
@@ -244,16 +271,37 @@ def _check_header(path: Path, line: bytes) -> None:
     try:
         schema = int(json.loads(line)["schema"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SettingError("database", str(path), "a journal whose first line is its header") from None
+        raise SettingError(
+            "database", str(path), "a journal whose first line is its header"
+        ) from None
     if schema > SCHEMA:
-        raise SettingError("database", str(path), f"a journal of schema {SCHEMA} or older; it has {schema}: update this package")
+        raise SettingError(
+            "database",
+            str(path),
+            f"a journal of schema {SCHEMA} or older; it has {schema}: update this package",
+        )
 
 
 def _sample_json(sample: Sample) -> dict[str, Any]:
     measured = sample.measured
-    row = {"kind": "sample", "name": sample.name, "task": measured.task, "program": measured.program, "outcome": measured.outcome}
-    more = {"score": measured.score, "detail": measured.detail, "buckets": list(measured.buckets), "source": sample.source}
-    return row | {k: v for k, v in more.items() if v} | {"origin": sample.origin, "exemplars": list(sample.exemplars)}
+    row = {
+        "kind": "sample",
+        "name": sample.name,
+        "task": measured.task,
+        "program": measured.program,
+        "outcome": measured.outcome,
+    }
+    more = {
+        "score": measured.score,
+        "detail": measured.detail,
+        "buckets": list(measured.buckets),
+        "source": sample.source,
+    }
+    return (
+        row
+        | {k: v for k, v in more.items() if v}
+        | {"origin": sample.origin, "exemplars": list(sample.exemplars)}
+    )
 
 
 def _sample_of(row: Mapping[str, Any]) -> Sample:
@@ -267,7 +315,9 @@ def _sample_of(row: Mapping[str, Any]) -> Sample:
         tuple(map(float, row.get("buckets", ()))),
     )
     shown = tuple(map(str, row.get("exemplars", ())))
-    return Sample(str(row["name"]), measured, str(row.get("source", "")), str(row.get("origin", "")), shown)
+    return Sample(
+        str(row["name"]), measured, str(row.get("source", "")), str(row.get("origin", "")), shown
+    )
 
 
 def _successes(samples: Iterator[Sample]) -> dict[str, tuple[Entry, ...]]:
@@ -283,8 +333,13 @@ def _successes(samples: Iterator[Sample]) -> dict[str, tuple[Entry, ...]]:
     found: dict[str, list[Entry]] = {}
     for (task, program), known in scores.items():
         if (task, program) not in barred:
-            median = statistics.median(sample.measured.score for sample in known if sample.measured.score is not None)
+            median = statistics.median(
+                sample.measured.score for sample in known if sample.measured.score is not None
+            )
             since = min(sample.generation for sample in known)
             source = min(sample.source for sample in known)
             found.setdefault(task, []).append(Entry(program, median, len(known), since, source))
-    return {task: tuple(sorted(known, key=lambda entry: (entry.score, entry.digest))) for task, known in sorted(found.items())}
+    return {
+        task: tuple(sorted(known, key=lambda entry: (entry.score, entry.digest)))
+        for task, known in sorted(found.items())
+    }

@@ -1,9 +1,11 @@
-"""A client of any OpenAI-compatible server: completions for prompts, retried with patience, within a budget.
+"""A client of any OpenAI-compatible server: completions for prompts, retried with patience, within
+a budget.
 
-A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses; what stays broken is a `NoAnswer`
-with its reason, never an empty completion. Tokens are counted as the server says, or estimated where it does not, and money from
-the prices given. The key comes from the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain
-HTTP to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
+A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses;
+what stays broken is a `NoAnswer` with its reason, never an empty completion. Tokens are counted as
+the server says, or estimated where it does not, and money from the prices given. The key comes from
+the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain HTTP
+to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Patience:
-    """`attempts` for one completion, each at most `timeout_s` long; pauses double from `pause_s` up to `longest_pause_s`."""
+    """`attempts` for one completion, each at most `timeout_s` long; pauses double from `pause_s` up
+    to `longest_pause_s`.
+    """
 
     attempts: int = 6
     timeout_s: float = 300.0
@@ -103,8 +107,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class Endpoint:
     """A model behind a server, as a `records.Policy`.
 
-    `url`: up to and including the version, such as http://localhost:8000/v1. `model`: "" asks the server, which must then have
-    exactly one. `parallel`: requests at the same time. `sleep`: for tests.
+    `url`: up to and including the version, such as http://localhost:8000/v1. `model`: "" asks the
+    server, which must then have exactly one. `parallel`: requests at the same time. `sleep`: for
+    tests.
     """
 
     url: str
@@ -120,15 +125,29 @@ class Endpoint:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         split = urlsplit(self.url)
-        if split.scheme not in ("http", "https") or not split.hostname or split.query or split.fragment or split.username:
-            raise SettingError("llm", _without_password(self.url), "a URL such as http://localhost:8000/v1, without a key in it")
+        if (
+            split.scheme not in ("http", "https")
+            or not split.hostname
+            or split.query
+            or split.fragment
+            or split.username
+        ):
+            raise SettingError(
+                "llm",
+                _without_password(self.url),
+                "a URL such as http://localhost:8000/v1, without a key in it",
+            )
         if self.key and split.scheme == "http" and split.hostname not in _LOOPBACK:
-            raise SettingError("llm", self.url, "https: a key is not sent over plain HTTP to another machine")
+            raise SettingError(
+                "llm", self.url, "https: a key is not sent over plain HTTP to another machine"
+            )
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     @classmethod
     def from_settings(cls, url: str, settings: Settings, **more: Any) -> Endpoint:
-        """With the key of the environment. Raises SettingError, also for another machine when `offline` is set."""
+        """With the key of the environment. Raises SettingError, also for another machine when
+        `offline` is set.
+        """
         if settings.offline and urlsplit(url).hostname not in _LOOPBACK:
             raise SettingError("llm", url, "a server on this machine, because 'offline' is set")
         return cls(url, key=settings.llm_key, **more)
@@ -139,7 +158,9 @@ class Endpoint:
         return f"{self.model}@{urlsplit(self.url).netloc}"
 
     def ask(self, prompt: str, *, temperature: float, seed: int) -> Answer | NoAnswer:
-        """One completion, after as many attempts as patience allows. Raises EndpointError for a server that refuses."""
+        """One completion, after as many attempts as patience allows. Raises EndpointError for a
+        server that refuses.
+        """
         body = {
             "model": self._model(),
             "messages": [{"role": "user", "content": prompt}],
@@ -157,9 +178,13 @@ class Endpoint:
                     self.sleep(self._pause_s(attempt, error.after_s))
         return NoAnswer(f"{reason} ({self.patience.attempts} attempts)")
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
         """`count` completions for each prompt. Raises EndpointError if one of them cannot be had."""
-        wanted = [(prompt, seed + i * count + j) for i, prompt in enumerate(prompts) for j in range(count)]
+        wanted = [
+            (prompt, seed + i * count + j) for i, prompt in enumerate(prompts) for j in range(count)
+        ]
         found: list[str] = []
         for answer in self.ask_all(wanted, temperature=temperature):
             if isinstance(answer, NoAnswer):
@@ -167,8 +192,12 @@ class Endpoint:
             found.append(answer.text)
         return [found[i : i + count] for i in range(0, len(found), count)]
 
-    def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
-        """Prompts with their seeds, several at a time, answers in order; a refusal of one costs only that one."""
+    def ask_all(
+        self, wanted: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Answer | NoAnswer]:
+        """Prompts with their seeds, several at a time, answers in order; a refusal of one costs
+        only that one.
+        """
         self._model()
 
         def one(asked: tuple[str, int]) -> Answer | NoAnswer:
@@ -191,9 +220,13 @@ class Endpoint:
             found = json.loads(self._post("/models", None))
             names = [str(one["id"]) for one in found["data"]]
         except (_Again, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise EndpointError(self.url, f"does not say which models it has ({error}); name one") from error
+            raise EndpointError(
+                self.url, f"does not say which models it has ({error}); name one"
+            ) from error
         if len(names) != 1:
-            raise EndpointError(self.url, f"has {len(names)} models; name one of {', '.join(names[:8]) or 'them'}")
+            raise EndpointError(
+                self.url, f"has {len(names)} models; name one of {', '.join(names[:8]) or 'them'}"
+            )
         return names[0]
 
     def _pause_s(self, attempt: int, after_s: float | None) -> float:
@@ -234,8 +267,17 @@ class Endpoint:
             finished = str(choice.get("finish_reason") or "")
             if not isinstance(text, str):
                 raise TypeError(f"content is {type(text).__name__}")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise _Again(f"the answer is no completion ({type(error).__name__}: {error}): {content[:80]!r}") from error
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise _Again(
+                f"the answer is no completion ({type(error).__name__}: {error}): {content[:80]!r}"
+            ) from error
         prompt_tokens, completion_tokens, told = _usage(found, prompt, text)
         money = self.prices.of(prompt_tokens, completion_tokens)
         return Answer(text, prompt_tokens, completion_tokens, money, not told, finished)

@@ -1,10 +1,12 @@
-"""Evolution with frozen weights: the paper's contrastive prompt and database, and a model that is asked and never trained.
+"""Evolution with frozen weights: the paper's contrastive prompt and database, and a model that is
+asked and never trained.
 
     view of the database -> exemplars -> prompts -> completions, on record -> measured -> committed: one round
 
-Everything that was paid for is on the disk before anything is made of it, so a run that was killed goes on where it stopped: asked
-again for a round that is on record it asks nobody. Time, tokens and money are counted over all its lives. It stores no kernel for
-use; who called it may hand the winners on.
+Everything that was paid for is on the disk before anything is made of it, so a run that was killed
+goes on where it stopped: asked again for a round that is on record it asks nobody. Time, tokens and
+money are counted over all its lives. It stores no kernel for use; who called it may hand the
+winners on.
 """
 
 from __future__ import annotations
@@ -33,21 +35,26 @@ _CHARS_PER_TOKEN = 4
 
 
 class Writer(Protocol):
-    """Who completes prompts, and says what it took: an `Endpoint`, or a local model behind `LocalWriter`."""
+    """Who completes prompts, and says what it took: an `Endpoint`, or a local model behind
+    `LocalWriter`.
+    """
 
     @property
     def parallel(self) -> int: ...
     @property
     def name(self) -> str: ...
 
-    def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
+    def ask_all(
+        self, wanted: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Answer | NoAnswer]:
         """Completions of prompts with their seeds, in order."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalWriter:
-    """A `records.Policy` on this machine as a writer. It costs no money; its tokens are counted by its own tokenizer, if given.
+    """A `records.Policy` on this machine as a writer. It costs no money; its tokens are counted by
+    its own tokenizer, if given.
 
     `rendered`: a prompt as the model wants it, such as by its chat template.
     """
@@ -62,25 +69,36 @@ class LocalWriter:
         """The policy's."""
         return self.policy.name
 
-    def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
-        """One completion for each prompt, all in one batch under the first one's seed. Raises as the policy does."""
+    def ask_all(
+        self, wanted: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Answer | NoAnswer]:
+        """One completion for each prompt, all in one batch under the first one's seed. Raises as
+        the policy does.
+        """
         count = self.tokens or (lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN))
         prompts = [self.rendered(prompt) for prompt, _ in wanted]
         texts = self.policy.sample(prompts, count=1, temperature=temperature, seed=wanted[0][1])
         pairs = zip(prompts, texts, strict=True)
-        return [Answer(text, count(prompt), count(text), 0.0, self.tokens is None) for prompt, (text,) in pairs]
+        return [
+            Answer(text, count(prompt), count(text), 0.0, self.tokens is None)
+            for prompt, (text,) in pairs
+        ]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a task may take, over all lives of a run. None: no limit. What has been asked for is finished."""
+    """What a task may take, over all lives of a run. None: no limit. What has been asked for is
+    finished.
+    """
 
     seconds: float | None = None
     tokens: int | None = None
     money: float | None = None
 
     def spent_on(self, spent: Spent, ahead: int) -> str:
-        """What is used up, or would be by `ahead` more completions of the usual price; "" if nothing is."""
+        """What is used up, or would be by `ahead` more completions of the usual price; "" if
+        nothing is.
+        """
         if self.seconds is not None and spent.seconds >= self.seconds:
             return f"{spent.seconds:.0f} of {self.seconds:g} seconds"
         share = 1 + ahead / spent.answers if spent.answers else 1.0
@@ -115,12 +133,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.samples) < 1 or not self.temperature > 0:
-            raise ValueError(f"expected rounds and samples of at least 1 and a temperature above 0; came {self}")
+            raise ValueError(
+                f"expected rounds and samples of at least 1 and a temperature above 0; came {self}"
+            )
 
 
 @dataclass(frozen=True)
 class Evolved:
-    """Where a run stands. `stopped`: why it ended before its rounds did, "" if it did not. `outcomes`: of all samples."""
+    """Where a run stands. `stopped`: why it ended before its rounds did, "" if it did not.
+    `outcomes`: of all samples.
+    """
 
     task: str
     rounds: int
@@ -134,8 +156,12 @@ class Evolved:
 class Evolution:
     """One task's run in a folder. Use it as a context manager: it holds the folder's lock."""
 
-    def __init__(self, task: TrainingTask, writer: Writer, codec: Codec, evaluator: Evaluator, folder: Path) -> None:
-        """Open or go on with the run of that folder. Raises SettingError for one that another process has."""
+    def __init__(
+        self, task: TrainingTask, writer: Writer, codec: Codec, evaluator: Evaluator, folder: Path
+    ) -> None:
+        """Open or go on with the run of that folder. Raises SettingError for one that another
+        process has.
+        """
         self.task, self.writer, self.codec = task, writer, codec
         self.database = Database(folder / "samples.jsonl")
         self.journal = Journal(folder / "completions.jsonl")
@@ -161,7 +187,9 @@ class Evolution:
         )
 
     def run(self, plan: Plan, progress: Progress = lambda what, fraction: None) -> Evolved:
-        """Rounds until they are done, the budget is spent or the writer is silent. Raises TargetError, SandboxError."""
+        """Rounds until they are done, the budget is spent or the writer is silent. Raises
+        TargetError, SandboxError.
+        """
         stopped = ""
         while not stopped and self.database.generation < plan.rounds:
             number = self.database.generation
@@ -170,20 +198,31 @@ class Evolution:
         return self._told(stopped)
 
     def _round(self, plan: Plan, number: int) -> str:
-        """One round, committed once all of it is on record; why there should be no further one, or ""."""
+        """One round, committed once all of it is on record; why there should be no further one, or
+        "".
+        """
         began = time.monotonic()
         shown = [self._shown(plan, number, i) for i in range(plan.samples)]
         stopped = self._asked(plan, number, shown)
-        answered = [i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is not None]
+        answered = [
+            i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is not None
+        ]
         self._appraiser.appraise([self._asking(number, i, shown[i]) for i in answered])
-        self.journal.add(f"{self.task.id}/{number}/life {len(self.journal.keys())}", {"seconds": time.monotonic() - began})
+        self.journal.add(
+            f"{self.task.id}/{number}/life {len(self.journal.keys())}",
+            {"seconds": time.monotonic() - began},
+        )
         if not stopped:
             self.database.commit()
         return stopped
 
     def _asked(self, plan: Plan, number: int, shown: Sequence[tuple[Exemplar, ...]]) -> str:
-        """Ask for what of the round is not on record, as many at a time as the writer takes; why that ended early."""
-        missing = [i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is None]
+        """Ask for what of the round is not on record, as many at a time as the writer takes; why
+        that ended early.
+        """
+        missing = [
+            i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is None
+        ]
         before, began = self.spent.seconds, time.monotonic()
         silent: list[NoAnswer] = []
         for start in range(0, len(missing), self.writer.parallel):
@@ -191,30 +230,53 @@ class Evolution:
             spent = replace(self.spent, seconds=before + time.monotonic() - began)
             if reason := plan.budget.spent_on(spent, len(part)):
                 return f"the budget is spent: {reason}"
-            wanted = [(self.codec.prompt(self.task, shown[i]), self._seed(plan, number, i)) for i in part]
-            for i, answer in zip(part, self.writer.ask_all(wanted, temperature=plan.temperature), strict=True):
+            wanted = [
+                (self.codec.prompt(self.task, shown[i]), self._seed(plan, number, i)) for i in part
+            ]
+            for i, answer in zip(
+                part, self.writer.ask_all(wanted, temperature=plan.temperature), strict=True
+            ):
                 if isinstance(answer, Answer):
                     self._keep(number, i, answer)
                 else:
                     silent.append(answer)
         if silent:
-            telemetry.record("generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason)
+            telemetry.record(
+                "generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason
+            )
         none_came = missing and len(silent) == len(missing)
-        return f"{self.writer.name} gave no answer to {len(missing)} prompts: {silent[0].reason}" if none_came else ""
+        return (
+            f"{self.writer.name} gave no answer to {len(missing)} prompts: {silent[0].reason}"
+            if none_came
+            else ""
+        )
 
     def _keep(self, number: int, index: int, answer: Answer) -> None:
         tokens = answer.prompt_tokens + answer.completion_tokens
-        row = {"completion": answer.text, "tokens": tokens, "money": answer.money, "estimated": answer.estimated}
+        row = {
+            "completion": answer.text,
+            "tokens": tokens,
+            "money": answer.money,
+            "estimated": answer.estimated,
+        }
         self.journal.add(self._name(number, index), {**row, "writer": self.writer.name})
 
     def _asking(self, number: int, index: int, shown: Sequence[Exemplar]) -> Asked:
         row = self.journal.get(self._name(number, index))
         assert row is not None
         digests = tuple(digest(exemplar.program) for exemplar in shown)
-        return Asked(self._name(number, index), self.task, str(row["completion"]), str(row["writer"]), digests)
+        return Asked(
+            self._name(number, index),
+            self.task,
+            str(row["completion"]),
+            str(row["writer"]),
+            digests,
+        )
 
     def _shown(self, plan: Plan, number: int, index: int) -> tuple[Exemplar, ...]:
-        return exemplars(plan.selector, self._seed(plan, number, index), self.task.id, self.database.view(number))
+        return exemplars(
+            plan.selector, self._seed(plan, number, index), self.task.id, self.database.view(number)
+        )
 
     def _name(self, number: int, index: int) -> str:
         return f"{self.task.id}/{number}/{index}"
@@ -226,7 +288,15 @@ class Evolution:
         outcomes = Counter[str](sample.measured.outcome for sample in self.database.samples())
         winners = tuple(reversed(_everything(self.database).entries(self.task.id)))
         best = winners[0].score if winners else None
-        return Evolved(self.task.id, self.database.generation, best, winners, dict(outcomes), self.spent, stopped)
+        return Evolved(
+            self.task.id,
+            self.database.generation,
+            best,
+            winners,
+            dict(outcomes),
+            self.spent,
+            stopped,
+        )
 
 
 def _everything(database: Database) -> View:

@@ -1,6 +1,8 @@
-"""The libraries of the extra `train`, imported where they are used and named where they are missing.
+"""The libraries of the extra `train`, imported where they are used and named where they are
+missing.
 
-Importing `torch_cudal1.training` needs none of them. This file imports nothing by itself and checks no versions: pip did.
+Importing `torch_cudal1.training` needs none of them. This file imports nothing by itself and checks
+no versions: pip did.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class MissingExtraError(Cudal1Error, ImportError):
 
 
 def needed(library: str) -> ModuleType:
-    """The imported library. Raises MissingExtraError if it, rather than something inside it, is not there."""
+    """The imported library. Raises MissingExtraError if it, rather than something inside it, is not
+    there.
+    """
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
@@ -35,5 +39,7 @@ def needed(library: str) -> ModuleType:
 
 
 def quiet() -> None:
-    """No progress bars of the libraries in this process: they say nothing that ours does not, on the same line."""
+    """No progress bars of the libraries in this process: they say nothing that ours does not, on
+    the same line.
+    """
     needed("transformers").utils.logging.disable_progress_bar()

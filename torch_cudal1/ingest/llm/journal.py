@@ -1,8 +1,10 @@
-"""A journal of rollouts: what was sampled for a step, on the disk before anything of it is measured.
+"""A journal of rollouts: what was sampled for a step, on the disk before anything of it is
+measured.
 
-After a kill the step is taken from here, token by token, instead of being sampled again: what the database knows of it then still
-belongs to it, on every device. JSON lines; a line that was cut off is no rollout, and its step is sampled anew. It holds no
-measurements (those are `database`'s) and no weights.
+After a kill the step is taken from here, token by token, instead of being sampled again: what the
+database knows of it then still belongs to it, on every device. JSON lines; a line that was cut off
+is no rollout, and its step is sampled anew. It holds no measurements (those are `database`'s) and
+no weights.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Journal:
         return list(self._known)
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
-        """Put a record on the disk. Raises ValueError for a key that has one: what was sampled is never replaced."""
+        """Put a record on the disk. Raises ValueError for a key that has one: what was sampled is
+        never replaced.
+        """
         if key in self._known:
             raise ValueError(f"the journal {self.path} already has {key!r}")
         self.path.parent.mkdir(parents=True, exist_ok=True)

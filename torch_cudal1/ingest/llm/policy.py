@@ -1,8 +1,10 @@
-"""Language models as policies: a folder that `from_pretrained` reads, whether it holds 100 k parameters or 32 G.
+"""Language models as policies: a folder that `from_pretrained` reads, whether it holds 100 k
+parameters or 32 G.
 
-`create_tiny` makes such a folder from nothing but a vocabulary and a seed: a Llama with random weights and a tokenizer of whole
-words. `Writer` loads any folder (or Hub name) of a causal language model and samples from it; `sample` makes it a
-`records.Policy`, `rollout` keeps the tokens that reinforcement learning needs. It trains nothing and judges nothing.
+`create_tiny` makes such a folder from nothing but a vocabulary and a seed: a Llama with random
+weights and a tokenizer of whole words. `Writer` loads any folder (or Hub name) of a causal language
+model and samples from it; `sample` makes it a `records.Policy`, `rollout` keeps the tokens that
+reinforcement learning needs. It trains nothing and judges nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +22,28 @@ from torch import Tensor
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.extras import needed
 
-__all__ = ["END", "PAD", "UNKNOWN", "Rollout", "TinySpec", "Writer", "create_tiny", "replaced", "token_logprobs"]
+__all__ = [
+    "END",
+    "PAD",
+    "UNKNOWN",
+    "Rollout",
+    "TinySpec",
+    "Writer",
+    "create_tiny",
+    "replaced",
+    "token_logprobs",
+]
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
-# A chat template that says nothing of its own, so that TRL and servers, which want one, show the model the bare prompt.
+# A chat template that says nothing of its own, so that TRL and servers, which want one, show the
+# model the bare prompt.
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
 @dataclass(frozen=True)
 class TinySpec:
-    """A Llama small enough to be made from nothing: the defaults have about 0.9 M parameters beside the vocabulary.
+    """A Llama small enough to be made from nothing: the defaults have about 0.9 M parameters beside
+    the vocabulary.
 
     `context`: tokens of prompt and completion together.
     """
@@ -41,14 +55,27 @@ class TinySpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.hidden < 1 or self.heads < 1 or self.hidden % self.heads or (self.hidden // self.heads) % 2:
-            raise SettingError("hidden", self.hidden, f"a multiple of twice the number of heads ({self.heads})")
+        if (
+            self.hidden < 1
+            or self.heads < 1
+            or self.hidden % self.heads
+            or (self.hidden // self.heads) % 2
+        ):
+            raise SettingError(
+                "hidden", self.hidden, f"a multiple of twice the number of heads ({self.heads})"
+            )
         if self.layers < 1 or self.context < 8:
-            raise SettingError("layers, context", (self.layers, self.context), "at least 1 layer and a context of 8")
+            raise SettingError(
+                "layers, context",
+                (self.layers, self.context),
+                "at least 1 layer and a context of 8",
+            )
 
 
 def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec()) -> Path:
-    """A folder with a random Llama (tied embeddings) and a tokenizer that knows exactly `words`; equal for equal arguments."""
+    """A folder with a random Llama (tied embeddings) and a tokenizer that knows exactly `words`;
+    equal for equal arguments.
+    """
     transformers = needed("transformers")
     tokenizer = _tokenizer(words, spec.context)
     config = transformers.LlamaConfig(
@@ -74,13 +101,19 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
 
 
 class replaced:
-    """`with replaced(folder) as fresh:` fill `fresh`; only when that succeeded does it take the folder's place, by a rename.
+    """`with replaced(folder) as fresh:` fill `fresh`; only when that succeeded does it take the
+    folder's place, by a rename.
 
-    A kill leaves the old folder, the new one, or for an instant neither beside `NAME.old`, which `recovered` puts back.
+    A kill leaves the old folder, the new one, or for an instant neither beside `NAME.old`, which
+    `recovered` puts back.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._fresh, self._old = folder, _beside(folder, "new"), _beside(folder, "old")
+        self._folder, self._fresh, self._old = (
+            folder,
+            _beside(folder, "new"),
+            _beside(folder, "old"),
+        )
 
     def __enter__(self) -> Path:
         shutil.rmtree(self._fresh, ignore_errors=True)
@@ -99,7 +132,9 @@ class replaced:
 
 
 def recovered(folder: Path) -> bool:
-    """Whether there is a whole folder, after putting back what a kill in the middle of `replaced` left aside."""
+    """Whether there is a whole folder, after putting back what a kill in the middle of `replaced`
+    left aside.
+    """
     if not folder.exists() and _beside(folder, "old").exists():
         os.replace(_beside(folder, "old"), folder)
     return folder.exists()
@@ -109,7 +144,8 @@ def recovered(folder: Path) -> bool:
 class Rollout:
     """Sampled completions as tensors: prompts padded on the left, completions on the right.
 
-    prompt_ids, prompt_mask: (N, P) int64. ids, mask: (N, T) int64; the mask covers the end token and nothing after it.
+    prompt_ids, prompt_mask: (N, P) int64. ids, mask: (N, T) int64; the mask covers the end token
+    and nothing after it.
     """
 
     prompt_ids: Tensor
@@ -138,15 +174,28 @@ class Writer:
         self.end_ids = tuple(i for i in {*known, self.tokenizer.eos_token_id} if i is not None)
 
     @classmethod
-    def load(cls, folder: Path | str, *, max_new_tokens: int = 64, device: str = "cpu", dtype: str = "float32") -> Writer:
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        max_new_tokens: int = 64,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> Writer:
         """From a folder, or a Hub name that this machine has or may download."""
         transformers = needed("transformers")
         if isinstance(folder, Path) and not (folder / "config.json").is_file():
-            raise SettingError("model", str(folder), "a folder written by save_pretrained (it has no config.json)")
+            raise SettingError(
+                "model", str(folder), "a folder written by save_pretrained (it has no config.json)"
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
+        model = (
+            transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+            .to(device)
+            .eval()
+        )
         return cls(str(folder), model, tokenizer, max_new_tokens)
 
     @property
@@ -159,18 +208,25 @@ class Writer:
             self.model.save_pretrained(fresh, safe_serialization=True)
             self.tokenizer.save_pretrained(fresh)
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
         """`count` completions for each prompt, in the order of the prompts."""
         texts = self.texts(self.rollout(prompts, count=count, temperature=temperature, seed=seed))
         return [texts[i : i + count] for i in range(0, len(texts), count)]
 
-    def rollout(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> Rollout:
+    def rollout(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> Rollout:
         """`count` completions for each prompt as tensors, members of a prompt next to each other.
 
-        The same arguments give the same completions on one machine; the caller's random numbers stay as they were.
+        The same arguments give the same completions on one machine; the caller's random numbers
+        stay as they were.
         """
         if not prompts or count < 1 or temperature <= 0:
-            raise ValueError(f"expected prompts, a count and a temperature above 0; got {len(prompts)}, {count}, {temperature}")
+            raise ValueError(
+                f"expected prompts, a count and a temperature above 0; got {len(prompts)}, {count}, {temperature}"
+            )
         shown = [prompt for prompt in prompts for _ in range(count)]
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
@@ -180,10 +236,15 @@ class Writer:
     def texts(self, rollout: Rollout) -> list[str]:
         """What was written, without the end token."""
         rows = [ids[: int(mask.sum())] for ids, mask in zip(rollout.ids, rollout.mask, strict=True)]
-        return [str(text).strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
+        return [
+            str(text).strip()
+            for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        ]
 
     def after(self, rollout: Rollout, marker: str) -> Tensor:
-        """(N, T): 1 for tokens behind the last of `marker`, all of them where a completion has no such text."""
+        """(N, T): 1 for tokens behind the last of `marker`, all of them where a completion has no
+        such text.
+        """
         found = rollout.mask.clone()
         for row, ids, mask in zip(found, rollout.ids, rollout.mask, strict=True):
             low, high = 0, int(mask.sum())
@@ -191,34 +252,55 @@ class Writer:
                 continue
             while low < high:  # the fewest tokens that hold it
                 middle = (low + high) // 2
-                low, high = (low, middle) if marker in self.tokenizer.decode(ids[:middle]) else (middle + 1, high)
+                low, high = (
+                    (low, middle)
+                    if marker in self.tokenizer.decode(ids[:middle])
+                    else (middle + 1, high)
+                )
             row[:low] = 0
         return found
 
     def rebuilt(self, prompts: Sequence[str], ids: Sequence[Sequence[int]]) -> Rollout:
-        """The rollout whose completions had these tokens, end token included; as many for each prompt."""
+        """The rollout whose completions had these tokens, end token included; as many for each
+        prompt.
+        """
         count = len(ids) // len(prompts)
         pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
-        prompt_ids, prompt_mask = _left_padded([row for p in prompts for row in [self.encoded(p)] * count], pad)
+        prompt_ids, prompt_mask = _left_padded(
+            [row for p in prompts for row in [self.encoded(p)] * count], pad
+        )
         whole = torch.tensor([[*row, *[pad] * (width - len(row))] for row in ids])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
         return Rollout(*(each.to(self.device) for each in (prompt_ids, prompt_mask, whole, mask)))
 
     def encoded(self, prompt: str) -> list[int]:
-        """A prompt's tokens: in the model's chat template if it has one. Raises SettingError if no room is left for an answer."""
+        """A prompt's tokens: in the model's chat template if it has one. Raises SettingError if no
+        room is left for an answer.
+        """
         if self.tokenizer.chat_template:
             message = [{"role": "user", "content": prompt}]
-            ids = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+            ids = self.tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, return_dict=False
+            )
         else:
             ids = self.tokenizer(prompt)["input_ids"]
-        room = int(getattr(self.model.config, "max_position_embeddings", 1 << 30)) - self.max_new_tokens
+        room = (
+            int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+            - self.max_new_tokens
+        )
         if not 0 < len(ids) <= room:
-            raise SettingError("context", f"a prompt of {len(ids)} tokens", f"1 to {room}, so that {self.max_new_tokens} remain")
+            raise SettingError(
+                "context",
+                f"a prompt of {len(ids)} tokens",
+                f"1 to {room}, so that {self.max_new_tokens} remain",
+            )
         return list(ids)
 
     def _generate(self, prompts: Sequence[str], temperature: float) -> Rollout:
         known = {prompt: self.encoded(prompt) for prompt in dict.fromkeys(prompts)}
-        prompt_ids, prompt_mask = _left_padded([known[prompt] for prompt in prompts], self.tokenizer.pad_token_id)
+        prompt_ids, prompt_mask = _left_padded(
+            [known[prompt] for prompt in prompts], self.tokenizer.pad_token_id
+        )
         prompt_ids, prompt_mask = prompt_ids.to(self.device), prompt_mask.to(self.device)
         with torch.inference_mode():
             whole = self.model.generate(
@@ -242,7 +324,10 @@ class Writer:
 
     def _joined(self, parts: Sequence[Rollout]) -> Rollout:
         pad = self.tokenizer.pad_token_id
-        prompts, answers = max(p.prompt_ids.shape[1] for p in parts), max(p.ids.shape[1] for p in parts)
+        prompts, answers = (
+            max(p.prompt_ids.shape[1] for p in parts),
+            max(p.ids.shape[1] for p in parts),
+        )
         return Rollout(
             torch.cat([_widened(p.prompt_ids, prompts, pad, left=True) for p in parts]),
             torch.cat([_widened(p.prompt_mask, prompts, 0, left=True) for p in parts]),
@@ -252,14 +337,25 @@ class Writer:
 
 
 def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Tensor, Tensor]:
-    """(N, T) log-probabilities of the completions' tokens under the model at that temperature, and (N, T) entropies in nats.
+    """(N, T) log-probabilities of the completions' tokens under the model at that temperature, and
+    (N, T) entropies in nats.
 
-    Positions count from each prompt's first real token, so padding does not move a model with absolute positions.
+    Positions count from each prompt's first real token, so padding does not move a model with
+    absolute positions.
     """
-    ids, mask = torch.cat([rollout.prompt_ids, rollout.ids], 1), torch.cat([rollout.prompt_mask, rollout.mask], 1)
+    ids, mask = (
+        torch.cat([rollout.prompt_ids, rollout.ids], 1),
+        torch.cat([rollout.prompt_mask, rollout.mask], 1),
+    )
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     kept = rollout.ids.shape[1]
-    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=kept + 1, use_cache=False).logits
+    logits = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        logits_to_keep=kept + 1,
+        use_cache=False,
+    ).logits
     logs = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
     entropy = -(logs.exp() * logs).sum(-1)
     return logs.gather(-1, rollout.ids.unsqueeze(-1)).squeeze(-1), entropy
@@ -274,7 +370,12 @@ def _tokenizer(words: Sequence[str], context: int) -> Any:
     whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNKNOWN))
     whole.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=whole, pad_token=PAD, unk_token=UNKNOWN, eos_token=END, padding_side="left", model_max_length=context
+        tokenizer_object=whole,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        padding_side="left",
+        model_max_length=context,
     )
     made.chat_template = _TEMPLATE
     return made

@@ -1,7 +1,9 @@
-"""The values that the parts of the pipeline hand to each other, and the four protocols that keep them apart.
+"""The values that the parts of the pipeline hand to each other, and the four protocols that keep
+them apart.
 
-A *program* is what a policy writes and a codec understands: KernelBench-style source (codec `text`) or a sentence of the
-kernel-schedule language (codec `ksl`). Below the codec everything is source text and goes to the same judge.
+A *program* is what a policy writes and a codec understands: KernelBench-style source (codec `text`)
+or a sentence of the kernel-schedule language (codec `ksl`). Below the codec everything is source
+text and goes to the same judge.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Policy(Protocol):
         """For records, and for telling one from another."""
         ...
 
-    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+    def sample(
+        self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
+    ) -> list[list[str]]:
         """`count` completions for each prompt, in the order of the prompts."""
         ...
 
@@ -69,5 +73,7 @@ class Evaluator(Protocol):
     """Turns programs into measurements: the live judge, or a look-up of what it measured before."""
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """One measurement for each program, in order. Infrastructure faults raise; what a program does wrong never does."""
+        """One measurement for each program, in order. Infrastructure faults raise; what a program
+        does wrong never does.
+        """
         ...

@@ -1,8 +1,10 @@
-"""What a measurement is worth to a policy (CUDA-L1 paper, section 2.4.4), as pure functions of numbers.
+"""What a measurement is worth to a policy (CUDA-L1 paper, section 2.4.4), as pure functions of
+numbers.
 
-Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of bucket means, variance gate, rounding
-towards 1) is the judge's, `judge.evaluate.decide.paper_score`; so are re-verification (`judge.evaluate.confirm`) and which scores
-ask for it. A failure has no score: here, and only here, it becomes a number.
+Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
+bucket means, variance gate, rounding towards 1) is the judge's,
+`judge.evaluate.decide.paper_score`; so are re-verification (`judge.evaluate.confirm`) and which
+scores ask for it. A failure has no score: here, and only here, it becomes a number.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _LOG_FAILURE = -1.0  # below every program that is right and not 2.7 times slowe
 def reward_of(measured: Measured, kind: RewardKind = "speedup") -> float:
     """The reward of a sample.
 
-    speedup: the score, 0 for a failure (the paper). log: its logarithm, -1 for a failure. milestone: -1 for a failure, 1 for a
-    right program, 2 from 1.05x on, 3 from 2x on: steps that noise seldom crosses.
+    speedup: the score, 0 for a failure (the paper). log: its logarithm, -1 for a failure.
+    milestone: -1 for a failure, 1 for a right program, 2 from 1.05x on, 3 from 2x on: steps that
+    noise seldom crosses.
     """
     if kind not in get_args(RewardKind):
         raise ValueError(f"reward {kind!r}; expected one of {get_args(RewardKind)}")

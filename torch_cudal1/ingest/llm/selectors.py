@@ -1,8 +1,10 @@
-"""Which earlier programs a prompt shows: pure functions of a seed, a task and a view of the database.
+"""Which earlier programs a prompt shows: pure functions of a seed, a task and a view of the
+database.
 
-So all members of a group and all ranks show the same ones, without saying so to each other. What is drawn is shown worst to best.
-`Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands` its alternative; `Uniform` and `Nothing` are what it compares
-with; how buckets are made and drawn from is `search.evolution.buckets`'s.
+So all members of a group and all ranks show the same ones, without saying so to each other. What is
+drawn is shown worst to best. `Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands`
+its alternative; `Uniform` and `Nothing` are what it compares with; how buckets are made and drawn
+from is `search.evolution.buckets`'s.
 """
 
 from __future__ import annotations
@@ -15,9 +17,25 @@ from typing import Literal, Protocol, TypeAlias
 
 from torch_cudal1.ingest.llm.database import Entry, View
 from torch_cudal1.ingest.llm.records import Exemplar
-from torch_cudal1.search.evolution.buckets import bucketed, contrasting, softmax_draw, standard_scores
+from torch_cudal1.search.evolution.buckets import (
+    bucketed,
+    contrasting,
+    softmax_draw,
+    standard_scores,
+)
 
-__all__ = ["SELECTORS", "Best", "Buckets", "Islands", "Nothing", "Selector", "SelectorName", "Uniform", "exemplars", "selector"]
+__all__ = [
+    "SELECTORS",
+    "Best",
+    "Buckets",
+    "Islands",
+    "Nothing",
+    "Selector",
+    "SelectorName",
+    "Uniform",
+    "exemplars",
+    "selector",
+]
 
 SelectorName: TypeAlias = Literal["none", "random", "bucket", "island", "top"]
 
@@ -26,7 +44,9 @@ class Selector(Protocol):
     """Draws programs of a task from a view."""
 
     def draw(self, seed: int, task: str, view: View) -> list[Entry]:
-        """The programs to show, in any order; fewer than asked for where there are fewer. A pure function."""
+        """The programs to show, in any order; fewer than asked for where there are fewer. A pure
+        function.
+        """
         ...
 
 
@@ -64,10 +84,11 @@ class Best:
 
 @dataclass(frozen=True)
 class Buckets:
-    """`count` distinct score buckets, drawn with probability ~ exp(mean score / tau), then one program of each, uniformly.
+    """`count` distinct score buckets, drawn with probability ~ exp(mean score / tau), then one
+    program of each, uniformly.
 
-    `width` of a bucket and `tau` are in standard deviations of the task's log-scores. Where a task has fewer buckets, fewer
-    programs are shown: two of one speed are no contrast.
+    `width` of a bucket and `tau` are in standard deviations of the task's log-scores. Where a task
+    has fewer buckets, fewer programs are shown: two of one speed are no contrast.
     """
 
     count: int = 2
@@ -82,7 +103,9 @@ class Buckets:
         """Equation 1."""
         known = view.entries(task)
         dice = _dice("bucket", seed, task, view)
-        drawn = contrasting([one.score for one in known], dice, count=self.count, tau=self.tau, width=self.width)
+        drawn = contrasting(
+            [one.score for one in known], dice, count=self.count, tau=self.tau, width=self.width
+        )
         return [known[index] for index in drawn]
 
     def buckets(self, known: Sequence[Entry]) -> list[tuple[float, list[Entry]]]:
@@ -93,10 +116,12 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Islands:
-    """Islands that evolve apart (FunSearch): an island is drawn uniformly, then `count` of its programs by softmax.
+    """Islands that evolve apart (FunSearch): an island is drawn uniformly, then `count` of its
+    programs by softmax.
 
-    A program lives on the island that its digest says. Every `period` generations the weaker half of the islands loses what it had
-    and starts again from the best program of a stronger one; only the last such event is looked at, so a view suffices.
+    A program lives on the island that its digest says. Every `period` generations the weaker half
+    of the islands loses what it had and starts again from the best program of a stronger one; only
+    the last such event is looked at, so a view suffices.
     """
 
     count: int = 2
@@ -127,12 +152,19 @@ class Islands:
         before = [[entry for entry in home if entry.since <= reset] for home in homes]
         if not reset or self.islands < 2 or not any(before):
             return homes
-        ranked = sorted(range(self.islands), key=lambda i: (before[i][-1].score if before[i] else 0.0, i))
-        weak, strong = ranked[: self.islands // 2], [i for i in ranked[self.islands // 2 :] if before[i]]
+        ranked = sorted(
+            range(self.islands), key=lambda i: (before[i][-1].score if before[i] else 0.0, i)
+        )
+        weak, strong = (
+            ranked[: self.islands // 2],
+            [i for i in ranked[self.islands // 2 :] if before[i]],
+        )
         for rank, island in enumerate(weak):
             founder = before[strong[rank % len(strong)]][-1]
             settlers = [entry for entry in homes[island] if entry.since > reset]
-            homes[island] = sorted([founder, *settlers], key=lambda entry: (entry.score, entry.digest))
+            homes[island] = sorted(
+                [founder, *settlers], key=lambda entry: (entry.score, entry.digest)
+            )
         return homes
 
 
@@ -155,8 +187,12 @@ def selector(name: str, **options: float) -> Selector:
         raise ValueError(f"selector {name!r}: {error}") from error
 
 
-def exemplars(chosen: Selector, seed: int, task: str, view: View, *, shuffled: bool = False) -> tuple[Exemplar, ...]:
-    """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for comparison."""
+def exemplars(
+    chosen: Selector, seed: int, task: str, view: View, *, shuffled: bool = False
+) -> tuple[Exemplar, ...]:
+    """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for
+    comparison.
+    """
     drawn = sorted(chosen.draw(seed, task, view), key=lambda entry: (entry.score, entry.digest))
     if shuffled:
         _dice("order", seed, task, view).shuffle(drawn)

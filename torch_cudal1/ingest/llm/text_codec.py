@@ -1,8 +1,10 @@
-"""Codec `text`: prompts in Markdown, answers in three sections, programs as KernelBench-style source. For real language models.
+"""Codec `text`: prompts in Markdown, answers in three sections, programs as KernelBench-style
+source. For real language models.
 
-The structure is that of the CUDA-L1 paper (section 2.4, table 3), the wording our own. It is versioned: a change of wording is a
-new version, because rewards measured under one prompt say little about another. Decoding runs nothing and believes nothing; whether
-the source compiles is for the judge to say.
+The structure is that of the CUDA-L1 paper (section 2.4, table 3), the wording our own. It is
+versioned: a change of wording is a new version, because rewards measured under one prompt say
+little about another. Decoding runs nothing and believes nothing; whether the source compiles is for
+the judge to say.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ which technique did none of them use, and where is the most left to gain?"""
 
 @dataclass(frozen=True)
 class TextCodec:
-    """Fills `records.Codec`. `device`: what the prompt names. `most_chars`: of a prompt; beyond it the slowest exemplars go."""
+    """Fills `records.Codec`. `device`: what the prompt names. `most_chars`: of a prompt; beyond it
+    the slowest exemplars go.
+    """
 
     device: str = "the GPU it runs on"
     most_chars: int = 60_000
@@ -91,7 +95,9 @@ class TextCodec:
     marker: str = "## Code"
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
-        """Task, reference, earlier versions with their speed-ups, the form of the answer, the rules."""
+        """Task, reference, earlier versions with their speed-ups, the form of the answer, the
+        rules.
+        """
         shown = list(exemplars)
         while True:
             text = self._rendered(task, shown)
@@ -100,7 +106,9 @@ class TextCodec:
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
-        """The last whole code block that defines `ModelNew`, in canonical form; the text before it is the analysis."""
+        """The last whole code block that defines `ModelNew`, in canonical form; the text before it
+        is the analysis.
+        """
         answer = _THOUGHT.sub("", completion)
         if "<think>" in answer:
             return Undecodable("the answer ends inside its reasoning")
@@ -123,8 +131,16 @@ class TextCodec:
         if shown:
             parts.append(_EARLIER)
         for number, exemplar in enumerate(shown, start=1):
-            parts.append(_EXEMPLAR.format(number=number, score=exemplar.score, code=_fenced(exemplar.program)))
-        parts.append(_ANSWER.format(questions=_CONTRAST if len(shown) > 1 else _QUESTIONS).removeprefix("\n" if shown else ""))
+            parts.append(
+                _EXEMPLAR.format(
+                    number=number, score=exemplar.score, code=_fenced(exemplar.program)
+                )
+            )
+        parts.append(
+            _ANSWER.format(questions=_CONTRAST if len(shown) > 1 else _QUESTIONS).removeprefix(
+                "\n" if shown else ""
+            )
+        )
         return "".join(parts)
 
 
@@ -144,7 +160,9 @@ def _blocks(answer: str) -> tuple[list[_Block], bool]:
         if opened is None:
             opened = fence
         elif mark.startswith(opened.group(1)) and not fence.group(2).strip():
-            blocks.append(_Block(answer[opened.end() + 1 : fence.start()], opened.start(), fence.end()))
+            blocks.append(
+                _Block(answer[opened.end() + 1 : fence.start()], opened.start(), fence.end())
+            )
             opened = None
     return blocks, opened is not None
 
@@ -160,7 +178,9 @@ def _why_none(answer: str, blocks: int, cut: bool) -> str:
 
 
 def _canonical(text: str) -> str:
-    """Line ends, white space at ends of lines and blank lines at both ends do not make another program."""
+    """Line ends, white space at ends of lines and blank lines at both ends do not make another
+    program.
+    """
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     return "\n".join(lines).strip("\n") + "\n"
 

@@ -1,10 +1,12 @@
-"""One published task through the whole way: judge the source, lower it, judge the Program against its region, store it.
+"""One published task through the whole way: judge the source, lower it, judge the Program against
+its region, store it.
 
         task ──> judged as a source ──> lowered ──> judged as a Program, timed ──> cache
                      └─ rejected          └─ not lowerable    └─ rejected, not faster
 
-The source is only validated: what will run is the Program, so that is what is timed. Nothing but an accepted Program is stored,
-and it never takes the place of a stored decision that is at least as fast.
+The source is only validated: what will run is the Program, so that is what is timed. Nothing but an
+accepted Program is stored, and it never takes the place of a stored decision that is at least as
+fast.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import Any, Literal, TypeAlias
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.ingest.formats.published_tasks import Task
-from torch_cudal1.ingest.published.lower_source import NotLowerable, Reference, lowered, reference_of
+from torch_cudal1.ingest.published.lower_source import (
+    NotLowerable,
+    Reference,
+    lowered,
+    reference_of,
+)
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
@@ -45,9 +52,11 @@ _ORIGIN = "published"
 
 @dataclass(frozen=True)
 class Adopted:
-    """What became of one task. `reason` and `detector` say why not; `stored`: whether the cache took the entry.
+    """What became of one task. `reason` and `detector` say why not; `stored`: whether the cache
+    took the entry.
 
-    `speedup`, `low`: of the Program over the best baseline, None if it was not timed. `tried`: each schedule that was judged.
+    `speedup`, `low`: of the Program over the best baseline, None if it was not timed. `tried`: each
+    schedule that was judged.
     """
 
     outcome: Outcome
@@ -62,7 +71,9 @@ class Adopted:
 
 
 class Adoption:
-    """Adopts tasks one after the other; a reference that several share is captured once. Use it as a context manager."""
+    """Adopts tasks one after the other; a reference that several share is captured once. Use it as
+    a context manager.
+    """
 
     def __init__(self, place: Place, job: PairJob, progress: Progress | None = None) -> None:
         self._place, self._job = place, job
@@ -73,7 +84,12 @@ class Adoption:
     def __enter__(self) -> Adoption:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._court.close()
 
     def adopt(self, task: Task) -> Adopted:
@@ -95,7 +111,9 @@ class Adoption:
             if isinstance(program, NotLowerable):
                 return Adopted("not_lowerable", program.reason)
             if program == reference.region.program:
-                return Adopted("not_faster", "it is the reference's own graph", "timing", reference.region.key)
+                return Adopted(
+                    "not_faster", "it is the reference's own graph", "timing", reference.region.key
+                )
             return self._stored(task, reference, program)
         except ReferenceFailure as error:
             return Adopted("reference_unusable", error.found, "inputs")
@@ -106,7 +124,9 @@ class Adoption:
         return self._reference[1]
 
     def _stored(self, task: Task, reference: Reference, program: Program) -> Adopted:
-        """Judge the Program against the region, under the key's lock; keep it if it is accepted and beats what is known."""
+        """Judge the Program against the region, under the key's lock; keep it if it is accepted and
+        beats what is known.
+        """
         region, place = reference.region, self._place
         with place.cache.lock(region.key, place.target, place.contract):
             entry = tune_with(
@@ -121,7 +141,9 @@ class Adoption:
             better = self._known(region, entry)
             if better:
                 return replace(found, reason=better)
-            stored = place.cache.put(replace(entry, evidence={**entry.evidence, "published": _provenance(task)}))
+            stored = place.cache.put(
+                replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
+            )
         if isinstance(stored, NotStored):
             telemetry.record("resolve", "not_stored", region.key, reason=stored.reason)
             return replace(found, reason=f"right and faster, but not stored: {stored.reason}")
@@ -130,15 +152,28 @@ class Adoption:
     def _known(self, region: Region, entry: Entry) -> str:
         """Why what the cache holds is to stay; "" if the new entry is to take its place."""
         hit = resolve(region, (self._place.cache,), self._place.target, self._place.contract).hit
-        if hit is None or hit.stale is not None or hit.entry.speedup < entry.speedup or hit.entry.choice.origin == "baseline":
+        if (
+            hit is None
+            or hit.stale is not None
+            or hit.entry.speedup < entry.speedup
+            or hit.entry.choice.origin == "baseline"
+        ):
             return ""
         known = hit.entry
-        same = "the same Program is" if known.choice.digest == entry.choice.digest else f"{known.choice.label} is"
-        return f"{same} stored already, at {known.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
+        same = (
+            "the same Program is"
+            if known.choice.digest == entry.choice.digest
+            else f"{known.choice.label} is"
+        )
+        return (
+            f"{same} stored already, at {known.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
+        )
 
 
 def _judged(entry: Entry, region: Region, budget_s: float) -> Adopted:
-    """What the judge said of the Program: of several schedules the best, or else the one that came closest."""
+    """What the judge said of the Program: of several schedules the best, or else the one that came
+    closest.
+    """
     if entry.tried and all(one.get("decision") == "not judged" for one in entry.tried):
         late = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
         return Adopted("not_judged", late, "budget", region.key, tried=entry.tried)
@@ -171,11 +206,16 @@ def _first(tried: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _technique(task: Task) -> str:
     """How the choice is called in tables: the task's name, as one word."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in task.name)[:60]
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in task.name)[
+        :60
+    ]
 
 
 def _provenance(task: Task) -> dict[str, Any]:
     """Where the Program came from: enough to find the source again, not the source."""
     texts = {"reference": task.reference, "candidate": task.candidate or ""}
-    digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
+    digests = {
+        name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        for name, text in texts.items()
+    }
     return {"task": task.name, "where": task.where, "sha256": digests, "claims": dict(task.claims)}

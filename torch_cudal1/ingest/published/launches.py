@@ -1,8 +1,10 @@
-"""The child's side of user-defined Triton kernels: while a module is traced, `kernel[grid](...)` becomes a nested Program.
+"""The child's side of user-defined Triton kernels: while a module is traced, `kernel[grid](...)`
+becomes a nested Program.
 
-The kernel is compiled for this GPU with the very arguments of the call, which are constants of a traced graph; memory from
-`torch.empty` that no kernel has filled yet is what it writes. All other tensors are taken to be read only: a kernel that writes to
-them makes a wrong Program, which the judge refuses. What tunes itself at run time, or writes to nothing fresh, is not lowerable.
+The kernel is compiled for this GPU with the very arguments of the call, which are constants of a
+traced graph; memory from `torch.empty` that no kernel has filled yet is what it writes. All other
+tensors are taken to be read only: a kernel that writes to them makes a wrong Program, which the
+judge refuses. What tunes itself at run time, or writes to nothing fresh, is not lowerable.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from torch_cudal1.runtime.operator import register, run_operator
 
 __all__ = ["sm_of", "traceable"]
 
-_EMPTY = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided})
+_EMPTY = frozenset(
+    {
+        torch.empty,
+        torch.empty_like,
+        torch.empty_strided,
+        torch.Tensor.new_empty,
+        torch.Tensor.new_empty_strided,
+    }
+)
 _POINTERS: Mapping[torch.dtype, str] = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -52,7 +62,9 @@ def sm_of(device: torch.device) -> int | None:
 
 @contextmanager
 def traceable(sm: int | None) -> Iterator[None]:
-    """Within, a Triton kernel that is launched is compiled for `sm` and traced. Without Triton there is nothing to do."""
+    """Within, a Triton kernel that is launched is compiled for `sm` and traced. Without Triton
+    there is nothing to do.
+    """
     try:
         from triton.runtime.jit import KernelInterface
     except ImportError:
@@ -73,7 +85,9 @@ def traceable(sm: int | None) -> Iterator[None]:
 
 
 class _Fresh(TorchFunctionMode):
-    """Which tensors are memory that nothing has been written to; they are kept, so that no other one gets their identity."""
+    """Which tensors are memory that nothing has been written to; they are kept, so that no other
+    one gets their identity.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,23 +109,38 @@ class _Fresh(TorchFunctionMode):
 
 @dataclass
 class _Call:
-    """The arguments of one launch, sorted: what is read, what is written, and what the compiler is told."""
+    """The arguments of one launch, sorted: what is read, what is written, and what the compiler is
+    told.
+    """
 
     read: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
     signature: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[int, ...], Any] = field(default_factory=dict)
     attributes: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    passed: list[tuple[str, torch.Tensor | int | float]] = field(default_factory=list)  # LaunchArg.kind, and what it holds
+    passed: list[tuple[str, torch.Tensor | int | float]] = field(
+        default_factory=list
+    )  # LaunchArg.kind, and what it holds
 
 
-def _launched(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], sm: int | None, fresh: _Fresh) -> None:
+def _launched(
+    kernel: Any,
+    grid: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    sm: int | None,
+    fresh: _Fresh,
+) -> None:
     function, given, options = _resolved(kernel, args, kwargs)
     if sm is None:
-        raise NotLowerableError(f"Triton kernel {function.__name__} needs an NVIDIA GPU to be compiled for")
+        raise NotLowerableError(
+            f"Triton kernel {function.__name__} needs an NVIDIA GPU to be compiled for"
+        )
     call = _sorted(function, given, fresh)
     if not call.written:
-        raise NotLowerableError(f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own")
+        raise NotLowerableError(
+            f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own"
+        )
     program = _program(function, call, _grid(grid, given), Options(**options), sm)
     with no_dispatch():  # machine code is a real tensor amid traced ones
         check_program(program)
@@ -122,8 +151,12 @@ def _launched(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, 
         fresh.filled(tensor)
 
 
-def _resolved(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The function, its arguments by name, and the compiler's options: what decorators would do, where they decide nothing."""
+def _resolved(
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The function, its arguments by name, and the compiler's options: what decorators would do,
+    where they decide nothing.
+    """
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
@@ -131,7 +164,9 @@ def _resolved(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     while not isinstance(kernel, JITFunction):
         if isinstance(kernel, Autotuner):
             if len(kernel.configs) != 1 or kernel.configs[0].pre_hook is not None:
-                raise NotLowerableError(f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at run time")
+                raise NotLowerableError(
+                    f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at run time"
+                )
             given |= kernel.configs[0].all_kwargs()
         elif isinstance(kernel, Heuristics):
             for name, decide in kernel.values.items():
@@ -143,7 +178,9 @@ def _resolved(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     given |= dict(zip(kernel.arg_names, args, strict=False))
     unknown = set(given) - set(kernel.arg_names)
     if unknown:
-        raise NotLowerableError(f"Triton kernel {kernel.__name__} is launched with the options {sorted(unknown)}")
+        raise NotLowerableError(
+            f"Triton kernel {kernel.__name__} is launched with the options {sorted(unknown)}"
+        )
     return kernel, given, options
 
 
@@ -153,10 +190,17 @@ def _sorted(function: Any, given: Mapping[str, Any], fresh: _Fresh) -> _Call:
         name = parameter.name
         value = given.get(name, parameter.default if parameter.has_default else _NOTHING)
         if value is _NOTHING:
-            raise NotLowerableError(f"Triton kernel {function.__name__} is launched without {name!r}")
+            raise NotLowerableError(
+                f"Triton kernel {function.__name__} is launched without {name!r}"
+            )
         if isinstance(value, torch.Tensor):
             _tensor(call, position, name, value, fresh)
-        elif parameter.is_constexpr or value is None or isinstance(value, bool) or (type(value) is int and value == 1):
+        elif (
+            parameter.is_constexpr
+            or value is None
+            or isinstance(value, bool)
+            or (type(value) is int and value == 1)
+        ):
             call.signature[name] = "constexpr"
             call.constants[position,] = value
         elif type(value) is int:
@@ -168,7 +212,9 @@ def _sorted(function: Any, given: Mapping[str, Any], fresh: _Fresh) -> _Call:
             call.signature[name] = "fp32"
             call.passed.append(("fp32", value))
         else:
-            raise NotLowerableError(f"Triton kernel {function.__name__}: argument {name!r} is a {type(value).__name__}")
+            raise NotLowerableError(
+                f"Triton kernel {function.__name__}: argument {name!r} is a {type(value).__name__}"
+            )
     return call
 
 
@@ -189,19 +235,30 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
 def _grid(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(given)) if callable(grid) else grid)
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
-        raise NotLowerableError(f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole numbers")
+        raise NotLowerableError(
+            f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole numbers"
+        )
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 
 
-def _program(function: Any, call: _Call, grid: tuple[int, int, int], options: Options, sm: int) -> Program:
+def _program(
+    function: Any, call: _Call, grid: tuple[int, int, int], options: Options, sm: int
+) -> Program:
     """A Program from the tensors that are read to those that are written."""
     with no_dispatch():
-        cubin = compile_function(function, call.signature, call.constants, call.attributes, options, sm)
+        cubin = compile_function(
+            function, call.signature, call.constants, call.attributes, options, sm
+        )
     numbers = {id(tensor): number for number, tensor in enumerate((*call.read, *call.written))}
     first = len(call.read)
-    allocs = [Alloc(first + number, TensorSpec.of(tensor)) for number, tensor in enumerate(call.written)]
-    args = [LaunchArg(kind, Value(numbers[id(v)]) if isinstance(v, torch.Tensor) else v) for kind, v in call.passed]
+    allocs = [
+        Alloc(first + number, TensorSpec.of(tensor)) for number, tensor in enumerate(call.written)
+    ]
+    args = [
+        LaunchArg(kind, Value(numbers[id(v)]) if isinstance(v, torch.Tensor) else v)
+        for kind, v in call.passed
+    ]
     launch = Launch(
         payload=cubin.payload,
         symbol=function.__name__,
@@ -212,4 +269,10 @@ def _program(function: Any, call: _Call, grid: tuple[int, int, int], options: Op
         aligned=tuple(numbers.values()),
     )
     outputs = tuple(range(first, first + len(allocs)))
-    return Program(tuple(map(TensorSpec.of, call.read)), (*allocs, launch), outputs, (), {cubin.payload: cubin.body})
+    return Program(
+        tuple(map(TensorSpec.of, call.read)),
+        (*allocs, launch),
+        outputs,
+        (),
+        {cubin.payload: cubin.body},
+    )

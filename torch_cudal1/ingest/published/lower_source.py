@@ -1,7 +1,8 @@
 """Asks a child for the Program of a published source, and fits it to the region of its reference.
 
-The child has run the source, so all it says is checked: the Program by its rules, each input by where it comes from. Whether the
-Program is right is for the judge to say; a child that lies about it gains nothing.
+The child has run the source, so all it says is checked: the Program by its rules, each input by
+where it comes from. Whether the Program is right is for the judge to say; a child that lies about
+it gains nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from torch_cudal1.judge.worker.modules import CallForm
 __all__ = ["NotLowerable", "Reference", "lowered", "reference_of"]
 
 WORKER = "torch_cudal1.ingest.published.source_worker"
-# What references are also traced to, and no candidate may say on its own: attention and recurrent layers, pure arithmetic all.
+# What references are also traced to, and no candidate may say on its own: attention and recurrent
+# layers, pure arithmetic all.
 ALSO_IN_REFERENCES = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -41,7 +43,16 @@ ALSO_IN_REFERENCES = frozenset(
     )
 )
 # What reading an answer that is none can raise.
-MISREAD = (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+MISREAD = (
+    ProgramError,
+    SandboxError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
 _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "input": "input"}
 
 
@@ -56,7 +67,8 @@ class NotLowerable:
 class Reference:
     """A reference's region, and what a candidate needs to be traced beside it.
 
-    `sources[i]`: the parameter, buffer or argument that the region's input i is; `examples` are all tensors in the order of `form`.
+    `sources[i]`: the parameter, buffer or argument that the region's input i is; `examples` are all
+    tensors in the order of `form`.
     """
 
     text: str
@@ -68,12 +80,20 @@ class Reference:
     writes: tuple[str | int, ...] = ()
 
     def inputs(self) -> tuple[torch.Tensor, ...] | None:
-        """The examples in the order of the region's inputs; None where one of those is a buffer that is not part of the state."""
+        """The examples in the order of the region's inputs; None where one of those is a buffer
+        that is not part of the state.
+        """
         count = len(self.form.names)
-        known: dict[str | int, torch.Tensor] = dict(zip(self.form.names, self.examples, strict=False))
+        known: dict[str | int, torch.Tensor] = dict(
+            zip(self.form.names, self.examples, strict=False)
+        )
         known |= dict(enumerate(self.examples[count:]))
         found = [known.get(source) for source in self.sources]
-        return None if any(tensor is None for tensor in found) else tuple(t for t in found if t is not None)
+        return (
+            None
+            if any(tensor is None for tensor in found)
+            else tuple(t for t in found if t is not None)
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,8 @@ class _Answer:
 def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
     """The region of a reference's module in eval mode, captured in a process of its own.
 
-    Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child can be had here.
+    Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child
+    can be had here.
     """
     with _child(job) as child:
         try:
@@ -101,32 +122,51 @@ def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
         return NotLowerable(f"the reference: {found.reason}")
     said = {step.target for step in _aten(found.program)} - ALSO_IN_REFERENCES
     if strange := next((target for target in sorted(said) if not is_allowed(target)), None):
-        return NotLowerable(f"the reference: {strange} is not on the list of operators that anybody may say in this process")
+        return NotLowerable(
+            f"the reference: {strange} is not on the list of operators that anybody may say in this process"
+        )
     region = Region(found.program, found.roles, name=found.name)
-    return Reference(text, region, found.sources, subject.form, tuple(examples), found.same, found.writes)
+    return Reference(
+        text, region, found.sources, subject.form, tuple(examples), found.same, found.writes
+    )
 
 
 def lowered(text: str, entry: str, reference: Reference, job: PairJob) -> Program | NotLowerable:
-    """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no child can be had here."""
+    """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no
+    child can be had here.
+    """
     with _child(job) as child:
-        found = _asked(child, text, replace(reference.form, entry=entry), reference.examples, reference=False)
+        found = _asked(
+            child, text, replace(reference.form, entry=entry), reference.examples, reference=False
+        )
     if isinstance(found, NotLowerable):
         built = next((one for one in findings(text) if one.rule == "extension"), None)
-        hint = f"it builds an extension of its own ({built.what}, line {built.line}): " if built else ""
+        hint = (
+            f"it builds an extension of its own ({built.what}, line {built.line}): "
+            if built
+            else ""
+        )
         return NotLowerable(hint + found.reason)
     return fitted(found.program, found.sources, found.writes, reference)
 
 
 def fitted(
-    program: Program, sources: Sequence[str | int], writes: Sequence[str | int], reference: Reference
+    program: Program,
+    sources: Sequence[str | int],
+    writes: Sequence[str | int],
+    reference: Reference,
 ) -> Program | NotLowerable:
-    """`program` with the region's inputs, matched by the names of parameters and buffers and the numbers of arguments."""
+    """`program` with the region's inputs, matched by the names of parameters and buffers and the
+    numbers of arguments.
+    """
 
     def known_as(source: str | int) -> str | int:
         return reference.same.get(source, source) if isinstance(source, str) else source
 
     if [known_as(source) for source in writes] != [known_as(source) for source in reference.writes]:
-        return NotLowerable(f"a call writes to {_told(writes)}, the reference's to {_told(reference.writes)}")
+        return NotLowerable(
+            f"a call writes to {_told(writes)}, the reference's to {_told(reference.writes)}"
+        )
     places = {known_as(source): place for place, source in enumerate(reference.sources)}
     missing = [source for source in sources if known_as(source) not in places]
     if missing:
@@ -143,7 +183,9 @@ def fitted(
 
 
 def _aten(program: Program) -> Iterator[Aten]:
-    """The operators of a Program, which the judge's oracle runs here: a functional one can still open a file (`from_file`)."""
+    """The operators of a Program, which the judge's oracle runs here: a functional one can still
+    open a file (`from_file`).
+    """
     for step in program.steps:
         if isinstance(step, Aten):
             yield step
@@ -155,7 +197,9 @@ def _child(job: PairJob) -> Child:
     return Child(limits_for(job.settings, job.device, trust="foreign"), job.contract, worker=WORKER)
 
 
-def _asked(child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tensor], *, reference: bool) -> _Answer | NotLowerable:
+def _asked(
+    child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tensor], *, reference: bool
+) -> _Answer | NotLowerable:
     given, path = child.new_file(), child.new_file()
     layout = save_tensors(tensors, given)
     try:
@@ -173,11 +217,23 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | NotLowerable:
     if "not_lowerable" in answer:
         return NotLowerable(str(answer["not_lowerable"])[:2000])
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
-    sources, roles = tuple(map(_source, answer["sources"])), tuple(_ROLES[role] for role in answer["roles"])
+    sources, roles = (
+        tuple(map(_source, answer["sources"])),
+        tuple(_ROLES[role] for role in answer["roles"]),
+    )
     if not len(sources) == len(roles) == len(program.inputs):
-        raise ValueError(f"{len(sources)} sources and {len(roles)} roles for {len(program.inputs)} inputs")
+        raise ValueError(
+            f"{len(sources)} sources and {len(roles)} roles for {len(program.inputs)} inputs"
+        )
     same = {str(name): str(other) for name, other in answer["same"].items()}
-    return _Answer(program, sources, roles, same, tuple(map(_source, answer["writes"])), str(answer["name"])[:200])
+    return _Answer(
+        program,
+        sources,
+        roles,
+        same,
+        tuple(map(_source, answer["writes"])),
+        str(answer["name"])[:200],
+    )
 
 
 def _source(data: Any) -> str | int:
@@ -187,5 +243,7 @@ def _source(data: Any) -> str | int:
 
 
 def _told(sources: Sequence[str | int]) -> str:
-    named = [f"argument {source + 1}" if isinstance(source, int) else repr(source) for source in sources]
+    named = [
+        f"argument {source + 1}" if isinstance(source, int) else repr(source) for source in sources
+    ]
     return ", ".join(named) or "nothing"

@@ -1,5 +1,5 @@
-"""The child's loop for published sources, `python -m torch_cudal1.ingest.published.source_worker FD`: the judge's worker with one
-verb more.
+"""The child's loop for published sources,
+`python -m torch_cudal1.ingest.published.source_worker FD`: the judge's worker with one verb more.
 
 It decides nothing: what it answers is data, which the parent checks and the judge judges.
 """
@@ -22,7 +22,9 @@ __all__ = ["VERBS"]
 
 
 def _lower(session: Session, request: Request) -> dict[str, Any]:
-    """The Program of a source's module at these tensors, with where each of its inputs comes from; or why there is none."""
+    """The Program of a source's module at these tensors, with where each of its inputs comes from;
+    or why there is none.
+    """
     given = load_tensors(request["layout"], Path(request["given"]), session.device)
     form = CallForm.from_json(request["form"])
     try:

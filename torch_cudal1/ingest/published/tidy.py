@@ -1,8 +1,10 @@
-"""A traced graph without the copies that only in-place code makes: results written into fresh memory are results.
+"""A traced graph without the copies that only in-place code makes: results written into fresh
+memory are results.
 
     out = empty(...); filled = copy(out, product)    becomes    filled = product
 
-A candidate may not say `empty` (what nobody wrote could be read), and need not. Nothing else of a graph is changed.
+A candidate may not say `empty` (what nobody wrote could be read), and need not. Nothing else of a
+graph is changed.
 """
 
 from __future__ import annotations
@@ -21,23 +23,31 @@ _CLONE = torch.ops.aten.clone.default
 
 
 def without_copies(module: fx.GraphModule) -> None:
-    """Replace every copy of a tensor into one of the same dtype, shape and strides by that tensor, in place."""
+    """Replace every copy of a tensor into one of the same dtype, shape and strides by that tensor,
+    in place.
+    """
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not _COPY:
             continue
         source = node.args[1]
-        if isinstance(source, fx.Node) and TensorSpec.of(source.meta["val"]) == TensorSpec.of(node.meta["val"]):
+        if isinstance(source, fx.Node) and TensorSpec.of(source.meta["val"]) == TensorSpec.of(
+            node.meta["val"]
+        ):
             with graph.inserting_before(node):
                 node.replace_all_uses_with(_own(graph, source, node))
             graph.erase_node(node)
 
 
 def _own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
-    """`source` where it is memory of its own, else a clone: an output must not be an input's or a constant's memory."""
+    """`source` where it is memory of its own, else a clone: an output must not be an input's or a
+    constant's memory.
+    """
     maker = source.args[0] if source.target is operator.getitem else source
     target = maker.target if isinstance(maker, fx.Node) else None
-    if isinstance(target, torch._ops.OpOverload) and not any(result.alias_info for result in target._schema.returns):
+    if isinstance(target, torch._ops.OpOverload) and not any(
+        result.alias_info for result in target._schema.returns
+    ):
         return source
     clone = graph.call_function(_CLONE, (source,))
     clone.meta["val"] = copy.meta["val"]

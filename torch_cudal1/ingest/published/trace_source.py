@@ -1,8 +1,10 @@
-"""The child's side of lowering: a source's module, traced at given tensors, as a Program of ATen calls and kernel launches.
+"""The child's side of lowering: a source's module, traced at given tensors, as a Program of ATen
+calls and kernel launches.
 
-A reference is captured as everybody's modules are, so that its Program is the very region that `accelerate` will look up. A
-candidate launches kernels, which Dynamo would keep as calls of its own: it is run once on fake tensors instead. That runs
-somebody's Python, and is imported where that may happen, in a child of the judge.
+A reference is captured as everybody's modules are, so that its Program is the very region that
+`accelerate` will look up. A candidate launches kernels, which Dynamo would keep as calls of its
+own: it is run once on fake tensors instead. That runs somebody's Python, and is imported where that
+may happen, in a child of the judge.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ _WRAPPED = "inner."  # the capture traces a module around the user's
 
 @dataclass(frozen=True)
 class TracedSource:
-    """A module as a Program. `sources[i]`: the name of the parameter or buffer, or the number of the argument, that input i is.
+    """A module as a Program. `sources[i]`: the name of the parameter or buffer, or the number of
+    the argument, that input i is.
 
-    `same`: names of parameters that are another one's tensor, with that one's name. `writes`: sources that a call writes to.
+    `same`: names of parameters that are another one's tensor, with that one's name. `writes`:
+    sources that a call writes to.
     """
 
     program: Program
@@ -55,8 +59,11 @@ class TracedSource:
         }
 
 
-def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device) -> TracedSource:
-    """Construct the module, give it the state among `tensors`, and trace one call in eval mode without gradients.
+def traced(
+    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+) -> TracedSource:
+    """Construct the module, give it the state among `tensors`, and trace one call in eval mode
+    without gradients.
 
     Raises NotLowerableError for what has no data form.
     """
@@ -64,14 +71,28 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
     with torch.no_grad(), launches.traceable(launches.sm_of(device)):
         (graph,) = run_once(module, tuple(given["args"]), dict(given["kwargs"])).graphs
         tidy.without_copies(graph.module)
-        lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}", kernels=True)
+        lowered = lower(
+            graph.module,
+            static=graph.static,
+            name=f"{type(module).__name__}.{graph.kind}",
+            kernels=True,
+        )
     origins = [graph.origins[position] for position in lowered.order]
     if None in origins:
-        raise NotLowerableError("an input of its graph is neither an argument nor a parameter or buffer")
-    return _as_source(module, lowered, [_source(origin) for origin in origins], [_source(origin) for origin in graph.writes])
+        raise NotLowerableError(
+            "an input of its graph is neither an argument nor a parameter or buffer"
+        )
+    return _as_source(
+        module,
+        lowered,
+        [_source(origin) for origin in origins],
+        [_source(origin) for origin in graph.writes],
+    )
 
 
-def captured_reference(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device) -> TracedSource:
+def captured_reference(
+    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+) -> TracedSource:
     """The same for a reference, captured through Dynamo. Raises NotLowerableError."""
     module, given = _constructed(source, form, tensors, device)
     with torch.no_grad():
@@ -81,14 +102,21 @@ def captured_reference(source: ModuleType, form: CallForm, tensors: Sequence[tor
     (graph,) = found.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
-    for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
         names.setdefault(id(tensor), name)
 
     def source_of(origin: str | int | None) -> str | int:
-        where = call.sources[origin] if isinstance(origin, int) and call.sources is not None else None
+        where = (
+            call.sources[origin] if isinstance(origin, int) and call.sources is not None else None
+        )
         found = where if isinstance(where, int) else names.get(id(where))
         if found is None:
-            raise NotLowerableError("an input of its graph is neither an argument nor a parameter or buffer")
+            raise NotLowerableError(
+                "an input of its graph is neither an argument nor a parameter or buffer"
+            )
         return found
 
     inputs = [source_of(graph.origins[position]) for position in lowered.order]
@@ -106,14 +134,21 @@ def _constructed(
 
 
 def _as_source(
-    module: torch.nn.Module, lowered: Lowered, sources: Sequence[str | int], writes: Sequence[str | int]
+    module: torch.nn.Module,
+    lowered: Lowered,
+    sources: Sequence[str | int],
+    writes: Sequence[str | int],
 ) -> TracedSource:
     region = lowered.region
-    return TracedSource(region.program, tuple(sources), region.roles, _same(module), tuple(writes), region.name)
+    return TracedSource(
+        region.program, tuple(sources), region.roles, _same(module), tuple(writes), region.name
+    )
 
 
 def run_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for what a graph cannot repeat."""
+    """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for
+    what a graph cannot repeat.
+    """
     copied = stand_in(module)
     held = guard.bind(copied)
     if isinstance(held, guard.Refusal):
@@ -125,11 +160,15 @@ def run_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         found = trace(flat, flat.tensors)
     except NotLowerableError as error:
         if isinstance(error.__cause__, DataDependentOutputException):
-            raise NotLowerableError(f"its Python looks at the values of tensors ({error.__cause__})") from error
+            raise NotLowerableError(
+                f"its Python looks at the values of tensors ({error.__cause__})"
+            ) from error
         raise
     flat.put_back()
     if not held.holds():
-        raise NotLowerableError(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
+        raise NotLowerableError(
+            f"its forward changes the module itself ({held.why()}), which a kernel would not repeat"
+        )
     return found
 
 
@@ -141,7 +180,10 @@ def _source(origin: str | int | None) -> str | int:
 def _same(module: torch.nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     found = {}
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
     for name, tensor in named:
         if first.setdefault(id(tensor), name) != name:
             found[name] = first[id(tensor)]

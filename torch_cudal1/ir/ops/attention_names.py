@@ -1,4 +1,6 @@
-"""PyTorch's fused attention operators by name, without "aten." and the overload, which is "default" for all of them."""
+"""PyTorch's fused attention operators by name, without "aten." and the overload, which is "default"
+for all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ _KINDS = ("efficient", "flash", "cudnn")
 # of GPUs; each yields a natural log-sum-exp of its rows, or has a backward that knows it
 FORWARDS = tuple(f"_scaled_dot_product_{kind}_attention" for kind in _KINDS)
 BACKWARDS = tuple(f"{name}_backward" for name in FORWARDS)
-FORWARDS_ELSEWHERE = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+FORWARDS_ELSEWHERE = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
 
 
 def targets(names: tuple[str, ...]) -> frozenset[str]:

@@ -1,17 +1,19 @@
-"""`cudal1::log_bessel_i` and `cudal1::log_bessel_k`: logarithms of the modified Bessel functions of any real order.
+"""`cudal1::log_bessel_i` and `cudal1::log_bessel_k`: logarithms of the modified Bessel functions of
+any real order.
 
-PyTorch has these functions for orders 0 and 1 only, and their values leave every floating-point type early: I_0(90) is no float32,
-K_0(110) none either. The logarithms are of ordinary size. Both functions are integrals of something positive with one peak, so
-nothing cancels:
+PyTorch has these functions for orders 0 and 1 only, and their values leave every floating-point
+type early: I_0(90) is no float32, K_0(110) none either. The logarithms are of ordinary size. Both
+functions are integrals of something positive with one peak, so nothing cancels:
 
     I_v(x) = (x/2)^v / (sqrt(pi) Gamma(v + 1/2))  *  integral over all u of  sech(u)^(2v+1) exp(x tanh u)       (DLMF 10.32.2)
     K_v(x) = 1/2  *  integral over all t of  exp(v t - x cosh t)                                                (DLMF 10.32.9)
 
-The peak's place and height are known in closed form and taken out of the integral; the rest is summed with equal steps, which for
-such functions is right to the last digits once a step resolves the peak and the nearest pole. Where the peak is too narrow for
-float64 to follow, its own width is the integral (Laplace's method): what that leaves out is below the round-off of the height.
-Everything is computed in float64, in at most 11,000 steps for any two numbers below 1e300.
-The same formulas as a Triton function are in `kernels/bessel.py`.
+The peak's place and height are known in closed form and taken out of the integral; the rest is
+summed with equal steps, which for such functions is right to the last digits once a step resolves
+the peak and the nearest pole. Where the peak is too narrow for float64 to follow, its own width is
+the integral (Laplace's method): what that leaves out is below the round-off of the height.
+Everything is computed in float64, in at most 11,000 steps for any two numbers below 1e300. The same
+formulas as a Triton function are in `kernels/bessel.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,22 @@ from torch import Tensor
 __all__ = ["FOLLOWED", "LAST_EXPONENT", "SERIES", "STEP", "SURE_BELOW", "TARGETS", "operator_of"]
 
 TARGETS = frozenset({"cudal1.log_bessel_i.default", "cudal1.log_bessel_k.default"})
-STEP = 0.14  # exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least pi / 4 away
+# exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least
+# pi / 4 away
+STEP = 0.14
 LAST_EXPONENT = 40.0  # what is left out beside the peak is below its height times exp of minus this
-SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)  # of log Gamma, DLMF 5.11.1
-SURE_BELOW = 2**-6  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
+SERIES = (
+    1 / 12,
+    -1 / 360,
+    1 / 1260,
+    -1 / 1680,
+    1 / 1188,
+    -691 / 360360,
+    1 / 156,
+)  # of log Gamma, DLMF 5.11.1
+SURE_BELOW = (
+    2**-6
+)  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
 FOLLOWED = 2**-20  # below this width differences near the peak are round-off
 _NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
 _FAR = 600.0  # beyond it exp() leaves float64
@@ -51,11 +65,16 @@ def _define() -> torch.library.Library:
         "log_bessel_k": (_log_k, _slope_k),
     }
     for name, (formula, slope) in kinds.items():
-        library.define(f"{name}(Tensor order, Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.pointwise))
+        library.define(
+            f"{name}(Tensor order, Tensor x) -> Tensor",
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.pointwise),
+        )
         for key in ("CPU", "CUDA"):
             library.impl(name, partial(_computed, formula), key)
         torch.library.register_fake(f"cudal1::{name}", _fake, lib=library)
-        torch.library.register_autograd(f"cudal1::{name}", partial(_backward, slope), setup_context=_keep, lib=library)
+        torch.library.register_autograd(
+            f"cudal1::{name}", partial(_backward, slope), setup_context=_keep, lib=library
+        )
     return library
 
 
@@ -66,7 +85,9 @@ def _fake(order: Tensor, x: Tensor) -> Tensor:
 def _computed(formula: Callable[[Tensor, Tensor], Tensor], order: Tensor, x: Tensor) -> Tensor:
     result = _fake(order, x)
     if not result.is_floating_point():
-        raise TypeError(f"expected an order or an x of a floating-point type, came {order.dtype} and {x.dtype}")
+        raise TypeError(
+            f"expected an order or an x of a floating-point type, came {order.dtype} and {x.dtype}"
+        )
     v, at = torch.broadcast_tensors(order.double(), x.double())
     return result.copy_(formula(v, at))
 
@@ -86,13 +107,25 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
         return a * (t * far / (1 + above) - torch.log1p(above))
 
     tail = LAST_EXPONENT / a + 1.2
-    before, after = (torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, tail) for sign in (-1, 1))
+    before, after = (
+        torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, tail)
+        for sign in (-1, 1)
+    )
     z = v + 0.5
-    gamma = (z + _SHIFT - 0.5) * torch.log1p(_SHIFT / z) - _log_product(z) - (z + _SHIFT) + 0.5 * math.log(2 * math.pi)
+    gamma = (
+        (z + _SHIFT - 0.5) * torch.log1p(_SHIFT / z)
+        - _log_product(z)
+        - (z + _SHIFT)
+        + 0.5 * math.log(2 * math.pi)
+    )
     gamma = gamma + _series(z + _SHIFT)  # log Gamma(z) - (z - 1/2) log z
     peak = v * log_t + 0.5 * torch.log(a / whole) + at * t - gamma - 0.5 * math.log(math.pi)
     found = peak + torch.log(_summed(exponent, before, after, width))
-    edge = torch.where(x == 0, torch.where(order == 0, 0.0, -math.inf), torch.where(x == math.inf, math.inf, -math.inf))
+    edge = torch.where(
+        x == 0,
+        torch.where(order == 0, 0.0, -math.inf),
+        torch.where(x == math.inf, math.inf, -math.inf),
+    )
     edge = torch.where((order == math.inf) & (x == math.inf), math.nan, edge)
     return torch.where(served, found, torch.where((order >= 0) & (x >= 0), edge, math.nan))
 
@@ -108,7 +141,11 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
     def exponent(d: Tensor) -> Tensor:
         rise = 2 * torch.sinh(d / 2) ** 2
         left = torch.where(d < -_FAR, torch.exp(log_gap - d - math.log(2)), gap * rise)
-        return torch.where(d > 0, -r * rise - v * torch.clamp_max(torch.sinh(d) - d, 1e300), v * (d - torch.expm1(d)) - left)
+        return torch.where(
+            d > 0,
+            -r * rise - v * torch.clamp_max(torch.sinh(d) - d, 1e300),
+            v * (d - torch.expm1(d)) - left,
+        )
 
     def near(sign: int) -> Tensor:
         return torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, math.inf)
@@ -129,12 +166,16 @@ def _ended(exponent: Tensor, width: Tensor) -> Tensor:
     return (exponent <= -_SURE) | (width < SURE_BELOW)
 
 
-def _summed(exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor, width: Tensor) -> Tensor:
+def _summed(
+    exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor, width: Tensor
+) -> Tensor:
     """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
     step = torch.clamp_max(width / 2, STEP)
     narrow = width < FOLLOWED
     count = torch.ceil((before + after) / step)
-    count = torch.where(narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0))  # both overflow for numbers beyond 1e300
+    count = torch.where(
+        narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0)
+    )  # both overflow for numbers beyond 1e300
     total = torch.zeros_like(step)
     for number in range(int(count.max()) + 1 if count.numel() else 0):
         total += torch.where(count >= number, torch.exp(exponent(number * step - before)), 0.0)
@@ -157,21 +198,29 @@ def _series(y: Tensor) -> Tensor:
 
 
 def _reach(factor: Tensor, log_factor: Tensor) -> Tensor:
-    """Where `factor (cosh t - 1)` is LAST_EXPONENT; by the logarithm alone where the factor itself is no normal number any more."""
+    """Where `factor (cosh t - 1)` is LAST_EXPONENT; by the logarithm alone where the factor itself
+    is no normal number any more.
+    """
     y = LAST_EXPONENT / factor
     far = math.log(2 * LAST_EXPONENT) - log_factor
     return torch.where(y < 1e300, torch.log1p(y + torch.sqrt(y) * torch.sqrt(y + 2)), far)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _keep(
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor
+) -> None:
     order, x = inputs
     if order.requires_grad:
-        raise NotImplementedError("the order of a Bessel function has no gradient here; expected one that requires none")
+        raise NotImplementedError(
+            "the order of a Bessel function has no gradient here; expected one that requires none"
+        )
     ctx.save_for_backward(order, x, output)
 
 
 def _backward(
-    slope: Callable[[Tensor, Tensor, Tensor], Tensor], ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    slope: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ctx: torch.autograd.function.FunctionCtx,
+    gradient: Tensor,
 ) -> tuple[None, Tensor]:
     order, x, output = ctx.saved_tensors  # type: ignore[attr-defined]
     return None, (gradient * slope(order, x, output)).sum_to_size(x.shape)

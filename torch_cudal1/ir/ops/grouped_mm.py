@@ -1,8 +1,10 @@
-"""Products of groups of rows with a matrix each, as mixtures of experts have them, in every dtype: `cudal1::grouped_mm`.
+"""Products of groups of rows with a matrix each, as mixtures of experts have them, in every dtype:
+`cudal1::grouped_mm`.
 
-PyTorch's own `aten::_grouped_mm` has a result on fake tensors for bfloat16 only, so that nothing else can be traced through it;
-transformers calls an operator of its own under Dynamo then, which no Program may name. `with_own_operator` puts this one in its
-place: the same products, computed by PyTorch's kernel as transformers' eager does, and with gradients.
+PyTorch's own `aten::_grouped_mm` has a result on fake tensors for bfloat16 only, so that nothing
+else can be traced through it; transformers calls an operator of its own under Dynamo then, which no
+Program may name. `with_own_operator` puts this one in its place: the same products, computed by
+PyTorch's kernel as transformers' eager does, and with gradients.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ __all__ = ["TARGETS", "operator_of", "with_own_operator"]
 
 TARGETS = frozenset({"cudal1.grouped_mm.default"})
 _NAME = "cudal1::grouped_mm"
-_ELSEWHERE = frozenset({"transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback.default"})
+_ELSEWHERE = frozenset(
+    {"transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback.default"}
+)
 _ARGUMENTS = {"input": 0, "weight": 1, "offs": 2}  # of the operators in `_ELSEWHERE`
 
 
 def operator_of(target: str) -> torch._ops.OpOverload:
-    """The operator called `target`, one of `TARGETS`: `grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor`.
+    """The operator called `target`, one of `TARGETS`:
+    `grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor`.
 
-    `offs` (groups,) int32 says where groups end. (rows, terms) x (groups, terms, columns) gives (rows, columns), groups of rows;
-    (rows, terms) x (terms, columns) gives (groups, rows, columns), groups of terms. Rows behind the last group are 0.
+    `offs` (groups,) int32 says where groups end. (rows, terms) x (groups, terms, columns) gives
+    (rows, columns), groups of rows; (rows, terms) x (terms, columns) gives (groups, rows, columns),
+    groups of terms. Rows behind the last group are 0.
     """
     _define()
     found: torch._ops.OpOverload = torch.ops.cudal1.grouped_mm.default
@@ -34,19 +40,29 @@ def operator_of(target: str) -> torch._ops.OpOverload:
 
 
 def with_own_operator(graph: fx.Graph) -> None:
-    """Let a graph of Dynamo's call this operator where it calls one of another library that does the same."""
+    """Let a graph of Dynamo's call this operator where it calls one of another library that does
+    the same.
+    """
     for node in graph.nodes:
         if node.op != "call_function" or str(node.target) not in _ELSEWHERE:
             continue
-        given = dict(enumerate(node.args)) | {_ARGUMENTS[name]: value for name, value in node.kwargs.items()}
-        node.target, node.args, node.kwargs = operator_of(next(iter(TARGETS))), tuple(given[i] for i in range(3)), {}
+        given = dict(enumerate(node.args)) | {
+            _ARGUMENTS[name]: value for name, value in node.kwargs.items()
+        }
+        node.target, node.args, node.kwargs = (
+            operator_of(next(iter(TARGETS))),
+            tuple(given[i] for i in range(3)),
+            {},
+        )
 
 
 def _products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     try:
         found: Tensor = torch.ops.aten._grouped_mm.default(left, right, ends)
         return found.contiguous()
-    except RuntimeError:  # strides that are no multiple of 16 bytes, float64, a GPU that it has no kernel for
+    except (
+        RuntimeError
+    ):  # strides that are no multiple of 16 bytes, float64, a GPU that it has no kernel for
         return _one_by_one(left, right, ends)
 
 
@@ -65,28 +81,45 @@ def _shape(left: Tensor, right: Tensor, ends: Tensor) -> tuple[int, ...]:
     fits = left.dim() == 2 and right.dim() in (2, 3) and left.shape[1] == right.shape[-2]
     if not fits or (right.dim() == 3 and right.shape[0] != ends.shape[0]):
         forms = f"{tuple(left.shape)}, {tuple(right.shape)} and {tuple(ends.shape)}"
-        raise ValueError(f"grouped_mm: expected (rows, terms), ([groups,] terms, columns) and (groups,); came {forms}")
-    return (left.shape[0], right.shape[2]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[1])
+        raise ValueError(
+            f"grouped_mm: expected (rows, terms), ([groups,] terms, columns) and (groups,); came {forms}"
+        )
+    return (
+        (left.shape[0], right.shape[2])
+        if right.dim() == 3
+        else (ends.shape[0], left.shape[0], right.shape[1])
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     if inputs[1].dim() != 3:
-        raise NotImplementedError("gradients of a gradient of grouped products; expected (rows, terms) x (groups, terms, columns)")
+        raise NotImplementedError(
+            "gradients of a gradient of grouped products; expected (rows, terms) x (groups, terms, columns)"
+        )
     ctx.save_for_backward(*inputs)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     left, right, ends = ctx.saved_tensors
     products = operator_of(next(iter(TARGETS)))
-    return products(gradient, right.transpose(-2, -1), ends), products(left.t(), gradient, ends), None
+    return (
+        products(gradient, right.transpose(-2, -1), ends),
+        products(left.t(), gradient, ends),
+        None,
+    )
 
 
 @cache
 def _define() -> torch.library.Library:
     library = torch.library.Library("cudal1", "FRAGMENT")
-    library.define("grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(
+        "grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
     for key in ("CPU", "CUDA"):
         library.impl("grouped_mm", _products, key)
-    torch.library.register_fake(_NAME, lambda left, right, ends: left.new_empty(_shape(left, right, ends)), lib=library)
+    torch.library.register_fake(
+        _NAME, lambda left, right, ends: left.new_empty(_shape(left, right, ends)), lib=library
+    )
     torch.library.register_autograd(_NAME, _backward, setup_context=_keep, lib=library)
     return library

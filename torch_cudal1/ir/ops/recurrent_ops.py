@@ -1,9 +1,12 @@
-"""Recurrent layers as one step each: `aten.lstm.input`, `aten.gru.input`, `aten.rnn_tanh.input`, `aten.rnn_relu.input`.
+"""Recurrent layers as one step each: `aten.lstm.input`, `aten.gru.input`, `aten.rnn_tanh.input`,
+`aten.rnn_relu.input`.
 
-PyTorch takes these operators apart wherever it traces: into a loop over time steps, or into cuDNN's call, which asks fake weights
-for their addresses and fails. `whole` puts `cudal1::lstm` and its kin in their place while a module is traced, and everything in
-Python that handles a step (`aten.overload`) uses the same, since they know their result's shape. A Program names the ATen operator
-only, and runs it as eager does: where the weights lie one behind the other, cuDNN reads them there.
+PyTorch takes these operators apart wherever it traces: into a loop over time steps, or into cuDNN's
+call, which asks fake weights for their addresses and fails. `whole` puts `cudal1::lstm` and its kin
+in their place while a module is traced, and everything in Python that handles a step
+(`aten.overload`) uses the same, since they know their result's shape. A Program names the ATen
+operator only, and runs it as eager does: where the weights lie one behind the other, cuDNN reads
+them there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 def operator_of(target: str) -> torch._ops.OpOverload:
-    """The operator that stands for `target`, one of `TARGETS`: same schema, same result, and a result on fake tensors."""
+    """The operator that stands for `target`, one of `TARGETS`: same schema, same result, and a
+    result on fake tensors.
+    """
     _define()
     found: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
     return found
@@ -37,10 +42,11 @@ def target_of(name: str) -> str:
 
 
 class whole(TorchFunctionMode):
-    """While it is entered, recurrent layers are traced as one step each, where that is what eager runs.
+    """While it is entered, recurrent layers are traced as one step each, where that is what eager
+    runs.
 
-    Left to PyTorch: layers that need a gradient, packed sequences, dropout between layers, autocast, and on CUDA what cuDNN
-    does not serve.
+    Left to PyTorch: layers that need a gradient, packed sequences, dropout between layers,
+    autocast, and on CUDA what cuDNN does not serve.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,14 +57,17 @@ class whole(TorchFunctionMode):
 
 
 def served(graph: torch.fx.Graph) -> list[bool]:
-    """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one step."""
+    """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one
+    step.
+    """
     return [_is_one_step(node) for node in _layers(graph)]
 
 
 def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A Dynamo graph as `whole` would trace it; `module` itself where that changes nothing.
 
-    For a compiler with caches of its own, which tell graphs apart by what they call and know nothing of a mode around them.
+    For a compiler with caches of its own, which tell graphs apart by what they call and know
+    nothing of a mode around them.
     """
     steps = served(module.graph)
     if not any(steps):
@@ -73,7 +82,11 @@ def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _layers(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    return [node for node in graph.nodes if node.op == "call_function" and node.target in _recurrent_functions()]
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and node.target in _recurrent_functions()
+    ]
 
 
 def _is_one_step(node: torch.fx.Node) -> bool:
@@ -89,15 +102,26 @@ def _recurrent_functions() -> dict[Any, str]:
 
 def _is_served(args: Sequence[Any]) -> bool:
     """Whether these are the arguments of a dense sequence, for which a step is what eager does."""
-    if len(args) != 9 or not isinstance(args[2], (tuple, list)):  # (data, batch_sizes, hx, ...) of a packed sequence
+    if len(args) != 9 or not isinstance(
+        args[2], (tuple, list)
+    ):  # (data, batch_sizes, hx, ...) of a packed sequence
         return False
     given, dropout, training = args[0], args[5], args[6]
-    if given.ndim != 3 or given.numel() == 0 or (training and dropout) or torch.is_autocast_enabled(given.device.type):
+    if (
+        given.ndim != 3
+        or given.numel() == 0
+        or (training and dropout)
+        or torch.is_autocast_enabled(given.device.type)
+    ):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (given, *args[2])):
         return False
     if given.device.type == "cuda":
-        return bool(torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and given.dtype in _CUDNN_DTYPES)
+        return bool(
+            torch.backends.cudnn.enabled
+            and torch.backends.cudnn.is_available()
+            and given.dtype in _CUDNN_DTYPES
+        )
     return bool(given.device.type == "cpu")
 
 
@@ -107,10 +131,15 @@ def _define() -> torch.library.Library:
     for name in _NAMES:
         operator = getattr(torch.ops.aten, name).input
         signature = str(operator._schema).partition("(")
-        library.define(f"{name}({signature[2]}", tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag))
+        library.define(
+            f"{name}({signature[2]}",
+            tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
+        )
         for key in ("CPU", "CUDA"):
             library.impl(name, partial(_run, operator), key)
-        torch.library.register_fake(f"cudal1::{name}", _fake_lstm if name == "lstm" else _fake_plain, lib=library)
+        torch.library.register_fake(
+            f"cudal1::{name}", _fake_lstm if name == "lstm" else _fake_plain, lib=library
+        )
     return library
 
 

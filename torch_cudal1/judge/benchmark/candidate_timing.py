@@ -1,8 +1,10 @@
-"""A candidate on trial against the clock: samples of two slots of its child, and what its timed calls answered.
+"""A candidate on trial against the clock: samples of two slots of its child, and what its timed
+calls answered.
 
-The child takes the samples, which is enough for Programs: they are data, and nothing of theirs runs beside the clock. The slope
-over whole batches is checked on this process's clock all the same. For a source, whose Python could patch the clock,
-`judge.benchmark.cross_process` is the sampler. Which baseline, and what follows from it, is the court's.
+The child takes the samples, which is enough for Programs: they are data, and nothing of theirs runs
+beside the clock. The slope over whole batches is checked on this process's clock all the same. For
+a source, whose Python could patch the clock, `judge.benchmark.cross_process` is the sampler. Which
+baseline, and what follows from it, is the court's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from torch_cudal1.judge.reference.input_set import Sample
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
-__all__ = ["Audit", "Slots", "Timed", "facts_of", "stability", "sync_checks", "time_slots", "timing_state"]
+__all__ = [
+    "Audit",
+    "Slots",
+    "Timed",
+    "facts_of",
+    "stability",
+    "sync_checks",
+    "time_slots",
+    "timing_state",
+]
 
 _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds
 _KEPT_BYTES, _MOST_KEPT = 256 << 20, 8
@@ -50,7 +61,8 @@ class Timed:
 
 @dataclass
 class Audit:
-    """Judges outputs of timed calls as validation did. Which call is looked at is drawn after the batch has ended.
+    """Judges outputs of timed calls as validation did. Which call is looked at is drawn after the
+    batch has ended.
 
     A ring entry has the parameters and buffers of the first sample and the values of one of both.
     """
@@ -82,11 +94,17 @@ class Audit:
         return secrets.randbelow(len(self.sets)) if self.ring[1] else 0
 
     def wanted(self) -> bool:
-        """Whether another look is due: at least one, then while the plan asks for it and it costs little."""
-        return not self.judged or (self.judged < 4 * self.plan.outputs and self.spent_s < _AUDIT_SHARE * self.plan.budget_s)
+        """Whether another look is due: at least one, then while the plan asks for it and it costs
+        little.
+        """
+        return not self.judged or (
+            self.judged < 4 * self.plan.outputs and self.spent_s < _AUDIT_SHARE * self.plan.budget_s
+        )
 
     def look(self, start: int, shift: int, held: int) -> None:
-        """Judge one of the `held` outputs of calls that began at ring place `start`. Raises CandidateFailure("timed_output")."""
+        """Judge one of the `held` outputs of calls that began at ring place `start`. Raises
+        CandidateFailure("timed_output").
+        """
         if not held or not self.wanted():
             return
         began = time.monotonic()
@@ -96,7 +114,9 @@ class Audit:
         for position, comparison in compared(self.trial, sample, self.trial.reread(index)):
             if not comparison.passed:
                 raise CandidateFailure(
-                    "timing", f"a timed call answered wrongly: output {position}: {_told(comparison)}", "timed_output"
+                    "timing",
+                    f"a timed call answered wrongly: output {position}: {_told(comparison)}",
+                    "timed_output",
                 )
         self.trial.ease()
         self.judged += 1
@@ -104,11 +124,19 @@ class Audit:
 
     def check(self) -> Check:
         """What was looked at; to look at nothing is a failure."""
-        return Check("timed_output", self.judged > 0, float(self.judged), None, f"{self.judged} timed calls answered rightly")
+        return Check(
+            "timed_output",
+            self.judged > 0,
+            float(self.judged),
+            None,
+            f"{self.judged} timed calls answered rightly",
+        )
 
     @property
     def _static(self) -> frozenset[int]:
-        return frozenset(index for index, role in enumerate(self.trial.subject.roles) if role != "input")
+        return frozenset(
+            index for index, role in enumerate(self.trial.subject.roles) if role != "input"
+        )
 
     def _sample(self, content: int) -> Sample:
         if content not in self.samples:
@@ -119,15 +147,23 @@ class Audit:
     def _mixed(self, first: Sample, other: Sample) -> Sample:
         if not self._static:
             return other
-        inputs = [(first if i in self._static else other).inputs[i] for i in range(len(first.inputs))]
+        inputs = [
+            (first if i in self._static else other).inputs[i] for i in range(len(first.inputs))
+        ]
         heavy = self.trial.device.type == "cpu" and self.trial.facts.flops > _HEAVY_FLOPS
-        exact = (lambda inputs: Infeasible("too much work to repeat here")) if heavy else self.trial.subject.exact
+        exact = (
+            (lambda inputs: Infeasible("too much work to repeat here"))
+            if heavy
+            else self.trial.subject.exact
+        )
         return Sample(other.name, other.distribution, inputs, self.trial.subject.eager, exact)
 
 
 @dataclass
 class Slots:
-    """Slots "baseline" and "candidate" of one child as a `Sampler`, the candidate's outputs audited bucket by bucket."""
+    """Slots "baseline" and "candidate" of one child as a `Sampler`, the candidate's outputs audited
+    bucket by bucket.
+    """
 
     audit: Audit
     temperatures: tuple[L2, ...]
@@ -135,7 +171,9 @@ class Slots:
 
     def warm(self) -> tuple[Warm, Warm]:
         """Settle both slots. Raises CandidateFailure."""
-        answer = self.audit.trial.child.call("warm", a="baseline", b="candidate", sets=self.audit.sets)
+        answer = self.audit.trial.child.call(
+            "warm", a="baseline", b="candidate", sets=self.audit.sets
+        )
         try:
             self.persisting = str(answer["reset"])
             a, b = (Warm(*map(float, side)) for side in answer["warm"])
@@ -146,21 +184,31 @@ class Slots:
     def bucket(self, batch: Batch) -> Pairs:
         """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
         audit, shift = self.audit, self.audit.shift()
-        keep = max(1, min(_MOST_KEPT, _KEPT_BYTES // max(1, audit.output_bytes))) if audit.wanted() else 0
-        answer = audit.trial.child.call("time", sets=audit.sets, shift=shift, batch=asdict(batch), keep=keep)
+        keep = (
+            max(1, min(_MOST_KEPT, _KEPT_BYTES // max(1, audit.output_bytes)))
+            if audit.wanted()
+            else 0
+        )
+        answer = audit.trial.child.call(
+            "time", sets=audit.sets, shift=shift, batch=asdict(batch), keep=keep
+        )
         try:
             pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
             held, end = int(answer["kept"]), int(answer["position"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unusable(error) from error
         if len(pairs) != batch.pairs:
-            raise CandidateFailure("timing", f"{len(pairs)} pairs, expected {batch.pairs}", "protocol")
+            raise CandidateFailure(
+                "timing", f"{len(pairs)} pairs, expected {batch.pairs}", "protocol"
+            )
         audit.look(end - held, shift, held)
         return pairs
 
 
 def time_slots(trial: Trial, plan: TimingPlan) -> Timed:
-    """Measure slot "candidate" against slot "baseline" of the trial's child. Raises CandidateFailure."""
+    """Measure slot "candidate" against slot "baseline" of the trial's child. Raises
+    CandidateFailure.
+    """
     audit = Audit(trial, plan)
     slots = Slots(audit, temperatures(trial.device, plan))
     try:
@@ -168,9 +216,18 @@ def time_slots(trial: Trial, plan: TimingPlan) -> Timed:
     except ValueError as error:
         raise _unusable(error) from error
     sides = trial.child.call("look")
-    checks = [audit.check(), _own_clock(trial, audit, found), *sync_checks(sides), *stability(found)]
+    checks = [
+        audit.check(),
+        _own_clock(trial, audit, found),
+        *sync_checks(sides),
+        *stability(found),
+    ]
     trial.child.call("drop", names=[])
-    return Timed(found, tuple(checks), facts_of(found) | {"sides": {"baseline": sides.get("a"), "candidate": sides.get("b")}})
+    return Timed(
+        found,
+        tuple(checks),
+        facts_of(found) | {"sides": {"baseline": sides.get("a"), "candidate": sides.get("b")}},
+    )
 
 
 def stability(found: Measurement) -> list[Check]:
@@ -179,47 +236,80 @@ def stability(found: Measurement) -> list[Check]:
     for l2, summary in found.summaries.items():
         answer = score(summary, found.plan)
         if isinstance(answer, Unstable):
-            checks.append(Check("unstable", False, answer.value, answer.limit, f"{l2} L2: {answer.reason}"))
+            checks.append(
+                Check("unstable", False, answer.value, answer.limit, f"{l2} L2: {answer.reason}")
+            )
         else:
             spread = max(summary.values) / min(summary.values)
-            note = "" if summary.steady else "; the buckets disagree, so their range is the interval"
-            checks.append(Check("unstable", True, spread, None, f"{l2} L2: largest over smallest bucket{note}"))
+            note = (
+                "" if summary.steady else "; the buckets disagree, so their range is the interval"
+            )
+            checks.append(
+                Check(
+                    "unstable", True, spread, None, f"{l2} L2: largest over smallest bucket{note}"
+                )
+            )
     return checks
 
 
 def timing_state(found: Measurement) -> Check:
-    """`timing_state`: no work of later calls is done in an instance's first one, which no sample holds.
+    """`timing_state`: no work of later calls is done in an instance's first one, which no sample
+    holds.
 
-    What a baseline's first call takes, its ring included, says how slow this machine starts. One that compiles anew for each
-    instance is refused too.
+    What a baseline's first call takes, its ring included, says how slow this machine starts. One
+    that compiles anew for each instance is refused too.
     """
     own_us, baseline_us = found.first_call_us[1], found.first_call_us[0]
-    limit_us = max(_FIRST_US, _FIRST_OVER_BASELINE * baseline_us, _FIRST_OVER_STEADY * found.summary.b_us)
-    return Check("timing_state", own_us <= limit_us, own_us, limit_us, "microseconds of a new instance's first call")
+    limit_us = max(
+        _FIRST_US, _FIRST_OVER_BASELINE * baseline_us, _FIRST_OVER_STEADY * found.summary.b_us
+    )
+    return Check(
+        "timing_state",
+        own_us <= limit_us,
+        own_us,
+        limit_us,
+        "microseconds of a new instance's first call",
+    )
 
 
 def facts_of(found: Measurement) -> dict[str, Any]:
     """A measurement as JSON."""
     states = {
-        l2: {"speedup": s.speedup, "low": s.low, "high": s.high, "us": [s.a_us, s.b_us], "pairs": s.pairs, "steady": s.steady}
+        l2: {
+            "speedup": s.speedup,
+            "low": s.low,
+            "high": s.high,
+            "us": [s.a_us, s.b_us],
+            "pairs": s.pairs,
+            "steady": s.steady,
+        }
         | {"buckets": list(s.values)}
         for l2, s in found.summaries.items()
     }
     first = dict(zip(("baseline", "candidate"), found.first_call_us, strict=True))
-    return {"l2": states, "decided_by": found.deciding, "first_call_us": first, "rounds": found.rounds, "seconds": found.seconds}
+    return {
+        "l2": states,
+        "decided_by": found.deciding,
+        "first_call_us": first,
+        "rounds": found.rounds,
+        "seconds": found.seconds,
+    }
 
 
 def _own_clock(trial: Trial, audit: Audit, found: Measurement) -> Check:
     """`wall_slope`: what the child's clock says of whole batches, against this process's clock.
 
-    Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on none.
+    Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on
+    none.
     """
     cost_us = found.summaries["hot"].b_us
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, keep=False)
     spinner.spin(1)  # makes the ring
     for attempt, count in enumerate(_SLOPES):
         calls = math.ceil(_SLOPE_US / cost_us) << attempt
-        answer = wall_slope([slope(spinner, calls) for _ in range(1 if cost_us > _SLOW_US else count)])
+        answer = wall_slope(
+            [slope(spinner, calls) for _ in range(1 if cost_us > _SLOW_US else count)]
+        )
         if answer.passed:
             break
     return answer
@@ -233,7 +323,11 @@ def sync_checks(sides: Mapping[str, Any]) -> list[Check]:
             return []
         return [
             Check(
-                "sync_ratio", float(ratio) <= _MOST_SYNC_RATIO, float(ratio), _MOST_SYNC_RATIO, "all streams joined, over its own"
+                "sync_ratio",
+                float(ratio) <= _MOST_SYNC_RATIO,
+                float(ratio),
+                _MOST_SYNC_RATIO,
+                "all streams joined, over its own",
             )
         ]
     except (KeyError, TypeError, ValueError) as error:

@@ -1,8 +1,10 @@
-"""The one clock: what a callable takes in this process, by the C++ timer, or by Python's clock and events without the extension.
+"""The one clock: what a callable takes in this process, by the C++ timer, or by Python's clock and
+events without the extension.
 
-Python code can replace Python's clocks and events; the C++ timer it cannot reach (csrc/timer.cpp). Either way every call is joined
-with all streams of the device before and after, and both clocks mean the same. What to sample is for `judge.benchmark.timing` to
-say, whether to believe a process at all for `judge.benchmark.cross_process`.
+Python code can replace Python's clocks and events; the C++ timer it cannot reach (csrc/timer.cpp).
+Either way every call is joined with all streams of the device before and after, and both clocks
+mean the same. What to sample is for `judge.benchmark.timing` to say, whether to believe a process
+at all for `judge.benchmark.cross_process`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _FLUSH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Reading:
-    """Microseconds of one sample: until every stream was joined, until the call returned, and between events (None on the CPU)."""
+    """Microseconds of one sample: until every stream was joined, until the call returned, and
+    between events (None on the CPU).
+    """
 
     call: int
     wall_us: float
@@ -37,13 +41,19 @@ class Clock(Protocol):
     """Reads samples of callables in the order of a schedule."""
 
     def read(
-        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+        self,
+        calls: Sequence[Call],
+        schedule: Sequence[int],
+        *,
+        cold: bool = False,
+        repeats: Sequence[int] = (),
     ) -> list[Reading]:
         """One reading for each number of the schedule.
 
-        `repeats[i]`: how often `calls[i]` is called in one sample, back to back (once by default); the times are of all of them.
-        `cold`: the L2 cache is flushed before each sample, outside the clock. What a call returns dies at once, the last
-        one's after the clock stopped. Raises what a call raises.
+        `repeats[i]`: how often `calls[i]` is called in one sample, back to back (once by default);
+        the times are of all of them. `cold`: the L2 cache is flushed before each sample, outside
+        the clock. What a call returns dies at once, the last one's after the clock stopped. Raises
+        what a call raises.
         """
         ...
 
@@ -54,7 +64,12 @@ class _Native:
     timer: Timer
 
     def read(
-        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+        self,
+        calls: Sequence[Call],
+        schedule: Sequence[int],
+        *,
+        cold: bool = False,
+        repeats: Sequence[int] = (),
     ) -> list[Reading]:
         flush = None
         if cold and self.device.type == "cuda":
@@ -69,7 +84,12 @@ class _Python:
     device: torch.device
 
     def read(
-        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+        self,
+        calls: Sequence[Call],
+        schedule: Sequence[int],
+        *,
+        cold: bool = False,
+        repeats: Sequence[int] = (),
     ) -> list[Reading]:
         often = tuple(repeats) or (1,) * len(calls)
         return [self._sample(calls[index], index, often[index], cold) for index in schedule]

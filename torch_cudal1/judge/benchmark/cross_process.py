@@ -1,14 +1,18 @@
-"""Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may be trusted, not even a clock.
+"""Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may
+be trusted, not even a clock.
 
-Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long batch less what short ones take in
-the middle, over the calls they differ by, whatever a request costs and whatever the process claims. Of short batches the median so
-far counts: a difference of two single times would have the noise of both, and half as much time to spread it over. Caches stay hot:
-a flush would run in the process that is not trusted. It judges no outputs: who drives it keeps and reads those.
+Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long
+batch less what short ones take in the middle, over the calls they differ by, whatever a request
+costs and whatever the process claims. Of short batches the median so far counts: a difference of
+two single times would have the noise of both, and half as much time to spread it over. Caches stay
+hot: a flush would run in the process that is not trusted. It judges no outputs: who drives it keeps
+and reads those.
 
-A candidate that knows how often it is asked could be slow in short batches to seem fast: of what its batch takes, no more is taken
-for the request than a request to the baseline's process costs.
+A candidate that knows how often it is asked could be slow in short batches to seem fast: of what
+its batch takes, no more is taken for the request than a request to the baseline's process costs.
 
-What it does not stop: a process that works between requests, on a thread or stream of its own, on what it will be asked next.
+What it does not stop: a process that works between requests, on a thread or stream of its own, on
+what it will be asked next.
 """
 
 from __future__ import annotations
@@ -32,19 +36,26 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 __all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
-_BATCH_US = 7_000.0  # a batch much shorter than this drowns in the jitter of its request; longer ones cost seconds
+# a batch much shorter than this drowns in the jitter of its request; longer ones cost seconds
+_BATCH_US = 7_000.0
 _SHORT = 8  # as long as this many short ones
 _MOST_CALLS = 5_000
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
-_LOOKS = 3  # a single one that something else delays would make all batches of the measurement short
-_TRIES = 8  # each with twice the calls: 7 ms become seconds, beside which even a machine with seven others at work is quiet
+_LOOKS = (
+    3  # a single one that something else delays would make all batches of the measurement short
+)
+# each with twice the calls: 7 ms become seconds, beside which even a machine with seven others at
+# work is quiet
+_TRIES = 8
 _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
 
 @dataclass(frozen=True)
 class Spun:
-    """A batch of calls: seconds on the clock of the process that asked, and microseconds claimed by the process that ran them."""
+    """A batch of calls: seconds on the clock of the process that asked, and microseconds claimed by
+    the process that ran them.
+    """
 
     wall_s: float
     claimed_us: float
@@ -53,7 +64,9 @@ class Spun:
 
 @dataclass(frozen=True)
 class Slope:
-    """Microseconds per call from batches of two lengths: by this clock, by the other process's; and the mean of the longer one."""
+    """Microseconds per call from batches of two lengths: by this clock, by the other process's; and
+    the mean of the longer one.
+    """
 
     wall_us: float
     claimed_us: float
@@ -61,7 +74,9 @@ class Slope:
 
 
 class Spinner(Protocol):
-    """One side of a duel, alone in its process. `most_calls`: how many one batch may have (their outputs are kept)."""
+    """One side of a duel, alone in its process. `most_calls`: how many one batch may have (their
+    outputs are kept).
+    """
 
     @property
     def most_calls(self) -> int: ...
@@ -69,19 +84,21 @@ class Spinner(Protocol):
     def spin(self, calls: int) -> Spun:
         """Run the slot `calls` times on its ring of input sets, wait for the device, and come back.
 
-        The implementation reads its own monotonic clock right before the request and right after the answer.
-        Raises CandidateFailure.
+        The implementation reads its own monotonic clock right before the request and right after
+        the answer. Raises CandidateFailure.
         """
         ...
 
 
 @dataclass
 class ChildSpinner:
-    """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs, so none can be left out.
+    """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs,
+    so none can be left out.
 
-    `kept`: how many outputs of the last batch are held in the child, number i (for the verb `reread`) from the call at ring place
-    `start` + i. `shift`: how far the values of the ring are turned. `inline`: what the batch before kept is dropped by the same
-    request, which then takes longer on this clock; for whoever reads the other process's. `queued`: what that one claims is
+    `kept`: how many outputs of the last batch are held in the child, number i (for the verb
+    `reread`) from the call at ring place `start` + i. `shift`: how far the values of the ring are
+    turned. `inline`: what the batch before kept is dropped by the same request, which then takes
+    longer on this clock; for whoever reads the other process's. `queued`: what that one claims is
     the GPU's time alone, see `timing.queued_us`.
     """
 
@@ -99,9 +116,11 @@ class ChildSpinner:
     _turned: int | None = None
 
     def spin(self, calls: int) -> Spun:
-        """Ask for a batch; what the one before kept is dropped and the ring turned first, outside the clock.
+        """Ask for a batch; what the one before kept is dropped and the ring turned first, outside
+        the clock.
 
-        The very first batch makes the ring, and its first call is the instance's: both are in its time. Raises CandidateFailure.
+        The very first batch makes the ring, and its first call is the instance's: both are in its
+        time. Raises CandidateFailure.
         """
         turned, self._turned = self._turned, self.shift
         if turned is not None and turned != self.shift:
@@ -115,19 +134,25 @@ class ChildSpinner:
         what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
         what |= {"drop": self.inline, "queued": self.queued}
         begin = time.monotonic()
-        answer = self.child.call("spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what)
+        answer = self.child.call(
+            "spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what
+        )
         wall_s = time.monotonic() - begin
         try:
             claimed_us = float(answer["elapsed_us"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CandidateFailure("timing", f"an answer without a time: {error}", "protocol") from error
+            raise CandidateFailure(
+                "timing", f"an answer without a time: {error}", "protocol"
+            ) from error
         self.kept = calls if self.keep else 0
         return Spun(wall_s, claimed_us, calls)
 
 
 @dataclass
 class _Side:
-    """A spinner with what its short batches took so far, by their length: seconds here, and microseconds claimed."""
+    """A spinner with what its short batches took so far, by their length: seconds here, and
+    microseconds claimed.
+    """
 
     spinner: Spinner
     least: int = 1  # calls that outlast the jitter of a request
@@ -144,7 +169,9 @@ class _Side:
         known.append(spun[few])
         few_us = statistics.median(one.wall_s for one in known) * 1e6
         wall_us = (batch.wall_s * 1e6 - few_us) / (calls - few)
-        claimed_us = (batch.claimed_us - statistics.median(one.claimed_us for one in known)) / (calls - few)
+        claimed_us = (batch.claimed_us - statistics.median(one.claimed_us for one in known)) / (
+            calls - few
+        )
         self.slopes.append(Slope(wall_us, claimed_us, batch.wall_s * 1e6 / calls))
         self.request_us.append(few_us - few * wall_us)
         return self.slopes[-1], batch
@@ -164,7 +191,9 @@ class Duel:
         return self._sides[0].slopes, self._sides[1].slopes
 
     def warm(self) -> tuple[Warm, Warm]:
-        """First call, then batches of growing length until one lasts long enough. Raises CandidateFailure."""
+        """First call, then batches of growing length until one lasts long enough. Raises
+        CandidateFailure.
+        """
         warm = _warm(self._sides[0].spinner), _warm(self._sides[1].spinner)
         for side, found in zip(self._sides, warm, strict=True):
             side.least = math.ceil(_BATCH_US / found.call_us)
@@ -178,12 +207,16 @@ class Duel:
             first = _CHANCE.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
-                found = {side: self._cost(side, calls[side]) for side in ((0, 1) if leads else (1, 0))}
+                found = {
+                    side: self._cost(side, calls[side]) for side in ((0, 1) if leads else (1, 0))
+                }
                 pairs.append((found[0], found[1]))
         return pairs
 
     def settle(self) -> None:
-        """One call of either side that nobody times, after a change of the place they run at. Raises CandidateFailure."""
+        """One call of either side that nobody times, after a change of the place they run at.
+        Raises CandidateFailure.
+        """
         for side in self._sides:
             side.spinner.spin(1)
 
@@ -192,9 +225,11 @@ class Duel:
         return wall_slope(self.slopes[1])
 
     def _alike(self, calls: tuple[int, int]) -> tuple[int, int]:
-        """Calls of either side's long batches: as many, but where one is twice as fast or more, and the ratio is far from deciding.
+        """Calls of either side's long batches: as many, but where one is twice as fast or more, and
+        the ratio is far from deciding.
 
-        What a batch keeps makes a call the dearer the longer it is: new memory, and caches that hold other things.
+        What a batch keeps makes a call the dearer the longer it is: new memory, and caches that
+        hold other things.
         """
         own = [max(asked, side.least) for asked, side in zip(calls, self._sides, strict=True)]
         return min(max(own), 2 * own[0]), min(max(own), 2 * own[1])
@@ -208,33 +243,48 @@ class Duel:
                     return found.wall_us
                 request_us = max(0.0, statistics.median(baseline.request_us))
                 return max(found.wall_us, (batch.wall_s * 1e6 - request_us) / batch.calls)
-        raise CandidateFailure("timing", f"more calls took no longer, {_TRIES} times: the machine is too busy", "unstable")
+        raise CandidateFailure(
+            "timing",
+            f"more calls took no longer, {_TRIES} times: the machine is too busy",
+            "unstable",
+        )
 
 
 def slope(spinner: Spinner, calls: int) -> Slope:
-    """Cost of a call from batches of k and 2k in random order, so that the cost of a request cancels.
+    """Cost of a call from batches of k and 2k in random order, so that the cost of a request
+    cancels.
 
-    On a busy machine it may come out wrong, even negative, but wrong on both clocks alike. Raises CandidateFailure.
+    On a busy machine it may come out wrong, even negative, but wrong on both clocks alike. Raises
+    CandidateFailure.
     """
     calls = max(1, min(calls, spinner.most_calls // 2))
     spun = {size: spinner.spin(size) for size in _CHANCE.sample((calls, 2 * calls), 2)}
     once, twice = spun[calls], spun[2 * calls]
-    wall_us, claimed_us = (twice.wall_s - once.wall_s) * 1e6 / calls, (twice.claimed_us - once.claimed_us) / calls
+    wall_us, claimed_us = (
+        (twice.wall_s - once.wall_s) * 1e6 / calls,
+        (twice.claimed_us - once.claimed_us) / calls,
+    )
     return Slope(wall_us, claimed_us, twice.wall_s * 1e6 / (2 * calls))
 
 
 def most_calls(output_bytes: int, device: torch.device) -> int:
-    """How many calls a batch may have when their outputs, of so many bytes together, are all kept; at least 2."""
+    """How many calls a batch may have when their outputs, of so many bytes together, are all kept;
+    at least 2.
+    """
     return max(2, min(_MOST_CALLS, _KEPT_BYTES[device.type] // max(1, output_bytes)))
 
 
 def wall_slope(slopes: Sequence[Slope]) -> Check:
-    """Whether the two clocks tell one time per call: the median difference is at most 10 % or 5 us, whichever is more."""
+    """Whether the two clocks tell one time per call: the median difference is at most 10 % or 5 us,
+    whichever is more.
+    """
     wall_us = statistics.median(each.wall_us for each in slopes)
     claimed_us = statistics.median(each.claimed_us for each in slopes)
     apart = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
     limit = max(_WITHIN * statistics.median(each.mean_us for each in slopes), _WITHIN_US)
-    detail = f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
+    detail = (
+        f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
+    )
     return Check("wall_slope", apart <= limit, apart, limit, detail)
 
 

@@ -1,8 +1,10 @@
-"""The timing protocol: seven buckets of paired samples, cold and hot in turn, more of them where they disagree.
+"""The timing protocol: seven buckets of paired samples, cold and hot in turn, more of them where
+they disagree.
 
-Where samples come from is a `Sampler`: two callables in this process (`Local`), two slots of a child
-(`judge.benchmark.candidate_timing`), or two processes on the parent's clock (`judge.benchmark.cross_process`). So the user's
-process, the judge, the benchmarks and training measure alike. What a measurement is worth is for `judge.evaluate.decide` to say.
+Where samples come from is a `Sampler`: two callables in this process (`Local`), two slots of a
+child (`judge.benchmark.candidate_timing`), or two processes on the parent's clock
+(`judge.benchmark.cross_process`). So the user's process, the judge, the benchmarks and training
+measure alike. What a measurement is worth is for `judge.evaluate.decide` to say.
 """
 
 from __future__ import annotations
@@ -16,8 +18,21 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, FEWEST_SLOW_PAIRS, PairedSummary, summarise
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm, batch_for, sample_bucket, temperatures, warm
+from torch_cudal1.judge.benchmark.statistics import (
+    FEWEST_PAIRS,
+    FEWEST_SLOW_PAIRS,
+    PairedSummary,
+    summarise,
+)
+from torch_cudal1.judge.benchmark.timing import (
+    L2,
+    Batch,
+    Warm,
+    batch_for,
+    sample_bucket,
+    temperatures,
+    warm,
+)
 from torch_cudal1.judge.checks.profiles import BUCKETS, SURPRISE, TIMING_PLANS, TimingPlan
 
 __all__ = ["Local", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
@@ -25,7 +40,11 @@ _CHANCE = random.SystemRandom()  # a process that measures keeps the user's gene
 
 Pairs: TypeAlias = list[tuple[float, float]]
 _SURE = 2.58  # standard deviations of a fair coin: 0.5 % on one side
-_AT_ONCE_S, _AT_ONCE, _FIRST = 5.0, 2_000, 8  # a request for samples is kept short: it has a deadline, and its answer a size
+_AT_ONCE_S, _AT_ONCE, _FIRST = (
+    5.0,
+    2_000,
+    8,
+)  # a request for samples is kept short: it has a deadline, and its answer a size
 
 
 class Sampler(Protocol):
@@ -47,7 +66,9 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a plan yielded: a summary for each state of the L2 cache, and the first calls, which are in no sample."""
+    """What a plan yielded: a summary for each state of the L2 cache, and the first calls, which are
+    in no sample.
+    """
 
     plan: TimingPlan
     summaries: Mapping[L2, PairedSummary]
@@ -90,15 +111,19 @@ class Local:
 
 
 def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
-    """Seven buckets for each state of the cache; twice, then `plan.rounds` times as many where they disagree, time allows and the
-    disagreement leaves open on which side of `plan.margin` the speed-up is: not where its centre is nearer to 1 than to the margin.
-    Of slow calls 3 to 6 pairs where these settle that.
+    """Seven buckets for each state of the cache; twice, then `plan.rounds` times as many where they
+    disagree, time allows and the disagreement leaves open on which side of `plan.margin` the
+    speed-up is: not where its centre is nearer to 1 than to the margin. Of slow calls 3 to 6 pairs
+    where these settle that.
 
     Raises ValueError for samples that mean nothing.
     """
     started = time.monotonic()
     sides = sampler.warm()
-    batches = {l2: _affordable(plan, batch_for(plan, l2, sides), sides, len(sampler.temperatures)) for l2 in sampler.temperatures}
+    batches = {
+        l2: _affordable(plan, batch_for(plan, l2, sides), sides, len(sampler.temperatures))
+        for l2 in sampler.temperatures
+    }
     pairs: dict[L2, Pairs] = {l2: [] for l2 in batches}
     summaries: dict[L2, PairedSummary] = {}
     for done in range(1, plan.rounds + 1):
@@ -109,16 +134,28 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
             if _plain(plan, pairs, summaries):
                 break
         took = time.monotonic() - started
-        settled = all(summary.steady for summary in summaries.values()) or _decided(plan, pairs, summaries)
+        settled = all(summary.steady for summary in summaries.values()) or _decided(
+            plan, pairs, summaries
+        )
         settled = settled or _far_from_margin(plan, summaries)
         if settled or took * (done + 1) / done > plan.budget_s:
             break
-    return Measurement(plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started)
+    return Measurement(
+        plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started
+    )
 
 
-def _parts(plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool) -> Sequence[Mapping[L2, Batch]]:
-    """The batches of a round. Who decides by a margin takes the first round in halves: most decisions are plain after one."""
-    if not first or not _by_margin(plan) or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values()):
+def _parts(
+    plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool
+) -> Sequence[Mapping[L2, Batch]]:
+    """The batches of a round. Who decides by a margin takes the first round in halves: most
+    decisions are plain after one.
+    """
+    if (
+        not first
+        or not _by_margin(plan)
+        or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values())
+    ):
         return [batches]
     return 2 * [{l2: replace(batch, pairs=batch.pairs // 2) for l2, batch in batches.items()}]
 
@@ -127,45 +164,76 @@ def _by_margin(plan: TimingPlan) -> bool:
     return plan.margin is not None and plan.gate == "widen"
 
 
-def _plain(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]) -> bool:
-    """Whether the margin lies outside the range of all buckets, steady or not, which asks more than the interval that decides."""
-    ranges = {l2: replace(s, low=min(s.low, *s.values), high=max(s.high, *s.values)) for l2, s in summaries.items()}
+def _plain(
+    plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
+) -> bool:
+    """Whether the margin lies outside the range of all buckets, steady or not, which asks more than
+    the interval that decides.
+    """
+    ranges = {
+        l2: replace(s, low=min(s.low, *s.values), high=max(s.high, *s.values))
+        for l2, s in summaries.items()
+    }
     return _decided(plan, pairs, ranges)
 
 
-def _decided(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]) -> bool:
-    """Whether the margin lies outside the interval that decides. Buckets that disagree make it their whole range."""
+def _decided(
+    plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
+) -> bool:
+    """Whether the margin lies outside the interval that decides. Buckets that disagree make it
+    their whole range.
+    """
     if not _by_margin(plan):
         return False
     assert plan.margin is not None
     below = any(each.high < plan.margin for each in summaries.values())
-    return below or all(each.low >= plan.margin for each in summaries.values()) or _hopeless(pairs, plan.margin)
+    return (
+        below
+        or all(each.low >= plan.margin for each in summaries.values())
+        or _hopeless(pairs, plan.margin)
+    )
 
 
 def _far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
-    """Whether after a whole round some state's centre is not even half-way to the margin: no lower bound will come above it."""
-    return _by_margin(plan) and any(each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values())
+    """Whether after a whole round some state's centre is not even half-way to the margin: no lower
+    bound will come above it.
+    """
+    return _by_margin(plan) and any(
+        each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values()
+    )
 
 
 def _hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
-    """Whether in some state so many pairs lie below the margin that the median does: a sign test at 0.5 %. More pairs would only
-    find out by how much.
+    """Whether in some state so many pairs lie below the margin that the median does: a sign test at
+    0.5 %. More pairs would only find out by how much.
     """
     below = {l2: sum(a < margin * b for a, b in each) for l2, each in pairs.items()}
-    return any(below[l2] >= len(each) / 2 + _SURE * math.sqrt(len(each)) / 2 for l2, each in pairs.items())
+    return any(
+        below[l2] >= len(each) / 2 + _SURE * math.sqrt(len(each)) / 2 for l2, each in pairs.items()
+    )
 
 
 def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
-    """Whether the first few pairs, of calls so slow that each is a bucket of its own, settle the decision already.
+    """Whether the first few pairs, of calls so slow that each is a bucket of its own, settle the
+    decision already.
 
-    They do where the interval that allows for such looks lies below the margin in some state of the cache, or in all states above
-    it and above what is measured again in a fresh process in any case: no swap rests on a few pairs of one process.
+    They do where the interval that allows for such looks lies below the margin in some state of the
+    cache, or in all states above it and above what is measured again in a fresh process in any
+    case: no swap rests on a few pairs of one process.
     """
-    if plan.margin is None or not _by_margin(plan) or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values()):
+    if (
+        plan.margin is None
+        or not _by_margin(plan)
+        or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values())
+    ):
         return False
     found = [summarise(each) for each in pairs.values()]
-    enough = max(plan.margin, SURPRISE + 0.01)  # a score is rounded down to two decimals before it is a surprise
-    return any(each.high < plan.margin for each in found) or all(each.low >= enough for each in found)
+    enough = max(
+        plan.margin, SURPRISE + 0.01
+    )  # a score is rounded down to two decimals before it is a surprise
+    return any(each.high < plan.margin for each in found) or all(
+        each.low >= enough for each in found
+    )
 
 
 def sample_pairs(
@@ -176,10 +244,11 @@ def sample_pairs(
     budget_s: float = 10.0,
     margin: float | None = None,
 ) -> Pairs:
-    """Paired samples of two callables in this process, cold on CUDA: (a, b) microseconds per call, one tuple a pair.
+    """Paired samples of two callables in this process, cold on CUDA: (a, b) microseconds per call,
+    one tuple a pair.
 
-    56 pairs, fewer (down to 7) where they take longer than `budget_s`; down to 3 where these tell on which side of `margin` the
-    speed-up is.
+    56 pairs, fewer (down to 7) where they take longer than `budget_s`; down to 3 where these tell
+    on which side of `margin` the speed-up is.
     """
     plan = replace(TIMING_PLANS["fast"], budget_s=budget_s, margin=margin)
     l2 = temperatures(device, plan)[0]
@@ -187,24 +256,38 @@ def sample_pairs(
     started = time.monotonic()
     sides = sampler.warm()
     pairs: dict[L2, Pairs] = {l2: []}
-    _round(sampler, {l2: _affordable(plan, batch_for(plan, l2, sides), sides, 1)}, pairs, plan, started)
+    _round(
+        sampler, {l2: _affordable(plan, batch_for(plan, l2, sides), sides, 1)}, pairs, plan, started
+    )
     return pairs[l2]
 
 
-def _round(sampler: Sampler, batches: Mapping[L2, Batch], pairs: dict[L2, Pairs], plan: TimingPlan, started: float) -> None:
-    """One bucket after the other; past the budget one pair each, so that there are always seven, or a few that are far apart."""
+def _round(
+    sampler: Sampler,
+    batches: Mapping[L2, Batch],
+    pairs: dict[L2, Pairs],
+    plan: TimingPlan,
+    started: float,
+) -> None:
+    """One bucket after the other; past the budget one pair each, so that there are always seven, or
+    a few that are far apart.
+    """
     begin = time.monotonic()
     for bucket in range(1, BUCKETS + 1):
         until = None if plan.window_s is None else begin + plan.window_s * bucket / BUCKETS
         for l2 in _CHANCE.sample(list(batches), len(batches)):
             late = time.monotonic() - started > plan.budget_s
-            pairs[l2] += _bucket(sampler, replace(batches[l2], pairs=1) if late else batches[l2], until)
+            pairs[l2] += _bucket(
+                sampler, replace(batches[l2], pairs=1) if late else batches[l2], until
+            )
         if all(batch.pairs < FEWEST_SLOW_PAIRS for batch in batches.values()) and _far(plan, pairs):
             return
 
 
 def _bucket(sampler: Sampler, batch: Batch, until: float | None) -> Pairs:
-    """A bucket in requests of bounded size, ended at `until` (on the monotonic clock) if that comes first."""
+    """A bucket in requests of bounded size, ended at `until` (on the monotonic clock) if that comes
+    first.
+    """
     samples: Pairs = []
     at_once = _FIRST
     while len(samples) < batch.pairs and (until is None or not samples or time.monotonic() < until):

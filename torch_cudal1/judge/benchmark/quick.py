@@ -1,14 +1,17 @@
-"""A short race of two processes for rewards: each side times its own batches, this process's clock then says whether to believe it.
+"""A short race of two processes for rewards: each side times its own batches, this process's clock
+then says whether to believe it.
 
-`judge.benchmark.cross_process` reads only the parent's clock, so every sample must drown the jitter of a request: over a second for
-one candidate, which is too long where thousands are measured. Here a sample is as short as the timing plan says, read by the C++
-clock in the child, or off the GPU's own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must
-tell the same time per call as the child's wall clock (`wall_slope`). A candidate that lies about time by under 10 % gets by: a
-reward may hold that, a decision to swap may not, so nothing but training uses this.
+`judge.benchmark.cross_process` reads only the parent's clock, so every sample must drown the jitter
+of a request: over a second for one candidate, which is too long where thousands are measured. Here
+a sample is as short as the timing plan says, read by the C++ clock in the child, or off the GPU's
+own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell
+the same time per call as the child's wall clock (`wall_slope`). A candidate that lies about time by
+under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses
+this.
 
-Whoever races wants the device alone, and all others wait for it. So nothing is done then that can be done beside others: before it
-rings are made and calls are warmed (`begun`), after it, where both sides are ours, outputs of timed calls are judged and clocks
-compared (`Ready.examined`).
+Whoever races wants the device alone, and all others wait for it. So nothing is done then that can
+be done beside others: before it rings are made and calls are warmed (`begun`), after it, where both
+sides are ours, outputs of timed calls are judged and clocks compared (`Ready.examined`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ from dataclasses import dataclass, field, replace
 
 from torch_cudal1.device.peaks import Work, ceiling, roofline
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.candidate_timing import Audit, Timed, facts_of, stability, sync_checks
+from torch_cudal1.judge.benchmark.candidate_timing import (
+    Audit,
+    Timed,
+    facts_of,
+    stability,
+    sync_checks,
+)
 from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, most_calls, slope, wall_slope
 from torch_cudal1.judge.benchmark.protocol import Pairs, measure
 from torch_cudal1.judge.benchmark.source_timing import first_call
@@ -37,29 +46,38 @@ CLOCKS = ("wall_slope", "sync_ratio")  # checks that others on the device can di
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
-_GROWN_CALLS = 8  # as many as batches of queued calls have: memory for what they keep is there before the race, to grow takes 20 ms
+# as many as batches of queued calls have: memory for what they keep is there before the race, to
+# grow takes 20 ms
+_GROWN_CALLS = 8
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US, _WARM_QUEUED_US = 1_000.0, 150.0  # a batch this long says what a call costs
 _SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
 _LAUNCH_US = 50.0  # of the host, which a queued race does not measure
-_SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far as what they keep allows
+_SLOPES = (
+    1,
+    3,
+    5,
+    9,
+)  # of each try; batches twice as long each time, as far as what they keep allows
 
 
 @dataclass
 class Race:
-    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one child, which takes all buckets
-    at one request. `audit` looks at outputs of timed calls.
+    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one
+    child, which takes all buckets at one request. `audit` looks at outputs of timed calls.
 
-    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `settled`: what `settle`
-    learned of each side before the device was this race's alone.
+    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn
+    here. `settled`: what `settle` learned of each side before the device was this race's alone.
     """
 
     baseline: ChildSpinner
     candidate: ChildSpinner
     audit: Audit
     temperatures: tuple[L2, ...] = field(default=("hot",))
-    looked: set[int] = field(default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS)))
+    looked: set[int] = field(
+        default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS))
+    )
     warmed: tuple[Warm, Warm] | None = None
     settled: tuple[_Settled, _Settled] | None = None
     _bucket: int = 0
@@ -71,12 +89,22 @@ class Race:
         return self.baseline.child is self.candidate.child
 
     def anew(self) -> Race:
-        """Another race of the same two, which are warm: other outputs are looked at, at least one of its own."""
+        """Another race of the same two, which are warm: other outputs are looked at, at least one
+        of its own.
+        """
         audit = replace(self.audit, judged=0, spent_s=0.0)
-        return Race(self.baseline, self.candidate, audit, self.temperatures, settled=self.settled, warmed=self.warmed)
+        return Race(
+            self.baseline,
+            self.candidate,
+            audit,
+            self.temperatures,
+            settled=self.settled,
+            warmed=self.warmed,
+        )
 
     def settle(self) -> tuple[_Settled, _Settled]:
-        """Let both sides make their rings of inputs and have their first calls, beside whoever else is there.
+        """Let both sides make their rings of inputs and have their first calls, beside whoever else
+        is there.
 
         Raises CandidateFailure.
         """
@@ -91,8 +119,9 @@ class Race:
         return self.warmed
 
     def bucket(self, batch: Batch) -> Pairs:
-        """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where both sides are in one child, whose
-        last outputs are judged after the race (`look`). Raises CandidateFailure.
+        """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where
+        both sides are in one child, whose last outputs are judged after the race (`look`). Raises
+        CandidateFailure.
         """
         if self.together:
             return self._together(batch)
@@ -104,7 +133,9 @@ class Race:
         return pairs
 
     def look(self) -> None:
-        """Judge some outputs of the last batch, which came after most calls. Raises CandidateFailure."""
+        """Judge some outputs of the last batch, which came after most calls. Raises
+        CandidateFailure.
+        """
         for _ in range(_LOOKS):
             self._look()
 
@@ -119,10 +150,14 @@ class Race:
         return pairs
 
     def _together(self, batch: Batch) -> Pairs:
-        """A bucket of the pairs that one request has taken for all of them: everybody waits for each request."""
+        """A bucket of the pairs that one request has taken for all of them: everybody waits for
+        each request.
+        """
         if len(self._ahead) < batch.pairs:
             self.candidate.shift = self.audit.shift()
-            self._ahead = self._asked([lead for _ in range(BUCKETS) for lead in leading(batch)], batch)
+            self._ahead = self._asked(
+                [lead for _ in range(BUCKETS) for lead in leading(batch)], batch
+            )
         pairs, self._ahead = self._ahead[: batch.pairs], self._ahead[batch.pairs :]
         return pairs
 
@@ -142,8 +177,16 @@ class Race:
         wall_us = (time.monotonic() - begin) * 1e6
         pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
         told_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
-        if len(pairs) != len(leads) or not all(min(pair) > 0 for pair in pairs) or told_us > wall_us:
-            raise CandidateFailure("timing", f"{pairs[:BUCKETS]} told of a request that took {wall_us:.0f} us", "wall_slope")
+        if (
+            len(pairs) != len(leads)
+            or not all(min(pair) > 0 for pair in pairs)
+            or told_us > wall_us
+        ):
+            raise CandidateFailure(
+                "timing",
+                f"{pairs[:BUCKETS]} told of a request that took {wall_us:.0f} us",
+                "wall_slope",
+            )
         one.start, one.kept = int(answer["start"]), calls[1]
         return pairs
 
@@ -158,8 +201,8 @@ class Race:
 
 @dataclass
 class Ready:
-    """Two sides that have begun, to be measured as often as somebody wants. `beside`: what was measured is to be examined after
-    that, beside others; else that is part of measuring it.
+    """Two sides that have begun, to be measured as often as somebody wants. `beside`: what was
+    measured is to be examined after that, beside others; else that is part of measuring it.
     """
 
     race: Race
@@ -172,8 +215,8 @@ class Ready:
         return self.race.together
 
     def measured(self) -> Timed:
-        """One measurement, for which the device must be this one's alone. Whoever is not content with it asks again: only the race
-        itself is run once more. Raises CandidateFailure.
+        """One measurement, for which the device must be this one's alone. Whoever is not content
+        with it asks again: only the race itself is run once more. Raises CandidateFailure.
         """
         started = time.monotonic()
         self.race = race = self.race.anew()
@@ -181,34 +224,45 @@ class Ready:
             found = measure(race, self.plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-        bound = roofline(Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us)
+        bound = roofline(
+            Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us
+        )
         checks = [first_call(self.trial, found, race.audit.sets), *stability(found), bound]
-        timed = Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+        timed = Timed(
+            found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started}
+        )
         return timed if self.beside else self.examined(timed)
 
     def examined(self, timed: Timed) -> Timed:
-        """The last measurement with what can be asked beside others: were outputs of timed calls right, does the process's clock
-        tell the truth, are all streams joined. Raises CandidateFailure.
+        """The last measurement with what can be asked beside others: were outputs of timed calls
+        right, does the process's clock tell the truth, are all streams joined. Raises
+        CandidateFailure.
         """
         if self.beside:
             self.race.look()
         return replace(timed, checks=(*timed.checks, self.race.audit.check(), *self._clocks(timed)))
 
     def heard_again(self, timed: Timed) -> Timed:
-        """What was examined, its clocks compared anew: for a moment without others, who may have disturbed them."""
+        """What was examined, its clocks compared anew: for a moment without others, who may have
+        disturbed them.
+        """
         kept = [check for check in timed.checks if check.name not in CLOCKS]
         return replace(timed, checks=(*kept, *self._clocks(timed)))
 
     def _clocks(self, timed: Timed) -> list[Check]:
-        one, checks = self.race.candidate, [_believed(self.race.candidate, timed.measurement.summary.b_us)]
+        one, checks = (
+            self.race.candidate,
+            [_believed(self.race.candidate, timed.measurement.summary.b_us)],
+        )
         if self.trial.device.type == "cuda":
             checks += sync_checks(one.child.call("look", slot=one.slot, sets=self.race.audit.sets))
         return checks
 
 
 def begun(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
-    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of this one, where both are ours),
-    and let both begin. What the outputs are to be is known by then, so that others are not kept off the device meanwhile.
+    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of
+    this one, where both are ours), and let both begin. What the outputs are to be is known by then,
+    so that others are not kept off the device meanwhile.
 
     Raises CandidateFailure.
     """
@@ -216,9 +270,16 @@ def begun(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
     for _ in range(2):
         fresh.draw("normal")
     audit = Audit(fresh, plan)
-    calls = min(most_calls(audit.output_bytes, trial.device), max(2, _KEPT_BYTES // max(1, audit.output_bytes)))
-    spinner = ChildSpinner(trial.child, "candidate", audit.sets, calls, inline=True, queued=baseline.queued)
-    other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
+    calls = min(
+        most_calls(audit.output_bytes, trial.device),
+        max(2, _KEPT_BYTES // max(1, audit.output_bytes)),
+    )
+    spinner = ChildSpinner(
+        trial.child, "candidate", audit.sets, calls, inline=True, queued=baseline.queued
+    )
+    other = replace(
+        baseline, keep=True, most_calls=spinner.most_calls, inline=True
+    )  # what is kept costs memory: both sides pay
     if baseline.child is trial.child:
         other.sets = audit.sets
     race = Race(other, spinner, audit)
@@ -236,7 +297,9 @@ def _foresee(trial: Trial) -> None:
 
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
-    """`wall_slope`: noise passes on a later try, with longer batches and the median of more of them; a false clock on none."""
+    """`wall_slope`: noise passes on a later try, with longer batches and the median of more of
+    them; a false clock on none.
+    """
     apart = replace(spinner, inline=False, queued=False)
     if spinner.queued:
         cost_us = max(cost_us, _LAUNCH_US)
@@ -250,7 +313,9 @@ def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
 
 @dataclass(frozen=True)
 class _Settled:
-    """Microseconds of a side's first call, and of one of a few later ones, by its own clock and beside others."""
+    """Microseconds of a side's first call, and of one of a few later ones, by its own clock and
+    beside others.
+    """
 
     first_us: float
     later_us: float
@@ -265,7 +330,9 @@ def _settled(spinner: ChildSpinner) -> _Settled:
 def _warm(spinner: ChildSpinner, settled: _Settled) -> Warm:
     """What a call costs, from a batch that is long enough: one request, where the guess was right."""
     wanted_us = _WARM_QUEUED_US if spinner.queued else _WARM_US
-    calls = max(1, min(spinner.most_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1))))
+    calls = max(
+        1, min(spinner.most_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1)))
+    )
     while True:
         spun = spinner.spin(calls)
         cost_us = spun.claimed_us / calls

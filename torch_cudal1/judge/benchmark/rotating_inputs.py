@@ -1,7 +1,8 @@
-"""The input sets that timed calls take in turn, and the calls themselves; the child's side of timing.
+"""The input sets that timed calls take in turn, and the calls themselves; the child's side of
+timing.
 
-Values change with every call, and `turn` puts other values at the same addresses, so an answer kept from an earlier call is the
-wrong one. It reads no clock.
+Values change with every call, and `turn` puts other values at the same addresses, so an answer kept
+from an earlier call is the wrong one. It reads no clock.
 """
 
 from __future__ import annotations
@@ -18,17 +19,25 @@ _RING_BYTES = 512 << 20
 _RING_SETS = 8
 
 
-def plan_ring(inputs: Sequence[torch.Tensor], static: Collection[int], sets: int) -> tuple[int, bool]:
-    """How many entries a ring of `sets` sets like `inputs` has, and whether it turns: a judge reckons this for itself."""
-    moving = sum(tensor.numel() * tensor.element_size() for i, tensor in enumerate(inputs) if i not in static)
+def plan_ring(
+    inputs: Sequence[torch.Tensor], static: Collection[int], sets: int
+) -> tuple[int, bool]:
+    """How many entries a ring of `sets` sets like `inputs` has, and whether it turns: a judge
+    reckons this for itself.
+    """
+    moving = sum(
+        tensor.numel() * tensor.element_size() for i, tensor in enumerate(inputs) if i not in static
+    )
     size = min(_RING_SETS, max(2, sets, _RING_BYTES // max(1, moving)))
     return size, size * moving <= _RING_BYTES
 
 
 class Ring:
-    """At least two input sets made of given ones. Parameters and buffers (`static`) are those of the first, as in a model.
+    """At least two input sets made of given ones. Parameters and buffers (`static`) are those of
+    the first, as in a model.
 
-    `turning`: its tensors are copies of their own, which `turn` may overwrite. Sets too large for that are used as they are.
+    `turning`: its tensors are copies of their own, which `turn` may overwrite. Sets too large for
+    that are used as they are.
     """
 
     def __init__(self, sets: Sequence[Sequence[torch.Tensor]], static: Collection[int]) -> None:
@@ -51,16 +60,23 @@ class Ring:
     def _entry(self, index: int) -> list[torch.Tensor]:
         first, given = self._sets[0], self._sets[index % len(self._sets)]
         copied = self.turning or index >= len(self._sets)
-        return [first[i] if i in self._static else _copy(t) if copied else t for i, t in enumerate(given)]
+        return [
+            first[i] if i in self._static else _copy(t) if copied else t
+            for i, t in enumerate(given)
+        ]
 
     def _moving(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor for i, tensor in enumerate(inputs) if i not in self._static]
 
 
 class Turns:
-    """A callable without arguments that runs a slot on the entries of a ring in turn; `position` is that of the next call."""
+    """A callable without arguments that runs a slot on the entries of a ring in turn; `position` is
+    that of the next call.
+    """
 
-    def __init__(self, runner: Callable[[Sequence[torch.Tensor]], object], ring: Ring, position: int = 0) -> None:
+    def __init__(
+        self, runner: Callable[[Sequence[torch.Tensor]], object], ring: Ring, position: int = 0
+    ) -> None:
         self._runner, self._entries = runner, ring.entries
         self.position = position % len(ring.entries)
 

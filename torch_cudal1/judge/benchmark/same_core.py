@@ -1,9 +1,11 @@
-"""Two processes on one core while they are raced, so that what slows its host's side down slows both of them.
+"""Two processes on one core while they are raced, so that what slows its host's side down slows
+both of them.
 
-Launching a GPU's kernels of microseconds takes longer than they do, and what a launch costs depends on the core: its clock, its
-sibling, who else is there. Sides in two processes have two cores for as long as a race lasts, and beside other work one kernel was
-1.5 times as fast as itself. They never run at once, so they can share one. Which one changes from bucket to bucket: what a core is
-like is noise then, which intervals show.
+Launching a GPU's kernels of microseconds takes longer than they do, and what a launch costs depends
+on the core: its clock, its sibling, who else is there. Sides in two processes have two cores for as
+long as a race lasts, and beside other work one kernel was 1.5 times as fast as itself. They never
+run at once, so they can share one. Which one changes from bucket to bucket: what a core is like is
+noise then, which intervals show.
 
 It measures nothing. Where the system does not let it, cores stay as they are, and `shared` says so.
 """
@@ -24,7 +26,9 @@ _LEAST_BUSY = 2  # one of the idler half: in the other half somebody may take ha
 
 
 class SameCore:
-    """The threads of some processes and of all that they started. `shared`: whether they are on one core now."""
+    """The threads of some processes and of all that they started. `shared`: whether they are on one
+    core now.
+    """
 
     def __init__(self, leaders: Sequence[int]) -> None:
         self._processes = [pid for leader in leaders for pid in (leader, *_below(leader))]
@@ -33,9 +37,14 @@ class SameCore:
         self.shared = False
 
     def move(self) -> bool:
-        """To another core, one of those with the least work since the last move; whether they are on it."""
+        """To another core, one of those with the least work since the last move; whether they are
+        on it.
+        """
         before, self._busy = self._busy, _busy_ticks()
-        idlest = sorted(self._allowed, key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), _CHANCE.random()))
+        idlest = sorted(
+            self._allowed,
+            key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), _CHANCE.random()),
+        )
         core = _CHANCE.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
         self.shared = all(_put(pid, {core}) for pid in self._processes)
         if not self.shared:
@@ -85,7 +94,9 @@ def _below(leader: int) -> list[int]:
     for entry in os.listdir(_PROC):
         if entry.isdigit():
             try:
-                parents[int(entry)] = int((_PROC / entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry)] = int(
+                    (_PROC / entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
             except OSError:  # it has just ended
                 continue
     found, waiting = list[int](), [leader]
@@ -104,4 +115,7 @@ def _busy_ticks() -> dict[int, int]:
     except OSError:
         return {}
     fields = [line.split() for line in lines if line.startswith("cpu") and line[3:4].isdigit()]
-    return {int(name[3:]): sum(map(int, times)) - int(times[3]) - int(times[4]) for name, *times in fields}
+    return {
+        int(name[3:]): sum(map(int, times)) - int(times[3]) - int(times[4])
+        for name, *times in fields
+    }

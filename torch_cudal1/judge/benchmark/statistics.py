@@ -1,4 +1,5 @@
-"""What samples mean: the centre and interval of a speed-up, whether its buckets agree, whether two measurements do.
+"""What samples mean: the centre and interval of a speed-up, whether its buckets agree, whether two
+measurements do.
 
 Pure functions of numbers: no clock, no device. Rounding and scores are `judge.evaluate.decide`'s.
 """
@@ -15,27 +16,38 @@ import torch
 
 from torch_cudal1.judge.checks.profiles import BUCKETS
 
-__all__ = ["FEWEST_PAIRS", "FEWEST_SLOW_PAIRS", "PairedSummary", "agree", "paper_variance", "summarise"]
+__all__ = [
+    "FEWEST_PAIRS",
+    "FEWEST_SLOW_PAIRS",
+    "PairedSummary",
+    "agree",
+    "paper_variance",
+    "summarise",
+]
 
-FEWEST_PAIRS = BUCKETS  # one a bucket: the range of the seven is then a distribution-free 98.4 % interval of the median
+# one a bucket: the range of the seven is then a distribution-free 98.4 % interval of the median
+FEWEST_PAIRS = BUCKETS
 FEWEST_SLOW_PAIRS = 3  # of a measurement that ended before, see `summarise`
-# Student's t for 3, 4, 5 and 6 pairs at 0.85 % on both sides together: whoever looks after each of them and ends as soon as the
-# interval says enough errs in 3.4 % of all measurements, and the range of seven in the other 1.6 % of the 5.
+# Student's t for 3, 4, 5 and 6 pairs at 0.85 % on both sides together: whoever looks after each of
+# them and ends as soon as the interval says enough errs in 3.4 % of all measurements, and the range
+# of seven in the other 1.6 % of the 5.
 _QUANTILES = {3: 10.777, 4: 6.188, 5: 4.824, 6: 4.199}
 _DRAWS = 10_000  # of the bootstrap
 _STEADY_SPREAD = 0.02  # MAD over median of the bucket values
 _STEADY_VARIANCE = 0.005  # of the log bucket values
 _MOST_LOG = 700.0  # exp of more is no float
-_AGREE = 0.10  # CUDA-L1 paper, section 2.4.2: two measurements of a surprising speed-up may differ by this much
+# CUDA-L1 paper, section 2.4.2: two measurements of a surprising speed-up may differ by this much
+_AGREE = 0.10
 
 
 @dataclass(frozen=True)
 class PairedSummary:
-    """Speed-up of b over a (time of a / time of b): centre and 95 % interval, and the median times of both.
+    """Speed-up of b over a (time of a / time of b): centre and 95 % interval, and the median times
+    of both.
 
-    `steady`: the seven buckets agree (MAD/median <= 2 %, variance of logs <= 0.005). When they do not, the interval is the range of
-    the buckets; a few slow pairs are each a bucket. `values`: the buckets' median ratios, in order of time; `means`: their mean
-    ratios, for the paper's rule.
+    `steady`: the seven buckets agree (MAD/median <= 2 %, variance of logs <= 0.005). When they do
+    not, the interval is the range of the buckets; a few slow pairs are each a bucket. `values`: the
+    buckets' median ratios, in order of time; `means`: their mean ratios, for the paper's rule.
     """
 
     speedup: float
@@ -50,27 +62,47 @@ class PairedSummary:
 
 
 def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
-    """The speed-up a/b and its 95 % interval: hierarchical bootstrap over seven consecutive buckets and the pairs in them.
+    """The speed-up a/b and its 95 % interval: hierarchical bootstrap over seven consecutive buckets
+    and the pairs in them.
 
-    Of 3 to 6 pairs, of calls so slow that a measurement may end with them, the interval is Student's of the logarithms of their
-    ratios, wide enough for looking after each. Raises ValueError for fewer pairs or a time that is not positive.
+    Of 3 to 6 pairs, of calls so slow that a measurement may end with them, the interval is
+    Student's of the logarithms of their ratios, wide enough for looking after each. Raises
+    ValueError for fewer pairs or a time that is not positive.
     """
-    if len(pairs) < FEWEST_SLOW_PAIRS or any(not (0 < value < math.inf) for pair in pairs for value in pair):
-        raise ValueError(f"expected at least {FEWEST_SLOW_PAIRS} pairs of positive times, came {len(pairs)}")
+    if len(pairs) < FEWEST_SLOW_PAIRS or any(
+        not (0 < value < math.inf) for pair in pairs for value in pair
+    ):
+        raise ValueError(
+            f"expected at least {FEWEST_SLOW_PAIRS} pairs of positive times, came {len(pairs)}"
+        )
     if len(pairs) < FEWEST_PAIRS:
         return _few(pairs)
     size = len(pairs) // BUCKETS
-    ratios = torch.tensor([a / b for a, b in pairs[: size * BUCKETS]], dtype=torch.float64).reshape(BUCKETS, size)
+    ratios = torch.tensor([a / b for a, b in pairs[: size * BUCKETS]], dtype=torch.float64).reshape(
+        BUCKETS, size
+    )
     values = _middle(ratios)
     centre = float(values.median())
     low, high = _bootstrap(ratios)
     steady = _steady(values)
     least, most = float(values.min()), float(values.max())
-    if not steady or most - least > 2 * (high - low):  # the range of 7 buckets holds the median with 98.4 %, whatever they follow
+    if not steady or most - least > 2 * (
+        high - low
+    ):  # the range of 7 buckets holds the median with 98.4 %, whatever they follow
         low, high = least, most
     a_us, b_us = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     means = tuple(ratios.mean(dim=-1).tolist())
-    return PairedSummary(centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, tuple(values.tolist()), means)
+    return PairedSummary(
+        centre,
+        min(low, centre),
+        max(high, centre),
+        a_us,
+        b_us,
+        len(pairs),
+        steady,
+        tuple(values.tolist()),
+        means,
+    )
 
 
 def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
@@ -82,17 +114,23 @@ def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     centre = statistics.median(ratios)
     a_us, b_us = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     steady = _steady(torch.tensor(ratios, dtype=torch.float64))
-    return PairedSummary(centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, ratios, ratios)
+    return PairedSummary(
+        centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, ratios, ratios
+    )
 
 
 def agree(first: PairedSummary, second: PairedSummary) -> bool:
-    """Whether two measurements of one speed-up may be the same: centres within 10 % of the lower one, or intervals that overlap."""
+    """Whether two measurements of one speed-up may be the same: centres within 10 % of the lower
+    one, or intervals that overlap.
+    """
     lower, higher = sorted((first, second), key=lambda summary: summary.speedup)
     return higher.speedup <= lower.speedup * (1 + _AGREE) or higher.low <= lower.high
 
 
 def paper_variance(means: Sequence[float]) -> float:
-    """Variance (n - 1) of the seven bucket means: CUDA-L1 discards a measurement above 0.005. The paper leaves the divisor open."""
+    """Variance (n - 1) of the seven bucket means: CUDA-L1 discards a measurement above 0.005. The
+    paper leaves the divisor open.
+    """
     return statistics.variance(means)
 
 
@@ -111,19 +149,25 @@ def _bootstrap(ratios: torch.Tensor) -> tuple[float, float]:
 
 @cache
 def _resampled(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each draw seven buckets, and the ranks of both middle pairs among `size` pairs drawn anew in each.
+    """For each draw seven buckets, and the ranks of both middle pairs among `size` pairs drawn anew
+    in each.
 
-    The k-th of n uniform numbers in order follows Beta(k, n - k + 1), and the next one is the least of n - k above it; so no pair
-    need be drawn, however many there are. Ranks do not depend on the samples: the same samples always tell the same interval.
+    The k-th of n uniform numbers in order follows Beta(k, n - k + 1), and the next one is the least
+    of n - k above it; so no pair need be drawn, however many there are. Ranks do not depend on the
+    samples: the same samples always tell the same interval.
     """
     generator = torch.Generator().manual_seed(0)
     middle = (size - 1) // 2 + 1
-    shapes = torch.tensor([float(middle), float(size - middle + 1)], dtype=torch.float64).expand(_DRAWS, BUCKETS, 2)
+    shapes = torch.tensor([float(middle), float(size - middle + 1)], dtype=torch.float64).expand(
+        _DRAWS, BUCKETS, 2
+    )
     gammas = torch._standard_gamma(shapes, generator=generator)
     first = gammas[..., 0] / gammas.sum(dim=-1)
     second = first
     if size % 2 == 0:
-        least = torch.rand((_DRAWS, BUCKETS), generator=generator, dtype=torch.float64) ** (1 / (size - middle))
+        least = torch.rand((_DRAWS, BUCKETS), generator=generator, dtype=torch.float64) ** (
+            1 / (size - middle)
+        )
         second = 1 - (1 - first) * least
     buckets = torch.randint(BUCKETS, (_DRAWS, BUCKETS), generator=generator)
     lower, upper = ((value * size).long().clamp(max=size - 1) for value in (first, second))

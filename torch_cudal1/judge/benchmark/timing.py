@@ -1,10 +1,12 @@
-"""Samples of callables in this process by `judge.benchmark.clock`, one alone, two in pairs, or several in turn.
+"""Samples of callables in this process by `judge.benchmark.clock`, one alone, two in pairs, or
+several in turn.
 
-It runs in any process: the judge's child, the user's process for the end-to-end gate, and the benchmarks. A sample is the mean time
-of one call, in microseconds of wall time, host work included, every stream of the device joined at its end. *Cold* (CUDA only):
-each call by itself, after a flush of the L2 cache that is not timed. *Hot*: calls back to back, joined once, so that host and
-device overlap as they do in use. It compares nothing and decides nothing: `judge.benchmark.statistics` and `judge.evaluate.decide`
-do.
+It runs in any process: the judge's child, the user's process for the end-to-end gate, and the
+benchmarks. A sample is the mean time of one call, in microseconds of wall time, host work included,
+every stream of the device joined at its end. *Cold* (CUDA only): each call by itself, after a flush
+of the L2 cache that is not timed. *Hot*: calls back to back, joined once, so that host and device
+overlap as they do in use. It compares nothing and decides nothing: `judge.benchmark.statistics` and
+`judge.evaluate.decide` do.
 """
 
 from __future__ import annotations
@@ -49,22 +51,34 @@ Sink: TypeAlias = deque[object]
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_TO_RANK = 30, 3, 5
 _SAMPLE_US = 2_500.0  # never under 200 us, where the clock and the scheduler show
 _MOST_CALLS = 5_000
-_FLUSHED_SHARE = 2.0  # a cold sample may take this many times its length, flushes included; then it has fewer calls
+# a cold sample may take this many times its length, flushes included; then it has fewer calls
+_FLUSHED_SHARE = 2.0
 _LONGEST = 4  # samples: the slower side of two may be timed for this many
-_LONG_US, _PART_OF_LONG = 10_000.0, 0.05  # beside a call of a second one of 10 ms would be its noise
+_LONG_US, _PART_OF_LONG = (
+    10_000.0,
+    0.05,
+)  # beside a call of a second one of 10 ms would be its noise
 _WARM_CALLS = 3
 _FAR = 1.25
-_SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
+_SLOW_US = (
+    300_000.0  # a call this long is warm after its first run, and its noise is small beside it
+)
 _WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
-# A launch from Python takes 20 to 80 us of a host; where the GPU did not wait for it, calls are made again behind a longer wait.
+# A launch from Python takes 20 to 80 us of a host; where the GPU did not wait for it, calls are
+# made again behind a longer wait.
 _QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.2, 5, 2_000
-_SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
+_SYNC_SLACK_US, _SYNC_SURE = (
+    5.0,
+    1.2,
+)  # jitter of a host round trip; a ratio below this needs no second look
 
 
 @dataclass(frozen=True)
 class Warm:
-    """What warming one side told: its first call here, the cost of a settled call, and the same with the flush before it."""
+    """What warming one side told: its first call here, the cost of a settled call, and the same
+    with the flush before it.
+    """
 
     first_us: float
     call_us: float
@@ -83,15 +97,21 @@ class Batch:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Batch:
         """From the fields as a dictionary."""
-        return cls(data["l2"], int(data["pairs"]), (int(data["calls"][0]), int(data["calls"][1])), data["order"])
+        return cls(
+            data["l2"],
+            int(data["pairs"]),
+            (int(data["calls"][0]), int(data["calls"][1])),
+            data["order"],
+        )
 
 
 @dataclass(frozen=True)
 class Side:
     """Times of one side apart, medians in microseconds; None on the CPU, which has no device clock.
 
-    `host_us`: until the call returns. `device_us`: between events around it, cold. `sync_ratio`: time until every stream is joined
-    over the time between the events; well above 1 means work on a stream that the events do not see.
+    `host_us`: until the call returns. `device_us`: between events around it, cold. `sync_ratio`:
+    time until every stream is joined over the time between the events; well above 1 means work on a
+    stream that the events do not see.
     """
 
     host_us: float
@@ -113,11 +133,15 @@ def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
 
 
 def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
-    """Call until caches, clocks and lazy set-up have settled; costs are of the fastest of the last calls."""
+    """Call until caches, clocks and lazy set-up have settled; costs are of the fastest of the last
+    calls.
+    """
     started = time.perf_counter()
     costs: list[float] = []
     totals: list[float] = []
-    while len(costs) < _WARM_CALLS or (time.perf_counter() - started < settle_s and len(costs) < 1_000):
+    while len(costs) < _WARM_CALLS or (
+        time.perf_counter() - started < settle_s and len(costs) < 1_000
+    ):
         begin = time.perf_counter()
         costs.append(_sample(run, 1, device))
         totals.append((time.perf_counter() - begin) * 1e6)
@@ -128,34 +152,47 @@ def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
 
 
 def batch_for(plan: TimingPlan, l2: L2, sides: tuple[Warm, Warm]) -> Batch:
-    """Calls per sample, as many on either side, so that the faster one is timed for `plan.sample_us`; pairs as planned.
+    """Calls per sample, as many on either side, so that the faster one is timed for
+    `plan.sample_us`; pairs as planned.
 
-    The join at a sample's end costs the same whatever the sample holds. With a number of calls for each side, one that something
-    delayed while it warmed up paid that for one call and the other for fourteen: one kernel beside another process on its GPU was
-    15 times as fast as itself. With one number the join draws every ratio towards 1. The slower side is timed for four samples
-    at most; a call beside one of 10 ms and more, where a join is nothing, for a twentieth of what that takes.
+    The join at a sample's end costs the same whatever the sample holds. With a number of calls for
+    each side, one that something delayed while it warmed up paid that for one call and the other
+    for fourteen: one kernel beside another process on its GPU was 15 times as fast as itself. With
+    one number the join draws every ratio towards 1. The slower side is timed for four samples at
+    most; a call beside one of 10 ms and more, where a join is nothing, for a twentieth of what that
+    takes.
     """
     slow_us = max(side.call_us for side in sides)
     wanted = max(_calls(side, plan.sample_us, l2) for side in sides)
     shared = min(wanted, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
     part_us = _PART_OF_LONG * shared * slow_us if slow_us >= _LONG_US else 0.0
-    a, b = (max(shared, min(_MOST_CALLS, math.ceil(part_us / max(side.call_us, 0.1)))) for side in sides)
+    a, b = (
+        max(shared, min(_MOST_CALLS, math.ceil(part_us / max(side.call_us, 0.1)))) for side in sides
+    )
     return Batch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else (a, b), plan.order)
 
 
 def sample_bucket(
     run_a: Call, run_b: Call, device: torch.device, batch: Batch, kept: Sink | None = None
 ) -> list[tuple[float, float]]:
-    """Paired samples: (a, b) microseconds per call, one tuple a pair, in blocks of A B B A or B A A B at random.
+    """Paired samples: (a, b) microseconds per call, one tuple a pair, in blocks of A B B A or B A A
+    B at random.
 
-    `kept` receives what the calls of b return (a deque with a length keeps the last ones); otherwise results die at once.
+    `kept` receives what the calls of b return (a deque with a length keeps the last ones);
+    otherwise results die at once.
     """
     runs = (run_a, run_b) if kept is None else (_into(deque(maxlen=0), run_a), _into(kept, run_b))
     sides = _order(batch)
     cold = batch.l2 == "cold" and device.type == "cuda"
     schedule = [side for side in sides for _ in range(batch.calls[side])] if cold else sides
-    readings = iter(clock_of(device).read(runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls))
-    costs = [sum(next(readings).wall_us for _ in range(batch.calls[side] if cold else 1)) / batch.calls[side] for side in sides]
+    readings = iter(
+        clock_of(device).read(runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls)
+    )
+    costs = [
+        sum(next(readings).wall_us for _ in range(batch.calls[side] if cold else 1))
+        / batch.calls[side]
+        for side in sides
+    ]
     pairs = zip(sides[::2], costs[::2], costs[1::2], strict=True)
     return [(one, other) if leads == 0 else (other, one) for leads, one, other in pairs]
 
@@ -183,12 +220,20 @@ def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
-def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink: Sink, expected_us: float | None = None) -> Queued:
-    """The time between two events of the current stream around `calls` calls that all wait there before the first begins.
+def queued_us(
+    begin: Callable[[], Call],
+    calls: int,
+    device: torch.device,
+    sink: Sink,
+    expected_us: float | None = None,
+) -> Queued:
+    """The time between two events of the current stream around `calls` calls that all wait there
+    before the first begins.
 
-    A kernel that waits keeps the GPU busy meanwhile, `expected_us` a call and some more. So a slow or busy host is not in the time,
-    unless a call waits for the GPU itself; what other streams do is not in it either. `begin`: what is called, from the same
-    beginning each time it is asked: where the GPU had begun before all was queued, all is done again, after a longer wait. What
+    A kernel that waits keeps the GPU busy meanwhile, `expected_us` a call and some more. So a slow
+    or busy host is not in the time, unless a call waits for the GPU itself; what other streams do
+    is not in it either. `begin`: what is called, from the same beginning each time it is asked:
+    where the GPU had begun before all was queued, all is done again, after a longer wait. What
     calls return goes to `sink`.
     """
     host_us, spent_us, lead = calls * (expected_us or _QUEUED_US), math.nan, _LEAD
@@ -200,8 +245,12 @@ def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink:
     return Queued(spent_us, host_us / calls)
 
 
-def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float) -> tuple[float, float, bool]:
-    """How long the host took to queue the calls, and the GPU to run them; whether it had begun with them by then."""
+def _queued(
+    run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float
+) -> tuple[float, float, bool]:
+    """How long the host took to queue the calls, and the GPU to run them; whether it had begun with
+    them by then.
+    """
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     sink.clear()
     synchronise(device)
@@ -218,14 +267,24 @@ def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: fl
 
 
 def interleave(
-    runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0, settle_s: float = _WARM_S, ran: bool = False
+    runs: Mapping[str, Call],
+    device: torch.device,
+    *,
+    budget_s: float = 10.0,
+    settle_s: float = _WARM_S,
+    ran: bool = False,
 ) -> dict[str, list[float]]:
-    """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 cold samples each.
+    """Time several callables in turn, each round in another random order: microseconds per call, 3
+    to 30 cold samples each.
 
-    `ran`: they have been called before and only their order is wanted: if all are slow, the call that settles one is a sample too,
-    and five samples (two of slow calls) are enough where the fastest is far ahead of the others.
+    `ran`: they have been called before and only their order is wanted: if all are slow, the call
+    that settles one is a sample too, and five samples (two of slow calls) are enough where the
+    fastest is far ahead of the others.
     """
-    costs = {name: warm(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1)) for name, run in runs.items()}
+    costs = {
+        name: warm(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1))
+        for name, run in runs.items()
+    }
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
@@ -234,7 +293,9 @@ def interleave(
     samples: dict[str, list[float]] = {name: [costs[name].call_us] if slow else [] for name in runs}
     end = time.perf_counter() + budget_s
     for done in range(int(slow), rounds):
-        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (ran and done >= enough and _far_apart(samples)):
+        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (
+            ran and done >= enough and _far_apart(samples)
+        ):
             break
         for name in _CHANCE.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], calls[name], device))
@@ -242,7 +303,9 @@ def interleave(
 
 
 def look(run: Call, device: torch.device) -> Side:
-    """Host and device time of a call apart, and whether it leaves work on streams that its own events do not wait for."""
+    """Host and device time of a call apart, and whether it leaves work on streams that its own
+    events do not wait for.
+    """
     host_us = host_time_us(run, device)
     if device.type != "cuda":
         return Side(host_us)
@@ -251,11 +314,15 @@ def look(run: Call, device: torch.device) -> Side:
 
 
 def sync_ratio(run: Call, device: torch.device) -> float | None:
-    """Time until every stream is joined over the time between a call's own events; None on the CPU, which has no device clock."""
+    """Time until every stream is joined over the time between a call's own events; None on the CPU,
+    which has no device clock.
+    """
     if device.type != "cuda":
         return None
     ratio = math.inf
-    for _ in range(_LOOKS):  # a process beside this one can only raise it, work on another stream is there every time
+    for _ in range(
+        _LOOKS
+    ):  # a process beside this one can only raise it, work on another stream is there every time
         ratio = min(ratio, _sync_ratio(run, device))
         if ratio < _SYNC_SURE:
             break
@@ -263,7 +330,9 @@ def sync_ratio(run: Call, device: torch.device) -> float | None:
 
 
 def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
-    """Median microseconds until a call returns, on an idle device; its device work is not waited for."""
+    """Median microseconds until a call returns, on an idle device; its device work is not waited
+    for.
+    """
     samples: list[float] = []
     clock = clock_of(device)
     while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
@@ -274,19 +343,29 @@ def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> fl
 
 
 def device_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
-    """Median microseconds between two events around a call with a cold L2 cache; 0.0 on the CPU, which has no device clock."""
-    readings = clock_of(device).read((run,), [0] * calls, cold=True) if device.type == "cuda" else []
+    """Median microseconds between two events around a call with a cold L2 cache; 0.0 on the CPU,
+    which has no device clock.
+    """
+    readings = (
+        clock_of(device).read((run,), [0] * calls, cold=True) if device.type == "cuda" else []
+    )
     return statistics.median([reading.device_us or 0.0 for reading in readings] or [0.0])
 
 
 def _sync_ratio(run: Call, device: torch.device) -> float:
-    """After CUDA-L2's defence: a call and nothing at all in random order, each until its last event and until every stream's.
+    """After CUDA-L2's defence: a call and nothing at all in random order, each until its last event
+    and until every stream's.
 
     Of the differences a low one counts: other processes on the device can only raise them.
     """
-    readings = clock_of(device).read((run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS))
+    readings = clock_of(device).read(
+        (run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS)
+    )
     own = statistics.median(reading.device_us or 0.0 for reading in readings if reading.call == 0)
-    joins = [sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4] for call in (0, 1)]
+    joins = [
+        sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4]
+        for call in (0, 1)
+    ]
     return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(own, 1e-3)
 
 
@@ -304,8 +383,12 @@ def _calls(side: Warm, sample_us: float, l2: L2) -> int:
 
 
 def _sample(run: Call, calls: int, device: torch.device) -> float:
-    """Mean microseconds of one call out of `calls`: each by itself on a cold cache on CUDA, back to back on the CPU."""
+    """Mean microseconds of one call out of `calls`: each by itself on a cold cache on CUDA, back to
+    back on the CPU.
+    """
     clock = clock_of(device)
     if device.type == "cuda":
-        return statistics.fmean(reading.wall_us for reading in clock.read((run,), [0] * calls, cold=True))
+        return statistics.fmean(
+            reading.wall_us for reading in clock.read((run,), [0] * calls, cold=True)
+        )
     return clock.read((run,), (0,), repeats=(calls,))[0].wall_us / calls

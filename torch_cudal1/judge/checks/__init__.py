@@ -1,6 +1,8 @@
-"""The detectors, one function each, grouped by what they look at. A detector takes a `Trial` and returns its checks, in order.
+"""The detectors, one function each, grouped by what they look at. A detector takes a `Trial` and
+returns its checks, in order.
 
-It measures and compares; which profile asks which detectors is in `validate`, and the decision is elsewhere.
+It measures and compares; which profile asks which detectors is in `validate`, and the decision is
+elsewhere.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Does the candidate agree with eager on one more input set: form, structure, values; and how detectors sum up many such answers.
+"""Does the candidate agree with eager on one more input set: form, structure, values; and how
+detectors sum up many such answers.
 
 It draws nothing and decides nothing by itself: a detector says which sets are asked.
 """
@@ -44,7 +45,9 @@ class Agreement:
 
 
 def tried(trial: Trial, sample: Sample, what: str, slack: float = 1.0) -> Agreement | None:
-    """The candidate beside eager on a set; None when eager itself refuses it. Raises CandidateFailure when the child is lost."""
+    """The candidate beside eager on a set; None when eager itself refuses it. Raises
+    CandidateFailure when the child is lost.
+    """
     if refused(sample):
         return None
     found = attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what, slack))
@@ -53,7 +56,9 @@ def tried(trial: Trial, sample: Sample, what: str, slack: float = 1.0) -> Agreem
 
 
 def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a disagreement; a lost child is not ours to explain. Raises CandidateFailure for that."""
+    """An error of the candidate is a disagreement; a lost child is not ours to explain. Raises
+    CandidateFailure for that.
+    """
     try:
         return ask()
     except CandidateFailure as error:
@@ -63,7 +68,9 @@ def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreemen
 
 
 def attempted_or_refused(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as `attempted` does."""
+    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as `attempted`
+    does.
+    """
     try:
         return ask()
     except CandidateFailure as error:
@@ -80,20 +87,41 @@ def refused(sample: Sample) -> bool:
         return True
 
 
-def agreement(trial: Trial, sample: Sample, result: Result, what: str, slack: float = 1.0) -> Agreement:
-    """Form, structure and values of a result against eager's on the same set; `slack`: see `compare`."""
+def agreement(
+    trial: Trial, sample: Sample, result: Result, what: str, slack: float = 1.0
+) -> Agreement:
+    """Form, structure and values of a result against eager's on the same set; `slack`: see
+    `compare`.
+    """
     expected = sample.reference
     if problem := form_problem(result, expected):
         return Agreement(what, problem)
     worst: tuple[float, float] | None = None
     for position, found in compared(trial, sample, result.outputs, slack):
         out, eager = result.outputs[position], expected.outputs[position]
-        if found.void and out is not None and eager is not None and not _nearer(sample, position, out, eager):
+        if (
+            found.void
+            and out is not None
+            and eager is not None
+            and not _nearer(sample, position, out, eager)
+        ):
             # float64 took another way (dropout's draws): eager is what is left
-            found = compare(out, eager, None, precision=trial.contract.precision, longest=trial.facts.longest_reduction)
+            found = compare(
+                out,
+                eager,
+                None,
+                precision=trial.contract.precision,
+                longest=trial.facts.longest_reduction,
+            )
         if not found.passed:
-            return Agreement(what, f"output {position}: {found.detail or 'differs'}", found.ratio, found.limit)
-        if found.ratio is not None and found.limit is not None and (worst is None or found.ratio > worst[0]):
+            return Agreement(
+                what, f"output {position}: {found.detail or 'differs'}", found.ratio, found.limit
+            )
+        if (
+            found.ratio is not None
+            and found.limit is not None
+            and (worst is None or found.ratio > worst[0])
+        ):
             worst = (found.ratio, found.limit)
     return Agreement(what, "", *(worst or (None, None)))
 
@@ -104,14 +132,14 @@ def _nearer(sample: Sample, position: int, out: torch.Tensor, eager: torch.Tenso
 
 
 def form_problem(found: Result, expected: Result) -> str:
-    """Where dtype, shape, strides, device or the structure of the result is not eager's; "" if nowhere."""
+    """Where dtype, shape, strides, device or the structure of the result is not eager's; "" if
+    nowhere.
+    """
     if expected.tree and found.tree != expected.tree:
         return f"the result is {found.tree[:200]}, eager's {expected.tree[:200]}"
     for position, (ours, theirs) in enumerate(zip(found.facts, expected.facts, strict=True)):
         if (ours is None) != (theirs is None):
-            return (
-                f"output {position}: {'no tensor' if ours is None else 'a tensor'} where eager yields {'one' if theirs else 'none'}"
-            )
+            return f"output {position}: {'no tensor' if ours is None else 'a tensor'} where eager yields {'one' if theirs else 'none'}"
         if ours is None or theirs is None:
             continue
         for name in ("dtype", "shape", "strides", "device"):
@@ -121,7 +149,9 @@ def form_problem(found: Result, expected: Result) -> str:
 
 
 def summed_up(name: str, found: Sequence[Agreement | None], none: str) -> list[Check]:
-    """One check for all that was asked: the first disagreement, else the worst ratio. `none`: why nothing could be asked."""
+    """One check for all that was asked: the first disagreement, else the worst ratio. `none`: why
+    nothing could be asked.
+    """
     asked = [one for one in found if one is not None]
     for one in asked:
         if one.problem:
@@ -131,8 +161,18 @@ def summed_up(name: str, found: Sequence[Agreement | None], none: str) -> list[C
     measured = [one for one in asked if one.ratio is not None]
     worst = max(measured, key=lambda one: one.ratio or 0.0, default=Agreement(""))
     refusals = len(found) - len(asked)
-    detail = ", ".join(one.what for one in asked[:12]) + (f" and {len(asked) - 12} more" if len(asked) > 12 else "")
-    return [Check(name, True, worst.ratio, worst.limit, detail + (f"; eager refuses {refusals} others" if refusals else ""))]
+    detail = ", ".join(one.what for one in asked[:12]) + (
+        f" and {len(asked) - 12} more" if len(asked) > 12 else ""
+    )
+    return [
+        Check(
+            name,
+            True,
+            worst.ratio,
+            worst.limit,
+            detail + (f"; eager refuses {refusals} others" if refusals else ""),
+        )
+    ]
 
 
 def not_applicable(name: str, why: str) -> list[Check]:

@@ -1,4 +1,6 @@
-"""Detectors of history: results that depend on earlier calls, on addresses or on a cache; bits that vary from run to run."""
+"""Detectors of history: results that depend on earlier calls, on addresses or on a cache; bits that
+vary from run to run.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,34 @@ __all__ = ["call_history", "repeat"]
 
 _SOAK_S = {"fast": 0.5, "standard": 20.0, "strict": 300.0}
 _FLIPS = 4
-_SLACK = 4.0  # how exact a result is, `numerics` has asked on many more numbers; here it need only be this set's own
-_PARTS_OF_RMS = (8.0, 1e-1, 1e-3)  # by how much a single element moves: a cache may look at all, at some, or at roughly all
+# how exact a result is, `numerics` has asked on many more numbers; here it need only be this set's
+# own
+_SLACK = 4.0
+_PARTS_OF_RMS = (
+    8.0,
+    1e-1,
+    1e-3,
+)  # by how much a single element moves: a cache may look at all, at some, or at roughly all
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_BYTES = 8 << 30  # of outputs that `repeat` reads
 
 
 def call_history(trial: Trial) -> list[Check]:
-    """What was computed before has no influence: other inputs, the same memory with new values, new memory with the same values,
-    single elements, overwritten outputs, many calls, a life in another process.
+    """What was computed before has no influence: other inputs, the same memory with new values, new
+    memory with the same values, single elements, overwritten outputs, many calls, a life in another
+    process.
     """
     first, _ = first_two(trial)
     found: list[Agreement | None] = []
-    for part in (_alternated, _same_place, _new_place, _single_elements, _scribbled, _soaked, _aged):
+    for part in (
+        _alternated,
+        _same_place,
+        _new_place,
+        _single_elements,
+        _scribbled,
+        _soaked,
+        _aged,
+    ):
         found += part(trial, first)
         if any(one is not None and one.problem for one in found):
             break
@@ -53,7 +70,10 @@ def _tried(trial: Trial, sample: Sample, what: str) -> Agreement | None:
 def _alternated(trial: Trial, first: Sample) -> list[Agreement | None]:
     """A, B, A on a living instance; then inputs that a decision made on A would not fit."""
     other = trial.sibling(first)
-    found = [_tried(trial, sample, what) for sample, what in ((first, "A"), (other, "B after A"), (first, "A after B"))]
+    found = [
+        _tried(trial, sample, what)
+        for sample, what in ((first, "A"), (other, "B after A"), (first, "A after B"))
+    ]
     unlike: list[tuple[str, Callable[[], Sample]]] = [
         ("negated", lambda: trial.derive(first, "negated", _of_inputs(trial, _scaled(-1.0)))),
         ("tiny", lambda: trial.derive(first, "tiny", _of_inputs(trial, _scaled(1e-3)))),
@@ -68,10 +88,18 @@ def _same_place(trial: Trial, first: Sample) -> list[Agreement | None]:
     """New values at the addresses of A, then the old ones again."""
     other = trial.sibling(first)
     trial.run(first)
-    moving = [new if role == "input" else None for new, role in zip(other.inputs, trial.subject.roles, strict=True)]
-    back = [old if role == "input" else None for old, role in zip(first.inputs, trial.subject.roles, strict=True)]
+    moving = [
+        new if role == "input" else None
+        for new, role in zip(other.inputs, trial.subject.roles, strict=True)
+    ]
+    back = [
+        old if role == "input" else None
+        for old, role in zip(first.inputs, trial.subject.roles, strict=True)
+    ]
     trial.rewrite(first, moving)
-    found: list[Agreement | None] = [_agreement(trial, other, trial.run(first), "same pointer, new data")]
+    found: list[Agreement | None] = [
+        _agreement(trial, other, trial.run(first), "same pointer, new data")
+    ]
     trial.rewrite(first, back)
     return [*found, _agreement(trial, first, trial.run(first), "same pointer, old data again")]
 
@@ -83,7 +111,9 @@ def _new_place(trial: Trial, first: Sample) -> list[Agreement | None]:
 
 
 def _single_elements(trial: Trial, first: Sample) -> list[Agreement | None]:
-    """One element, the last or one drawn in secret, moves by much, by little, by very little; everything else is as before."""
+    """One element, the last or one drawn in secret, moves by much, by little, by very little;
+    everything else is as before.
+    """
     found: list[Agreement | None] = []
     for number in range(trial.rounds(trial.profile.history * len(_PARTS_OF_RMS))):
         part = _PARTS_OF_RMS[number % len(_PARTS_OF_RMS)]
@@ -113,14 +143,19 @@ def _soaked(trial: Trial, first: Sample) -> list[Agreement | None]:
     budget_s = _SOAK_S[trial.profile.name]
     trial.present(first, other)
     answer = trial.told(
-        "soak", sets=[first.name, other.name], calls=trial.profile.soak, budget_s=budget_s, deadline_s=budget_s + 600
+        "soak",
+        sets=[first.name, other.name],
+        calls=trial.profile.soak,
+        budget_s=budget_s,
+        deadline_s=budget_s + 600,
     )
     return [_tried(trial, fresh, f"new inputs after {int(answer['calls'])} calls")]
 
 
 def _aged(trial: Trial, first: Sample) -> list[Agreement | None]:
-    """A process that has run nothing before agrees with this one, on inputs that differ from earlier ones in the last bit of one
-    element too: where eager's bits change and a fresh process's do, but this one's do not, a stored result was handed out.
+    """A process that has run nothing before agrees with this one, on inputs that differ from
+    earlier ones in the last bit of one element too: where eager's bits change and a fresh process's
+    do, but this one's do not, a stored result was handed out.
     """
     if trial.profile.processes < 2:
         return []
@@ -130,17 +165,25 @@ def _aged(trial: Trial, first: Sample) -> list[Agreement | None]:
     with trial.elsewhere() as fresh:
         results = [fresh.run(fresh.hand(sample)) for sample in (*flips[:1], other, first)]
     found = [
-        _agreement(trial, sample, result, "in a fresh process") for sample, result in zip((other, first), results[-2:], strict=True)
+        _agreement(trial, sample, result, "in a fresh process")
+        for sample, result in zip((other, first), results[-2:], strict=True)
     ]
     stuck = flips and all(all_same_bits(outputs, aged[0]) for outputs in aged[1:])
     if stuck and not all_same_bits(results[0].outputs, aged[0]):
-        found.append(Agreement("one bit of one element flipped", "the result is an earlier call's, a fresh process yields another"))
+        found.append(
+            Agreement(
+                "one bit of one element flipped",
+                "the result is an earlier call's, a fresh process yields another",
+            )
+        )
     trial.drop(*flips)
     return list(found)
 
 
 def _flips(trial: Trial, first: Sample) -> list[Sample]:
-    """Sets that differ from A in the last bit of one element, and for which eager's result has other bits."""
+    """Sets that differ from A in the last bit of one element, and for which eager's result has
+    other bits.
+    """
     found: list[Sample] = []
     for number in range(4 * _FLIPS):
         sample = _one_changed(trial, first, f"flip {number}", last=False, part=0.0)
@@ -153,11 +196,15 @@ def _flips(trial: Trial, first: Sample) -> list[Sample]:
     return found
 
 
-def _one_changed(trial: Trial, base: Sample, what: str, *, last: bool, part: float) -> Sample | None:
+def _one_changed(
+    trial: Trial, base: Sample, what: str, *, last: bool, part: float
+) -> Sample | None:
     """A set that differs in one element of one floating plain input; None without such inputs."""
     chance = random.SystemRandom()
     positions = [
-        i for i, t in enumerate(base.inputs) if trial.subject.roles[i] == "input" and t.dtype.is_floating_point and t.numel()
+        i
+        for i, t in enumerate(base.inputs)
+        if trial.subject.roles[i] == "input" and t.dtype.is_floating_point and t.numel()
     ]
     if not positions:
         return None
@@ -166,7 +213,9 @@ def _one_changed(trial: Trial, base: Sample, what: str, *, last: bool, part: flo
     def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         copy = clone_strided(inputs[position])
         index = tuple(size - 1 if last else chance.randrange(size) for size in copy.shape)
-        element = copy.as_strided((1,), (1,), sum(i * s for i, s in zip(index, copy.stride(), strict=True)))
+        element = copy.as_strided(
+            (1,), (1,), sum(i * s for i, s in zip(index, copy.stride(), strict=True))
+        )
         if part:
             element += part * _rms(copy) or part
         else:
@@ -182,9 +231,14 @@ def _rms(tensor: torch.Tensor) -> float:
     return float(vector_norm(tensor, dtype=wide)) / math.sqrt(tensor.numel())
 
 
-def _of_inputs(trial: Trial, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., list[torch.Tensor | None]]:
+def _of_inputs(
+    trial: Trial, make: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., list[torch.Tensor | None]]:
     def made(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        return [make(t) if role == "input" else None for t, role in zip(inputs, trial.subject.roles, strict=True)]
+        return [
+            make(t) if role == "input" else None
+            for t, role in zip(inputs, trial.subject.roles, strict=True)
+        ]
 
     return made
 
@@ -200,7 +254,9 @@ def _scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def repeat(trial: Trial) -> list[Check]:
-    """The same inputs give the same bits, run after run; a candidate may vary only where eager does."""
+    """The same inputs give the same bits, run after run; a candidate may vary only where eager
+    does.
+    """
     first, _ = first_two(trial)
     size = sum(t.numel() * t.element_size() for t in first.reference.outputs if t is not None)
     runs = max(3, min(trial.profile.repeats, _MOST_BYTES // max(size, 1)))
@@ -210,5 +266,7 @@ def repeat(trial: Trial) -> list[Check]:
         return [Check("repeat", True, 0.0, 0.0, f"{runs} runs, equal bits")]
     own = [trial.subject.eager(first.inputs).outputs for _ in range(4)]
     varies = any(not all_same_bits(first.reference.outputs, other) for other in own)
-    detail = f"bits differ in {different} of {runs - 1} runs, eager's do {'too' if varies else 'not'}"
+    detail = (
+        f"bits differ in {different} of {runs - 1} runs, eager's do {'too' if varies else 'not'}"
+    )
     return [Check("repeat", varies, float(different), 0.0, detail)]

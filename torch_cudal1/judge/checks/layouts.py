@@ -1,7 +1,8 @@
-"""Detectors of form: other shapes, memory layouts and types of the plain inputs than those of the examples.
+"""Detectors of form: other shapes, memory layouts and types of the plain inputs than those of the
+examples.
 
-A source has no guard, so whatever the reference accepts is asked. A Program is guarded: its shapes, strides and types are part of
-its region, and everything else reaches the baseline.
+A source has no guard, so whatever the reference accepts is asked. A Program is guarded: its shapes,
+strides and types are part of its region, and everything else reaches the baseline.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ __all__ = ["dtypes", "layouts", "shapes"]
 
 _TILES = (16, 32, 64, 128)
 _DTYPES = ("float16", "bfloat16", "float64")
-_SLACK = 1.5  # small forms have few elements, so both errors are estimates; coarser arithmetic is off by a hundred times and more
+# small forms have few elements, so both errors are estimates; coarser arithmetic is off by a
+# hundred times and more
+_SLACK = 1.5
 _GUARDED = "shapes, strides and types of a Program are guarded: others reach the baseline"
 Specs = tuple[TensorSpec, ...]
 Attempt: TypeAlias = Callable[[Trial, str, Callable[[], Agreement]], Agreement]
 
 
 def shapes(trial: Trial) -> list[Check]:
-    """Other sizes of the first dimension, then of the others: odd, prime, around a tile, one, half, none."""
+    """Other sizes of the first dimension, then of the others: odd, prime, around a tile, one, half,
+    none.
+    """
     subject = pair_of(trial)
     if subject is None:
         return not_applicable("shapes", _GUARDED)
@@ -53,11 +58,17 @@ def shapes(trial: Trial) -> list[Check]:
         found.append(_in_form(trial, subject.with_specs(specs), what))
         if (one := found[-1]) is not None and one.problem:
             break
-    return summed_up("shapes", found, "eager takes no other shape, or no plain input has a dimension")
+    return summed_up(
+        "shapes", found, "eager takes no other shape, or no plain input has a dimension"
+    )
 
 
 def _other_shapes(subject: PairSubject, huge: bool) -> Iterator[tuple[str, Specs]]:
-    plain = [spec for spec, role in zip(subject.specs, subject.roles, strict=True) if role == "input" and spec.shape]
+    plain = [
+        spec
+        for spec, role in zip(subject.specs, subject.roles, strict=True)
+        if role == "input" and spec.shape
+    ]
     if not plain:
         return
     batch = plain[0].shape[0]
@@ -71,14 +82,32 @@ def _other_shapes(subject: PairSubject, huge: bool) -> Iterator[tuple[str, Specs
 
 
 def _sizes(batch: int, huge: bool) -> list[int]:
-    """In the order in which they are most telling. The first is no multiple of any tile; 65,537 passes the limit of a grid."""
+    """In the order in which they are most telling. The first is no multiple of any tile; 65,537
+    passes the limit of a grid.
+    """
     tile = next((t for t in reversed(_TILES) if t <= batch), 16)
-    wanted = [batch + 1, 1, _prime_below(batch), max(1, batch // 2), tile + 1, tile - 1, 0, 2 * batch]
+    wanted = [
+        batch + 1,
+        1,
+        _prime_below(batch),
+        max(1, batch // 2),
+        tile + 1,
+        tile - 1,
+        0,
+        2 * batch,
+    ]
     return [size for size in dict.fromkeys([*wanted, *([65_537] if huge else [])]) if size != batch]
 
 
 def _prime_below(number: int) -> int:
-    return next((n for n in range(max(number - 1, 2), 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 2)
+    return next(
+        (
+            n
+            for n in range(max(number - 1, 2), 1, -1)
+            if all(n % d for d in range(2, int(n**0.5) + 1))
+        ),
+        2,
+    )
 
 
 def _resized(subject: PairSubject, dim: int, old: int, new: int) -> Specs:
@@ -87,7 +116,9 @@ def _resized(subject: PairSubject, dim: int, old: int, new: int) -> Specs:
     def one(spec: TensorSpec, role: str) -> TensorSpec:
         if role != "input" or len(spec.shape) <= dim or spec.shape[dim] != old:
             return spec
-        return _contiguous(spec, tuple(new if i == dim else size for i, size in enumerate(spec.shape)))
+        return _contiguous(
+            spec, tuple(new if i == dim else size for i, size in enumerate(spec.shape))
+        )
 
     return tuple(one(spec, role) for spec, role in zip(subject.specs, subject.roles, strict=True))
 
@@ -96,7 +127,9 @@ def _contiguous(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(spec.dtype, shape, torch.empty(shape, device="meta").stride(), spec.device)
 
 
-def _in_form(trial: Trial, subject: PairSubject, what: str, ask: Attempt = attempted) -> Agreement | None:
+def _in_form(
+    trial: Trial, subject: PairSubject, what: str, ask: Attempt = attempted
+) -> Agreement | None:
     """The candidate against the reference in another form; None where the reference refuses it."""
     try:
         if not any(subject.outputs):
@@ -118,9 +151,11 @@ def _compared_in_form(trial: Trial, subject: PairSubject, what: str) -> Agreemen
 
 
 def layouts(trial: Trial) -> list[Check]:
-    """Otherwise in memory: transposed, channels last, every second element, one element further, expanded, one tensor twice.
+    """Otherwise in memory: transposed, channels last, every second element, one element further,
+    expanded, one tensor twice.
 
-    An error is an honest answer: nobody is given a wrong number, and where it runs the strides are in the key and the guard.
+    An error is an honest answer: nobody is given a wrong number, and where it runs the strides are
+    in the key and the guard.
     """
     subject = pair_of(trial)
     found: list[Agreement | None] = []
@@ -132,7 +167,9 @@ def layouts(trial: Trial) -> list[Check]:
             found.append(_in_form(trial, subject.with_specs(specs), what, attempted_or_refused))
             if (one := found[-1]) is not None and one.problem:
                 return summed_up("layouts", found, "")
-    found += [_placed(trial, what) for what in ("offset 1", "same tensor twice")] if limit > 2 else []
+    found += (
+        [_placed(trial, what) for what in ("offset 1", "same tensor twice")] if limit > 2 else []
+    )
     if subject is None:
         return not_applicable("layouts", _GUARDED + ", and so are alignment and overlap")
     return summed_up("layouts", found, "no plain input has two dimensions")
@@ -173,7 +210,11 @@ def _step_two(shape: Sequence[int], strides: Strides) -> Strides:
 
 
 def _expanded(shape: Sequence[int], strides: Strides) -> Strides:
-    return (0, *_in_order(shape[1:], range(len(shape) - 1))) if len(shape) > 1 and shape[0] > 1 else strides
+    return (
+        (0, *_in_order(shape[1:], range(len(shape) - 1)))
+        if len(shape) > 1 and shape[0] > 1
+        else strides
+    )
 
 
 def _in_order(shape: Sequence[int], order: Sequence[int]) -> Strides:
@@ -191,7 +232,12 @@ def _placed(trial: Trial, what: str) -> Agreement | None:
     plain = [i for i, role in enumerate(trial.subject.roles) if role == "input"]
     if pair_of(trial) is None or not plain:
         return None
-    same = [(i, j) for i in plain for j in plain if i < j and trial.subject.specs[i] == trial.subject.specs[j]][:1]
+    same = [
+        (i, j)
+        for i in plain
+        for j in plain
+        if i < j and trial.subject.specs[i] == trial.subject.specs[j]
+    ][:1]
     if what == "same tensor twice" and not same:
         return None
 
@@ -205,7 +251,10 @@ def _placed(trial: Trial, what: str) -> Agreement | None:
     if refused(sample):
         return None
     trial.child.call(
-        "arrange", name=sample.name, offset=plain if what == "offset 1" else [], same=same if what != "offset 1" else []
+        "arrange",
+        name=sample.name,
+        offset=plain if what == "offset 1" else [],
+        same=same if what != "offset 1" else [],
     )
 
     def ask() -> Agreement:
@@ -215,7 +264,9 @@ def _placed(trial: Trial, what: str) -> Agreement | None:
 
 
 def dtypes(trial: Trial) -> list[Check]:
-    """The module cast after a first call and called with inputs of that type: half types and float64, where eager takes them."""
+    """The module cast after a first call and called with inputs of that type: half types and
+    float64, where eager takes them.
+    """
     subject = pair_of(trial)
     if subject is None:
         return not_applicable("dtypes", _GUARDED)

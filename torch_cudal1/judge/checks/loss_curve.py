@@ -1,7 +1,8 @@
 """Detector of training that drifts: a stretch of gradient descent beside eager's and float64's own.
 
-Each side follows its own gradients from the same parameters, so small errors of one sign add up, and a backward pass that gives up
-after many calls shows. One seed, plain descent: it proves no convergence of a real recipe.
+Each side follows its own gradients from the same parameters, so small errors of one sign add up,
+and a backward pass that gives up after many calls shows. One seed, plain descent: it proves no
+convergence of a real recipe.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ _STEP = 2e-3  # of a parameter's own rms, along the first gradient
 _FLOORS = {torch.float16: 2e-2, torch.bfloat16: 2e-2}
 _FLOOR = 1e-3  # of the loss: rounding moves a kink's branch, and further steps carry that on
 _FACTOR = 2.0
-_Pass: TypeAlias = Callable[[Sequence[torch.Tensor]], Outputs]  # outputs, then gradients, of one call
+_Pass: TypeAlias = Callable[
+    [Sequence[torch.Tensor]], Outputs
+]  # outputs, then gradients, of one call
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Which inputs move and by how much of their gradient; how many outputs there are, and where cotangents begin."""
+    """Which inputs move and by how much of their gradient; how many outputs there are, and where
+    cotangents begin.
+    """
 
     moving: dict[int, int]  # input -> its gradient's place among the results
     rates: dict[int, float]
@@ -43,7 +48,9 @@ class _Recipe:
 
 
 def loss_curve(trial: Trial) -> list[Check]:
-    """Half the mean square of the results, descended along the parameters: the candidate's curve beside eager's and float64's."""
+    """Half the mean square of the results, descended along the parameters: the candidate's curve
+    beside eager's and float64's.
+    """
     subject = pair_of(trial)
     if subject is None or not trial.gradients:
         return not_applicable("grad", "no gradients are claimed of a source")
@@ -60,10 +67,16 @@ def loss_curve(trial: Trial) -> list[Check]:
         return not_applicable("grad", f"eager does not train here: {error.found[:120]}")
     ours = _curve(sample.inputs, recipe, lambda inputs: _candidate(aside, sample, inputs))
     aside.drop(sample)
-    return [_verdict(ours, eager, exact, next(t.dtype for t in sample.inputs if t.dtype.is_floating_point))]
+    return [
+        _verdict(
+            ours, eager, exact, next(t.dtype for t in sample.inputs if t.dtype.is_floating_point)
+        )
+    ]
 
 
-def _verdict(ours: Sequence[float], eager: Sequence[float], exact: Sequence[float], dtype: torch.dtype) -> Check:
+def _verdict(
+    ours: Sequence[float], eager: Sequence[float], exact: Sequence[float], dtype: torch.dtype
+) -> Check:
     floor, own, worst, limit = _FLOORS.get(dtype, _FLOOR), 0.0, 0.0, math.inf
     for step, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
         scale = max(abs(c), 1e-30)
@@ -73,27 +86,47 @@ def _verdict(ours: Sequence[float], eager: Sequence[float], exact: Sequence[floa
         if not found <= limit:
             told = f"the loss is {a:.6g} after {step} steps of descent, float64's {c:.6g}, eager's {b:.6g}"
             return Check("grad", False, found, limit, told)
-    return Check("grad", True, worst, limit, f"loss over {len(exact) - 1} steps: from {exact[0]:.4g} to {exact[-1]:.4g}")
+    return Check(
+        "grad",
+        True,
+        worst,
+        limit,
+        f"loss over {len(exact) - 1} steps: from {exact[0]:.4g} to {exact[-1]:.4g}",
+    )
 
 
-def _recipe(subject: PairSubject, backward: PairSubject, sample: Sample, steps: int) -> _Recipe | None:
-    """Parameters move by a share of their size along their first gradient, each by its own fixed rate."""
+def _recipe(
+    subject: PairSubject, backward: PairSubject, sample: Sample, steps: int
+) -> _Recipe | None:
+    """Parameters move by a share of their size along their first gradient, each by its own fixed
+    rate.
+    """
     floating = [i for i, spec in enumerate(subject.specs) if spec.torch_dtype.is_floating_point]
     places = {index: len(subject.outputs) + number for number, index in enumerate(floating)}
-    moving = {index: place for index, place in places.items() if subject.roles[index] == "parameter"}
+    moving = {
+        index: place for index, place in places.items() if subject.roles[index] == "parameter"
+    }
     recipe = _Recipe(moving, {}, len(subject.outputs), backward.cotangents, steps)
-    first = _told(backward.exact(_with_cotangents(sample.inputs, recipe, _told(backward.exact(sample.inputs)))))
+    first = _told(
+        backward.exact(
+            _with_cotangents(sample.inputs, recipe, _told(backward.exact(sample.inputs)))
+        )
+    )
     rates = {}
     for index, place in moving.items():
         gradient = first[place] if place < len(first) else None
         size = 0.0 if gradient is None else float(gradient.double().square().mean().sqrt())
         if size > 0 and math.isfinite(size):
-            rates[index] = _STEP * float(sample.inputs[index].double().square().mean().sqrt()) / size
+            rates[index] = (
+                _STEP * float(sample.inputs[index].double().square().mean().sqrt()) / size
+            )
     return replace(recipe, rates=rates) if rates else None
 
 
 def _curve(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> list[float]:
-    """The loss at each step. A step goes down the gradient of the loss one step before, so that one call yields both."""
+    """The loss at each step. A step goes down the gradient of the loss one step before, so that one
+    call yields both.
+    """
     values, losses = list(inputs), []
     for _ in range(recipe.steps + 1):
         results = run(values)
@@ -111,7 +144,9 @@ def _loss(outputs: Outputs) -> float:
     return sum(float(out.square().mean()) / 2 for out in there)
 
 
-def _with_cotangents(values: Sequence[torch.Tensor], recipe: _Recipe, outputs: Outputs) -> list[torch.Tensor]:
+def _with_cotangents(
+    values: Sequence[torch.Tensor], recipe: _Recipe, outputs: Outputs
+) -> list[torch.Tensor]:
     """The gradient of the loss with respect to each result, in the cotangent's own form."""
     changed = list(values)
     for position, out in enumerate(outputs[: recipe.outputs]):
@@ -124,7 +159,13 @@ def _with_cotangents(values: Sequence[torch.Tensor], recipe: _Recipe, outputs: O
 def _candidate(trial: Trial, base: Sample, inputs: Sequence[torch.Tensor]) -> Outputs:
     """Raises CandidateFailure: an error in the hundredth step is the candidate's."""
     sample = trial.changed(
-        base, {i: new for i, (old, new) in enumerate(zip(base.inputs, inputs, strict=True)) if new is not old}, "step"
+        base,
+        {
+            i: new
+            for i, (old, new) in enumerate(zip(base.inputs, inputs, strict=True))
+            if new is not old
+        },
+        "step",
     )
     try:
         return trial.run(sample).outputs

@@ -1,8 +1,9 @@
-"""The judge judged: outputs that are known to be wrong must be refused, or the input sets prove nothing.
+"""The judge judged: outputs that are known to be wrong must be refused, or the input sets prove
+nothing.
 
-For each output the same comparator meets zeros, a constant, another input's result, the inputs, rounded, damaged and masked
-results, and results of eager with one parameter zeroed or at its initial value. What no input set tells apart is recorded as
-unobservable.
+For each output the same comparator meets zeros, a constant, another input's result, the inputs,
+rounded, damaged and masked results, and results of eager with one parameter zeroed or at its
+initial value. What no input set tells apart is recorded as unobservable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["impostor"]
 
-_ENOUGH = {"fast": (1, 1), "standard": (2, 3), "strict": (2, 3)}  # distributions and sets that must refuse an impostor
+_ENOUGH = {
+    "fast": (1, 1),
+    "standard": (2, 3),
+    "strict": (2, 3),
+}  # distributions and sets that must refuse an impostor
 _ADAPTED = ("small", "large", "shifted", "uniform", "sparse", "impulse")
 _TILE = 16
 _LOOKED_AT = 1 << 20
@@ -33,7 +38,9 @@ _LOOKED_AT = 1 << 20
 
 @dataclass
 class _Fate:
-    """Where one impostor was refused and where it was accepted. `basic`: nothing may ever be accepted in its place."""
+    """Where one impostor was refused and where it was accepted. `basic`: nothing may ever be
+    accepted in its place.
+    """
 
     basic: bool
     refused: list[str] = field(default_factory=list)
@@ -44,12 +51,17 @@ class _Fate:
 
 
 def impostor(trial: Trial) -> list[Check]:
-    """Every impostor is refused by enough input sets; the number of refused ones of all that differ from eager's result.
+    """Every impostor is refused by enough input sets; the number of refused ones of all that differ
+    from eager's result.
 
-    Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of a region meet it is asked
-    once.
+    Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of
+    a region meet it is asked once.
     """
-    samples = [sample for sample in trial.samples.values() if sample.distribution in (*DISTRIBUTIONS, "examples")]
+    samples = [
+        sample
+        for sample in trial.samples.values()
+        if sample.distribution in (*DISTRIBUTIONS, "examples")
+    ]
     if trial.profile.all_impostors or not all(sample.kept for sample in samples):
         return _asked(trial, samples)
     key = (trial.profile.name, trial.contract.precision, *(sample.name for sample in samples))
@@ -66,13 +78,25 @@ def _asked(trial: Trial, samples: Sequence[Sample]) -> list[Check]:
             _meet(trial, samples, position, fates)
     found = _parameters(trial, samples, fates) if trial.profile.all_impostors else None
     survivors = [name for name, fate in fates.items() if not fate.refused]
-    lax = [name for name in survivors if fates[name].basic] if trial.contract.precision != "kernelbench" else []
+    lax = (
+        [name for name in survivors if fates[name].basic]
+        if trial.contract.precision != "kernelbench"
+        else []
+    )
     killed, total = float(len(fates) - len(survivors)), float(len(fates))
     if found is not None and found.problem:
-        return [Check("impostor", False, found.ratio, found.limit, f"{found.what}: {found.problem}")]
+        return [
+            Check("impostor", False, found.ratio, found.limit, f"{found.what}: {found.problem}")
+        ]
     if lax:
-        return [Check("impostor", False, killed, total, f"accepted although wrong: {', '.join(lax)}")]
-    detail = "zeros, constant, replay and inputs are refused" if not trial.profile.all_impostors else f"{total:.0f} wrong results"
+        return [
+            Check("impostor", False, killed, total, f"accepted although wrong: {', '.join(lax)}")
+        ]
+    detail = (
+        "zeros, constant, replay and inputs are refused"
+        if not trial.profile.all_impostors
+        else f"{total:.0f} wrong results"
+    )
     if survivors:
         detail += f"; unobservable: {', '.join(survivors)}"
     wanted = _ENOUGH[trial.profile.name]
@@ -87,7 +111,13 @@ def _meet(trial: Trial, samples: Sequence[Sample], position: int, fates: dict[st
         for name, wrong, basic in _impostors(own, other, position, trial.profile.all_impostors):
             fate = fates.get(f"{name} as output {position}")
             if fate is None or not fate.enough(wanted):
-                _judge(trial, own, position, wrong, fates.setdefault(f"{name} as output {position}", _Fate(basic)))
+                _judge(
+                    trial,
+                    own,
+                    position,
+                    wrong,
+                    fates.setdefault(f"{name} as output {position}", _Fate(basic)),
+                )
         own.forget_exact()
         ours = [fate for name, fate in fates.items() if name.endswith(f"as output {position}")]
         if ours and all(fate.enough(wanted) for fate in ours):
@@ -102,12 +132,25 @@ def _judge(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor, fat
     if torch.equal(wrong, expected):
         return
     precision, longest = trial.contract.precision, trial.facts.longest_reduction
-    exact = None if precision == "kernelbench" or expected.dtype == torch.float64 else sample.exact_at(position)
-    found = compare(wrong, expected, exact, precision=precision, longest=longest, sway=partial(sample.sway_at, position))
+    exact = (
+        None
+        if precision == "kernelbench" or expected.dtype == torch.float64
+        else sample.exact_at(position)
+    )
+    found = compare(
+        wrong,
+        expected,
+        exact,
+        precision=precision,
+        longest=longest,
+        sway=partial(sample.sway_at, position),
+    )
     (fate.accepted if found.passed else fate.refused).append(sample.distribution)
 
 
-def _impostors(own: Sample, other: Sample, position: int, everything: bool) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _impostors(
+    own: Sample, other: Sample, position: int, everything: bool
+) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Name, wrong result, and whether it is one of those that must always be refused."""
     expected, replayed = own.reference.outputs[position], other.reference.outputs[position]
     assert expected is not None
@@ -118,7 +161,11 @@ def _impostors(own: Sample, other: Sample, position: int, everything: bool) -> I
     for index, tensor in enumerate(own.inputs):
         if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
             yield f"input {index}", tensor, True
-        elif everything and tensor.dtype.is_floating_point and (cast := _broadcast(tensor, expected)) is not None:
+        elif (
+            everything
+            and tensor.dtype.is_floating_point
+            and (cast := _broadcast(tensor, expected)) is not None
+        ):
             yield f"input {index} cast", cast, False
     if everything:
         yield from _summaries(own.inputs, expected)
@@ -127,7 +174,9 @@ def _impostors(own: Sample, other: Sample, position: int, everything: bool) -> I
 
 
 def _middle(expected: torch.Tensor) -> float:
-    """About the median: of all elements of a large tensor it would take more memory than anything else does."""
+    """About the median: of all elements of a large tensor it would take more memory than anything
+    else does.
+    """
     flat = expected.reshape(-1)
     return float(flat[:: max(1, flat.numel() // _LOOKED_AT)].float().nanmedian())
 
@@ -139,21 +188,35 @@ def _broadcast(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def _summaries(inputs: Sequence[torch.Tensor], expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _summaries(
+    inputs: Sequence[torch.Tensor], expected: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, bool]]:
     for index, tensor in enumerate(inputs):
         if tensor.dtype.is_floating_point and tensor.numel():
             wide = tensor.double()
-            for name, value in (("mean", wide.mean()), ("maximum", wide.max()), ("sum", wide.sum())):
+            for name, value in (
+                ("mean", wide.mean()),
+                ("maximum", wide.max()),
+                ("sum", wide.sum()),
+            ):
                 yield f"{name} of input {index}", torch.full_like(expected, float(value)), False
     if expected.dim() > 1:
-        yield "the mean of each channel", expected.double().mean(0, keepdim=True).to(expected.dtype).expand_as(expected), False
+        yield (
+            "the mean of each channel",
+            expected.double().mean(0, keepdim=True).to(expected.dtype).expand_as(expected),
+            False,
+        )
 
 
 def _rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
     if expected.dtype not in (torch.float32, torch.float64):
         return
     for dtype in (torch.bfloat16, torch.float16):
-        yield f"eager's result rounded to {str(dtype).removeprefix('torch.')}", expected.to(dtype).to(expected.dtype), False
+        yield (
+            f"eager's result rounded to {str(dtype).removeprefix('torch.')}",
+            expected.to(dtype).to(expected.dtype),
+            False,
+        )
     if expected.dtype == torch.float32:
         yield "eager's result rounded to TF32", to_tf32(expected), False
 
@@ -173,23 +236,38 @@ def _damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]
         yield "NaN and infinities replaced", expected.nan_to_num(), False
 
 
-def _parameters(trial: Trial, samples: Sequence[Sample], fates: dict[str, _Fate]) -> Agreement | None:
-    """Eager with one parameter zeroed or as it was constructed. Where the drawn sets accept that, other distributions are tried:
-    one that tells them apart is asked of the candidate too. The first disagreement found on the way.
+def _parameters(
+    trial: Trial, samples: Sequence[Sample], fates: dict[str, _Fate]
+) -> Agreement | None:
+    """Eager with one parameter zeroed or as it was constructed. Where the drawn sets accept that,
+    other distributions are tried: one that tells them apart is asked of the candidate too. The
+    first disagreement found on the way.
     """
     roles = trial.subject.roles
-    positions = [i for i, role in enumerate(roles) if role != "input" and samples[0].inputs[i].dtype.is_floating_point]
-    chosen = random.SystemRandom().sample(positions, min(len(positions), trial.rounds(trial.profile.perturbed, 0.1)))
+    positions = [
+        i
+        for i, role in enumerate(roles)
+        if role != "input" and samples[0].inputs[i].dtype.is_floating_point
+    ]
+    chosen = random.SystemRandom().sample(
+        positions, min(len(positions), trial.rounds(trial.profile.perturbed, 0.1))
+    )
     for position in sorted(chosen):
         for what, value in _replacements(trial, samples[0], position):
             fate = fates.setdefault(f"{_name(trial, position)} {what}", _Fate(False))
             for sample in samples[:3]:
                 _without(trial, sample, position, value, fate)
-            for distribution in () if fate.refused else _ADAPTED[: trial.rounds(len(_ADAPTED), 0.02)]:
+            for distribution in (
+                () if fate.refused else _ADAPTED[: trial.rounds(len(_ADAPTED), 0.02)]
+            ):
                 adapted = trial.sibling(samples[0], distribution, 1)
                 _without(trial, adapted, position, value, fate)
                 if fate.refused:
-                    found = tried(trial, adapted, f"{distribution} inputs, where {_name(trial, position)} shows")
+                    found = tried(
+                        trial,
+                        adapted,
+                        f"{distribution} inputs, where {_name(trial, position)} shows",
+                    )
                     if found is not None and found.problem:
                         return found
                     break
@@ -198,7 +276,9 @@ def _parameters(trial: Trial, samples: Sequence[Sample], fates: dict[str, _Fate]
     return None
 
 
-def _replacements(trial: Trial, sample: Sample, position: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _replacements(
+    trial: Trial, sample: Sample, position: int
+) -> Iterator[tuple[str, torch.Tensor]]:
     tensor = sample.inputs[position]
     yield "zeroed", torch.zeros_like(tensor)
     initial = trial.examples[position] if trial.examples else None
@@ -220,4 +300,8 @@ def _without(trial: Trial, sample: Sample, position: int, value: torch.Tensor, f
 
 def _name(trial: Trial, position: int) -> str:
     subject = pair_of(trial)
-    return subject.form.names[position] if subject is not None else f"{trial.subject.roles[position]} {position}"
+    return (
+        subject.form.names[position]
+        if subject is not None
+        else f"{trial.subject.roles[position]} {position}"
+    )

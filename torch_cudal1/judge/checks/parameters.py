@@ -1,4 +1,6 @@
-"""Detectors of what a candidate does with parameters: each alone must matter as in eager, and the latest value must be used."""
+"""Detectors of what a candidate does with parameters: each alone must matter as in eager, and the
+latest value must be used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = ["perturb", "scalars", "update_path"]
 
-_ADAPTED = ("small", "shifted", "uniform", "large", "sparse", "impulse")  # tried in turn where a change cannot be seen, at most six
+_ADAPTED = (
+    "small",
+    "shifted",
+    "uniform",
+    "large",
+    "sparse",
+    "impulse",
+)  # tried in turn where a change cannot be seen, at most six
 _VISIBLE = 4.0  # a change counts as seen when it is so many times what rounding may do to it
 _PLAIN = 0.25  # of the result itself: what rounding does to a result that has digits at all is less
 _STEPPED = ("sgd", "foreach", "fused")
@@ -44,7 +53,9 @@ _STEPPED = ("sgd", "foreach", "fused")
 
 @dataclass(frozen=True)
 class _Change:
-    """How far the candidate's change is from the exact one, what is allowed, how large the exact one is and the result (rms)."""
+    """How far the candidate's change is from the exact one, what is allowed, how large the exact
+    one is and the result (rms).
+    """
 
     error: float
     limit: float
@@ -57,7 +68,9 @@ class _Change:
 
 
 def perturb(trial: Trial) -> list[Check]:
-    """Each parameter, buffer and, of several, plain input alone moves by 0.1 to 1 of itself: eager's change is reproduced."""
+    """Each parameter, buffer and, of several, plain input alone moves by 0.1 to 1 of itself:
+    eager's change is reproduced.
+    """
     first, _ = first_two(trial)
     positions = _perturbed(trial, first)
     if not positions:
@@ -75,7 +88,15 @@ def perturb(trial: Trial) -> list[Check]:
         if found is None:
             unseen.append(position)
         elif found.problem:
-            return [Check("perturb", False, found.ratio, found.limit, f"{_name(trial, position)} alone: {found.problem}")]
+            return [
+                Check(
+                    "perturb",
+                    False,
+                    found.ratio,
+                    found.limit,
+                    f"{_name(trial, position)} alone: {found.problem}",
+                )
+            ]
         elif (found.ratio or 0.0) >= (worst.ratio or 0.0):
             worst = found
     detail = f"{len(positions)} of {len(_candidates(trial, first))} parameters, buffers and inputs moved alone"
@@ -86,7 +107,11 @@ def perturb(trial: Trial) -> list[Check]:
 
 def _candidates(trial: Trial, sample: Sample) -> list[int]:
     roles = trial.subject.roles
-    plain = [i for i, role in enumerate(roles) if role == "input" and sample.inputs[i].dtype.is_floating_point]
+    plain = [
+        i
+        for i, role in enumerate(roles)
+        if role == "input" and sample.inputs[i].dtype.is_floating_point
+    ]
     others = [i for i, role in enumerate(roles) if role != "input" and i not in trial.facts.kept]
     numbers = [i for i in others if sample.inputs[i].dtype.is_floating_point]
     return [i for i in numbers + (plain if len(plain) > 1 else []) if sample.inputs[i].numel()]
@@ -94,10 +119,16 @@ def _candidates(trial: Trial, sample: Sample) -> list[int]:
 
 def _perturbed(trial: Trial, sample: Sample) -> list[int]:
     everything = _candidates(trial, sample)
-    return sorted(random.SystemRandom().sample(everything, min(len(everything), trial.rounds(trial.profile.perturbed, 0.2))))
+    return sorted(
+        random.SystemRandom().sample(
+            everything, min(len(everything), trial.rounds(trial.profile.perturbed, 0.2))
+        )
+    )
 
 
-def _moved(trial: Trial, base: Sample, before: Outputs | None, position: int, distribution: str) -> Agreement | None:
+def _moved(
+    trial: Trial, base: Sample, before: Outputs | None, position: int, distribution: str
+) -> Agreement | None:
     """None where the change cannot be told from rounding."""
     if refused(base):
         return None
@@ -118,8 +149,12 @@ def _moved(trial: Trial, base: Sample, before: Outputs | None, position: int, di
     return found if found.problem or found.ratio is not None else None
 
 
-def _change_reproduced(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Outputs]) -> Agreement:
-    """The first output whose change is wrong, else the worst ratio; no ratio where no output shows the change."""
+def _change_reproduced(
+    trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Outputs]
+) -> Agreement:
+    """The first output whose change is wrong, else the worst ratio; no ratio where no output shows
+    the change.
+    """
     worst: float | None = None
     for position, there in enumerate(trial.subject.outputs):
         if not there or (change := _change(trial, old, new, position)) is None or not change.seen:
@@ -131,10 +166,14 @@ def _change_reproduced(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sam
     return Agreement("", "", worst, None if worst is None else 1.0)
 
 
-def _change(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Outputs], position: int) -> _Change | None:
-    """Differences of two results carry the rounding of both, so eager's own difference sets the limit.
+def _change(
+    trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Outputs], position: int
+) -> _Change | None:
+    """Differences of two results carry the rounding of both, so eager's own difference sets the
+    limit.
 
-    Where both results are eager's own numbers and the change is plain, no float64 run need tell that it is there, and right.
+    Where both results are eager's own numbers and the change is plain, no float64 run need tell
+    that it is there, and right.
     """
     ours = [outputs[position] for _, outputs in (old, new)]
     theirs = [sample.reference.outputs[position] for sample, _ in (old, new)]
@@ -153,12 +192,24 @@ def _change(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Output
 
 
 def _told(ours: Outputs, theirs: Outputs, exact: Outputs) -> _Change | None:
-    """Each before and after; eager's in place of float64's where there is none. None where there is no floating output."""
+    """Each before and after; eager's in place of float64's where there is none. None where there is
+    no floating output.
+    """
     a, b = ours
     c, d = theirs
-    if a is None or b is None or c is None or d is None or not d.numel() or not d.dtype.is_floating_point or a.shape != c.shape:
+    if (
+        a is None
+        or b is None
+        or c is None
+        or d is None
+        or not d.numel()
+        or not d.dtype.is_floating_point
+        or a.shape != c.shape
+    ):
         return None
-    before, after = ((eager if one is None else one).double() for eager, one in zip((c, d), exact, strict=True))
+    before, after = (
+        (eager if one is None else one).double() for eager, one in zip((c, d), exact, strict=True)
+    )
     sums, count = torch.zeros(5, dtype=torch.float64, device=d.device), 0
     for x, y, u, v, e, f in flat_blocks(a, b, c, d, before, after):
         wanted, found, eager = f - e, y.double() - x.double(), v.double() - u.double()
@@ -172,7 +223,9 @@ def _told(ours: Outputs, theirs: Outputs, exact: Outputs) -> _Change | None:
     if not count:
         return None
     old_rms, new_rms, size, own, error = (sums / count).sqrt().tolist()
-    limit = max(3 * own, (8 if exact[0] is None else 2) * unit_roundoff(d.dtype) * max(old_rms, new_rms))
+    limit = max(
+        3 * own, (8 if exact[0] is None else 2) * unit_roundoff(d.dtype) * max(old_rms, new_rms)
+    )
     return _Change(error, limit, size, max(old_rms, new_rms))
 
 
@@ -194,7 +247,9 @@ def _name(trial: Trial, position: int) -> str:
 
 
 def update_path(trial: Trial) -> list[Check]:
-    """After a first call the parameters get other values, in the ways that programs use: the next result is of the new ones."""
+    """After a first call the parameters get other values, in the ways that programs use: the next
+    result is of the new ones.
+    """
     first, _ = first_two(trial)
     if "parameter" not in trial.subject.roles and "buffer" not in trial.subject.roles:
         return not_applicable("update_path", "no parameters")
@@ -219,7 +274,9 @@ def _updated(trial: Trial, way: str, target: Sample) -> Agreement:
 
 
 def _given_anew(trial: Trial, first: Sample) -> list[Check]:
-    """A Program is given its parameters at every call; what can go stale is an address it has prepared for."""
+    """A Program is given its parameters at every call; what can go stale is an address it has
+    prepared for.
+    """
     target = trial.derive(first, "update", partial(_new_state, trial, ""))
     if refused(target):
         return summed_up("update_path", [None], "eager refuses other parameters")
@@ -227,14 +284,22 @@ def _given_anew(trial: Trial, first: Sample) -> list[Check]:
     trial.run(first)
     found: list[Agreement | None] = [tried(trial, target, "parameters at other addresses")]
     trial.run(first)
-    trial.rewrite(first, [new if there else None for new, there in zip(target.inputs, static, strict=True)])
-    found.append(agreement(trial, target, trial.run(first), "other parameters at the same addresses"))
-    trial.rewrite(first, [old if there else None for old, there in zip(first.inputs, static, strict=True)])
+    trial.rewrite(
+        first, [new if there else None for new, there in zip(target.inputs, static, strict=True)]
+    )
+    found.append(
+        agreement(trial, target, trial.run(first), "other parameters at the same addresses")
+    )
+    trial.rewrite(
+        first, [old if there else None for old, there in zip(first.inputs, static, strict=True)]
+    )
     return summed_up("update_path", found, "")
 
 
 def _new_state(trial: Trial, way: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Other parameters and buffers; an optimiser's step lands on old - (old - new), which rounding keeps from being new."""
+    """Other parameters and buffers; an optimiser's step lands on old - (old - new), which rounding
+    keeps from being new.
+    """
     seed = random.SystemRandom().randrange(1 << 62)
     drawn = make_inputs(trial.subject, seed, "normal", trial.device, examples=trial.examples)
     made: list[torch.Tensor | None] = []
@@ -246,7 +311,9 @@ def _new_state(trial: Trial, way: str, inputs: Sequence[torch.Tensor]) -> list[t
 
 
 def scalars(trial: Trial) -> list[Check]:
-    """The scalars that a source's module is constructed with, each changed alone where the reference accepts that."""
+    """The scalars that a source's module is constructed with, each changed alone where the
+    reference accepts that.
+    """
     subject = pair_of(trial)
     if subject is None:
         return not_applicable("perturb", "the scalars of a Program are part of its region")
@@ -269,7 +336,9 @@ def _with_scalar(trial: Trial, other: PairSubject, what: str) -> Agreement:
 
 
 def _other_scalars(init: Any) -> Iterator[tuple[str, Any]]:
-    """Packed arguments with one number or flag changed: floats by half, counts by one, flags turned."""
+    """Packed arguments with one number or flag changed: floats by half, counts by one, flags
+    turned.
+    """
     for path, value in _leaves(init):
         where = ".".join(map(str, path))
         if isinstance(value, bool):

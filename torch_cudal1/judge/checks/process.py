@@ -1,7 +1,8 @@
-"""Detectors of what a candidate does to the machine: memory, threads and descriptors that grow, late results, canaries touched.
+"""Detectors of what a candidate does to the machine: memory, threads and descriptors that grow,
+late results, canaries touched.
 
-Counts come from the child and are compared here. What is seen is growth over many calls and what is there after them; memory taken
-and given back within a call is the limit's business.
+Counts come from the child and are compared here. What is seen is growth over many calls and what is
+there after them; memory taken and given back within a call is the limit's business.
 """
 
 from __future__ import annotations
@@ -29,30 +30,51 @@ _GPU_SLACK_BYTES = 32 << 20  # the driver's view moves in its own steps
 _LOOKS, _MOST_LOOKS = 5, 13
 _ON_GPU = ("gpu_bytes", "gpu_used_bytes")
 _COUNTS = ("threads", "descriptors", "files")
-_WAITING = ("/threading.py", "/queue.py", "/_inductor/async_compile.py")  # the last stands for Inductor's pool
-_COMPILERS = ("torch/_inductor/", "torch/_dynamo/", "triton/")  # their pools outlive a call; torch starts them
-_INSTALLED = ("/site-packages/", "/dist-packages/")  # a library's own helper, as the monitor of a progress bar
+_WAITING = (
+    "/threading.py",
+    "/queue.py",
+    "/_inductor/async_compile.py",
+)  # the last stands for Inductor's pool
+_COMPILERS = (
+    "torch/_inductor/",
+    "torch/_dynamo/",
+    "triton/",
+)  # their pools outlive a call; torch starts them
+_INSTALLED = (
+    "/site-packages/",
+    "/dist-packages/",
+)  # a library's own helper, as the monitor of a progress bar
 _HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
 
 
 def resource(trial: Trial) -> list[Check]:
-    """Results do not come late; nothing grows over every stretch of calls; no thread or process of its own is left."""
+    """Results do not come late; nothing grows over every stretch of calls; no thread or process of
+    its own is left.
+    """
     sample, _ = first_two(trial)
     late = _late(trial, sample)
     if late:
         return [Check("resource", False, detail=late)]
     calls, limits = trial.profile.resource_calls, _limits(trial)
-    looks = [_usage(trial, sample, _WARM_CALLS), _usage(trial, sample, calls), _usage(trial, sample, calls)]
+    looks = [
+        _usage(trial, sample, _WARM_CALLS),
+        _usage(trial, sample, calls),
+        _usage(trial, sample, calls),
+    ]
     while _grown(looks, calls, limits) and len(looks) < _most_looks(looks, calls, limits):
         looks.append(_usage(trial, sample, calls))
-    problem = _grown(looks, calls, limits) or _left(looks[-1], source=isinstance(trial.candidate, SourceCandidate))
+    problem = _grown(looks, calls, limits) or _left(
+        looks[-1], source=isinstance(trial.candidate, SourceCandidate)
+    )
     growth = _growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
     return [Check("resource", not problem, float(max(0, growth)), float(_allowed(calls)), detail)]
 
 
 def _most_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> int:
-    """A leak goes on; a late start does not, nor does another process that takes memory of the same GPU, but that takes a while."""
+    """A leak goes on; a late start does not, nor does another process that takes memory of the same
+    GPU, but that takes a while.
+    """
     return _MOST_LOOKS if _grown(looks, calls, limits).startswith("gpu used") else _LOOKS
 
 
@@ -61,16 +83,31 @@ def _late(trial: Trial, sample: Sample) -> str:
     trial.child.sharing.rest(_LATE_S)
     after = trial.reread(0)
     trial.child.call("drop", names=[])
-    changed = [i for i, (then, now) in enumerate(zip(before, after, strict=True)) if not same_bits(then, now)]
-    return f"output {changed[0]} changed {_LATE_S * 1e3:.0f} ms after the call had returned" if changed else ""
+    changed = [
+        i
+        for i, (then, now) in enumerate(zip(before, after, strict=True))
+        if not same_bits(then, now)
+    ]
+    return (
+        f"output {changed[0]} changed {_LATE_S * 1e3:.0f} ms after the call had returned"
+        if changed
+        else ""
+    )
 
 
 def _usage(trial: Trial, sample: Sample, calls: int) -> Mapping[str, Any]:
     """What the process holds after so many calls."""
     usage = trial.told("many", inputs=sample.name, calls=calls).get("usage")
-    numbers = ("resident_bytes", "data_bytes", *_COUNTS, *(_ON_GPU if trial.device.type == "cuda" else ()))
+    numbers = (
+        "resident_bytes",
+        "data_bytes",
+        *_COUNTS,
+        *(_ON_GPU if trial.device.type == "cuda" else ()),
+    )
     if not isinstance(usage, dict) or any(type(usage.get(name)) is not int for name in numbers):
-        raise CandidateFailure("many", "an answer without the counts that were asked for", "protocol")
+        raise CandidateFailure(
+            "many", "an answer without the counts that were asked for", "protocol"
+        )
     return usage
 
 
@@ -84,11 +121,15 @@ def _allowed(calls: int) -> int:
 
 
 def _limits(trial: Trial) -> dict[str, int]:
-    """By how much each number may grow. What the whole GPU holds says nothing where others of ours allocate there meanwhile."""
+    """By how much each number may grow. What the whole GPU holds says nothing where others of ours
+    allocate there meanwhile.
+    """
     allowed = _allowed(trial.profile.resource_calls)
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}
     if trial.device.type == "cuda":
-        limits |= {"gpu_bytes": _GPU_BYTES} | ({"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.alone else {})
+        limits |= {"gpu_bytes": _GPU_BYTES} | (
+            {"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.alone else {}
+        )
     return limits
 
 
@@ -101,16 +142,26 @@ def _grown(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]
 
 
 def _left(usage: Mapping[str, Any], *, source: bool) -> str:
-    """Processes that are no helpers of an installed library, and threads of Python. A Program runs no Python, so it starts none:
-    what is there beside one is the pool of Inductor's compiler.
+    """Processes that are no helpers of an installed library, and threads of Python. A Program runs
+    no Python, so it starts none: what is there beside one is the pool of Inductor's compiler.
     """
     threads = [str(stack) for stack in usage.get("python_threads", ())] if source else []
     compiling = any(part in stack for stack in threads for part in _COMPILERS)
-    foreign = [stack for stack in threads if not any(part in stack for part in _INSTALLED) and not (compiling and _idle(stack))]
+    foreign = [
+        stack
+        for stack in threads
+        if not any(part in stack for part in _INSTALLED) and not (compiling and _idle(stack))
+    ]
     if foreign:
         return f"a thread of its own runs on after the call: {foreign[0].split()[-1]}"
-    processes = [str(command) for command in usage.get("children", ()) if not any(part in str(command) for part in _HELPERS)]
-    return f"a process of its own runs on after the call: {processes[0][:80]!r}" if processes else ""
+    processes = [
+        str(command)
+        for command in usage.get("children", ())
+        if not any(part in str(command) for part in _HELPERS)
+    ]
+    return (
+        f"a process of its own runs on after the call: {processes[0][:80]!r}" if processes else ""
+    )
 
 
 def _idle(stack: str) -> bool:
@@ -121,4 +172,10 @@ def _idle(stack: str) -> bool:
 def isolation(trial: Trial) -> list[Check]:
     """A file outside the child's folder and a port of this process are as they were."""
     found = trial.child.canaries.disturbed()
-    return [Check("isolation", not found, detail=found or "canaries untouched: a file, a port of the judge")]
+    return [
+        Check(
+            "isolation",
+            not found,
+            detail=found or "canaries untouched: a file, a port of the judge",
+        )
+    ]

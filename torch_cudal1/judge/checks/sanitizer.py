@@ -1,9 +1,11 @@
-"""Detector `sanitizer`: machine code under NVIDIA's compute-sanitizer, in a process of its own, with torch's caching of blocks off.
+"""Detector `sanitizer`: machine code under NVIDIA's compute-sanitizer, in a process of its own,
+with torch's caching of blocks off.
 
-The tool comes with the CUDA toolkit; where it is absent, or cannot run in the sandbox, the check says so and passes. So it does for
-strangers' code: what the tool starts must be able to write all of /proc, which is too much for them.
-Its report is a file in the child's scratch folder: a Program cannot write there, the Python of a source can. memcheck sees accesses
-outside allocations; racecheck sees shared memory only; none of them sees what a run on other inputs would do.
+The tool comes with the CUDA toolkit; where it is absent, or cannot run in the sandbox, the check
+says so and passes. So it does for strangers' code: what the tool starts must be able to write all
+of /proc, which is too much for them. Its report is a file in the child's scratch folder: a Program
+cannot write there, the Python of a source can. memcheck sees accesses outside allocations;
+racecheck sees shared memory only; none of them sees what a run on other inputs would do.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 __all__ = ["read_report", "sanitizer"]
 
 _NAME = "compute-sanitizer"
-_PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/bin", "/opt/cuda/extras/compute-sanitizer")
+_PLACES = (
+    "/usr/local/cuda/bin",
+    "/usr/local/cuda/compute-sanitizer",
+    "/opt/cuda/bin",
+    "/opt/cuda/extras/compute-sanitizer",
+)
 _REPORT = "sanitizer.log"
 _DEADLINE_S = 600.0  # of one call: the tool slows a kernel down tenfold and more
 _END_S = 60.0
@@ -64,13 +71,24 @@ def _not_applicable(trial: Trial) -> str:
 
 
 def _tool() -> str | None:
-    return shutil.which(_NAME) or next((found for place in _PLACES if (found := shutil.which(_NAME, path=place))), None)
+    return shutil.which(_NAME) or next(
+        (found for place in _PLACES if (found := shutil.which(_NAME, path=place))), None
+    )
 
 
 def _command(tool: str) -> tuple[str, ...]:
     """What starts the interpreter under a tool; whole paths, for the launcher searches nothing."""
     caching_off = (str(shutil.which("env")), "PYTORCH_NO_CUDA_MEMORY_CACHING=1")
-    return (*caching_off, str(_tool()), "--tool", tool, "--report-api-errors", "no", "--log-file", _REPORT)
+    return (
+        *caching_off,
+        str(_tool()),
+        "--tool",
+        tool,
+        "--report-api-errors",
+        "no",
+        "--log-file",
+        _REPORT,
+    )
 
 
 def _under(trial: Trial, sample: Sample, tool: str) -> Check:
@@ -87,11 +105,17 @@ def _under(trial: Trial, sample: Sample, tool: str) -> Check:
             child.finish(_END_S)
             return read_report(child.scratch / _REPORT, tool, failed)
     except SandboxError as error:
-        return Check("sanitizer", True, detail=f"not applicable: {tool} could not start here: {error.found[:200]}")
+        return Check(
+            "sanitizer",
+            True,
+            detail=f"not applicable: {tool} could not start here: {error.found[:200]}",
+        )
 
 
 def read_report(path: Path, tool: str, failed: str = "") -> Check:
-    """The check that a report of compute-sanitizer makes. `failed`: how the call under the tool ended, "" if it did not fail."""
+    """The check that a report of compute-sanitizer makes. `failed`: how the call under the tool
+    ended, "" if it did not fail.
+    """
     text = path.read_text(errors="replace") if path.exists() else ""
     counts: list[int] = [int(a or b) for a, b in _SUMMARY.findall(text)]
     first = _FIRST.search(text)
@@ -100,7 +124,9 @@ def read_report(path: Path, tool: str, failed: str = "") -> Check:
         what = first.group(1)[:200] if first else f"{total} errors"
         return Check("sanitizer", False, float(max(total, 1)), 0.0, f"{tool}: {what}")
     if failed:
-        return Check("sanitizer", False, detail=f"{tool}: the call failed under the tool: {failed[:200]}")
+        return Check(
+            "sanitizer", False, detail=f"{tool}: the call failed under the tool: {failed[:200]}"
+        )
     if not counts:
         return Check("sanitizer", True, detail=f"not applicable: {tool} left no summary here")
     return Check("sanitizer", True, 0.0, 0.0, f"{tool}: no errors")

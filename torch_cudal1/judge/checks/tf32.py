@@ -1,7 +1,9 @@
-"""Detector of precision taken without a right: TF32 in one class of operators hidden behind the error of another that may use it.
+"""Detector of precision taken without a right: TF32 in one class of operators hidden behind the
+error of another that may use it.
 
-Where convolutions may use TF32 and products may not (PyTorch's defaults), inputs that make the convolutions exact leave only the
-error of the products. TF32 exists on CUDA only. Which parameter belongs to which class is told by its rank.
+Where convolutions may use TF32 and products may not (PyTorch's defaults), inputs that make the
+convolutions exact leave only the error of the products. TF32 exists on CUDA only. Which parameter
+belongs to which class is told by its rank.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ def rights(trial: Trial) -> list[Check]:
         return not_applicable("rights", "TF32 exists on CUDA only")
     if trial.contract.precision != "match" or len(trial.contract.rights) != 1:
         return not_applicable("rights", "all classes of operators have the same rights")
-    ranks = {len(spec.shape) for spec, role in zip(trial.subject.specs, trial.subject.roles, strict=True) if role == "parameter"}
+    ranks = {
+        len(spec.shape)
+        for spec, role in zip(trial.subject.specs, trial.subject.roles, strict=True)
+        if role == "parameter"
+    }
     if not (2 in ranks and max(ranks) > 2):
         return not_applicable("rights", "there are no parameters of both products and convolutions")
     free = trial.contract.rights[0]
@@ -38,7 +44,9 @@ def rights(trial: Trial) -> list[Check]:
 
 
 def exact_for_class(trial: Trial, free: str) -> list[torch.Tensor | None]:
-    """Plain inputs and the parameters of a class as zeros and ones, so that TF32 loses nothing there; the rest as ever."""
+    """Plain inputs and the parameters of a class as zeros and ones, so that TF32 loses nothing
+    there; the rest as ever.
+    """
     counts, noise = (_drawn(trial, distribution) for distribution in ("integers", "normal"))
     exact_ranks = (2,) if free == "matmul" else (3, 4, 5)
     made: list[torch.Tensor | None] = []
@@ -48,4 +56,6 @@ def exact_for_class(trial: Trial, free: str) -> list[torch.Tensor | None]:
 
 
 def _drawn(trial: Trial, distribution: str) -> Sequence[torch.Tensor]:
-    return make_inputs(trial.subject, secrets.randbits(62), distribution, trial.device, examples=trial.examples)
+    return make_inputs(
+        trial.subject, secrets.randbits(62), distribution, trial.device, examples=trial.examples
+    )

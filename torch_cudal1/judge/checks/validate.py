@@ -1,6 +1,7 @@
 """The ordered protocol: which detectors a profile asks, in which order, up to the first that fails.
 
-A Verdict lists what ran, so what a profile leaves out is not claimed. Tests of speed are elsewhere; so is the decision.
+A Verdict lists what ran, so what a profile leaves out is not claimed. Tests of speed are elsewhere;
+so is the decision.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Step:
     since: ProfileName = "fast"
 
 
-# Cheap and decisive first. Later ones read what earlier ones ran: `numerics` the input sets, `fresh_output` the repeated calls.
+# Cheap and decisive first. Later ones read what earlier ones ran: `numerics` the input sets,
+# `fresh_output` the repeated calls.
 PROTOCOL: tuple[Step, ...] = (
     Step(state_dict),
     Step(env_diff),
@@ -87,18 +89,23 @@ _ORDER = tuple(PROFILES)
 
 
 def detectors_of(profile: Profile, *, drop_in: bool = True) -> tuple[Detector, ...]:
-    """What a profile asks, in order. `drop_in`: of what takes the reference's place; else of what will only run for inference on
-    inputs of the examples' form.
+    """What a profile asks, in order. `drop_in`: of what takes the reference's place; else of what
+    will only run for inference on inputs of the examples' form.
     """
-    asked = (step.detector for step in PROTOCOL if _ORDER.index(step.since) <= _ORDER.index(profile.name))
+    asked = (
+        step.detector for step in PROTOCOL if _ORDER.index(step.since) <= _ORDER.index(profile.name)
+    )
     return tuple(detector for detector in asked if drop_in or detector not in _BEYOND)
 
 
 FAST: tuple[Detector, ...] = detectors_of(PROFILES["fast"])
 
 
-def validate(trial: Trial, profile: Profile | None = None, *, detectors: Sequence[Detector] | None = None) -> Verdict:
-    """The detectors of the profile (the trial's own by default) in order, up to the first failed check.
+def validate(
+    trial: Trial, profile: Profile | None = None, *, detectors: Sequence[Detector] | None = None
+) -> Verdict:
+    """The detectors of the profile (the trial's own by default) in order, up to the first failed
+    check.
 
     A child that fails or dies is a failed check. `detectors`: these and no others.
     """
@@ -122,4 +129,6 @@ def _asked(detector: Detector, trial: Trial) -> list[Check]:
     except CandidateFailure as error:
         return [Check(error.detector, False, detail=f"{error.stage}: {error.found}")]
     except ReferenceFailure as error:
-        return [Check("inputs", False, detail=f"eager refuses the inputs made for it: {error.found}")]
+        return [
+            Check("inputs", False, detail=f"eager refuses the inputs made for it: {error.found}")
+        ]

@@ -1,1 +1,3 @@
-"""The judge's front doors and its decisions: evaluate a Program or a source, time the baselines, accept or reject."""
+"""The judge's front doors and its decisions: evaluate a Program or a source, time the baselines,
+accept or reject.
+"""

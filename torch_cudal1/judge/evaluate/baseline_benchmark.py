@@ -1,7 +1,8 @@
-"""The race of the ways to run a region that PyTorch itself offers: the fastest is what a candidate must beat.
+"""The race of the ways to run a region that PyTorch itself offers: the fastest is what a candidate
+must beat.
 
-All of them run in one child, in turns. What cannot run, or does not yield eager's result, is out with the reason, and never counts
-as slow. The same race for sources is in `baselines`.
+All of them run in one child, in turns. What cannot run, or does not yield eager's result, is out
+with the reason, and never counts as slow. The same race for sources is in `baselines`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _RANDOM_SEED = 20_260_101
 
 
 def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
-    """Measure the region's reference Program under each schedule, eager always among them. Raises SandboxError."""
+    """Measure the region's reference Program under each schedule, eager always among them. Raises
+    SandboxError.
+    """
     left = [name for name in SCHEDULES if name == "eager" or name in set(schedules)]
     failures: dict[str, str] = {}
     ready_s: dict[str, float] = {}
@@ -41,22 +44,38 @@ def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> R
         left = [name for name in left if name not in failures]
     medians = {name: statistics.median(values) for name, values in samples.items()}
     best = choose_baseline(medians) if medians else "eager"
-    telemetry.record("judge", "baselines", region.key[:12], best=best, medians_us=medians, failures=failures)
+    telemetry.record(
+        "judge", "baselines", region.key[:12], best=best, medians_us=medians, failures=failures
+    )
     schedule = next(name for name in SCHEDULES if name == best)
     return Ranking(Candidate(region.program, schedule, "baseline"), medians, failures, ready_s)
 
 
 def _race(
-    region: Region, schedules: Sequence[Schedule], job: Job, failures: dict[str, str], ready_s: dict[str, float]
+    region: Region,
+    schedules: Sequence[Schedule],
+    job: Job,
+    failures: dict[str, str],
+    ready_s: dict[str, float],
 ) -> dict[str, list[float]]:
-    """One race in one child; what fails goes into `failures`, what the others took until they had answered once into `ready_s`.
+    """One race in one child; what fails goes into `failures`, what the others took until they had
+    answered once into `ready_s`.
 
     Empty when the child was lost, so that the rest can try again.
     """
     with lent(limits_for(job.settings, job.device), job.contract) as child:
         eager = Candidate(region.program, "eager", "baseline")
         subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
-        trial = Trial(subject, eager, job.contract, job.device, child, job.examples, book=job.book, profile=job.profile)
+        trial = Trial(
+            subject,
+            eager,
+            job.contract,
+            job.device,
+            child,
+            job.examples,
+            book=job.book,
+            profile=job.profile,
+        )
         try:
             sets = [trial.draw("normal").name, trial.draw("shifted").name]
         except CandidateFailure as error:
@@ -74,7 +93,9 @@ def _race(
                 failures[name] = reason
             else:
                 ready.append(name)
-                ready_s.setdefault(name, working_s() - begun)  # a second race finds what the first one compiled
+                ready_s.setdefault(
+                    name, working_s() - begun
+                )  # a second race finds what the first one compiled
             if not child.usable:
                 return {}
         del outputs, expected
@@ -84,7 +105,9 @@ def _race(
 
 
 def _on_examples(trial: Trial) -> tuple[list[str], str, Outputs | None]:
-    """Eager on the user's own inputs, where drawn ones leave nothing to tell the others apart by: the set, and as `_tried`."""
+    """Eager on the user's own inputs, where drawn ones leave nothing to tell the others apart by:
+    the set, and as `_tried`.
+    """
     try:
         sets = [trial.draw("examples").name]
     except CandidateFailure as error:
@@ -102,34 +125,49 @@ def _has_numbers(out: torch.Tensor) -> bool:
 
 
 def _graph_of_what_failed(name: Schedule, failures: dict[str, str]) -> str:
-    """Why a CUDA graph need not be tried: what it would capture has failed, and would be compiled once more to fail again."""
+    """Why a CUDA graph need not be tried: what it would capture has failed, and would be compiled
+    once more to fail again.
+    """
     base, plus, _ = name.partition("+")
     return f"{base} failed: {failures[base]}" if plus and base in failures else ""
 
 
-def _tried(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) -> tuple[str, Outputs | None]:
-    """Load the reference under a schedule and call it once: why it is out of the race ("" if it is not), and its outputs."""
+def _tried(
+    trial: Trial, name: Schedule, inputs: str, expected: Outputs | None
+) -> tuple[str, Outputs | None]:
+    """Load the reference under a schedule and call it once: why it is out of the race ("" if it is
+    not), and its outputs.
+    """
     assert isinstance(trial.candidate, Candidate)  # the reference Program itself
     try:
         trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
         if is_random_program(trial.candidate.program):
-            trial.child.call("surroundings", stir=_RANDOM_SEED)  # the same numbers for each, or it is not the same function
+            trial.child.call(
+                "surroundings", stir=_RANDOM_SEED
+            )  # the same numbers for each, or it is not the same function
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
         return _gist(error.found), None
-    if expected is not None and not all(grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
+    if expected is not None and not all(
+        grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
+    ):
         return NOT_EAGERS, outputs
     return "", outputs
 
 
-def _raced(child: Child, ready: Sequence[str], sets: Sequence[str], failures: dict[str, str]) -> dict[str, list[float]]:
+def _raced(
+    child: Child, ready: Sequence[str], sets: Sequence[str], failures: dict[str, str]
+) -> dict[str, list[float]]:
     if not ready:
         return {}
     try:
         answer = child.call("bench", slots=list(ready), sets=list(sets), budget_s=_BUDGET_S)
         return {name: [float(value) for value in answer["samples"][name]] for name in ready}
     except CandidateFailure as error:
-        failures[ready[-1]] = f"the race ended: {_gist(error.found)}"  # the last one is the least proven; the others run again
+        failures[ready[-1]] = (
+            # the last one is the least proven; the others run again
+            f"the race ended: {_gist(error.found)}"
+        )
         return {}
 
 

@@ -1,4 +1,5 @@
-"""A surprising speed-up is measured again, in a fresh process, on another GPU of the same kind if there is one; the lowest counts.
+"""A surprising speed-up is measured again, in a fresh process, on another GPU of the same kind if
+there is one; the lowest counts.
 
 It decides from measurements and asks for more; how one is taken is the caller's.
 """
@@ -21,11 +22,15 @@ __all__ = ["confirm", "other_device"]
 _LIMIT = 0.10
 
 
-def confirm(first: Timed, again: Callable[[], Timed], best: float | None, where: str = "the same device") -> Timed:
-    """`first`, or the slowest of all takes where its score is surprising or its plan wants several processes.
+def confirm(
+    first: Timed, again: Callable[[], Timed], best: float | None, where: str = "the same device"
+) -> Timed:
+    """`first`, or the slowest of all takes where its score is surprising or its plan wants several
+    processes.
 
-    Takes that are more than 10 % apart, and whose intervals do not meet, fail `jump`, unless a third agrees with one of them: one
-    measurement can be disturbed, two alike are not. `again` measures in a fresh process, at `where`; `best`: see `surprising`.
+    Takes that are more than 10 % apart, and whose intervals do not meet, fail `jump`, unless a
+    third agrees with one of them: one measurement can be disturbed, two alike are not. `again`
+    measures in a fresh process, at `where`; `best`: see `surprising`.
     """
     quoted = score(first.measurement.summary, first.measurement.plan)
     if isinstance(quoted, Unstable) or not all(check.passed for check in first.checks):
@@ -47,16 +52,29 @@ def other_device(device: torch.device) -> torch.device | None:
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
     name = torch.cuda.get_device_name(index)
-    alike = [i for i in range(torch.cuda.device_count()) if i != index and torch.cuda.get_device_name(i) == name]
+    alike = [
+        i
+        for i in range(torch.cuda.device_count())
+        if i != index and torch.cuda.get_device_name(i) == name
+    ]
     return torch.device("cuda", alike[0]) if alike else None
 
 
 def _agreed(takes: list[Timed]) -> bool:
-    return any(agree(one.measurement.summary, other.measurement.summary) for one, other in combinations(takes, 2))
+    return any(
+        agree(one.measurement.summary, other.measurement.summary)
+        for one, other in combinations(takes, 2)
+    )
 
 
 def _check(takes: list[Timed], where: str) -> Check:
     speedups = sorted(take.measurement.summary.speedup for take in takes)
     apart = min(high / low - 1 for low, high in pairwise(speedups))
     told = ", ".join(f"{speedup:.3f}" for speedup in speedups)
-    return Check("jump", _agreed(takes), apart, _LIMIT, f"speed-ups in {len(takes)} processes on {where}: {told}")
+    return Check(
+        "jump",
+        _agreed(takes),
+        apart,
+        _LIMIT,
+        f"speed-ups in {len(takes)} processes on {where}: {told}",
+    )

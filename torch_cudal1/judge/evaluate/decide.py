@@ -1,4 +1,6 @@
-"""Accept or reject, and what a measurement scores: pure functions of evidence and policy. They measure and touch nothing."""
+"""Accept or reject, and what a measurement scores: pure functions of evidence and policy. They
+measure and touch nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,28 @@ from torch_cudal1.ir.records import SCHEDULES, Accepted, Check, Decision, Reject
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, paper_variance
 from torch_cudal1.judge.checks.profiles import SURPRISE, TimingPlan
 
-__all__ = ["PAPER_SUCCESS", "Unstable", "choose_baseline", "conservative", "decide", "paper_score", "score", "surprising"]
+__all__ = [
+    "PAPER_SUCCESS",
+    "Unstable",
+    "choose_baseline",
+    "conservative",
+    "decide",
+    "paper_score",
+    "score",
+    "surprising",
+]
 
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
 _PAPER_VARIANCE = 0.005  # of the seven bucket means, absolute
-_OVER_BEST = 2.0  # CUDA-L1 paper: a score above this times the best so far is re-verified, as one above SURPRISE is
+# CUDA-L1 paper: a score above this times the best so far is re-verified, as one above SURPRISE is
+_OVER_BEST = 2.0
 _TIE = 0.02  # medians closer than this are one speed; the simpler schedule then wins
 
 
 def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decision:
-    """Accepted only if every check passed, the lower bound reaches `settings.margin` and a call saves `settings.min_saving_us`."""
+    """Accepted only if every check passed, the lower bound reaches `settings.margin` and a call
+    saves `settings.min_saving_us`.
+    """
     failure = verdict.failure
     if failure is not None:
         return Rejected(_told(failure), failure.name, _numbers(failure))
@@ -31,10 +45,13 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
     if timing is None:
         return Rejected("right, but never timed", "timing")
     if timing.low < settings.margin:
-        reason = (
-            f"speed-up over {timing.baseline} is {timing.speedup:.3f}, at least {timing.low:.3f}; a swap needs {settings.margin:g}"
+        reason = f"speed-up over {timing.baseline} is {timing.speedup:.3f}, at least {timing.low:.3f}; a swap needs {settings.margin:g}"
+        return Rejected(
+            reason,
+            "timing",
+            {"speedup": timing.speedup, "low": timing.low, "high": timing.high},
+            timing,
         )
-        return Rejected(reason, "timing", {"speedup": timing.speedup, "low": timing.low, "high": timing.high}, timing)
     if timing.saved_us < settings.min_saving_us:
         reason = f"saves {timing.saved_us:.2f} us a call; a swap needs {settings.min_saving_us:g}"
         return Rejected(reason, "timing", {"saved_us": timing.saved_us}, timing)
@@ -42,9 +59,11 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
 
 
 def conservative(speedup: float) -> float:
-    """Two decimals, rounded towards 1 (CUDA-L1 paper, reward rules): 1.118 -> 1.11, 0.992 -> 1.00, 2.30 -> 2.30.
+    """Two decimals, rounded towards 1 (CUDA-L1 paper, reward rules): 1.118 -> 1.11, 0.992 -> 1.00,
+    2.30 -> 2.30.
 
-    The shortest decimal that is this float is rounded, so every number of two decimals stays as it is.
+    The shortest decimal that is this float is rounded, so every number of two decimals stays as it
+    is.
     """
     rounding = ROUND_FLOOR if speedup >= 1 else ROUND_CEILING
     return float(Decimal(repr(float(speedup))).quantize(Decimal("0.01"), rounding))
@@ -60,16 +79,22 @@ class Unstable:
 
 
 def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
-    """The one number a profile quotes, two decimals rounded towards 1. A failure has none: not 1, not -1.
+    """The one number a profile quotes, two decimals rounded towards 1. A failure has none: not 1,
+    not -1.
 
-    fast: the lower bound. standard, strict: the bound nearest to 1 (1.00 if the interval holds 1). train: the median of the bucket
-    values. cudal1: the paper's rule, the median of the seven bucket means unless their variance exceeds 0.005.
+    fast: the lower bound. standard, strict: the bound nearest to 1 (1.00 if the interval holds 1).
+    train: the median of the bucket values. cudal1: the paper's rule, the median of the seven bucket
+    means unless their variance exceeds 0.005.
     """
     if plan.gate == "paper":
         return paper_score(summary.means)
     if plan.gate == "reject" and not summary.steady:
         spread = max(summary.values) / min(summary.values)
-        return Unstable(f"the buckets disagree by up to {spread:.3f}x after {plan.rounds}x the samples", spread, 1.0)
+        return Unstable(
+            f"the buckets disagree by up to {spread:.3f}x after {plan.rounds}x the samples",
+            spread,
+            1.0,
+        )
     if plan.profile == "train":
         return conservative(summary.speedup)
     if plan.profile == "fast":
@@ -78,25 +103,37 @@ def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
 
 
 def paper_score(means: Sequence[float], *, relative: bool = False) -> float | Unstable:
-    """The paper's rule for bucket means: their median rounded towards 1, unless their variance (n - 1) exceeds 0.005.
+    """The paper's rule for bucket means: their median rounded towards 1, unless their variance (n -
+    1) exceeds 0.005.
 
-    `relative`: the variance of their logarithms instead. The absolute one asks more of 50x than of 1x: 0.14 % against 7 %.
+    `relative`: the variance of their logarithms instead. The absolute one asks more of 50x than of
+    1x: 0.14 % against 7 %.
     """
-    variance = statistics.variance(math.log(mean) for mean in means) if relative else paper_variance(means)
+    variance = (
+        statistics.variance(math.log(mean) for mean in means) if relative else paper_variance(means)
+    )
     if variance > _PAPER_VARIANCE:
-        return Unstable("the bucket means vary more than the paper allows", variance, _PAPER_VARIANCE)
+        return Unstable(
+            "the bucket means vary more than the paper allows", variance, _PAPER_VARIANCE
+        )
     return conservative(statistics.median(means))
 
 
 def surprising(score: float, best: float | None) -> bool:
-    """Whether a score must be measured again: above 3, or above twice the best score of the task so far."""
+    """Whether a score must be measured again: above 3, or above twice the best score of the task so
+    far.
+    """
     return score > SURPRISE or (best is not None and score > _OVER_BEST * best)
 
 
 def choose_baseline(medians_us: Mapping[str, float]) -> str:
-    """The schedule with the smallest median; of those within 2 % of it, the earliest of `SCHEDULES`. Raises ValueError if empty."""
+    """The schedule with the smallest median; of those within 2 % of it, the earliest of
+    `SCHEDULES`. Raises ValueError if empty.
+    """
     if not medians_us:
-        raise ValueError("no baseline was measured; eager can always run, so its failure must be looked at first")
+        raise ValueError(
+            "no baseline was measured; eager can always run, so its failure must be looked at first"
+        )
     best = min(medians_us.values())
     near = [name for name, value in medians_us.items() if value <= best * (1 + _TIE)]
     return min(near, key=SCHEDULES.index)

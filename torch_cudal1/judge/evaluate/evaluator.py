@@ -1,6 +1,8 @@
-"""The judge's front door: is a candidate right and faster. One child process per question; `race` finds the fastest baseline.
+"""The judge's front door: is a candidate right and faster. One child process per question; `race`
+finds the fastest baseline.
 
-Everything a candidate does wrong comes back as a `Rejected` value; SandboxError means that this machine cannot judge at all.
+Everything a candidate does wrong comes back as a `Rejected` value; SandboxError means that this
+machine cannot judge at all.
 """
 
 from __future__ import annotations
@@ -55,18 +57,32 @@ from torch_cudal1.judge.wire.transport import read_program, write_payloads
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
-__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "expect", "judge", "tried"]
+__all__ = [
+    "Job",
+    "Judgement",
+    "Ranking",
+    "begin",
+    "build",
+    "check",
+    "evidence",
+    "expect",
+    "judge",
+    "tried",
+]
 
-# of the GPU with each process, for as long as it lives; for larger tensors more is shared while they are handed over
+# of the GPU with each process, for as long as it lives; for larger tensors more is shared while
+# they are handed over
 _SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 1 << 30, 12
 
 
 @dataclass(frozen=True)
 class Job:
-    """Under what a region is judged. `examples`: real inputs in the order of the region's, parameters included.
+    """Under what a region is judged. `examples`: real inputs in the order of the region's,
+    parameters included.
 
-    `book` remembers the secret input sets and what eager and float64 yield on them, for all candidates judged under this job.
-    `trust`: "foreign" for a Program that nobody vouches for: it runs confined as a stranger's source does, in a process of its own.
+    `book` remembers the secret input sets and what eager and float64 yield on them, for all
+    candidates judged under this job. `trust`: "foreign" for a Program that nobody vouches for: it
+    runs confined as a stranger's source does, in a process of its own.
     """
 
     settings: Settings
@@ -74,7 +90,9 @@ class Job:
     device: torch.device
     examples: tuple[torch.Tensor, ...] | None = None
     plan: TimingPlan = TIMING_PLANS["fast"]
-    best_score: float | None = None  # of this task so far: a score above twice that is measured again
+    best_score: float | None = (
+        None  # of this task so far: a score above twice that is measured again
+    )
     book: Book = field(default_factory=dict, compare=False, repr=False)
     trust: Trust = "own"
 
@@ -86,8 +104,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The race of the baselines: the winner, medians in microseconds per call, why others did not run, and the seconds until each
-    had answered once, which is what a compiler takes for the region.
+    """The race of the baselines: the winner, medians in microseconds per call, why others did not
+    run, and the seconds until each had answered once, which is what a compiler takes for the
+    region.
     """
 
     best: Candidate
@@ -96,13 +115,17 @@ class Ranking:
     ready_s: Mapping[str, float] = field(default_factory=dict)
 
     def compiling_s(self, schedule: Schedule) -> float:
-        """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is compiled the same way."""
+        """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is
+        compiled the same way.
+        """
         return self.ready_s.get(schedule.partition("+")[0], 0.0)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One candidate's fate with all its evidence. `confinement`: of its process, None if none was started."""
+    """One candidate's fate with all its evidence. `confinement`: of its process, None if none was
+    started.
+    """
 
     candidate: Candidate
     decision: Decision
@@ -116,22 +139,30 @@ class Judgement:
 
 
 def begin(region: Region, job: Job) -> None:
-    """Start a process for later questions about `region` in the background. For inside `kept_warm()`, as early as can be."""
+    """Start a process for later questions about `region` in the background. For inside
+    `kept_warm()`, as early as can be.
+    """
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
     free = torch.cuda.mem_get_info(job.device)[0] if job.device.type == "cuda" else 0
     shared = max(inputs, outputs) + _SLACK_BYTES
-    fits = shared <= min(_MOST_SHARED_BYTES, free // _SHARE_OF_FREE)  # less than a message is of no use
+    fits = shared <= min(
+        _MOST_SHARED_BYTES, free // _SHARE_OF_FREE
+    )  # less than a message is of no use
     begin_child(limits_for(job.settings, job.device), job.contract, shared if fits else 0)
 
 
 def expect(settings: Settings, device: torch.device) -> None:
-    """Prepare for `begin` before the region is known: for inside `kept_warm()`, while a call is captured."""
+    """Prepare for `begin` before the region is known: for inside `kept_warm()`, while a call is
+    captured.
+    """
     expect_children(limits_for(settings, device))
 
 
 def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Judgement:
-    """Validate a candidate, time it against the best baseline if it is right, and decide. Raises SandboxError."""
+    """Validate a candidate, time it against the best baseline if it is right, and decide. Raises
+    SandboxError.
+    """
     timing: Timing | None = None
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
@@ -152,24 +183,37 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     decision = decision or decide(verdict, timing, job.settings)
     telemetry.count("candidates_judged")
     judgement = Judgement(candidate, decision, verdict, confinement)
-    telemetry.record("judge", "accepted" if isinstance(decision, Accepted) else "rejected", region.key[:12], **tried(judgement))
+    telemetry.record(
+        "judge",
+        "accepted" if isinstance(decision, Accepted) else "rejected",
+        region.key[:12],
+        **tried(judgement),
+    )
     return judgement
 
 
 def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
-    """Validate a candidate without timing it: for a part whose speed only the whole can tell. Raises SandboxError."""
+    """Validate a candidate without timing it: for a part whose speed only the whole can tell.
+    Raises SandboxError.
+    """
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
     if verdict.passed:
         with _child(job) as child:
-            verdict = _validated(_trial(region, candidate, replace(job, examples=None), child), checks)
+            verdict = _validated(
+                _trial(region, candidate, replace(job, examples=None), child), checks
+            )
             child.usable = child.usable and (verdict.passed or not candidate.program.launches)
     telemetry.count("candidates_judged")
     return verdict
 
 
-def build(region: Region, proposals: Sequence[Proposal], job: Job, target: Target) -> tuple[Candidate | Rejected, ...]:
-    """Compile kernel proposals for a region in a child that sees no GPU; one answer per proposal, in order. Raises SandboxError."""
+def build(
+    region: Region, proposals: Sequence[Proposal], job: Job, target: Target
+) -> tuple[Candidate | Rejected, ...]:
+    """Compile kernel proposals for a region in a child that sees no GPU; one answer per proposal,
+    in order. Raises SandboxError.
+    """
     answers: list[Candidate | Rejected] = []
     left = list(proposals)
     while left:
@@ -205,7 +249,9 @@ def tried(judgement: Judgement) -> dict[str, Any]:
         "decision": "rejected" if rejected else "accepted",
         "reason": rejected.reason if rejected else "",
         "detector": rejected.detector if rejected else "",
-        "numbers": {name: _finite(value) for name, value in rejected.numbers.items()} if rejected else {},
+        "numbers": {name: _finite(value) for name, value in rejected.numbers.items()}
+        if rejected
+        else {},
         "speedup": timing.speedup if timing else None,
         "low": timing.low if timing else None,
         "high": timing.high if timing else None,
@@ -222,7 +268,16 @@ def _child(job: Job) -> AbstractContextManager[Child]:
 
 def _trial(region: Region, candidate: Candidate, job: Job, child: Child) -> Trial:
     subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
-    return Trial(subject, candidate, job.contract, job.device, child, job.examples, book=job.book, profile=job.profile)
+    return Trial(
+        subject,
+        candidate,
+        job.contract,
+        job.device,
+        child,
+        job.examples,
+        book=job.book,
+        profile=job.profile,
+    )
 
 
 def _validated(trial: Trial, checked: Sequence[Check]) -> Verdict:
@@ -230,12 +285,18 @@ def _validated(trial: Trial, checked: Sequence[Check]) -> Verdict:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
-        return Verdict((*checked, Check(error.detector, False, detail=f"{error.stage}: {error.found}")))
+        return Verdict(
+            (*checked, Check(error.detector, False, detail=f"{error.stage}: {error.found}"))
+        )
     return Verdict((*checked, *validate(trial).checks))
 
 
-def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tuple[Verdict, Timing | None]:
-    """Time the candidate on trial, again in a fresh process where its score asks for it: the verdict with what timing checked."""
+def _measured(
+    trial: Trial, ranking: Ranking, verdict: Verdict, job: Job
+) -> tuple[Verdict, Timing | None]:
+    """Time the candidate on trial, again in a fresh process where its score asks for it: the
+    verdict with what timing checked.
+    """
     elsewhere = other_device(job.device)
     where = "the same device" if elsewhere is None else "another device"
     job_again = job if elsewhere is None else replace(job, device=elsewhere, book={})
@@ -244,7 +305,9 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tup
     region, candidate = trial.subject.region, trial.candidate
     gpu: dict[str, Any] = {"before": gpu_state(job.device)}
     first = _timed(trial, ranking, job, gpu)
-    found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
+    found = confirm(
+        first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where
+    )
     gpu["after"] = gpu_state(job.device)
     verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
     summary, quoted = found.measurement.summary, score(found.measurement.summary, job.plan)
@@ -270,20 +333,29 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tup
 
 
 def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Timed:
-    """The candidate against the best baseline in the trial's child; whether others timed there meanwhile goes into `gpu`.
+    """The candidate against the best baseline in the trial's child; whether others timed there
+    meanwhile goes into `gpu`.
 
     Nobody waits while the baseline is compiled. Raises CandidateFailure.
     """
     try:
         trial.load("baseline", ranking.best)
     except CandidateFailure as error:
-        raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
+        raise CandidateFailure(
+            "timing", f"the baseline could not be loaded beside it: {error.found}", "timing"
+        ) from error
     with exclusive(job.device, "timing") as gpu["shared"]:
         found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
     trial.let_go()
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
-    return replace(found, checks=(*found.checks, roofline(work(trial.candidate.program), ceiling(job.device), fastest_us)))
+    return replace(
+        found,
+        checks=(
+            *found.checks,
+            roofline(work(trial.candidate.program), ceiling(job.device), fastest_us),
+        ),
+    )
 
 
 def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Timed:
@@ -296,12 +368,19 @@ def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: J
         return _timed(trial, ranking, job, {})
 
 
-def _built(child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target) -> Candidate | Rejected:
+def _built(
+    child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target
+) -> Candidate | Rejected:
     path = child.new_file()
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
-            "build", program=program.to_json(), payloads=payloads, proposal=proposal.to_json(), sm=sm, path=str(path)
+            "build",
+            program=program.to_json(),
+            payloads=payloads,
+            proposal=proposal.to_json(),
+            sm=sm,
+            path=str(path),
         )
         built = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     except CandidateFailure as error:

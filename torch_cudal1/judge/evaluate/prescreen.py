@@ -1,8 +1,10 @@
-"""A heat: which of several kernels for one region is fastest, asked in one process before any of them is judged.
+"""A heat: which of several kernels for one region is fastest, asked in one process before any of
+them is judged.
 
-A judgement costs seconds, a heat tenths of them. Times stand beside eager's in the same process; whose result is grossly not
-eager's is out. Beside them stands about what Inductor would take (`ir.fusion_estimate`), where it may run. Nothing of this is
-evidence: what comes out ahead must still pass the judge, which times it again.
+A judgement costs seconds, a heat tenths of them. Times stand beside eager's in the same process;
+whose result is grossly not eager's is out. Beside them stands about what Inductor would take
+(`ir.fusion_estimate`), where it may run. Nothing of this is evidence: what comes out ahead must
+still pass the judge, which times it again.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ _LEEWAY = 1.1  # it is no more than a guess, and others may be at work on the GP
 
 @dataclass(frozen=True)
 class Heat:
-    """Medians in microseconds per call, eager's and those of the candidates by position, and why others have none.
+    """Medians in microseconds per call, eager's and those of the candidates by position, and why
+    others have none.
 
-    `apart`: how far a candidate's results are from eager's, root mean square over root mean square. `one_pass_us`: of the product
-    with one pass for all that follows; None where that was not asked.
+    `apart`: how far a candidate's results are from eager's, root mean square over root mean square.
+    `one_pass_us`: of the product with one pass for all that follows; None where that was not asked.
     """
 
     eager_us: float
@@ -48,13 +51,19 @@ class Heat:
     @property
     def to_beat_us(self) -> float:
         """What a kernel must be faster than to be worth a place in a model."""
-        return self.eager_us if self.one_pass_us is None else min(self.eager_us, _LEEWAY * self.one_pass_us)
+        return (
+            self.eager_us
+            if self.one_pass_us is None
+            else min(self.eager_us, _LEEWAY * self.one_pass_us)
+        )
 
 
 def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
-    """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any. Raises SandboxError.
+    """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any.
+    Raises SandboxError.
 
-    A candidate that ends the process is out, and the others run again; where eager itself cannot run, all have failed.
+    A candidate that ends the process is out, and the others run again; where eager itself cannot
+    run, all have failed.
     """
     failures: dict[int, str] = {}
     apart: dict[int, float] = {}
@@ -70,24 +79,36 @@ def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
 
 
 def _run(
-    region: Region, candidates: Sequence[Candidate], job: Job, failures: dict[int, str], apart: dict[int, float]
+    region: Region,
+    candidates: Sequence[Candidate],
+    job: Job,
+    failures: dict[int, str],
+    apart: dict[int, float],
 ) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
     own = replace(job, book={})
     subject = RegionSubject(region, own.contract, own.device)
     eager = Candidate(region.program, "eager", "baseline")
     with lent(limits_for(own.settings, own.device), own.contract) as child:
-        trial = Trial(subject, eager, own.contract, own.device, child, own.examples, profile=own.profile)
+        trial = Trial(
+            subject, eager, own.contract, own.device, child, own.examples, profile=own.profile
+        )
         try:
             kinds = ("normal", "shifted") if own.examples is None else ("examples",)
             sets = [trial.draw(kind).name for kind in kinds]
             expected = _outputs(trial, _EAGER, eager, sets[0])
         except CandidateFailure as error:
-            failures.update(dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}"))
+            failures.update(
+                dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}")
+            )
             return {}
         ready, outputs = [], None
         for at in range(len(candidates)):
-            outputs = None if at in failures else _fit(trial, at, candidates[at], sets[0], expected, failures)
+            outputs = (
+                None
+                if at in failures
+                else _fit(trial, at, candidates[at], sets[0], expected, failures)
+            )
             if outputs is not None:
                 ready.append(at)
                 apart[at] = _apart(outputs, expected)
@@ -102,7 +123,9 @@ def _run(
 
 
 def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
-    """Whether what Inductor would take can be told; nothing of it is compared, for it computes less than eager."""
+    """Whether what Inductor would take can be told; nothing of it is compared, for it computes less
+    than eager.
+    """
     program = in_one_pass(eager.program)
     if program is None or not trial.child.usable:
         return False
@@ -113,7 +136,14 @@ def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
     return True
 
 
-def _fit(trial: Trial, at: int, candidate: Candidate, inputs: str, expected: Outputs, failures: dict[int, str]) -> Outputs | None:
+def _fit(
+    trial: Trial,
+    at: int,
+    candidate: Candidate,
+    inputs: str,
+    expected: Outputs,
+    failures: dict[int, str],
+) -> Outputs | None:
     """What a candidate yields, if it loads, runs and yields about what eager does."""
     if not trial.child.usable:
         return None
@@ -146,12 +176,20 @@ def _outputs(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outp
 
 
 def _timed(
-    child: Child, beside: Sequence[str], ready: Sequence[int], sets: Sequence[str], failures: dict[int, str]
+    child: Child,
+    beside: Sequence[str],
+    ready: Sequence[int],
+    sets: Sequence[str],
+    failures: dict[int, str],
 ) -> dict[str, float]:
     slots = [*beside, *map(str, ready)]
     try:
         answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
     except CandidateFailure as error:
-        failures.update(dict.fromkeys(ready[-1:], f"the heat ended: {error.found}"))  # the others run again
+        failures.update(
+            dict.fromkeys(ready[-1:], f"the heat ended: {error.found}")
+        )  # the others run again
         return {}
-    return {slot: statistics.median(float(value) for value in answer["samples"][slot]) for slot in slots}
+    return {
+        slot: statistics.median(float(value) for value in answer["samples"][slot]) for slot in slots
+    }

@@ -1,6 +1,8 @@
-"""The race of the ways to run a reference module that PyTorch itself offers: the fastest is what a source candidate must beat.
+"""The race of the ways to run a reference module that PyTorch itself offers: the fastest is what a
+source candidate must beat.
 
-Everything happens in the oracle's process, beside which no candidate runs. The same race for regions is in `court`.
+Everything happens in the oracle's process, beside which no candidate runs. The same race for
+regions is in `court`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ __all__ = ["Baselines", "LostOracle", "rank", "seat_eager", "slot_of"]
 
 _BUDGET_S = 5.0
 _COMPILE_S = 600.0  # a large module under Inductor on few cores
-_COMPILED: dict[Schedule, str] = {"eager": "", "inductor": "default", "inductor+graph": "reduce-overhead"}
+_COMPILED: dict[Schedule, str] = {
+    "eager": "",
+    "inductor": "default",
+    "inductor+graph": "reduce-overhead",
+}
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """The winner, medians in microseconds per call, why others did not run, and the input sets that the oracle was given."""
+    """The winner, medians in microseconds per call, why others did not run, and the input sets that
+    the oracle was given.
+    """
 
     best: Schedule
     medians_us: Mapping[str, float]
@@ -39,7 +47,9 @@ class Baselines:
 
 
 class LostOracle(ReferenceFailure):
-    """A baseline ended the oracle's process: `name` says which, so that the race can be run again without it."""
+    """A baseline ended the oracle's process: `name` says which, so that the race can be run again
+    without it.
+    """
 
     def __init__(self, name: str, found: str) -> None:
         super().__init__("racing the baselines", found)
@@ -53,18 +63,25 @@ def slot_of(subject: PairSubject, name: Schedule) -> str:
 
 
 def rank(
-    subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]], *, eager_only: bool = False, lost: Mapping[str, str] | None = None
+    subject: PairSubject,
+    sets: Sequence[Sequence[torch.Tensor]],
+    *,
+    eager_only: bool = False,
+    lost: Mapping[str, str] | None = None,
 ) -> Baselines:
     """Race eager, torch.compile and (on CUDA) torch.compile with CUDA graphs on those input sets.
 
-    What cannot run, or does not yield eager's result, is out of the race, with the reason; so is what is in `lost` from the start.
-    Raises LostOracle, and ReferenceFailure if eager is out.
+    What cannot run, or does not yield eager's result, is out of the race, with the reason; so is
+    what is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
     """
     names: list[Schedule] = ["eager"] if eager_only else ["eager", "inductor"]
     if subject.device.type == "cuda" and not eager_only:
         names.append("inductor+graph")
     names = [name for name in names if name not in (lost or {})]
-    given = [_given(subject.oracle, f"race {subject.key[:16]} {index}", tensors) for index, tensors in enumerate(sets)]
+    given = [
+        _given(subject.oracle, f"race {subject.key[:16]} {index}", tensors)
+        for index, tensors in enumerate(sets)
+    ]
     failures = dict(lost or {})
     expected: Outputs | None = None
     for name in names:
@@ -84,13 +101,18 @@ def rank(
         raise ReferenceFailure("racing the baselines", failures["eager"])
     medians = _raced(subject, [name for name in names if name not in failures], given)
     best = next(name for name in names if name == choose_baseline(medians))
-    telemetry.record("judge", "baselines", subject.key[:12], best=best, medians_us=medians, failures=failures)
+    telemetry.record(
+        "judge", "baselines", subject.key[:12], best=best, medians_us=medians, failures=failures
+    )
     return Baselines(best, medians, failures, tuple(given))
 
 
 def seat_eager(subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]]) -> Baselines:
     """Eager alone, ready to be timed and not raced. Raises ReferenceFailure."""
-    given = [_given(subject.oracle, f"race {subject.key[:16]} {index}", tensors) for index, tensors in enumerate(sets)]
+    given = [
+        _given(subject.oracle, f"race {subject.key[:16]} {index}", tensors)
+        for index, tensors in enumerate(sets)
+    ]
     try:
         _tried(subject, "eager", given[0])
     except CandidateFailure as error:
@@ -103,17 +125,26 @@ def _tried(subject: PairSubject, name: Schedule, inputs: str) -> Outputs:
     way = Way(compiled=_COMPILED[name])
     load_module(oracle, slot_of(subject, name), subject.text, subject.form, way)
     path = oracle.new_file()
-    answer = oracle.call("run", slot=slot_of(subject, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S)
+    answer = oracle.call(
+        "run", slot=slot_of(subject, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S
+    )
     found = load_tensors(answer["layout"], path, subject.device)
     path.unlink(missing_ok=True)
     return found
 
 
-def _raced(subject: PairSubject, names: Sequence[Schedule], sets: Sequence[str]) -> dict[str, float]:
+def _raced(
+    subject: PairSubject, names: Sequence[Schedule], sets: Sequence[str]
+) -> dict[str, float]:
     slots = {name: slot_of(subject, name) for name in names}
     try:
-        answer = subject.oracle.call("bench", slots=list(slots.values()), sets=list(sets), budget_s=_BUDGET_S)
-        return {name: statistics.median(float(value) for value in answer["samples"][slot]) for name, slot in slots.items()}
+        answer = subject.oracle.call(
+            "bench", slots=list(slots.values()), sets=list(sets), budget_s=_BUDGET_S
+        )
+        return {
+            name: statistics.median(float(value) for value in answer["samples"][slot])
+            for name, slot in slots.items()
+        }
     except CandidateFailure as error:
         raise ReferenceFailure("racing the baselines", error.found) from error
 

@@ -1,9 +1,12 @@
-"""The judge's front door for sources: is somebody's `ModelNew` right, and is it faster than the best way to run the reference?
+"""The judge's front door for sources: is somebody's `ModelNew` right, and is it faster than the
+best way to run the reference?
 
-Two child processes: the oracle runs the reference (eager, float64, compiled), the other one runs the candidate and nothing else.
-The oracle stays for the next candidate of the same reference; a candidate's process ends with it. Whatever a candidate does wrong
-comes back as a `Rejected` value that costs this candidate only. A reference that cannot be used is a `ReferenceFailure`; any other
-SandboxError means that this machine cannot judge at all. It prints nothing, and writes no file but the GPU's timing lock.
+Two child processes: the oracle runs the reference (eager, float64, compiled), the other one runs
+the candidate and nothing else. The oracle stays for the next candidate of the same reference; a
+candidate's process ends with it. Whatever a candidate does wrong comes back as a `Rejected` value
+that costs this candidate only. A reference that cannot be used is a `ReferenceFailure`; any other
+SandboxError means that this machine cannot judge at all. It prints nothing, and writes no file but
+the GPU's timing lock.
 """
 
 from __future__ import annotations
@@ -38,7 +41,11 @@ from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, Unstable, decide, 
 from torch_cudal1.judge.evaluate.source_baselines import Baselines, LostOracle, rank, slot_of
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import (
+    PairSubject,
+    SourceCandidate,
+    read_reference,
+)
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.sandbox.confinement_level import Confinement
@@ -58,10 +65,11 @@ _UNIT_S: Mapping[ProfileName, float] = {
 class PairJob:
     """Under what pairs are judged.
 
-    `gradients`: the candidate must have the reference's gradients too. `drop_in`: it takes the reference's place in every mode and
-    form that the reference takes; else it will only run for inference on inputs of the examples' form, as a Program under a guard
-    does, and is asked about nothing else. `trust`: in the reference; a candidate has none.
-    `all_pairs`: the clock takes all its pairs, also where the first ones show that the candidate will not be fast enough: who asks
+    `gradients`: the candidate must have the reference's gradients too. `drop_in`: it takes the
+    reference's place in every mode and form that the reference takes; else it will only run for
+    inference on inputs of the examples' form, as a Program under a guard does, and is asked about
+    nothing else. `trust`: in the reference; a candidate has none. `all_pairs`: the clock takes all
+    its pairs, also where the first ones show that the candidate will not be fast enough: who asks
     what a candidate does in many calls, not whether to use it.
     """
 
@@ -79,8 +87,8 @@ class PairJob:
 class PairJudgement:
     """One candidate's fate with all its evidence.
 
-    `baselines`: None if this reference's were not raced yet. `confinement`: of its process, None if none was started. `elapsed_s`:
-    seconds of each step, detectors by their names.
+    `baselines`: None if this reference's were not raced yet. `confinement`: of its process, None if
+    none was started. `elapsed_s`: seconds of each step, detectors by their names.
     """
 
     candidate: SourceCandidate
@@ -98,7 +106,9 @@ class PairJudgement:
 
 @dataclass
 class _Bench:
-    """A reference in the oracle's process: what it computes, its own examples, and its baselines once they have been raced."""
+    """A reference in the oracle's process: what it computes, its own examples, and its baselines
+    once they have been raced.
+    """
 
     subject: PairSubject
     examples: list[torch.Tensor]
@@ -126,7 +136,15 @@ class _Steps:
         def run(trial: Trial) -> list[Check]:
             spent = sum(self.seconds.values())
             if spent > _UNIT_S[trial.profile.name]:
-                return [Check("resource", False, spent, _UNIT_S[trial.profile.name], "seconds of judging so far")]
+                return [
+                    Check(
+                        "resource",
+                        False,
+                        spent,
+                        _UNIT_S[trial.profile.name],
+                        "seconds of judging so far",
+                    )
+                ]
             with self.step(getattr(detector, "__name__", "detector")):
                 return detector(trial)
 
@@ -134,16 +152,21 @@ class _Steps:
 
 
 class PairCourt:
-    """Judges candidates one after the other, each in a process of its own. Use it as a context manager.
+    """Judges candidates one after the other, each in a process of its own. Use it as a context
+    manager.
 
-    `ahead`: start the next candidate's process while this one's is judged (never while it is timed); for many candidates.
+    `ahead`: start the next candidate's process while this one's is judged (never while it is
+    timed); for many candidates.
     """
 
-    def __init__(self, job: PairJob, progress: Progress | None = None, *, ahead: bool = False) -> None:
+    def __init__(
+        self, job: PairJob, progress: Progress | None = None, *, ahead: bool = False
+    ) -> None:
         self.job = job
         self._progress: Progress = progress or (lambda what, fraction: None)
         self._ahead = ahead
-        # Linux kills a child with the thread that started it, so these threads live as long as the court.
+        # Linux kills a child with the thread that started it, so these threads live as long as the
+        # court.
         self._pool = ThreadPoolExecutor(2, "cudal1-judge")
         self._next: Future[Child] | None = None
         self._oracle: Child | None = None
@@ -152,7 +175,12 @@ class PairCourt:
     def __enter__(self) -> PairCourt:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -163,10 +191,14 @@ class PairCourt:
             self._next = None
         self._pool.shutdown()
 
-    def judge(self, reference_text: str, candidate_text: str, *, timed: bool = True) -> PairJudgement:
-        """Judge one candidate against one reference. Without `timed` it is only validated, and so never accepted.
+    def judge(
+        self, reference_text: str, candidate_text: str, *, timed: bool = True
+    ) -> PairJudgement:
+        """Judge one candidate against one reference. Without `timed` it is only validated, and so
+        never accepted.
 
-        Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child can be had here.
+        Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no
+        child can be had here.
         """
         candidate = SourceCandidate(candidate_text)
         steps = _Steps(self._progress)
@@ -175,7 +207,14 @@ class PairCourt:
         if verdict.passed:
             with self._seated(reference_text, steps) as (child, bench):
                 trial = Trial(
-                    *(bench.subject, candidate, self.job.contract, self.job.device, child, bench.examples),
+                    *(
+                        bench.subject,
+                        candidate,
+                        self.job.contract,
+                        self.job.device,
+                        child,
+                        bench.examples,
+                    ),
                     profile=profile_for(self.job.profile),
                     gradients=self.job.gradients,
                 )
@@ -188,13 +227,19 @@ class PairCourt:
     def _seated(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _Bench]]:
         """A clean child for the candidate, with the oracle of this reference beside it."""
         known = self._bench is not None and self._bench.subject.text == text
-        if self._oracle is None or not self._oracle.usable or (self.job.trust == "foreign" and not known):
+        if (
+            self._oracle is None
+            or not self._oracle.usable
+            or (self.job.trust == "foreign" and not known)
+        ):
             self._dismiss()
         with steps.step("start"):
             coming, self._next = self._next or self._start("foreign"), None
             try:
                 self._oracle = self._oracle or self._start(self.job.trust).result()
-                if not _alive(coming.result()):  # it waited, and what ran meanwhile may have cost it its memory
+                if not _alive(
+                    coming.result()
+                ):  # it waited, and what ran meanwhile may have cost it its memory
                     coming = self._start("foreign")
                 child = coming.result()
             except BaseException:
@@ -208,14 +253,18 @@ class PairCourt:
             yield child, self._bench
 
     def _start(self, trust: Trust) -> Future[Child]:
-        return self._pool.submit(Child, limits_for(self.job.settings, self.job.device, trust=trust), self.job.contract)
+        return self._pool.submit(
+            Child, limits_for(self.job.settings, self.job.device, trust=trust), self.job.contract
+        )
 
     def _dismiss(self) -> None:
         if self._oracle is not None:
             self._oracle.close()
         self._oracle, self._bench = None, None
 
-    def _heard(self, trial: Trial, bench: _Bench, steps: _Steps, *, verdict: Verdict, timed: bool) -> PairJudgement:
+    def _heard(
+        self, trial: Trial, bench: _Bench, steps: _Steps, *, verdict: Verdict, timed: bool
+    ) -> PairJudgement:
         verdict = self._validated(trial, verdict, steps)
         timing = None
         if verdict.passed and timed:
@@ -228,26 +277,38 @@ class PairCourt:
                 verdict, timing = self._timed(trial, verdict, baselines)
         decision = _decided(verdict, timing, self.job)
         assert isinstance(trial.candidate, SourceCandidate)
-        return PairJudgement(trial.candidate, decision, verdict, bench.baselines, trial.child.confinement)
+        return PairJudgement(
+            trial.candidate, decision, verdict, bench.baselines, trial.child.confinement
+        )
 
     def _validated(self, trial: Trial, verdict: Verdict, steps: _Steps) -> Verdict:
         with steps.step("load"):
             loaded = _loaded(trial)
         checks = (*verdict.checks, loaded)
         if loaded.passed:
-            asked = [steps.around(detector) for detector in detectors_of(trial.profile, drop_in=self.job.drop_in)]
+            asked = [
+                steps.around(detector)
+                for detector in detectors_of(trial.profile, drop_in=self.job.drop_in)
+            ]
             checks += validate(trial, detectors=asked).checks
         return replace(verdict, checks=checks)
 
-    def _timed(self, trial: Trial, verdict: Verdict, baselines: Baselines) -> tuple[Verdict, Timing | None]:
+    def _timed(
+        self, trial: Trial, verdict: Verdict, baselines: Baselines
+    ) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
+            found = confirm(
+                self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None
+            )
         except CandidateFailure as error:
             failed = Check(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
         verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
-        summary, quoted = found.measurement.summary, score(found.measurement.summary, found.measurement.plan)
+        summary, quoted = (
+            found.measurement.summary,
+            score(found.measurement.summary, found.measurement.plan),
+        )
         if isinstance(quoted, Unstable) or not verdict.passed:
             return verdict, None
         timing = Timing(
@@ -267,12 +328,21 @@ class PairCourt:
         return verdict, timing
 
     def _ranked(self, bench: _Bench) -> tuple[_Bench, Baselines]:
-        """The reference and its raced baselines; in a new oracle, without the one at fault, where a baseline ended its process."""
+        """The reference and its raced baselines; in a new oracle, without the one at fault, where a
+        baseline ended its process.
+        """
         lost: dict[str, str] = {}
-        sets = [make_inputs(bench.subject, randbits(62), "normal", self.job.device, examples=bench.examples) for _ in range(2)]
+        sets = [
+            make_inputs(
+                bench.subject, randbits(62), "normal", self.job.device, examples=bench.examples
+            )
+            for _ in range(2)
+        ]
         while bench.baselines is None:
             try:
-                bench.baselines = rank(bench.subject, sets, eager_only=self.job.profile == "cudal1", lost=lost)
+                bench.baselines = rank(
+                    bench.subject, sets, eager_only=self.job.profile == "cudal1", lost=lost
+                )
             except LostOracle as error:
                 if error.name == "eager":
                     raise
@@ -291,13 +361,19 @@ class PairCourt:
             return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
 
     def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:
-        """The same with the candidate in a process that has run nothing else. Raises CandidateFailure."""
+        """The same with the candidate in a process that has run nothing else. Raises
+        CandidateFailure.
+        """
         with trial.elsewhere() as other:
             return self._raced(other, baselines)
 
 
-def judge_pair(reference_text: str, candidate_text: str, job: PairJob, progress: Progress | None = None) -> PairJudgement:
-    """Judge one candidate against one reference in fresh processes. Raises as `PairCourt.judge` does."""
+def judge_pair(
+    reference_text: str, candidate_text: str, job: PairJob, progress: Progress | None = None
+) -> PairJudgement:
+    """Judge one candidate against one reference in fresh processes. Raises as `PairCourt.judge`
+    does.
+    """
     with PairCourt(job, progress) as court:
         return court.judge(reference_text, candidate_text)
 
@@ -308,7 +384,9 @@ def _read(oracle: Child, text: str, device: torch.device) -> _Bench:
     except SandboxError as error:
         raise ReferenceFailure(error.stage, error.found) from error
     if not any(subject.outputs):
-        raise ReferenceFailure("running the reference", f"its result holds no tensor: {subject.tree[:200]}")
+        raise ReferenceFailure(
+            "running the reference", f"its result holds no tensor: {subject.tree[:200]}"
+        )
     return _Bench(subject, examples)
 
 
@@ -323,7 +401,9 @@ def _loaded(trial: Trial) -> Check:
 
 
 def _decided(verdict: Verdict, timing: Timing | None, job: PairJob) -> Decision:
-    """As for any candidate; under `cudal1` by the paper's rule: success is a score above 1.01 over eager."""
+    """As for any candidate; under `cudal1` by the paper's rule: success is a score above 1.01 over
+    eager.
+    """
     if job.profile != "cudal1" or timing is None or timing.score is None or not verdict.passed:
         return decide(verdict, timing, job.settings)
     if timing.score > PAPER_SUCCESS:
@@ -334,7 +414,11 @@ def _decided(verdict: Verdict, timing: Timing | None, job: PairJob) -> Decision:
 
 def _brief(found: PairJudgement) -> dict[str, str]:
     rejected = found.decision if isinstance(found.decision, Rejected) else None
-    return {"detector": rejected.detector, "reason": rejected.reason} if rejected else {"detector": "", "reason": ""}
+    return (
+        {"detector": rejected.detector, "reason": rejected.reason}
+        if rejected
+        else {"detector": "", "reason": ""}
+    )
 
 
 def _alive(child: Child) -> bool:

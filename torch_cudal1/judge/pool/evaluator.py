@@ -1,9 +1,12 @@
-"""Evaluators that measure: `JudgeEvaluator`, the judge's `train` profile in parallel lanes, and how repeated programs are treated.
+"""Evaluators that measure: `JudgeEvaluator`, the judge's `train` profile in parallel lanes, and how
+repeated programs are treated.
 
-Lanes are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of theirs (`lane`); validation runs side
-by side, timing one at a time (`gate`). A program that comes again is not measured again each time: at its 2nd, 4th, 8th ... coming
-it is, and its score is the median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what this
-machine does wrong raises. It keeps no journal; `database` does. What was validated here is only raced again.
+Lanes are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of
+theirs (`lane`); validation runs side by side, timing one at a time (`gate`). A program that comes
+again is not measured again each time: at its 2nd, 4th, 8th ... coming it is, and its score is the
+median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what
+this machine does wrong raises. It keeps no journal; `database` does. What was validated here is
+only raced again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ _PERMANENT = frozenset({"compile", "wrong", "hack", "run"})
 
 @dataclass
 class Known:
-    """What is known of one program of one task: all its measurements, how often it came, and whether it was found right here."""
+    """What is known of one program of one task: all its measurements, how often it came, and
+    whether it was found right here.
+    """
 
     measured: list[Measured] = field(default_factory=list)
     comings: int = 0
@@ -35,7 +40,9 @@ class Known:
 
     @property
     def due(self) -> bool:
-        """Whether it is to be measured at this coming: the 1st, 2nd, 4th, 8th ...; a permanent failure once only."""
+        """Whether it is to be measured at this coming: the 1st, 2nd, 4th, 8th ...; a permanent
+        failure once only.
+        """
         if any(one.outcome in _PERMANENT for one in self.measured):
             return False
         return not self.measured or self.comings & (self.comings - 1) == 0
@@ -59,7 +66,9 @@ class Remembered:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Known] = {}
         self._best: dict[str, float] = {}
-        self.counts: Counter[str] = Counter()  # asked, measured, and each outcome of what was measured
+        self.counts: Counter[str] = (
+            Counter()
+        )  # asked, measured, and each outcome of what was measured
 
     def learn(self, measured: Iterable[Measured]) -> None:
         """Take measurements of earlier runs, such as a database's."""
@@ -102,8 +111,9 @@ class Remembered:
 class JudgeEvaluator:
     """`records.Evaluator` by the judge. Use it as a context manager, from one thread.
 
-    `lanes`: how many programs are validated side by side; 1: in this process's own sandboxes, without further processes of ours.
-    `seconds`: what every step of all measurements took together, over all lanes. `told`: given each measurement as it comes.
+    `lanes`: how many programs are validated side by side; 1: in this process's own sandboxes,
+    without further processes of ours. `seconds`: what every step of all measurements took together,
+    over all lanes. `told`: given each measurement as it comes.
     """
 
     def __init__(self, terms: Terms, *, lanes: int = 1) -> None:
@@ -136,18 +146,29 @@ class JudgeEvaluator:
         return self._lanes.served if self._lanes is not None else 0
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """One measurement for each program, in order. Raises TargetError for the task, SandboxError for the machine."""
+        """One measurement for each program, in order. Raises TargetError for the task, SandboxError
+        for the machine.
+        """
         return self.measure_all([(task, programs)])[0]
 
-    def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
-        """The same for several tasks, all lanes busy across them. What was measured before something was raised is remembered."""
-        due = [question for task, programs in questions for question in self.memory.due(task, programs)]
+    def measure_all(
+        self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
+    ) -> list[list[Measured]]:
+        """The same for several tasks, all lanes busy across them. What was measured before
+        something was raised is remembered.
+        """
+        due = [
+            question for task, programs in questions for question in self.memory.due(task, programs)
+        ]
         if self.lanes > 1:
             self._in_lanes(due)
         else:
             for question in due:
                 self._take(self._own_lane().measure(*question))
-        return [[self.memory.answer(task.id, program.program) for program in programs] for task, programs in questions]
+        return [
+            [self.memory.answer(task.id, program.program) for program in programs]
+            for task, programs in questions
+        ]
 
     def _take(self, lap: Lap) -> None:
         self.seconds.update(lap.seconds)
@@ -160,7 +181,9 @@ class JudgeEvaluator:
         return self._lane
 
     def _in_lanes(self, questions: list[Question]) -> None:
-        """All at once; what went wrong with the machine or a task is raised when everything else is measured."""
+        """All at once; what went wrong with the machine or a task is raised when everything else is
+        measured.
+        """
         self._lanes = self._lanes or Lanes(self.terms, self.lanes)
         errors: list[Cudal1Error] = []
         for answer in self._lanes.answers(questions):

@@ -1,11 +1,13 @@
-"""Who may use a GPU now: any number of lanes that validate, or one that times, in however many processes.
+"""Who may use a GPU now: any number of lanes that validate, or one that times, in however many
+processes.
 
-Lanes that want to time share the door, which keeps those out that come to validate; so when the room has emptied they time one
-after the other, and emptying it costs once for all of them. Together with `gpu_lock.exclusive` the one that times has the GPU to
-itself among all judges of this machine. Other programs are not kept away. The locks end with the processes that hold them.
+Lanes that want to time share the door, which keeps those out that come to validate; so when the
+room has emptied they time one after the other, and emptying it costs once for all of them. Together
+with `gpu_lock.exclusive` the one that times has the GPU to itself among all judges of this machine.
+Other programs are not kept away. The locks end with the processes that hold them.
 
-Emptying it would take as long as the longest of the detectors inside, some dozens of requests: so those inside leave between two
-requests where somebody waits to time, and come back after that.
+Emptying it would take as long as the longest of the detectors inside, some dozens of requests: so
+those inside leave between two requests where somebody waits to time, and come back after that.
 """
 
 from __future__ import annotations
@@ -26,19 +28,23 @@ __all__ = ["Gate"]
 
 
 class Gate(Sharing):
-    """The locks of one device in `folder`. One object a lane: its threads would share what it holds.
+    """The locks of one device in `folder`. One object a lane: its threads would share what it
+    holds.
 
     `waited_s`: how long it took to come back, all times together.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+        name = (
+            str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+        )
         self._device = device
         self._sharing = False
         self.waited_s = 0.0
         self._door, self._room = (
-            os.open(folder / f"{part}-{name}.lock", os.O_RDWR | os.O_CREAT, 0o600) for part in ("door", "room")
+            os.open(folder / f"{part}-{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            for part in ("door", "room")
         )
 
     def close(self) -> None:
@@ -57,8 +63,14 @@ class Gate(Sharing):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Work on the device while nobody else does. Waits until those inside have left; only others like it come in meanwhile."""
-        with _held(self._door, fcntl.LOCK_SH), _held(self._room, fcntl.LOCK_EX), exclusive(self._device, "training"):
+        """Work on the device while nobody else does. Waits until those inside have left; only
+        others like it come in meanwhile.
+        """
+        with (
+            _held(self._door, fcntl.LOCK_SH),
+            _held(self._room, fcntl.LOCK_EX),
+            exclusive(self._device, "training"),
+        ):
             yield
 
     def give_way(self) -> None:

@@ -1,12 +1,15 @@
-"""One GPU's work of many processes side by side: an MPS server of NVIDIA's, started for an evaluator and ended with it.
+"""One GPU's work of many processes side by side: an MPS server of NVIDIA's, started for an
+evaluator and ended with it.
 
-Without it a GPU gives the contexts of different processes turns, and a judge whose lanes exchange a hundred messages for a program
-mostly waits for its own. The price is that a fault of one process (an address that nothing is mapped at) ends the work of all that
-are served: `lanes` notices and asks about the programs that were in the air one by one, elsewhere. So it is for programs of our own
+Without it a GPU gives the contexts of different processes turns, and a judge whose lanes exchange a
+hundred messages for a program mostly waits for its own. The price is that a fault of one process
+(an address that nothing is mapped at) ends the work of all that are served: `lanes` notices and
+asks about the programs that were in the air one by one, elsewhere. So it is for programs of our own
 templates only, where faults are rare.
 
-The daemon belongs to this evaluator alone: its socket and its log are in a folder of its own, it serves one GPU, and it dies with
-the thread that started it. Source: NVIDIA, Multi-Process Service, sections 3.3 (limits) and 3.6 (errors).
+The daemon belongs to this evaluator alone: its socket and its log are in a folder of its own, it
+serves one GPU, and it dies with the thread that started it. Source: NVIDIA, Multi-Process Service,
+sections 3.3 (limits) and 3.6 (errors).
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 
 @dataclass
 class Mps:
-    """A server for one GPU. `variables`: of the environment, before a process that it is to serve first meets CUDA; for that one
-    the GPU is device 0.
+    """A server for one GPU. `variables`: of the environment, before a process that it is to serve
+    first meets CUDA; for that one the GPU is device 0.
     """
 
     variables: dict[str, str]
@@ -74,7 +77,13 @@ class Mps:
         environment = inherited_environment(*_INHERITED) | self.variables
         try:
             asked = subprocess.run(
-                [_CONTROL], input=f"{command}\n", env=environment, capture_output=True, text=True, timeout=_END_S, check=False
+                [_CONTROL],
+                input=f"{command}\n",
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_END_S,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""
@@ -90,7 +99,11 @@ class Mps:
         environment = inherited_environment(*_INHERITED) | self.variables
         try:
             probe = subprocess.run(
-                [sys.executable, "-c", _PROBE], env=environment, capture_output=True, timeout=_PROBE_S, check=False
+                [sys.executable, "-c", _PROBE],
+                env=environment,
+                capture_output=True,
+                timeout=_PROBE_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return "a process that it should serve did not start in time"
@@ -108,7 +121,9 @@ def start(device: torch.device) -> Mps | None:
     if shutil.which(_CONTROL) is None:
         return None
     _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # a short path: a socket's name has 108 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix=_PREFIX)
+    )  # a short path: a socket's name has 108 characters
     lock = _owned(folder)
     variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
@@ -131,7 +146,9 @@ def start(device: torch.device) -> Mps | None:
 
 
 def _owned(folder: Path) -> BinaryIO:
-    """A file of the folder, locked for as long as this process lives, whoever else sees it from whichever container."""
+    """A file of the folder, locked for as long as this process lives, whoever else sees it from
+    whichever container.
+    """
     lock = open(folder / "new", "xb")  # noqa: SIM115  the server's owner closes it
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(folder / "new", folder / _OWNER)
@@ -141,6 +158,9 @@ def _owned(folder: Path) -> BinaryIO:
 def _sweep() -> None:
     """Remove the folders of evaluators that were killed; their daemons died with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), open(folder / _OWNER, "rb") as lock:  # somebody else's, not locked yet, or alive
+        with (
+            contextlib.suppress(OSError),
+            open(folder / _OWNER, "rb") as lock,
+        ):  # somebody else's, not locked yet, or alive
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""The processes that one lane lends to programs: one ahead, one that is lent again and again, one for surprises.
+"""The processes that one lane lends to programs: one ahead, one that is lent again and again, one
+for surprises.
 
-A stranger's program has a process for itself. Programs of our own templates get one that others of ours have left in order: a start
-takes 4 s beside a GPU, a program a fraction of that. Nothing here is asked or judged; who has a process decides whether it is in
-order.
+A stranger's program has a process for itself. Programs of our own templates get one that others of
+ours have left in order: a start takes 4 s beside a GPU, a program a fraction of that. Nothing here
+is asked or judged; who has a process decides whether it is in order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Processes:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        # Linux kills a child with the thread that started it, so these threads live as long as the lane.
+        # Linux kills a child with the thread that started it, so these threads live as long as the
+        # lane.
         self._starters = ThreadPoolExecutor(2, "cudal1-lane")
         self._nursery: Nursery | None = None
         self._next: Future[Child] | None = None
@@ -56,10 +58,14 @@ class Processes:
     def start(self, trust: Trust) -> Future[Child]:
         """A process of its own. The result raises SandboxError."""
         terms = self._terms
-        limits = replace(limits_for(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads())
+        limits = replace(
+            limits_for(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads()
+        )
         if self._nursery is None and terms.forked:
             self._nursery = Nursery(("triton",) if terms.device.type == "cuda" else ())
-        return self._starters.submit(Child, limits, terms.contract, nursery=self._nursery, shared_bytes=_SHARED_BYTES)
+        return self._starters.submit(
+            Child, limits, terms.contract, nursery=self._nursery, shared_bytes=_SHARED_BYTES
+        )
 
     def begin(self) -> None:
         """Have one on its way for the next program."""
@@ -67,12 +73,14 @@ class Processes:
             self._next = self._next or self.start(self._terms.trust)
 
     def lend(self) -> Child:
-        """One that has run nothing of a stranger, or nothing that went wrong of our own templates. Raises SandboxError."""
+        """One that has run nothing of a stranger, or nothing that went wrong of our own templates.
+        Raises SandboxError.
+        """
         return self._fresh() if self.kept is None else self.kept
 
     def take_back(self, child: Child, *, in_order: bool, doubtful: bool) -> None:
-        """End it, or keep it where it is `in_order`. `doubtful`: unless it fails at a product, as it does where a kernel has taken
-        the GPU's context with it.
+        """End it, or keep it where it is `in_order`. `doubtful`: unless it fails at a product, as
+        it does where a kernel has taken the GPU's context with it.
         """
         loans, self.kept, self.loans = self.loans + 1, None, 0
         self._next = self._next or self.start(self._terms.trust)
@@ -89,13 +97,17 @@ class Processes:
         child.close()
 
     def second(self) -> Child:
-        """A new process for a surprise, or one that has run surprises of our own templates only. Raises SandboxError."""
+        """A new process for a surprise, or one that has run surprises of our own templates only.
+        Raises SandboxError.
+        """
         child, self._second = self._second or self._fresh(), None
         return child
 
     @contextmanager
     def keeping(self, second: Child) -> Iterator[Child]:
-        """What `second` gave, for the body; one that our own templates left in order is lent again, any other ended."""
+        """What `second` gave, for the body; one that our own templates left in order is lent again,
+        any other ended.
+        """
         try:
             yield second
             if self._terms.trust == "own":
@@ -106,15 +118,18 @@ class Processes:
                 second.close()
 
     def empty(self) -> None:
-        """Have those that are lent again give back the memory that they keep from program to program of one reference."""
+        """Have those that are lent again give back the memory that they keep from program to
+        program of one reference.
+        """
         if self.kept is not None and not _cleared(self.kept):
             self.kept, self.loans = None, 0
         if self._second is not None and not _cleared(self._second):
             self._second = None
 
     def _fresh(self) -> Child:
-        """The one that was started ahead. For a stranger's programs the next one starts now, for ours when the first of them is
-        done: all lanes begin at once, and the driver makes one context after the other.
+        """The one that was started ahead. For a stranger's programs the next one starts now, for
+        ours when the first of them is done: all lanes begin at once, and the driver makes one
+        context after the other.
         """
         coming, self._next = self._next or self.start(self._terms.trust), None
         if self._terms.trust == "foreign":

@@ -1,7 +1,9 @@
-"""The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4), as pure functions of numbers.
+"""The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4), as pure
+functions of numbers.
 
-Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of bucket means, variance gate, rounding
-towards 1) is the judge's, `judge.evaluate.decide.paper_score`.
+Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
+bucket means, variance gate, rounding towards 1) is the judge's,
+`judge.evaluate.decide.paper_score`.
 """
 
 from __future__ import annotations
@@ -20,18 +22,23 @@ Rule: TypeAlias = Literal["cudal1", "strict"]
 
 
 def bucket_means(ratios: Sequence[float]) -> tuple[float, ...]:
-    """Means of seven consecutive blocks of single-run speed-ups; what is left over at the end is not used.
+    """Means of seven consecutive blocks of single-run speed-ups; what is left over at the end is
+    not used.
 
     Raises ValueError for fewer than seven.
     """
     size = len(ratios) // BUCKETS
     if not size:
         raise ValueError(f"expected at least {BUCKETS} runs, one a bucket, got {len(ratios)}")
-    return tuple(statistics.fmean(ratios[start : start + size]) for start in range(0, size * BUCKETS, size))
+    return tuple(
+        statistics.fmean(ratios[start : start + size]) for start in range(0, size * BUCKETS, size)
+    )
 
 
 def score_of(means: Sequence[float], rule: Rule) -> float | Unstable:
-    """The score of seven bucket means. `cudal1`: the paper's absolute variance; `strict`: the variance of their logarithms."""
+    """The score of seven bucket means. `cudal1`: the paper's absolute variance; `strict`: the
+    variance of their logarithms.
+    """
     if len(means) != BUCKETS or not all(0 < mean < math.inf for mean in means):
         raise ValueError(f"expected {BUCKETS} finite speed-ups above 0, got {list(means)}")
     return paper_score(means, relative=rule == "strict")

@@ -1,13 +1,15 @@
 """Lanes side by side, each in a process of its own, and which program goes to which lane.
 
-A lane holds the inputs and the float64 results of one reference at a time, and to draw and compute them anew takes as long as to
-judge a program or two. So a lane stays with a reference while programs for it wait, and goes where most of them wait for each lane
-that is there already. A lane whose process ends takes nobody else's work with it: what it was at is asked once more. One that finds
-no memory on the GPU, or no process, is given up while there are others.
+A lane holds the inputs and the float64 results of one reference at a time, and to draw and compute
+them anew takes as long as to judge a program or two. So a lane stays with a reference while
+programs for it wait, and goes where most of them wait for each lane that is there already. A lane
+whose process ends takes nobody else's work with it: what it was at is asked once more. One that
+finds no memory on the GPU, or no process, is given up while there are others.
 
-Lanes for programs of ours share the GPU through a server (`mps`), where a fault of one program ends the work of all. Each lane asks
-after its own context when a program is done, so no answer rests on a fault of somebody else's: all lanes are ended then, and what
-they were at is asked again in a lane apart, which has a context of its own. After some faults all lanes do without the server.
+Lanes for programs of ours share the GPU through a server (`mps`), where a fault of one program ends
+the work of all. Each lane asks after its own context when a program is done, so no answer rests on
+a fault of somebody else's: all lanes are ended then, and what they were at is asked again in a lane
+apart, which has a context of its own. After some faults all lanes do without the server.
 """
 
 from __future__ import annotations
@@ -33,23 +35,28 @@ from torch_cudal1.judge.pool.terms import Terms
 
 __all__ = ["Lanes", "Question", "fitting"]
 
-Question: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]  # the task's best score so far; whether it was validated
-# Of one lane on a GPU: five CUDA contexts (its own, the oracle's, the program's, that of surprises, the next program's) of 0.6 GiB
-# with cuBLAS, three pieces of shared memory of 128 MiB, twice the results of one batch (1 GiB at most). With tensors of 32 MiB six
-# lanes took 50 GiB of an H100.
+Question: TypeAlias = tuple[
+    TrainingTask, Decoded, float | None, bool
+]  # the task's best score so far; whether it was validated
+# Of one lane on a GPU: five CUDA contexts (its own, the oracle's, the program's, that of surprises,
+# the next program's) of 0.6 GiB with cuBLAS, three pieces of shared memory of 128 MiB, twice the
+# results of one batch (1 GiB at most). With tensors of 32 MiB six lanes took 50 GiB of an H100.
 _LANE_BYTES = 5 << 30
-_SETS = (
-    120  # tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and a ring in the child
-)
+# tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and
+# a ring in the child
+_SETS = 120
 _SHARE = 0.9  # of the memory that is free
 _CONTEXTS = 5  # of one lane, see above
 _MOST_FAULTS = 3  # after which a server is worth less than what it costs to begin anew
 _SPREAD_S = 0.05  # until a fault that ended a program has reached its lane's own context
-_WORTH_MOVING = 2  # programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
+# programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
+_WORTH_MOVING = 2
 
 
 def fitting(wanted: int, device: torch.device, tensor_bytes: int) -> int:
-    """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at most so many bytes; at least 1."""
+    """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at
+    most so many bytes; at least 1.
+    """
     if device.type != "cuda" or not torch.cuda.is_available():
         return wanted
     free, _ = torch.cuda.mem_get_info(device)
@@ -71,16 +78,21 @@ class Fault(Cudal1Error, RuntimeError):
 
 
 class Lanes:
-    """`count` lanes, fewer where a server for all of them has no more room. Use from one thread; `close` ends their processes.
+    """`count` lanes, fewer where a server for all of them has no more room. Use from one thread;
+    `close` ends their processes.
 
-    `server`: what they share the GPU through, if anything. `faults`: how many programs have ended the work of all.
+    `server`: what they share the GPU through, if anything. `faults`: how many programs have ended
+    the work of all.
     """
 
     def __init__(self, terms: Terms, count: int) -> None:
         self._terms = terms
         self.faults = 0
         self.server = self._begin_server(count)
-        self._seats = [_Seat() for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)]
+        self._seats = [
+            _Seat()
+            for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)
+        ]
         self._apart = _Seat()
 
     def close(self) -> None:
@@ -101,7 +113,9 @@ class Lanes:
         return mps.start(terms.device) if worth else None
 
     def answers(self, questions: Sequence[Question]) -> Iterator[Lap | Cudal1Error]:
-        """One for each question as it comes, not in order. Whoever ends the process of two lanes has failed."""
+        """One for each question as it comes, not in order. Whoever ends the process of two lanes
+        has failed.
+        """
         waiting: dict[str, deque[Question]] = {}
         again: set[tuple[str, str]] = set()
         apart: deque[Question] = deque()
@@ -113,7 +127,9 @@ class Lanes:
                     self._give(seat, waiting[reference].popleft())
             if apart and self._apart.question is None:
                 self._give(self._apart, apart.popleft())
-            busy = {seat.answer: seat for seat in (*self._seats, self._apart) if seat.answer is not None}
+            busy = {
+                seat.answer: seat for seat in (*self._seats, self._apart) if seat.answer is not None
+            }
             if not busy:
                 return
             for done in wait(busy, return_when=FIRST_COMPLETED).done:
@@ -126,7 +142,9 @@ class Lanes:
                     apart.extend((question, *self._begin_anew()))
                 elif name not in again and self._lost(seat, answer):
                     again.add(name)
-                    (apart if seat is self._apart else waiting[question[0].reference]).append(question)
+                    (apart if seat is self._apart else waiting[question[0].reference]).append(
+                        question
+                    )
                 else:
                     yield answer or _twice_lost(question)
 
@@ -139,26 +157,37 @@ class Lanes:
             _vacate(seat)
         if self.server is not None:
             self.server.close()
-            self.server = self._begin_server(len(self._seats)) if self.faults < _MOST_FAULTS else None
+            self.server = (
+                self._begin_server(len(self._seats)) if self.faults < _MOST_FAULTS else None
+            )
         return asked
 
     def _lost(self, seat: _Seat, answer: Lap | Cudal1Error | None) -> bool:
-        """Whether the lane is to blame, or this machine: its process ended, or found no memory or no process for the program.
+        """Whether the lane is to blame, or this machine: its process ended, or found no memory or
+        no process for the program.
 
         Who finds none is given up, so that the others have more of both; the last one is not.
         """
         if answer is None:
             telemetry.record("judge", "lane_lost", "training")
             return True
-        if not isinstance(answer, SandboxError | NoMemory) or len(self._seats) == 1 or seat is self._apart:
+        if (
+            not isinstance(answer, SandboxError | NoMemory)
+            or len(self._seats) == 1
+            or seat is self._apart
+        ):
             return False
-        telemetry.record("judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1)
+        telemetry.record(
+            "judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1
+        )
         _vacate(seat)
         self._seats.remove(seat)
         return True
 
     def _next(self, seat: _Seat, waiting: dict[str, deque[Question]]) -> str:
-        """The reference of which a free lane takes the next program; "" for none. A new one takes any: it starts soon or late."""
+        """The reference of which a free lane takes the next program; "" for none. A new one takes
+        any: it starts soon or late.
+        """
         if waiting.get(seat.reference):
             return seat.reference
         there = [other.reference for other in self._seats if other.question is not None]
@@ -175,10 +204,18 @@ class Lanes:
         seat.question, seat.reference = question, question[0].reference
         for _ in range(2):
             if seat.pool is None:
-                context = get_context("forkserver")  # lanes import torch once for all of them, and inherit no CUDA context
+                context = get_context(
+                    "forkserver"
+                )  # lanes import torch once for all of them, and inherit no CUDA context
                 context.set_forkserver_preload([__name__])
-                served = self.server.variables if self.server is not None and seat is not self._apart else {}
-                seat.pool = ProcessPoolExecutor(1, context, _open_lane, (self._terms, torch.get_num_threads(), served))
+                served = (
+                    self.server.variables
+                    if self.server is not None and seat is not self._apart
+                    else {}
+                )
+                seat.pool = ProcessPoolExecutor(
+                    1, context, _open_lane, (self._terms, torch.get_num_threads(), served)
+                )
             try:
                 seat.answer = seat.pool.submit(_in_lane, question)
                 return
@@ -204,11 +241,18 @@ def _taken(seat: _Seat) -> tuple[Question, Lap | Cudal1Error | None]:
 
 def _twice_lost(question: Question) -> Lap:
     task, program, *_ = question
-    return Lap(Measured(task.id, program.program, "run", detail="the process that measured it ended, twice"), {})
+    return Lap(
+        Measured(
+            task.id, program.program, "run", detail="the process that measured it ended, twice"
+        ),
+        {},
+    )
 
 
 def _vacate(seat: _Seat) -> None:
-    """End a lane's process, in the midst of its work if it is at any; the sandboxes' processes end with it."""
+    """End a lane's process, in the midst of its work if it is at any; the sandboxes' processes end
+    with it.
+    """
     if seat.pool is not None:
         at_work = seat.answer is not None
         processes: Mapping[int, Any] = dict(getattr(seat.pool, "_processes", None) or {})
@@ -249,7 +293,9 @@ def _in_lane(question: Question) -> Lap:
 
 
 def _ask_after_the_context(sound: bool) -> None:
-    """Raises Fault where it is gone. After a program that was not `sound` a fault may still be on its way here."""
+    """Raises Fault where it is gone. After a program that was not `sound` a fault may still be on
+    its way here.
+    """
     if not sound:
         time.sleep(_SPREAD_S)
     try:

@@ -1,7 +1,8 @@
-"""What a reference Program says about itself without being run: shapes, longest reduction, FLOPs, and what its inputs must be like.
+"""What a reference Program says about itself without being run: shapes, longest reduction, FLOPs,
+and what its inputs must be like.
 
-Works on fake tensors; nothing is allocated. Where a step cannot be followed (a shape that depends on values) the facts simply stop
-there: an unknown is left out, never guessed.
+Works on fake tensors; nothing is allocated. Where a step cannot be followed (a shape that depends
+on values) the facts simply stop there: an unknown is left out, never guessed.
 """
 
 from __future__ import annotations
@@ -20,26 +21,75 @@ from torch_cudal1.ir.program import Aten, Program, Value
 
 __all__ = ["Facts", "analyse", "bound_arguments"]
 
-_SAME_VALUES = frozenset(  # steps whose output holds values of their first argument and nothing else
-    {
-        *("view", "reshape", "_unsafe_view", "expand", "unsqueeze", "squeeze", "permute", "transpose", "t", "slice", "select"),
-        *("clone", "alias", "detach", "contiguous", "flatten", "_to_copy", "to", "split", "split_with_sizes", "unbind", "chunk"),
-        *("repeat", "narrow", "as_strided", "lift_fresh_copy", "movedim", "unfold"),
-    }
+_SAME_VALUES = (
+    frozenset(  # steps whose output holds values of their first argument and nothing else
+        {
+            *(
+                "view",
+                "reshape",
+                "_unsafe_view",
+                "expand",
+                "unsqueeze",
+                "squeeze",
+                "permute",
+                "transpose",
+                "t",
+                "slice",
+                "select",
+            ),
+            *(
+                "clone",
+                "alias",
+                "detach",
+                "contiguous",
+                "flatten",
+                "_to_copy",
+                "to",
+                "split",
+                "split_with_sizes",
+                "unbind",
+                "chunk",
+            ),
+            *("repeat", "narrow", "as_strided", "lift_fresh_copy", "movedim", "unfold"),
+        }
+    )
 )
-_POSITIVE_NAMES = frozenset({"running_var", "var", "variance", "rstd", "invstd", "save_invstd", "save_var"})
-_POSITIVE_ARGUMENT = {  # operator -> the argument that must be above 0, or its results are no numbers (or infinite)
+_POSITIVE_NAMES = frozenset(
+    {"running_var", "var", "variance", "rstd", "invstd", "save_invstd", "save_var"}
+)
+# operator -> the argument that must be above 0, or its results are no numbers (or infinite)
+_POSITIVE_ARGUMENT = {
     **dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"), "self"),
     "xlogy": "other",
     **dict.fromkeys(("log_bessel_i", "log_bessel_k"), "x"),
 }
-_MATRIX_STEPS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear"})
+_MATRIX_STEPS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear"}
+)
 _REDUCTIONS = frozenset(
     {
-        *("sum", "mean", "var", "std", "var_mean", "norm", "linalg_vector_norm", "prod", "logsumexp", "cumsum", "cumprod"),
+        *(
+            "sum",
+            "mean",
+            "var",
+            "std",
+            "var_mean",
+            "norm",
+            "linalg_vector_norm",
+            "prod",
+            "logsumexp",
+            "cumsum",
+            "cumprod",
+        ),
         *("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"),
         *("native_layer_norm", "native_group_norm", "native_batch_norm"),
-        *("_native_batch_norm_legit_functional", "_fused_rms_norm", "cudnn_batch_norm", "avg_pool2d", "_adaptive_avg_pool2d"),
+        *(
+            "_native_batch_norm_legit_functional",
+            "_fused_rms_norm",
+            "cudnn_batch_norm",
+            "avg_pool2d",
+            "_adaptive_avg_pool2d",
+        ),
     }
 )
 _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
@@ -68,11 +118,12 @@ _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
 
 @dataclass(frozen=True)
 class Facts:
-    """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be above 0 (variances).
+    """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be
+    above 0 (variances).
 
-    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`: of recurrent layers; however
-    they come, they are drawn as parameters are, or each step would multiply all rounding. `chain`: steps of recurrent layers that
-    wait for one another.
+    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`:
+    of recurrent layers; however they come, they are drawn as parameters are, or each step would
+    multiply all rounding. `chain`: steps of recurrent layers that wait for one another.
     """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -88,7 +139,9 @@ class Facts:
 def analyse(program: Program) -> Facts:
     """The facts of a reference Program (ATen steps)."""
     shapes = _shapes(program)
-    origin = {index: index for index in range(len(program.inputs))}  # value -> the input whose values it holds
+    origin = {
+        index: index for index in range(len(program.inputs))
+    }  # value -> the input whose values it holds
     bounds: dict[int, int] = {}
     positive: set[int] = set()
     weights: set[int] = set()
@@ -102,7 +155,11 @@ def analyse(program: Program) -> Facts:
         for index, limit in _index_bounds(name, bound, shapes):
             if (source := origin.get(index)) is not None:
                 bounds[source] = min(limit, bounds.get(source, limit))
-        positive |= {origin[v.index] for key, v in bound.items() if key in _POSITIVE_NAMES and _is_from(v, origin)}
+        positive |= {
+            origin[v.index]
+            for key, v in bound.items()
+            if key in _POSITIVE_NAMES and _is_from(v, origin)
+        }
         if step.target in TARGETS:
             weights |= {origin[v.index] for v in _values(bound["params"]) if v.index in origin}
             steps, sequences, matrices = _recurrence(bound, shapes)
@@ -118,11 +175,17 @@ def analyse(program: Program) -> Facts:
         length = _reduction_length(name, bound, shapes)
         longest = max(longest, length)
         if name in _MATRIX_STEPS or "convolution" in name:
-            flops += 2 * length * max((math.prod(shapes.get(out, ())) for out in step.outs), default=0)
-    return Facts(shapes, longest, flops, bounds, frozenset(positive), weights=frozenset(weights), chain=chain)
+            flops += (
+                2 * length * max((math.prod(shapes.get(out, ())) for out in step.outs), default=0)
+            )
+    return Facts(
+        shapes, longest, flops, bounds, frozenset(positive), weights=frozenset(weights), chain=chain
+    )
 
 
-def _recurrence(bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, int, list[tuple[int, ...]]]:
+def _recurrence(
+    bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
+) -> tuple[int, int, list[tuple[int, ...]]]:
     """Time steps, sequences, and the shapes of the weight matrices of a recurrent layer."""
     shape = _shape(bound["input"], shapes) or (0, 0, 0)
     steps, sequences = (shape[1], shape[0]) if bound["batch_first"] else (shape[0], shape[1])
@@ -145,18 +208,26 @@ def _shapes(program: Program) -> dict[int, tuple[int, ...]]:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         specs = program.inputs
         for index, spec in enumerate(specs):
-            values[index] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
+            values[index] = torch.empty_strided(
+                spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device
+            )
         for index, name in enumerate(program.constants, len(specs)):
             constant = program.payloads[name]
             values[index] = torch.empty(constant.shape, dtype=constant.dtype, device=program.device)
         for step in program.steps:
             if isinstance(step, Aten):
                 values |= _fake_step(step, values)
-    return {index: tuple(value.shape) for index, value in values.items() if isinstance(value, torch.Tensor)}
+    return {
+        index: tuple(value.shape)
+        for index, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _fake_step(step: Aten, values: Mapping[int, Any]) -> dict[int, Any]:
-    if any(value.index not in values for value in _values((*step.args, *(v for _, v in step.kwargs)))):
+    if any(
+        value.index not in values for value in _values((*step.args, *(v for _, v in step.kwargs)))
+    ):
         return {}
     args, kwargs = fill(step.args, values), {name: fill(arg, values) for name, arg in step.kwargs}
     try:
@@ -185,7 +256,9 @@ def _shape(value: object, shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, .
     return shapes.get(value.index) if isinstance(value, Value) else None
 
 
-def _index_bounds(name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+def _index_bounds(
+    name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
+) -> Iterator[tuple[int, int]]:
     if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
         shape = _shape(bound.get("self"), shapes)
         for position, value in enumerate(bound.get("indices", ())):
@@ -199,7 +272,9 @@ def _index_bounds(name: str, bound: Mapping[str, Any], shapes: Mapping[int, tupl
         yield index.index, limit
 
 
-def _limit(rule: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> int | None:
+def _limit(
+    rule: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
+) -> int | None:
     if rule in ("num_weights", "num_classes"):
         value = bound.get(rule)
         return value if isinstance(value, int) and value > 0 else None
@@ -217,14 +292,21 @@ def _limit(rule: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, 
     return shape[bound["dim"]] if shape else 1
 
 
-def _reduction_length(name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> int:
+def _reduction_length(
+    name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
+) -> int:
     if name in _MATRIX_STEPS:
-        left = next((bound[key] for key in ("mat1", "batch1", "mat", "input", "self") if key in bound), None)
+        left = next(
+            (bound[key] for key in ("mat1", "batch1", "mat", "input", "self") if key in bound), None
+        )
         return (_shape(left, shapes) or (1,))[-1]
     if "convolution" in name:
         return math.prod((_shape(bound.get("weight"), shapes) or (1, 1))[1:])
     if "scaled_dot_product" in name:
-        return max(max((_shape(bound.get(one), shapes) or (1,))[-2:]) for one in ("key", "query" if "backward" in name else "key"))
+        return max(
+            max((_shape(bound.get(one), shapes) or (1,))[-2:])
+            for one in ("key", "query" if "backward" in name else "key")
+        )
     if name not in _REDUCTIONS:
         return 1
     shape = _shape(bound.get("self", bound.get("input")), shapes) or ()

@@ -1,7 +1,8 @@
-"""The one comparison: is a result as right as the baseline's own, measured against float64 and scaled by the output.
+"""The one comparison: is a result as right as the baseline's own, measured against float64 and
+scaled by the output.
 
-Four criteria: (A) the same NaN and infinities, (B) rms error, (C) worst element, (D) equality where eager is exact by nature. It
-compares values; form, aliasing and repeatability are other checks.
+Four criteria: (A) the same NaN and infinities, (B) rms error, (C) worst element, (D) equality where
+eager is exact by nature. It compares values; form, aliasing and repeatability are other checks.
 """
 
 from __future__ import annotations
@@ -42,17 +43,25 @@ __all__ = [
 _RMS_FACTOR = 2.0  # (B)
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
 _HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
-_VOID_RATIO = 0.1  # eager's own relative error above which a distribution has no digits left to compare
-_POOL = 4_096  # below this many elements eager's rms error is an estimate, and the limit allows for its spread
+_VOID_RATIO = (
+    0.1  # eager's own relative error above which a distribution has no digits left to compare
+)
+# below this many elements eager's rms error is an estimate, and the limit allows for its spread
+_POOL = 4_096
 _FEW = 64
-_FLAT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # the public benchmark's; 1e-4 for anything wider
+_FLAT_TOLERANCE = {
+    torch.float16: 1e-2,
+    torch.bfloat16: 1e-2,
+}  # the public benchmark's; 1e-4 for anything wider
 _HALF = (torch.float16, torch.bfloat16)
 _Sway: TypeAlias = Callable[[], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output on one input set. `ratio`: rms error over the baseline's; `limit`: allowed ratio; `void`: nothing to compare."""
+    """One output on one input set. `ratio`: rms error over the baseline's; `limit`: allowed ratio;
+    `void`: nothing to compare.
+    """
 
     passed: bool
     ratio: float | None = None
@@ -75,11 +84,13 @@ def compare(
     slack: float = 1.0,
     sway: _Sway = lambda: None,
 ) -> Comparison:
-    """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the longest reduction of the region.
+    """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the
+    longest reduction of the region.
 
-    `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the region may add. `slack`, with it
-    only: times the error that is allowed, where the question is whether a result is this one's or another's. `sway`: asked where
-    only a few elements are off, yields how far the float64 result moves with its inputs (None: unknown).
+    `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the
+    region may add. `slack`, with it only: times the error that is allowed, where the question is
+    whether a result is this one's or another's. `sway`: asked where only a few elements are off,
+    yields how far the float64 result moves with its inputs (None: unknown).
     """
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
         form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
@@ -101,11 +112,22 @@ def compare(
 
 
 def proven_ties(
-    candidate: torch.Tensor, baseline: torch.Tensor, values: torch.Tensor, dim: int | None, longest: int = 1
+    candidate: torch.Tensor,
+    baseline: torch.Tensor,
+    values: torch.Tensor,
+    dim: int | None,
+    longest: int = 1,
 ) -> Comparison:
-    """Other indices than eager's are right where the float64 values they point at differ by less than (C) lets values differ."""
+    """Other indices than eager's are right where the float64 values they point at differ by less
+    than (C) lets values differ.
+    """
     if dim is None:
-        values, dim, candidate, baseline = values.reshape(-1), 0, candidate.reshape(-1), baseline.reshape(-1)
+        values, dim, candidate, baseline = (
+            values.reshape(-1),
+            0,
+            candidate.reshape(-1),
+            baseline.reshape(-1),
+        )
     elif candidate.dim() < values.dim():
         candidate, baseline = candidate.unsqueeze(dim), baseline.unsqueeze(dim)
     size = values.shape[dim]
@@ -117,7 +139,9 @@ def proven_ties(
     unit = unit_roundoff(torch.float32)
     limit = _ROUND_OFFS * unit + _GROWTH * math.sqrt(longest) * unit
     worst = float((gap / scale).nan_to_num(nan=math.inf).max())
-    return Comparison(worst <= limit, worst, limit, f"{int((candidate != baseline).sum())} ties taken otherwise")
+    return Comparison(
+        worst <= limit, worst, limit, f"{int((candidate != baseline).sum())} ties taken otherwise"
+    )
 
 
 def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
@@ -129,13 +153,17 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return torch.equal(_bytes(left), _bytes(right))
 
 
-def all_same_bits(left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]) -> bool:
+def all_same_bits(
+    left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]
+) -> bool:
     """`same_bits` of every output of two calls."""
     return all(same_bits(a, b) for a, b in zip(left, right, strict=True))
 
 
 def same_numbers(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """Equal form and values, zeros of either sign, or equal bits: whatever is measured of one holds for the other."""
+    """Equal form and values, zeros of either sign, or equal bits: whatever is measured of one holds
+    for the other.
+    """
     if left is None or right is None:
         return left is right
     if left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right):
@@ -149,29 +177,45 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_nearer(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether a floating result is ten times nearer to float64 than eager's: where eager's keeps no digits, this one has some.
+    """Whether a floating result is ten times nearer to float64 than eager's: where eager's keeps no
+    digits, this one has some.
 
-    It is false for draws: whatever is drawn otherwise in float64 is as far from a candidate's as from eager's.
+    It is false for draws: whatever is drawn otherwise in float64 is as far from a candidate's as
+    from eager's.
     """
-    found = spread_of((candidate, baseline, exact), 0.0) if candidate.dtype.is_floating_point else None
+    found = (
+        spread_of((candidate, baseline, exact), 0.0) if candidate.dtype.is_floating_point else None
+    )
     return found is not None and found.error <= found.own / 10
 
 
-def same_masks(candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None) -> Comparison:
-    """NaN and infinities only: each element as one of `references` has it, or as float64 has it where eager spread a NaN."""
+def same_masks(
+    candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None
+) -> Comparison:
+    """NaN and infinities only: each element as one of `references` has it, or as float64 has it
+    where eager spread a NaN.
+    """
     first = references[0]
-    if candidate.shape != first.shape or not (first.dtype.is_floating_point or first.dtype.is_complex):
+    if candidate.shape != first.shape or not (
+        first.dtype.is_floating_point or first.dtype.is_complex
+    ):
         return Comparison(candidate.shape == first.shape)
     return _told_mismatch(mask_mismatches(candidate, references, exact))
 
 
-def mask_mismatches(candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None) -> torch.Tensor:
+def mask_mismatches(
+    candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None
+) -> torch.Tensor:
     """The elements at which `same_masks` finds a difference; of complex numbers both parts."""
-    return torch.stack([_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]).all(0)
+    return torch.stack(
+        [_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]
+    ).all(0)
 
 
 def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half types). It proves nothing."""
+    """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half
+    types). It proves nothing.
+    """
     if left is None or right is None:
         return left is right
     if left.shape != right.shape or left.dtype != right.dtype:
@@ -185,7 +229,9 @@ def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool
         apart = math.hypot(apart, _norm(torch.where(finite, a - b, 0.0)))
         size = math.hypot(size, _norm(torch.where(finite, b, 0.0)))
         lost += float((~finite).sum())
-    return apart <= (5e-2 if left.dtype in _HALF else 1e-2) * size and (not lost or lost < 0.5 * left.numel())
+    return apart <= (5e-2 if left.dtype in _HALF else 1e-2) * size and (
+        not lost or lost < 0.5 * left.numel()
+    )
 
 
 def _norm(values: torch.Tensor) -> float:
@@ -197,8 +243,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _exactly(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison:
-    """(D). Where eager itself differs from float64 (a comparison of rounded numbers), up to twice as many elements may."""
+def _exactly(
+    candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
+) -> Comparison:
+    """(D). Where eager itself differs from float64 (a comparison of rounded numbers), up to twice
+    as many elements may.
+    """
     wrong = int((candidate != baseline).sum())
     if wrong == 0:
         return Comparison(True, 0.0, 0.0)
@@ -207,10 +257,17 @@ def _exactly(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tenso
         wrong = int((candidate != exact).sum())
     else:
         allowed = 0
-    return Comparison(wrong <= allowed, float(wrong), float(allowed), f"{wrong} of {baseline.numel()} elements differ")
+    return Comparison(
+        wrong <= allowed,
+        float(wrong),
+        float(allowed),
+        f"{wrong} of {baseline.numel()} elements differ",
+    )
 
 
-def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison | None:
+def _special_values(
+    candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
+) -> Comparison | None:
     """None when the masks agree, else the failure."""
     if all_finite(baseline) and all_finite(candidate):
         return None
@@ -218,9 +275,12 @@ def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torc
     return None if found.passed else found
 
 
-def _mask_mismatch(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
-    """NaN and Inf where eager has them; or what float64 has: a finite number that fits the type, an infinity where eager has a NaN
-    (a fast formula may turn an infinite weight into a difference of infinities).
+def _mask_mismatch(
+    candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
+) -> torch.Tensor:
+    """NaN and Inf where eager has them; or what float64 has: a finite number that fits the type, an
+    infinity where eager has a NaN (a fast formula may turn an infinite weight into a difference of
+    infinities).
     """
     alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
     allowed = alike | (baseline.isfinite() & candidate.isfinite())
@@ -232,7 +292,11 @@ def _mask_mismatch(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch
 
 def _told_mismatch(wrong: torch.Tensor) -> Comparison:
     count = int(wrong.sum())
-    detail = f"NaN or infinity differs from eager's in {count} of {wrong.numel()} elements" if count else ""
+    detail = (
+        f"NaN or infinity differs from eager's in {count} of {wrong.numel()} elements"
+        if count
+        else ""
+    )
     return Comparison(not count, detail=detail)
 
 
@@ -244,19 +308,31 @@ def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
     tolerance = _FLAT_TOLERANCE.get(baseline.dtype, 1e-4)
     a, b = candidate.double(), baseline.double()
     finite = a.isfinite() & b.isfinite()
-    excess = float(((a - b).abs() / (tolerance + tolerance * b.abs()))[finite].max()) if bool(finite.any()) else 0.0
-    return Comparison(excess <= 1, excess, 1.0, f"largest |a-b| / (tol + tol |b|) at tolerance {tolerance:g}")
+    excess = (
+        float(((a - b).abs() / (tolerance + tolerance * b.abs()))[finite].max())
+        if bool(finite.any())
+        else 0.0
+    )
+    return Comparison(
+        excess <= 1, excess, 1.0, f"largest |a-b| / (tol + tol |b|) at tolerance {tolerance:g}"
+    )
 
 
-def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: float, sway: _Sway) -> Comparison:
-    """Without float64: two correctly rounded evaluations differ by no more than their format and their sums allow."""
+def _near(
+    candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: float, sway: _Sway
+) -> Comparison:
+    """Without float64: two correctly rounded evaluations differ by no more than their format and
+    their sums allow.
+    """
     found = _within((candidate, baseline, baseline), longest, drift)
     if found.passed or (moved := sway()) is None:
         return found
     return _within((candidate, baseline, baseline), longest, drift, moved)
 
 
-def _within(results: Results, longest: int, drift: float, moved: torch.Tensor | None = None) -> Comparison:
+def _within(
+    results: Results, longest: int, drift: float, moved: torch.Tensor | None = None
+) -> Comparison:
     out, accumulate = _units(results[1].dtype)
     found = spread_of(results, accumulate, moved)
     if found is None:
@@ -266,7 +342,12 @@ def _within(results: Results, longest: int, drift: float, moved: torch.Tensor | 
     rms_limit = (4 * out + math.sqrt(longest) * accumulate + drift) * scale
     worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * (math.sqrt(longest) * accumulate + drift)
     detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
-    return Comparison(rms <= rms_limit and worst <= worst_limit, rms / rms_limit if rms_limit else rms, 1.0, detail)
+    return Comparison(
+        rms <= rms_limit and worst <= worst_limit,
+        rms / rms_limit if rms_limit else rms,
+        1.0,
+        detail,
+    )
 
 
 def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Comparison:
@@ -276,14 +357,21 @@ def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Compar
         return Comparison(True, void=True, detail="no finite element")
     own, error = found.own, found.error
     if found.scale > 0 and own > _VOID_RATIO * found.scale:
-        return Comparison(True, void=True, detail=f"eager's own relative error is {own / found.scale:.2g}")
+        return Comparison(
+            True, void=True, detail=f"eager's own relative error is {own / found.scale:.2g}"
+        )
     floor = (2 * out if found.count < _FEW else accumulate) * found.scale
     limit = slack * max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
     if error > limit and found.count < _FEW and (moved := sway()) is not None:
         limit = max(limit, slack * _of_few(out, accumulate, longest) * root_mean_square(moved))
     if error > limit:
-        return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
+        return Comparison(
+            False,
+            ratio,
+            limit / own if own else 1.0,
+            f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}",
+        )
     growth = _ROUND_OFFS * out + _GROWTH * math.sqrt(longest) * accumulate
     told = _worst(results, found, growth, slack)
     if told and (moved := sway()) is not None:
@@ -294,17 +382,21 @@ def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Compar
 def _of_few(out: float, accumulate: float, longest: int) -> float:
     """What a right result of a few elements may be off by, of the size of the terms of its sums.
 
-    Eager's error is one draw then, and the quotient of two is anything: of sums of 65,536 normal numbers in two good orders one in
-    a hundred is over twenty. A tree of additions makes a round-off at each of its levels.
+    Eager's error is one draw then, and the quotient of two is anything: of sums of 65,536 normal
+    numbers in two good orders one in a hundred is over twenty. A tree of additions makes a
+    round-off at each of its levels.
     """
     return 2 * out + math.log2(max(1, longest)) * accumulate
 
 
-def _worst(results: Results, found: Spread, growth: float, slack: float, moved: torch.Tensor | None = None) -> str:
+def _worst(
+    results: Results, found: Spread, growth: float, slack: float, moved: torch.Tensor | None = None
+) -> str:
     """(C): no element may be far off, however good the average is. What is wrong, or nothing.
 
-    What is left of a row in which sums cancel is as small as chance has it, and eager's error there is one draw: their quotient
-    says nothing. With `moved` a row is as large as the terms of its sums are.
+    What is left of a row in which sums cancel is as small as chance has it, and eager's error there
+    is one draw: their quotient says nothing. With `moved` a row is as large as the terms of its
+    sums are.
     """
     dtype = results[1].dtype
     limit = slack * (_WORST_FACTOR * found.own_worst + growth)
@@ -317,11 +409,15 @@ def _worst(results: Results, found: Spread, growth: float, slack: float, moved: 
 
 
 def _units(dtype: torch.dtype) -> tuple[float, float]:
-    return unit_roundoff(dtype), unit_roundoff(torch.float64 if dtype == torch.float64 else torch.float32)
+    return unit_roundoff(dtype), unit_roundoff(
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )
 
 
 def sampling_spread(count: int) -> float:
-    """How far an rms of `count` samples may lie below the true one (chi-square 1 % quantile, Wilson-Hilferty); 1 from 4,096 on."""
+    """How far an rms of `count` samples may lie below the true one (chi-square 1 % quantile,
+    Wilson-Hilferty); 1 from 4,096 on.
+    """
     if count >= _POOL:
         return 1.0
     term = 2 / (9 * count)

@@ -1,7 +1,8 @@
-"""How far two results lie from float64: rms, worst element and kurtosis, in blocks that stay in the cache.
+"""How far two results lie from float64: rms, worst element and kurtosis, in blocks that stay in the
+cache.
 
-On a host a judgement is mostly this arithmetic, so it takes one pass over the results and makes no temporaries of their size. It
-sets no limit.
+On a host a judgement is mostly this arithmetic, so it takes one pass over the results and makes no
+temporaries of their size. It sets no limit.
 """
 
 from __future__ import annotations
@@ -14,10 +15,23 @@ from typing import TypeAlias
 import torch
 from torch.linalg import vector_norm
 
-__all__ = ["Results", "Spread", "all_finite", "beyond", "flat_blocks", "root_mean_square", "spread_of"]
+__all__ = [
+    "Results",
+    "Spread",
+    "all_finite",
+    "beyond",
+    "flat_blocks",
+    "root_mean_square",
+    "spread_of",
+]
 
-Results: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # candidate, baseline, float64 (or the baseline instead)
-_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
+Results: TypeAlias = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor
+]  # candidate, baseline, float64 (or the baseline instead)
+_BLOCK = {
+    "cpu": 1 << 17,
+    "cuda": 1 << 24,
+}  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
 _SHORT_ROW = 8
 _LEAST, _MOST = 1e-70, 1e70  # between these a fourth power is a float64
 _NOTHING = 1e-300  # the scale of a row of zeros
@@ -25,10 +39,12 @@ _NOTHING = 1e-300  # the scale of a row of zeros
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the elements that are finite in all three. `own` is the baseline's error, `error` the candidate's, `scale` float64's rms.
+    """Of the elements that are finite in all three. `own` is the baseline's error, `error` the
+    candidate's, `scale` float64's rms.
 
-    Worst ones are relative to the largest magnitude of their row (of the whole where rows are short). `effective`: how many
-    elements `own` rests on, their number for normal errors, fewer where a few large ones make it up.
+    Worst ones are relative to the largest magnitude of their row (of the whole where rows are
+    short). `effective`: how many elements `own` rests on, their number for normal errors, fewer
+    where a few large ones make it up.
     """
 
     count: int
@@ -41,43 +57,60 @@ class Spread:
 
 
 def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) -> Spread | None:
-    """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no element is finite.
+    """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no
+    element is finite.
 
-    `sway`: how far each element moves with the inputs, which is what a row that cancels is measured by.
+    `sway`: how far each element moves with the inputs, which is what a row that cancels is measured
+    by.
     """
     finite = _finite(results)
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
     scales = _row_scales(results[2], floor, sway, finite=finite is None)
-    squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)  # float64, own, candidate; own to the fourth
+    squares = torch.zeros(
+        4, dtype=torch.float64, device=results[2].device
+    )  # float64, own, candidate; own to the fourth
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
     for candidate, baseline, exact, scale in _blocks(results, scales, finite):
         own, error = (baseline - exact) / unit, (candidate - exact) / unit
         own2 = own.square()
-        squares += torch.stack(((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum()))
+        squares += torch.stack(
+            ((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum())
+        )
         worst = torch.maximum(worst, torch.stack((_worst(own, scale), _worst(error, scale))))
     # a device is asked once: each answer is waited for, and others may use it meanwhile
     scale2, own_2, error_2, fourths, own_worst, error_worst = torch.cat((squares, worst)).tolist()
-    scale_rms, own_rms, error_rms = (unit * math.sqrt(value / count) for value in (scale2, own_2, error_2))
+    scale_rms, own_rms, error_rms = (
+        unit * math.sqrt(value / count) for value in (scale2, own_2, error_2)
+    )
     effective = _effective(count, own_2, fourths)
-    return Spread(count, scale_rms, own_rms, error_rms, unit * own_worst, unit * error_worst, effective)
+    return Spread(
+        count, scale_rms, own_rms, error_rms, unit * own_worst, unit * error_worst, effective
+    )
 
 
 def _effective(count: int, squares: float, fourths: float) -> int:
-    """How many normal errors would spread as these do; all of them where they are too small for a fourth power."""
+    """How many normal errors would spread as these do; all of them where they are too small for a
+    fourth power.
+    """
     if not squares * squares:
         return count
     kurtosis = fourths * count / squares / squares
-    return max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
+    return (
+        max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
+    )
 
 
 def beyond(results: Results, floor: float, limit: float, sway: torch.Tensor | None = None) -> int:
     """How many of the candidate's elements are off by more than `limit` of their row's scale."""
     finite = _finite(results)
     blocks = _blocks(results, _row_scales(results[2], floor, sway, finite=finite is None), finite)
-    return sum(int(((candidate - exact).abs_() > limit * scale).sum()) for candidate, _, exact, scale in blocks)
+    return sum(
+        int(((candidate - exact).abs_() > limit * scale).sum())
+        for candidate, _, exact, scale in blocks
+    )
 
 
 def flat_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -92,7 +125,11 @@ def root_mean_square(values: torch.Tensor) -> float:
     if values.dtype == torch.float64 and 1e-140 < plain < math.inf:  # one pass without temporaries
         return plain
     peak = float(values.abs().max()) if values.numel() else 0.0
-    return peak * math.sqrt(float((values / peak).square().mean())) if peak > 0 and math.isfinite(peak) else peak
+    return (
+        peak * math.sqrt(float((values / peak).square().mean()))
+        if peak > 0 and math.isfinite(peak)
+        else peak
+    )
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
@@ -102,15 +139,24 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 def _finite(results: Results) -> torch.Tensor | None:
     """Where all three are finite; None for everywhere."""
-    sums = torch.stack([tensor.sum().double() for tensor in results]).tolist()  # finite ones prove it without a mask
-    if all(math.isfinite(total) or all_finite(tensor) for total, tensor in zip(sums, results, strict=True)):
+    sums = torch.stack(
+        [tensor.sum().double() for tensor in results]
+    ).tolist()  # finite ones prove it without a mask
+    if all(
+        math.isfinite(total) or all_finite(tensor)
+        for total, tensor in zip(sums, results, strict=True)
+    ):
         return None
     candidate, baseline, exact = results
     return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
 
 
-def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, finite: bool = False) -> torch.Tensor:
-    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `finite`: `exact` is known to be."""
+def _row_scales(
+    exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, finite: bool = False
+) -> torch.Tensor:
+    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `finite`: `exact` is
+    known to be.
+    """
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
     scales = _largest(exact.reshape(-1, width), finite=finite).double()
     if sway is not None:
@@ -130,22 +176,34 @@ def _has_rows(exact: torch.Tensor) -> bool:
     return exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
 
 
-def _blocks(results: Results, scales: torch.Tensor, finite: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Blocks of candidate, baseline, float64 and the scales of their rows; elements that are not finite are 0 in all three."""
+def _blocks(
+    results: Results, scales: torch.Tensor, finite: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Blocks of candidate, baseline, float64 and the scales of their rows; elements that are not
+    finite are 0 in all three.
+    """
     parts = (*results, finite) if finite is not None else results
     if scales.numel() == 1:
-        cut: Iterator[tuple[torch.Tensor, ...]] = ((scales, *block) for block in flat_blocks(*parts))
+        cut: Iterator[tuple[torch.Tensor, ...]] = (
+            (scales, *block) for block in flat_blocks(*parts)
+        )
     else:
         height = max(1, _BLOCK.get(scales.device.type, _BLOCK["cpu"]) // results[2].shape[-1])
         rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in parts)
         cut = zip(*(tensor.split(height) for tensor in (scales, *rows)), strict=True)
     for scale, candidate, baseline, exact, *mask in cut:
         three = (candidate.double(), baseline.double(), exact.double())
-        yield (*(torch.where(mask[0], tensor, 0.0) for tensor in three), scale) if mask else (*three, scale)
+        yield (
+            (*(torch.where(mask[0], tensor, 0.0) for tensor in three), scale)
+            if mask
+            else (*three, scale)
+        )
 
 
 def _unit(scales: torch.Tensor) -> float:
-    """What values are divided by so that their fourth powers are float64 numbers; 1 unless float64 lies far outside float32."""
+    """What values are divided by so that their fourth powers are float64 numbers; 1 unless float64
+    lies far outside float32.
+    """
     peak = float(scales.max())
     return 1.0 if _LEAST < peak < _MOST or peak <= _NOTHING else peak
 

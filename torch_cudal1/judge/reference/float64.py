@@ -1,9 +1,11 @@
 """The float64 run of a reference Program: what the region would yield without rounding.
 
-Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused attention, which has no float64
-kernel, is computed by its formula, its backward from the result and the log-sum-exp that it is given; so are group norm, whose
-kernels turn an infinite weight into a difference of infinities, and transposed convolutions, for which PyTorch takes 2 to 14 times
-as long on a GPU as their matrix products do (bench_float64). It runs in the judge's own process and never sees a candidate.
+Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused
+attention, which has no float64 kernel, is computed by its formula, its backward from the result and
+the log-sum-exp that it is given; so are group norm, whose kernels turn an infinite weight into a
+difference of infinities, and transposed convolutions, for which PyTorch takes 2 to 14 times as long
+on a GPU as their matrix products do (bench_float64). It runs in the judge's own process and never
+sees a candidate.
 """
 
 from __future__ import annotations
@@ -35,9 +37,14 @@ _ASKED = "compute_log_sumexp"  # an argument of some operators
 _NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
-# Views are of numbers, whatever memory a float64 step left them in; those in the second set say where in memory.
-_VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"})
-_BY_STRIDES = frozenset(f"aten.{name}.default" for name in ("as_strided", "as_strided_copy", "as_strided_scatter"))
+# Views are of numbers, whatever memory a float64 step left them in; those in the second set say
+# where in memory.
+_VIEWS = frozenset(
+    {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
+)
+_BY_STRIDES = frozenset(
+    f"aten.{name}.default" for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
+)
 
 
 @dataclass(frozen=True)
@@ -47,24 +54,52 @@ class Infeasible:
     reason: str
 
 
-def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor | None] | Infeasible:
-    """The outputs in float64 (integers and booleans as they are); None where only the baseline can be compared with."""
-    last = {index: position for position, step in enumerate(program.steps) for index in used_values(step)}
+def exact_outputs(
+    program: Program, inputs: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor | None] | Infeasible:
+    """The outputs in float64 (integers and booleans as they are); None where only the baseline can
+    be compared with.
+    """
+    last = {
+        index: position
+        for position, step in enumerate(program.steps)
+        for index in used_values(step)
+    }
     kept = set(program.outputs)
-    by_strides = any(isinstance(step, Aten) and step.target in _BY_STRIDES for step in program.steps)
+    by_strides = any(
+        isinstance(step, Aten) and step.target in _BY_STRIDES for step in program.steps
+    )
     try:
-        strides = {index: spec.strides for index, spec in value_specs(program).items()} if by_strides else {}
-        values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
+        strides = (
+            {index: spec.strides for index, spec in value_specs(program).items()}
+            if by_strides
+            else {}
+        )
+        values: dict[int, Any] = {
+            index: _widen_strided(tensor) for index, tensor in enumerate(inputs)
+        }
         for index, name in enumerate(program.constants, len(inputs)):
             values[index] = widen(program.payloads[name].to(device))
         with torch.no_grad():
             for position, step in enumerate(program.steps):
                 if not isinstance(step, Aten):
                     return Infeasible(f"step {position} is no ATen call")
-                values |= {index: _laid_out(value, strides.get(index)) for index, value in _step(step, values, device).items()}
-                for index in [i for i in values if i not in kept and last.get(i, position) <= position]:
+                values |= {
+                    index: _laid_out(value, strides.get(index))
+                    for index, value in _step(step, values, device).items()
+                }
+                for index in [
+                    i for i in values if i not in kept and last.get(i, position) <= position
+                ]:
                     del values[index]
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, IndexError) as error:
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        KeyError,
+        IndexError,
+    ) as error:
         return Infeasible(f"{type(error).__name__}: {str(error)[:300]}")
     return [None if out is None else values.get(out) for out in program.outputs]
 
@@ -74,12 +109,17 @@ def sway(
     inputs: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """How far a relative change of the inputs moves each float64 output, per unit of change, element by element.
+    """How far a relative change of the inputs moves each float64 output, per unit of change,
+    element by element.
 
-    `run` yields float64 outputs, `exact` those on `inputs`. What cancels moves by the size of its terms, whatever is left of them,
-    and no arithmetic is nearer than that times its round-off. The largest of four random changes; None where there is no result.
+    `run` yields float64 outputs, `exact` those on `inputs`. What cancels moves by the size of its
+    terms, whatever is left of them, and no arithmetic is nearer than that times its round-off. The
+    largest of four random changes; None where there is no result.
     """
-    moved = [None if out is None or not out.is_floating_point() else torch.zeros_like(out) for out in exact]
+    moved = [
+        None if out is None or not out.is_floating_point() else torch.zeros_like(out)
+        for out in exact
+    ]
     for _ in range(_NUDGES):
         try:
             found = run([_nudged(tensor) for tensor in inputs])
@@ -95,21 +135,38 @@ def sway(
 
 
 def _nudged(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64, every element of its memory times 1 + a random round-off; elements that are one in memory stay one."""
+    """In float64, every element of its memory times 1 + a random round-off; elements that are one
+    in memory stay one.
+    """
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return tensor
     wide = _widen_strided(tensor)
-    flat = wide.as_strided((storage_extent(wide.shape, wide.stride()),), (1,), wide.storage_offset())
-    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(62))  # the user's own sequence is not touched
-    factors = torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator).mul_(_NUDGE).add_(1)
+    flat = wide.as_strided(
+        (storage_extent(wide.shape, wide.stride()),), (1,), wide.storage_offset()
+    )
+    generator = torch.Generator(flat.device).manual_seed(
+        secrets.randbits(62)
+    )  # the user's own sequence is not touched
+    factors = (
+        torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator)
+        .mul_(_NUDGE)
+        .add_(1)
+    )
     return (flat * factors).as_strided(wide.shape, wide.stride())
 
 
 def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
     """A result in the strides that it has in eager, where a later step asks for places in memory."""
-    if strides is None or not isinstance(value, torch.Tensor) or value.stride() == strides or 0 in strides:
+    if (
+        strides is None
+        or not isinstance(value, torch.Tensor)
+        or value.stride() == strides
+        or 0 in strides
+    ):
         return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(
+        value
+    )
 
 
 def widen(tensor: Any) -> Any:
@@ -135,20 +192,36 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
         scores, value = _scores(bound)
-        weights = scores.softmax(-1) if _bias(bound) is None else torch.ops.aten._safe_softmax(scores, -1)
+        weights = (
+            scores.softmax(-1) if _bias(bound) is None else torch.ops.aten._safe_softmax(scores, -1)
+        )
         made = {step.outs[0]: _weighted(weights, value, _seen(bound, scores))}
-        return made | ({step.outs[1]: _log_sum_exp(name, scores)} if name in _LOG_SUM_EXPS and bound.get(_ASKED, True) else {})
+        return made | (
+            {step.outs[1]: _log_sum_exp(name, scores)}
+            if name in _LOG_SUM_EXPS and bound.get(_ASKED, True)
+            else {}
+        )
     if name in _ATTENTION_BACKWARD:
-        bound = {key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()}
+        bound = {
+            key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()
+        }
         return dict(zip(step.outs, _attention_backward(bound), strict=False))
     if name in ("_grouped_mm", "grouped_mm"):
-        return {step.outs[0]: _grouped_products({key: fill(arg, values) for key, arg in bound_arguments(step).items()})}
+        return {
+            step.outs[0]: _grouped_products(
+                {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
+            )
+        }
     if name == "native_group_norm":
         bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
         return dict(zip(step.outs, _group_norm(bound), strict=True))
     if name == "convolution":
         bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
-        if bound["transposed"] and bound["groups"] == 1 and bound["input"].dim() == bound["weight"].dim():
+        if (
+            bound["transposed"]
+            and bound["groups"] == 1
+            and bound["input"].dim() == bound["weight"].dim()
+        ):
             return {step.outs[0]: _transposed_convolution(bound)}
     args = [_widened(arg, values, device) for arg in step.args]
     kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
@@ -171,7 +244,9 @@ def _widened(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
 
 
 def _grouped_products(bound: Mapping[str, Any]) -> torch.Tensor:
-    """The products of groups of rows, columns or terms, which end at the offsets: 2-d and 3-d operands in any combination."""
+    """The products of groups of rows, columns or terms, which end at the offsets: 2-d and 3-d
+    operands in any combination.
+    """
     if bound.get("bias") is not None:
         raise NotImplementedError("grouped products with a bias")
     left: torch.Tensor = bound["self"]
@@ -194,7 +269,9 @@ def _grouped_products(bound: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(x - mean) rstd weight + bias, in the order in which that is written; then the mean and rstd of each group."""
+    """(x - mean) rstd weight + bias, in the order in which that is written; then the mean and rstd
+    of each group.
+    """
     whole, groups = bound["input"], bound["group"]
     parts = whole.reshape(bound["N"], groups, -1)
     mean = parts.mean(-1)
@@ -214,26 +291,41 @@ def _transposed_convolution(bound: Mapping[str, Any]) -> torch.Tensor:
     given, weight, bias = bound["input"], bound["weight"], bound["bias"]
     (batch, _, *size), (inner, outer, *kernel) = given.shape, weight.shape
     stride, padding, dilation, beyond = (
-        list(bound[name]) * (len(size) // len(bound[name])) for name in ("stride", "padding", "dilation", "output_padding")
+        list(bound[name]) * (len(size) // len(bound[name]))
+        for name in ("stride", "padding", "dilation", "output_padding")
     )
     spans = [(n - 1) * step + 1 for n, step in zip(size, stride, strict=True)]
-    whole = [span + d * (k - 1) + extra for span, d, k, extra in zip(spans, dilation, kernel, beyond, strict=True)]
+    whole = [
+        span + d * (k - 1) + extra
+        for span, d, k, extra in zip(spans, dilation, kernel, beyond, strict=True)
+    ]
     flat = given.reshape(batch, inner, -1)
     out = flat.new_zeros(batch, outer, *whole)
     for tap in itertools.product(*map(range, kernel)):
-        places = [slice(t * d, t * d + span, step) for t, d, span, step in zip(tap, dilation, spans, stride, strict=True)]
+        places = [
+            slice(t * d, t * d + span, step)
+            for t, d, span, step in zip(tap, dilation, spans, stride, strict=True)
+        ]
         factors = weight[(slice(None), slice(None), *tap)].t().expand(batch, outer, inner)
-        out[(slice(None), slice(None), *places)] += torch.bmm(factors, flat).view(batch, outer, *size)
-    cut: torch.Tensor = out[(slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, whole, strict=True)))]
+        out[(slice(None), slice(None), *places)] += torch.bmm(factors, flat).view(
+            batch, outer, *size
+        )
+    cut: torch.Tensor = out[
+        (slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, whole, strict=True)))
+    ]
     return cut.contiguous() if bias is None else cut + bias.reshape(1, -1, *(1,) * len(size))
 
 
 def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """q k^T scale + bias, masked, with the arguments every fused variant has under the same names; and values, for each head."""
+    """q k^T scale + bias, masked, with the arguments every fused variant has under the same names;
+    and values, for each head.
+    """
     query, key, value = bound["query"], bound["key"], bound["value"]
     if bound.get("dropout_p", 0.0):
         raise NotImplementedError("attention with dropout")
-    if query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1:  # neighbouring queries share a head
+    if (
+        query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1
+    ):  # neighbouring queries share a head
         key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
     scores = query @ key.transpose(-2, -1) * _scale(bound)
     if (bias := _bias(bound)) is not None:
@@ -243,8 +335,12 @@ def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _bias(bound: Mapping[str, Any]) -> torch.Tensor | None:
-    """What is added to scores, or hides some of them. PyTorch's operators give 0 for a row that it hides all keys from."""
-    return next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
+    """What is added to scores, or hides some of them. PyTorch's operators give 0 for a row that it
+    hides all keys from.
+    """
+    return next(
+        (bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None
+    )
 
 
 def _scale(bound: Mapping[str, Any]) -> float:
@@ -259,8 +355,12 @@ def _seen(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
 
 
-def _weighted(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-    """weights @ values, of which what is not `seen` takes no part: not even as 0 times NaN, which kernels form in some blocks."""
+def _weighted(
+    weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None
+) -> torch.Tensor:
+    """weights @ values, of which what is not `seen` takes no part: not even as 0 times NaN, which
+    kernels form in some blocks.
+    """
     plain = weights @ values
     if seen is None or bool(values.isfinite().all()):
         return plain
@@ -269,8 +369,8 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | 
 
 
 def _log_sum_exp(name: str, scores: torch.Tensor) -> torch.Tensor:
-    """Of each row, in the operator's form: the "efficient" kernels write 0 for a row without keys, and behind the rows infinities
-    until there are a multiple of 32.
+    """Of each row, in the operator's form: the "efficient" kernels write 0 for a row without keys,
+    and behind the rows infinities until there are a multiple of 32.
     """
     total = scores.logsumexp(-1)
     if "efficient" in name:
@@ -279,14 +379,20 @@ def _log_sum_exp(name: str, scores: torch.Tensor) -> torch.Tensor:
     return total.unsqueeze(-1) if "cudnn" in name else total
 
 
-def _attention_backward(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of queries, keys and values. What a mask hides takes no part, whatever NaN its row holds."""
+def _attention_backward(
+    bound: Mapping[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of queries, keys and values. What a mask hides takes no part, whatever NaN its row
+    holds.
+    """
     grad, query, key = bound["grad_out"], bound["query"], bound["key"]
     scores, value = _scores(bound)
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
     total = bound["logsumexp"].reshape(*scores.shape[:2], -1)[..., : scores.shape[2]]
     weights = (scores - total[..., None]).exp_()
-    slopes = weights * (grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True))
+    slopes = weights * (
+        grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True)
+    )
     seen = _seen(bound, scores)
     if seen is not None:
         weights, slopes = (one.masked_fill_(~seen, 0.0) for one in (weights, slopes))

@@ -1,7 +1,9 @@
-"""Which input sets a child holds, and which of them it lets go of when there are too many bytes: those not met for longest.
+"""Which input sets a child holds, and which of them it lets go of when there are too many bytes:
+those not met for longest.
 
-Sets of a few kilobytes all stay. A set of gigabytes is there twice, here and in the child, and a candidate meets dozens: what is
-asked for again later is handed over again. It counts, and talks to nobody.
+Sets of a few kilobytes all stay. A set of gigabytes is there twice, here and in the child, and a
+candidate meets dozens: what is asked for again later is handed over again. It counts, and talks to
+nobody.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ _ROOM_SHARE, _ROOM_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
 
 @dataclass
 class Residents:
-    """Sets of one child by name, the one met last at the end. `bases`: whose memory a set shares, of all that were ever there."""
+    """Sets of one child by name, the one met last at the end. `bases`: whose memory a set shares,
+    of all that were ever there.
+    """
 
     device: str
     sizes: dict[str, int] = field(default_factory=dict)
     bases: dict[str, str] = field(default_factory=dict)
 
     def admit(self, name: str, size_bytes: int, base: str, kept: Collection[str]) -> list[str]:
-        """Note a set that is about to come; the names of those that have to go first, none of them in `kept`."""
+        """Note a set that is about to come; the names of those that have to go first, none of them
+        in `kept`.
+        """
         gone, room = [], part_of(self.device, _ROOM_SHARE, _ROOM_BYTES)
         for other in [one for one in self.sizes if one != name and one != base and one not in kept]:
             if sum(self.sizes.values()) + size_bytes <= room:
@@ -57,7 +63,9 @@ class Residents:
 def message_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Of a message with these tensors, at most."""
     given = [tensor for tensor in tensors if tensor is not None]
-    return sum(storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNED_BYTES for t in given)
+    return sum(
+        storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNED_BYTES for t in given
+    )
 
 
 def own_bytes(tensors: Iterable[torch.Tensor]) -> int:

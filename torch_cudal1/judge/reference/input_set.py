@@ -1,4 +1,5 @@
-"""One input set that a candidate meets, and what the reference yields on it, computed when it is first asked for.
+"""One input set that a candidate meets, and what the reference yields on it, computed when it is
+first asked for.
 
 It is made and kept by `trial`; it judges nothing and talks to no child.
 """
@@ -23,10 +24,11 @@ _COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
 
 @dataclass
 class Sample:
-    """One input set: the tensors in this process, and the reference's outputs (computed when first asked for).
+    """One input set: the tensors in this process, and the reference's outputs (computed when first
+    asked for).
 
-    `kept`: every candidate of the region meets this set, so what was computed for one stays for the next; `findings`: what was
-    found of it and others of its kind that no candidate has a part in.
+    `kept`: every candidate of the region meets this set, so what was computed for one stays for the
+    next; `findings`: what was found of it and others of its kind that no candidate has a part in.
     """
 
     name: str
@@ -39,7 +41,9 @@ class Sample:
 
     @cached_property
     def reference(self) -> Result:
-        """Eager's outputs and their properties. Raises ReferenceFailure when eager refuses the inputs."""
+        """Eager's outputs and their properties. Raises ReferenceFailure when eager refuses the
+        inputs.
+        """
         return self.eager(self.inputs)
 
     @cached_property
@@ -53,22 +57,34 @@ class Sample:
 
     @cached_property
     def sway(self) -> list[torch.Tensor | None]:
-        """How far the float64 outputs move with the inputs: what tells a sum that cancels from one that is wrong."""
-        return [] if isinstance(self.exact, Infeasible) else sway(self.oracle, self.inputs, self.exact)
+        """How far the float64 outputs move with the inputs: what tells a sum that cancels from one
+        that is wrong.
+        """
+        return (
+            [] if isinstance(self.exact, Infeasible) else sway(self.oracle, self.inputs, self.exact)
+        )
 
     def sway_at(self, position: int) -> torch.Tensor | None:
         """How far one output moves, None where that cannot be told."""
         return self.sway[position] if self.sway else None
 
     def answers_as(self, other: Sample) -> None:
-        """Take over what the reference yields on another set of the same values: only where they lie differs."""
-        self.__dict__ |= {name: other.__dict__[name] for name in _COMPUTED if name in other.__dict__}
+        """Take over what the reference yields on another set of the same values: only where they
+        lie differs.
+        """
+        self.__dict__ |= {
+            name: other.__dict__[name] for name in _COMPUTED if name in other.__dict__
+        }
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Of its inputs, and of what was computed on them so far."""
         yield from self.inputs
         reference, exact, moved = (self.__dict__.get(name) for name in _COMPUTED)
-        for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else (), moved or ()):
+        for outputs in (
+            reference.outputs if reference else (),
+            exact if isinstance(exact, list) else (),
+            moved or (),
+        ):
             yield from (tensor for tensor in outputs if tensor is not None)
 
     def again(self) -> Iterator[Result]:

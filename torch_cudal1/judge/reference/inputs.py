@@ -1,7 +1,7 @@
 """The one input maker: tensors of a region's exact form, filled from a seed and a distribution.
 
-Parameters are drawn away from their initial values, integers stay where their consumers can read them. It does not know the
-candidate, and it draws no seed itself.
+Parameters are drawn away from their initial values, integers stay where their consumers can read
+them. It does not know the candidate, and it draws no seed itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = ["DISTRIBUTIONS", "Form", "clone_strided", "make_inputs", "unproven_integers"]
 
-DISTRIBUTIONS: dict[str, tuple[float, float]] = {  # of floating inputs that are no parameters: mean and standard deviation
+DISTRIBUTIONS: dict[
+    str, tuple[float, float]
+] = {  # of floating inputs that are no parameters: mean and standard deviation
     "normal": (0.0, 1.0),
     "shifted": (3.0, 1.0),  # zero-mean inputs hide wrong means and one-pass variances
     "uniform": (0.5, math.sqrt(1 / 12)),
@@ -31,7 +33,10 @@ DISTRIBUTIONS: dict[str, tuple[float, float]] = {  # of floating inputs that are
     "constant_rows": (0.0, 1.0),
     "sorted": (0.0, 1.0),
     "sparse": (0.0, 1.0),  # 90 % zeros
-    "integers": (0.0, 1.0),  # zeros and ones, parameters too, few enough ones that sums of products stay exact
+    "integers": (
+        0.0,
+        1.0,
+    ),  # zeros and ones, parameters too, few enough ones that sums of products stay exact
 }
 _HALF_LARGE = 1e2  # float16 ends at 65,504
 _EXACT_SUM = 1_000  # float16 counts exactly to 2,048
@@ -39,7 +44,9 @@ _UNBOUNDED_INTEGERS = 2
 
 
 class Form(Protocol):
-    """What input making needs to know: one spec and one role per input, and what the consumers imply."""
+    """What input making needs to know: one spec and one role per input, and what the consumers
+    imply.
+    """
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]: ...
@@ -57,16 +64,20 @@ def make_inputs(
     *,
     examples: Sequence[torch.Tensor | None] | None = None,
 ) -> list[torch.Tensor]:
-    """One tensor per input, with its exact dtype, shape and strides; the same for the same seed and device.
+    """One tensor per input, with its exact dtype, shape and strides; the same for the same seed and
+    device.
 
-    Integers and booleans are those of `examples` where one is given (real values are always legal), else drawn within the bounds
-    that the Program's consumers imply. Raises ValueError for an unknown distribution or examples that do not fit.
+    Integers and booleans are those of `examples` where one is given (real values are always legal),
+    else drawn within the bounds that the Program's consumers imply. Raises ValueError for an
+    unknown distribution or examples that do not fit.
     """
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution {distribution!r}; expected one of {sorted(DISTRIBUTIONS)}")
     specs = form.specs
     if examples is not None and not _fit(examples, specs):
-        raise ValueError("the examples do not have the dtypes, shapes and strides of the region's inputs")
+        raise ValueError(
+            "the examples do not have the dtypes, shapes and strides of the region's inputs"
+        )
     known = form.facts
     tensors = []
     for index, (spec, role) in enumerate(zip(specs, form.roles, strict=True)):
@@ -78,7 +89,9 @@ def make_inputs(
         if example is not None and (not floating or index in known.kept):
             tensors.append(clone_strided(example).to(place))
             continue
-        flat = _draw(spec, role, distribution, generator, index in known.positive, known.bounds.get(index))
+        flat = _draw(
+            spec, role, distribution, generator, index in known.positive, known.bounds.get(index)
+        )
         tensor = flat.as_strided(spec.shape, spec.strides)
         if floating and role == "input":
             _shape_in_place(tensor, distribution, generator)
@@ -89,11 +102,15 @@ def make_inputs(
 
 
 def _fit(examples: Sequence[torch.Tensor | None], specs: Sequence[TensorSpec]) -> bool:
-    return len(examples) == len(specs) and all(t is None or TensorSpec.of(t) == s for t, s in zip(examples, specs, strict=True))
+    return len(examples) == len(specs) and all(
+        t is None or TensorSpec.of(t) == s for t, s in zip(examples, specs, strict=True)
+    )
 
 
 def unproven_integers(form: Form) -> tuple[int, ...]:
-    """Positions of integer inputs whose legal range the consumers do not tell (booleans and empty ones apart)."""
+    """Positions of integer inputs whose legal range the consumers do not tell (booleans and empty
+    ones apart).
+    """
     return tuple(
         index
         for index, spec in enumerate(form.specs)
@@ -113,10 +130,19 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def _draw(
-    spec: TensorSpec, role: Role, distribution: str, generator: torch.Generator, positive: bool, bound: int | None
+    spec: TensorSpec,
+    role: Role,
+    distribution: str,
+    generator: torch.Generator,
+    positive: bool,
+    bound: int | None,
 ) -> torch.Tensor:
     """The flat storage of one input."""
-    dtype, extent, device = spec.torch_dtype, storage_extent(spec.shape, spec.strides), generator.device
+    dtype, extent, device = (
+        spec.torch_dtype,
+        storage_extent(spec.shape, spec.strides),
+        generator.device,
+    )
     if dtype == torch.bool:
         return torch.rand(extent, generator=generator, device=device) < 0.5
     if _is_integer(dtype):
@@ -124,26 +150,37 @@ def _draw(
         return torch.randint(high, (extent,), generator=generator, device=device).to(dtype)
     wide = torch.complex64 if dtype.is_complex else torch.float32
     if positive:
-        return (torch.rand(extent, generator=generator, device=device) * 1.5 + 0.5).to(dtype)  # variances: U(0.5, 2)
+        return (torch.rand(extent, generator=generator, device=device) * 1.5 + 0.5).to(
+            dtype
+        )  # variances: U(0.5, 2)
     noise = torch.randn(extent, generator=generator, device=device, dtype=wide)
     if role != "input":
         return _parameter(noise, spec).to(dtype)
     if distribution == "uniform" and not dtype.is_complex:
         return torch.rand(extent, generator=generator, device=device).to(dtype)
     mean, deviation = DISTRIBUTIONS[distribution]
-    return (noise * (min(deviation, _HALF_LARGE) if dtype == torch.float16 else deviation) + mean).to(dtype)
+    return (
+        noise * (min(deviation, _HALF_LARGE) if dtype == torch.float16 else deviation) + mean
+    ).to(dtype)
 
 
 def _shape_in_place(tensor: torch.Tensor, distribution: str, generator: torch.Generator) -> None:
-    """Give noise the structure that a distribution's name says; a tensor whose elements share memory stays noise."""
+    """Give noise the structure that a distribution's name says; a tensor whose elements share
+    memory stays noise.
+    """
     if not tensor.numel() or not tensor.dim() or 0 in tensor.stride():
         return
     if distribution == "log_uniform":
         low, high = (-3.0, 2.0) if tensor.dtype == torch.float16 else (-6.0, 6.0)
-        exponent = torch.rand(tensor.shape, generator=generator, device=generator.device) * (high - low) + low
+        exponent = (
+            torch.rand(tensor.shape, generator=generator, device=generator.device) * (high - low)
+            + low
+        )
         tensor.copy_(torch.sgn(tensor) * 10.0**exponent)
     elif distribution == "impulse":
-        drawn = int(torch.randint(2 * tensor.numel(), (1,), generator=generator, device=generator.device))
+        drawn = int(
+            torch.randint(2 * tensor.numel(), (1,), generator=generator, device=generator.device)
+        )
         place = min(drawn, tensor.numel() - 1)
         tensor.zero_()
         tensor[tuple(int(i) for i in torch.unravel_index(torch.tensor(place), tensor.shape))] = 16.0
@@ -152,17 +189,25 @@ def _shape_in_place(tensor: torch.Tensor, distribution: str, generator: torch.Ge
     elif distribution == "sorted" and not tensor.dtype.is_complex:
         tensor.copy_(tensor.sort(-1).values)
     elif distribution == "sparse":
-        tensor.mul_((torch.rand(tensor.shape, generator=generator, device=generator.device) < 0.1).to(tensor.dtype))
+        tensor.mul_(
+            (torch.rand(tensor.shape, generator=generator, device=generator.device) < 0.1).to(
+                tensor.dtype
+            )
+        )
 
 
 def _count_in_place(flat: torch.Tensor, longest: int, generator: torch.Generator) -> None:
-    """Zeros and ones. Both factors of a product are drawn so: a fraction p of ones leaves p * p of a sum."""
+    """Zeros and ones. Both factors of a product are drawn so: a fraction p of ones leaves p * p of
+    a sum.
+    """
     part = min(0.5, math.sqrt(_EXACT_SUM / max(longest, 1)))
     flat.copy_(torch.rand(flat.shape, generator=generator, device=generator.device) < part)
 
 
 def _parameter(noise: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Weights keep the scale of activations (fan-in); vectors are neither 0 nor 1, so gains and biases show."""
+    """Weights keep the scale of activations (fan-in); vectors are neither 0 nor 1, so gains and
+    biases show.
+    """
     if len(spec.shape) >= 2:
         fan_in = max(1, spec.numel // max(1, spec.shape[0]))
         return noise / math.sqrt(fan_in)

@@ -1,6 +1,7 @@
 """What a candidate is judged against: the form of the inputs, and the truth about the outputs.
 
-`Subject` is the protocol; `RegionSubject` is a captured region, computed in this process. It knows no candidate and judges nothing.
+`Subject` is the protocol; `RegionSubject` is a captured region, computed in this process. It knows
+no candidate and judges nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class ReferenceFailure(SandboxError):
 
 @dataclass(frozen=True)
 class Result:
-    """The outputs of one call, and what `properties.describe` says of each. `tree`: how a module's result holds them."""
+    """The outputs of one call, and what `properties.describe` says of each. `tree`: how a module's
+    result holds them.
+    """
 
     outputs: Outputs
     facts: list[dict[str, Any] | None]
@@ -46,7 +49,9 @@ class Result:
 
 
 class Subject(Protocol):
-    """What is to be computed. `outputs`: for each position whether a tensor is there; `output_bytes`: of all, 0 if not known."""
+    """What is to be computed. `outputs`: for each position whether a tensor is there;
+    `output_bytes`: of all, 0 if not known.
+    """
 
     @property
     def key(self) -> str: ...
@@ -62,11 +67,15 @@ class Subject(Protocol):
     def facts(self) -> Facts: ...
 
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
-        """What the user has today, under the contract's rights. Raises ReferenceFailure when it refuses the inputs."""
+        """What the user has today, under the contract's rights. Raises ReferenceFailure when it
+        refuses the inputs.
+        """
         ...
 
     def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
-        """What eager yields if it makes use of all rights of the contract; None where none of them is of use here."""
+        """What eager yields if it makes use of all rights of the contract; None where none of them
+        is of use here.
+        """
         ...
 
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
@@ -76,7 +85,9 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class RegionSubject:
-    """A region on a device under a contract. `proven`: the inputs are made from the user's own integers, so they are legal."""
+    """A region on a device under a contract. `proven`: the inputs are made from the user's own
+    integers, so they are legal.
+    """
 
     region: Region
     contract: Contract
@@ -106,7 +117,9 @@ class RegionSubject:
     @cached_property
     def output_bytes(self) -> int:
         """Of all results of a call."""
-        return sum(spec.size_bytes for spec in output_specs(self.region.program) if spec is not None)
+        return sum(
+            spec.size_bytes for spec in output_specs(self.region.program) if spec is not None
+        )
 
     @cached_property
     def facts(self) -> Facts:
@@ -120,13 +133,19 @@ class RegionSubject:
             with precision_rights.under(self.contract), torch.no_grad():
                 outputs = self._reference(inputs)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            raise ReferenceFailure("running eager", f"{type(error).__name__}: {str(error)[:300]}") from error
+            raise ReferenceFailure(
+                "running eager", f"{type(error).__name__}: {str(error)[:300]}"
+            ) from error
         return Result(list(outputs), describe(outputs, inputs))
 
     def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
         held = self.contract.rights if self.contract.precision == "match" else ()
-        names = (step.target.split(".")[1] for step in self.region.program.steps if isinstance(step, Aten))
+        names = (
+            step.target.split(".")[1]
+            for step in self.region.program.steps
+            if isinstance(step, Aten)
+        )
         if not any(multiplies(name, held) for name in names):
             return None
         try:
@@ -136,22 +155,34 @@ class RegionSubject:
             return None
 
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
-        """The reference Program in float64; tried again, where memory runs out, with what this process does not need given back."""
+        """The reference Program in float64; tried again, where memory runs out, with what this
+        process does not need given back.
+        """
         found = exact_outputs(self.region.program, inputs, self.device)
         if isinstance(found, Infeasible) and found.reason.startswith("OutOfMemoryError"):
             give_back(self.device)
             found = exact_outputs(self.region.program, inputs, self.device)
         return found
 
-    def chosen_from(self, inputs: Sequence[torch.Tensor], position: int) -> tuple[torch.Tensor, int | None] | None:
-        """For an output of indices: the float64 values that they choose among, and along which dimension (None: flattened)."""
+    def chosen_from(
+        self, inputs: Sequence[torch.Tensor], position: int
+    ) -> tuple[torch.Tensor, int | None] | None:
+        """For an output of indices: the float64 values that they choose among, and along which
+        dimension (None: flattened).
+        """
         wanted = self.region.program.outputs[position]
-        steps = [step for step in self.region.program.steps if isinstance(step, Aten) and wanted in step.outs]
+        steps = [
+            step
+            for step in self.region.program.steps
+            if isinstance(step, Aten) and wanted in step.outs
+        ]
         if not steps or steps[0].target.split(".")[1] not in _CHOICES:
             return None
         bound = bound_arguments(steps[0])
         source = next(value for value in bound.values() if isinstance(value, Value))
-        exact = exact_outputs(replace(self.region.program, outputs=(source.index,)), inputs, self.device)
+        exact = exact_outputs(
+            replace(self.region.program, outputs=(source.index,)), inputs, self.device
+        )
         if isinstance(exact, Infeasible) or exact[0] is None:
             return None
         flattened = steps[0].target.split(".")[1] in ("argmax", "argmin")
@@ -162,7 +193,9 @@ class RegionSubject:
         return prepare(self.region.program, self.device)
 
     def _prove_legal(self, inputs: Sequence[torch.Tensor]) -> None:
-        """An index out of range is an exception on the CPU and a dead context on CUDA: try made-up integers on the CPU first."""
+        """An index out of range is an exception on the CPU and a dead context on CUDA: try made-up
+        integers on the CPU first.
+        """
         if self.device.type == "cuda" and not self.proven and unproven_integers(self):
             host = torch.device("cpu")
             prepare(_on_host(self.region.program), host)([tensor.cpu() for tensor in inputs])
@@ -175,7 +208,10 @@ def _on_host(program: Program) -> Program:
 
 def _host_json(data: Any) -> Any:
     if isinstance(data, dict):
-        return {key: "cpu" if key == "device" and value == "cuda" else _host_json(value) for key, value in data.items()}
+        return {
+            key: "cpu" if key == "device" and value == "cuda" else _host_json(value)
+            for key, value in data.items()
+        }
     if isinstance(data, list):
         return ["cpu" if item == "cuda" else _host_json(item) for item in data]
     return data

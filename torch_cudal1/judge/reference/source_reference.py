@@ -1,7 +1,9 @@
-"""A reference and a candidate as Python sources (KernelBench style: `Model` with its inputs, and `ModelNew`), made judgeable.
+"""A reference and a candidate as Python sources (KernelBench style: `Model` with its inputs, and
+`ModelNew`), made judgeable.
 
-The reference runs in one child, the oracle, the candidate in another; this process imports neither. It says what is to be computed
-and how to load a candidate; detectors and verdict are the same as for Programs.
+The reference runs in one child, the oracle, the candidate in another; this process imports neither.
+It says what is to be computed and how to load a candidate; detectors and verdict are the same as
+for Programs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from torch_cudal1.judge.worker.modules import CallForm, Way, tensors_in
 __all__ = ["PairSubject", "SourceCandidate", "read_reference"]
 
 EVAL = Way()
-_SEED = 0  # examples and constructors are the same at every load; the inputs of the judge come from secret seeds
+# examples and constructors are the same at every load; the inputs of the judge come from secret
+# seeds
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,9 @@ class SourceCandidate:
 
 @dataclass(frozen=True)
 class PairSubject:
-    """The reference's module in one way of running it, asked in the oracle's process. Flat order: see `modules`."""
+    """The reference's module in one way of running it, asked in the oracle's process. Flat order:
+    see `modules`.
+    """
 
     oracle: Child = field(repr=False, compare=False)
     text: str
@@ -73,7 +79,9 @@ class PairSubject:
     @cached_property
     def key(self) -> str:
         """sha256 over the reference's text, the way and the form of the inputs."""
-        return hashlib.sha256(repr((self.text, self.way, self.specs, self.form.init)).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.text, self.way, self.specs, self.form.init)).encode()
+        ).hexdigest()
 
     @cached_property
     def outputs(self) -> tuple[bool, ...]:
@@ -93,9 +101,19 @@ class PairSubject:
     @cached_property
     def facts(self) -> Facts:
         """By the names of buffers, by the largest dimension and by the examples: nothing is traced."""
-        positive = frozenset(i for i, name in enumerate(self.form.names) if name.rpartition(".")[2] in ("running_var", "var"))
+        positive = frozenset(
+            i
+            for i, name in enumerate(self.form.names)
+            if name.rpartition(".")[2] in ("running_var", "var")
+        )
         longest = max((max(spec.shape, default=1) for spec in self.specs), default=1)
-        return Facts(longest_reduction=longest, flops=self.flops, bounds=self.bounds, positive=positive, kept=self.kept)
+        return Facts(
+            longest_reduction=longest,
+            flops=self.flops,
+            bounds=self.bounds,
+            positive=positive,
+            kept=self.kept,
+        )
 
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
         """The reference's own module. Raises ReferenceFailure."""
@@ -134,25 +152,35 @@ class PairSubject:
         return True
 
     def capturable(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle, which survives a refusal."""
+        """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle,
+        which survives a refusal.
+        """
         self.eager(inputs)
         answered = self.oracle.new_file()
         try:
             self.oracle.put("captured", inputs)
-            self.oracle.call("capture", slot=self._slot(self.way), sets=["captured"], path=str(answered))
+            self.oracle.call(
+                "capture", slot=self._slot(self.way), sets=["captured"], path=str(answered)
+            )
         except CandidateFailure:
             return False
         finally:
             answered.unlink(missing_ok=True)
         return True
 
-    def vast(self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]) -> tuple[Outputs, list[Any]] | None:
-        """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None where it refuses them."""
+    def vast(
+        self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]
+    ) -> tuple[Outputs, list[Any]] | None:
+        """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None
+        where it refuses them.
+        """
         self.eager(inputs)
         answered = self.oracle.new_file()
         try:
             self.oracle.put("vast", inputs)
-            answer = self.oracle.call("vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields)
+            answer = self.oracle.call(
+                "vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields
+            )
             self.oracle.drop(["vast"], message_bytes(inputs))
             return load_tensors(answer["layout"], answered, self.device), answer["facts"]
         except CandidateFailure as error:
@@ -168,12 +196,18 @@ class PairSubject:
         return len(self.form.names) + tensors_in(self.form.call)
 
     def with_gradients(self, way: Way) -> PairSubject:
-        """The same reference, asked for gradients: after the tensors of the call comes one cotangent per output."""
-        facts = [told for told in self._asked(self.way, self._made_up())[0].facts if told is not None]
+        """The same reference, asked for gradients: after the tensors of the call comes one
+        cotangent per output.
+        """
+        facts = [
+            told for told in self._asked(self.way, self._made_up())[0].facts if told is not None
+        ]
         floating = ("float64", "float32", "float16", "bfloat16")
         kinds = [told["dtype"] if told["dtype"] in floating else "float32" for told in facts]
         cotangents = tuple(
-            TensorSpec.of(torch.empty(told["shape"], dtype=getattr(torch, kind), device=self.device))
+            TensorSpec.of(
+                torch.empty(told["shape"], dtype=getattr(torch, kind), device=self.device)
+            )
             for told, kind in zip(facts, kinds, strict=True)
         )
         plain: Role = "input"
@@ -187,13 +221,17 @@ class PairSubject:
 
     @contextmanager
     def living(self, inputs: Sequence[torch.Tensor]) -> Iterator[Callable[[], object]]:
-        """A way to call one used instance of the reference again, in the oracle. Raises ReferenceFailure."""
+        """A way to call one used instance of the reference again, in the oracle. Raises
+        ReferenceFailure.
+        """
         self.eager(inputs)
         answered = self.oracle.new_file()
         self.oracle.put("living", inputs)
 
         def call() -> object:
-            return self.oracle.call("run", slot=self._slot(self.way), inputs="living", path=str(answered))
+            return self.oracle.call(
+                "run", slot=self._slot(self.way), inputs="living", path=str(answered)
+            )
 
         try:
             call()
@@ -227,32 +265,54 @@ class PairSubject:
         return Result(outputs, answer["facts"], str(answer["tree"])), str(answer["tree"])
 
 
-def read_reference(oracle: Child, text: str, device: torch.device, entry: str = "Model") -> tuple[PairSubject, list[torch.Tensor]]:
-    """The reference's subject in eval mode, and its example tensors in flat order. Raises SandboxError for an unusable file."""
+def read_reference(
+    oracle: Child, text: str, device: torch.device, entry: str = "Model"
+) -> tuple[PairSubject, list[torch.Tensor]]:
+    """The reference's subject in eval mode, and its example tensors in flat order. Raises
+    SandboxError for an unusable file.
+    """
     path = oracle.new_file()
     try:
         told = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
     except CandidateFailure as error:
         raise SandboxError("reading the reference", error.found) from error
-    examples = [tensor for tensor in load_tensors(told["layout"], path, device) if tensor is not None]
+    examples = [
+        tensor for tensor in load_tensors(told["layout"], path, device) if tensor is not None
+    ]
     specs = tuple(TensorSpec.of(tensor) for tensor in examples)
     roles: tuple[Role, ...] = tuple(told["roles"])
-    bounds = {i: int(t.max()) + 1 for i, t in enumerate(examples) if _is_integer(t) and t.numel() and int(t.min()) >= 0}
+    bounds = {
+        i: int(t.max()) + 1
+        for i, t in enumerate(examples)
+        if _is_integer(t) and t.numel() and int(t.min()) >= 0
+    }
     kept = frozenset(i for i, t in enumerate(examples) if roles[i] == "buffer" and _is_mask(t))
     form, flops = CallForm.from_json(told["form"]), int(told["flops"])
-    return PairSubject(oracle, text, form, specs, roles, device, EVAL, bounds, kept, flops), examples
+    return PairSubject(
+        oracle, text, form, specs, roles, device, EVAL, bounds, kept, flops
+    ), examples
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    return not (
+        tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool
+    )
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
     """Zeros and ones, and both: the structure of a computation rather than a quantity in it."""
-    return tensor.dim() >= 2 and bool(((tensor == 0) | (tensor == 1)).all()) and 0 < int((tensor == 1).sum()) < tensor.numel()
+    return (
+        tensor.dim() >= 2
+        and bool(((tensor == 0) | (tensor == 1)).all())
+        and 0 < int((tensor == 1).sum()) < tensor.numel()
+    )
 
 
 def load_module(child: Child, slot: str, text: str, form: CallForm, way: Way) -> list[Any]:
-    """Put a source's module into a slot of a child: name, dtype and shape of each tensor of its state. Raises CandidateFailure."""
-    state: list[Any] = child.call("load_source", slot=slot, text=text, form=form.to_json(), way=way.to_json())["state"]
+    """Put a source's module into a slot of a child: name, dtype and shape of each tensor of its
+    state. Raises CandidateFailure.
+    """
+    state: list[Any] = child.call(
+        "load_source", slot=slot, text=text, form=form.to_json(), way=way.to_json()
+    )["state"]
     return state

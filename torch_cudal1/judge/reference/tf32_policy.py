@@ -1,7 +1,9 @@
-"""What eager would yield if it made use of its rights: where TF32 is allowed, operands rounded to TF32 before they are multiplied.
+"""What eager would yield if it made use of its rights: where TF32 is allowed, operands rounded to
+TF32 before they are multiplied.
 
-cuDNN uses that right for most convolutions and leaves it for some, by shape, layout and version. The contract grants the same
-rights to everyone, so a candidate may use them there too, and this is how exact that is. It judges nothing.
+cuDNN uses that right for most convolutions and leaves it for some, by shape, layout and version.
+The contract grants the same rights to everyone, so a candidate may use them there too, and this is
+how exact that is. It judges nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +31,21 @@ _OPERANDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 class UsingRights(TorchDispatchMode):
-    """While it is entered, operators of the classes in `rights` ("matmul", "conv") get float32 operands rounded to TF32."""
+    """While it is entered, operators of the classes in `rights` ("matmul", "conv") get float32
+    operands rounded to TF32.
+    """
 
     def __init__(self, rights: Collection[str]) -> None:
         super().__init__()
         self._rights = frozenset(rights)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         name, given = func.overloadpacket.__name__, list(args)
         if multiplies(name, self._rights):
             for position in _OPERANDS[name][1]:
@@ -49,7 +59,9 @@ def multiplies(name: str, rights: Collection[str]) -> bool:
 
 
 def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
-    """To the nearest of TF32's numbers, halves away from zero, as `cvt.rna.tf32.f32` does; other dtypes as they are."""
+    """To the nearest of TF32's numbers, halves away from zero, as `cvt.rna.tf32.f32` does; other
+    dtypes as they are.
+    """
     if tensor.dtype != torch.float32:
         return tensor
     nearest = ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)

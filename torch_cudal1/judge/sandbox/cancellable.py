@@ -1,6 +1,8 @@
-"""Work with children in other threads, which ends as soon as nobody waits for it any more: its children are killed at once.
+"""Work with children in other threads, which ends as soon as nobody waits for it any more: its
+children are killed at once.
 
-Without that an interrupted search would end when the last child has imported torch, as an interpreter joins its threads.
+Without that an interrupted search would end when the last child has imported torch, as an
+interpreter joins its threads.
 """
 
 from __future__ import annotations
@@ -48,27 +50,47 @@ class Work:
         self.ended = False
 
     def submit(
-        self, threads: ThreadPoolExecutor, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
+        self,
+        threads: ThreadPoolExecutor,
+        function: Callable[_Args, _Answer],
+        *args: _Args.args,
+        **kwargs: _Args.kwargs,
     ) -> Future[_Answer]:
-        """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed ones raise SandboxError."""
+        """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed
+        ones raise SandboxError.
+        """
         return threads.submit(lambda: self._run(function, *args, **kwargs))
 
-    def once(self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Kept]) -> Future[_Kept]:
-        """What `make` yields in one of `threads`, made once for all of this work, closed at its end."""
+    def once(
+        self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Kept]
+    ) -> Future[_Kept]:
+        """What `make` yields in one of `threads`, made once for all of this work, closed at its
+        end.
+        """
         with self._lock:
             if key not in self._made:
                 self._made[key] = self.submit(threads, make)
             return self._made[key]
 
     def take(self, key: Hashable) -> Any | None:
-        """What `once` made under that key, no longer this work's to end; None while it is being made, or where that failed."""
+        """What `once` made under that key, no longer this work's to end; None while it is being
+        made, or where that failed.
+        """
         with self._lock:
             future = self._made.get(key)
-            if self.ended or future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            if (
+                self.ended
+                or future is None
+                or not future.done()
+                or future.cancelled()
+                or future.exception() is not None
+            ):
                 return None
             del self._made[key]
             made = future.result()
-            self._processes = [process for process in self._processes if process is not made.process]
+            self._processes = [
+                process for process in self._processes if process is not made.process
+            ]
             return made
 
     def started(self, process: _Process) -> None:
@@ -88,7 +110,9 @@ class Work:
         for future in made:
             future.add_done_callback(close)
 
-    def _run(self, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+    def _run(
+        self, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> _Answer:
         if self.ended:
             raise SandboxError("starting", "nobody waits for it any more")
         _HERE.work = self

@@ -1,13 +1,16 @@
-"""A disposable child process for one candidate: started confined, spoken to, and killed with everything it started.
+"""A disposable child process for one candidate: started confined, spoken to, and killed with
+everything it started.
 
-Every child has its own session, a cleaned environment, a private scratch folder, limits, closed descriptors, a deadline on every
-request, and a supervisor that keeps the end of what it prints and, when it ends, kills whatever it left. A crash, a hang, a memory
-grab, a sticky CUDA error, garbage on the channel or an early exit costs that candidate only. What else stops it is a matter of
-levels: `levels` says what each adds and what it does not stop, `probe` finds out which is to be had, and `Child.confinement` which
-one was used. Code of ours takes the best up to level 2 and makes do with 1; what strangers wrote needs level 2.
+Every child has its own session, a cleaned environment, a private scratch folder, limits, closed
+descriptors, a deadline on every request, and a supervisor that keeps the end of what it prints and,
+when it ends, kills whatever it left. A crash, a hang, a memory grab, a sticky CUDA error, garbage
+on the channel or an early exit costs that candidate only. What else stops it is a matter of levels:
+`levels` says what each adds and what it does not stop, `probe` finds out which is to be had, and
+`Child.confinement` which one was used. Code of ours takes the best up to level 2 and makes do with
+1; what strangers wrote needs level 2.
 
-It does not stop a GPU kernel that outlives its process, or attacks on the driver. If this process is itself killed (SIGKILL) the
-child dies with it, but its scratch folder stays.
+It does not stop a GPU kernel that outlives its process, or attacks on the driver. If this process
+is itself killed (SIGKILL) the child dies with it, but its scratch folder stays.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ _ERROR_CHARS = 2000
 
 
 class CandidateFailure(SandboxError):
-    """The child refused, failed or died while serving a request. It costs the candidate only; `detector` says what noticed."""
+    """The child refused, failed or died while serving a request. It costs the candidate only;
+    `detector` says what noticed.
+    """
 
     def __init__(self, stage: str, found: str, detector: str) -> None:
         super().__init__(stage, found)
@@ -68,7 +73,9 @@ class CandidateFailure(SandboxError):
 
 
 class Child:
-    """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
+    """A running child. A context manager: leaving it, by whatever exception, kills all it started
+    and deletes the scratch.
+    """
 
     def __init__(
         self,
@@ -80,11 +87,13 @@ class Child:
         nursery: Nursery | None = None,
         shared_bytes: int = 0,
     ) -> None:
-        """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
+        """Start it. Raises SandboxError when no working child can be had on this machine, or none
+        that its trust may have.
 
-        `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
-        `worker`: the module that serves in it, the judge's own by default. `nursery`: what forks it, if anything.
-        `shared_bytes`: of the GPU, through which tensors go as long as they fit; see `arena`, and `room` for larger ones.
+        `under`: a command that starts the interpreter, a tool that watches it; its own failures say
+        nothing about the sandbox. `worker`: the module that serves in it, the judge's own by
+        default. `nursery`: what forks it, if anything. `shared_bytes`: of the GPU, through which
+        tensors go as long as they fit; see `arena`, and `room` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
         self._nursery = nursery
@@ -95,9 +104,16 @@ class Child:
         except SandboxError as error:
             work = cancellable.current()
             whole = nursery is None and not under  # else it may not be the sandbox that is at fault
-            if limits.trust != "own" or self.confinement.level < 2 or not whole or (work is not None and work.ended):
+            if (
+                limits.trust != "own"
+                or self.confinement.level < 2
+                or not whole
+                or (work is not None and work.ended)
+            ):
                 raise
-            probe.demote(limits, self.confinement.level, str(error))  # what the acts of the probe did not foresee
+            probe.demote(
+                limits, self.confinement.level, str(error)
+            )  # what the acts of the probe did not foresee
             self.confinement = _confinement(limits)
             self._begin(contract)
 
@@ -107,7 +123,9 @@ class Child:
         self._files = 0
         self._due: list[dict[str, Any]] = []  # requests that go with the next one
         self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
-        self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
+        self.surroundings: dict[
+            str, Any
+        ] = {}  # what was global in the child before it had read anything of a candidate
         self.sharing = Sharing()
         self.canaries = Canaries()
         self._process: subprocess.Popen[bytes] | Forked | None = None
@@ -122,17 +140,26 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
     def pid(self) -> int:
-        """Process id of the child's supervisor, which leads its own process group and ends when the child does."""
+        """Process id of the child's supervisor, which leads its own process group and ends when the
+        child does.
+        """
         assert self._process is not None
         return self._process.pid
 
     def new_file(self) -> Path:
-        """A fresh path in the scratch folder for tensors, which both sides may write. Raises CandidateFailure after the end."""
+        """A fresh path in the scratch folder for tensors, which both sides may write. Raises
+        CandidateFailure after the end.
+        """
         if not self.usable:
             raise CandidateFailure("file", "the process was given up earlier", "resource")
         self._files += 1
@@ -142,9 +169,11 @@ class Child:
             path.chmod(0o666)  # the folder is closed to others
         return path
 
-    def message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[list[Any] | None]]:
-        """Write tensors for a request: their file and layout. What is due and has a message too is done first, as this one may
-        take that one's place. Raises CandidateFailure.
+    def message(
+        self, tensors: Sequence[torch.Tensor | None]
+    ) -> tuple[Path, list[list[Any] | None]]:
+        """Write tensors for a request: their file and layout. What is due and has a message too is
+        done first, as this one may take that one's place. Raises CandidateFailure.
         """
         if any("layout" in due for due in self._due):
             last = self._due.pop()
@@ -153,27 +182,34 @@ class Child:
         return path, save_tensors(tensors, path)
 
     def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
-        """Hand over an input set, with the next request where it is small. `base`: the set that has what is None here. Raises
-        CandidateFailure.
+        """Hand over an input set, with the next request where it is small. `base`: the set that has
+        what is None here. Raises CandidateFailure.
         """
         path, layout = self.message(tensors)
-        self._soon(message_bytes(tensors))("put", name=name, layout=layout, path=str(path), base=base)
+        self._soon(message_bytes(tensors))(
+            "put", name=name, layout=layout, path=str(path), base=base
+        )
 
     def drop(self, names: Sequence[str], size_bytes: int) -> None:
-        """Have input sets and held outputs forgotten, with the next request where they take few bytes. Raises CandidateFailure."""
+        """Have input sets and held outputs forgotten, with the next request where they take few
+        bytes. Raises CandidateFailure.
+        """
         self._soon(size_bytes)("drop", names=list(names))
 
     def _soon(self, size_bytes: int) -> Callable[..., object]:
         return self.later if size_bytes <= _SMALL_BYTES else self.call
 
     def later(self, verb: str, **fields: Any) -> None:
-        """Have something done together with the next request, before it, whose answer is nothing but that it was done. If it cannot
-        be, the next request fails as this one would have. It saves a turn on the GPU that others wait for too.
+        """Have something done together with the next request, before it, whose answer is nothing
+        but that it was done. If it cannot be, the next request fails as this one would have. It
+        saves a turn on the GPU that others wait for too.
         """
         self._due.append({"verb": verb, **fields})
 
     def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for anything but a proper answer."""
+        """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for
+        anything but a proper answer.
+        """
         assert self._channel is not None
         if not self.usable:
             raise CandidateFailure(verb, "the process was given up earlier", "resource")
@@ -182,36 +218,47 @@ class Child:
         due, self._due = self._due, []
         deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)
         try:
-            self._channel.send({"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline)
+            self._channel.send(
+                {"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline
+            )
             answer = self._channel.receive(deadline=deadline)
         except TimeoutError:
             self.usable = False
             self._stop()
             tail = self._tail()
             self.close()
-            raise CandidateFailure(verb, f"no answer within its deadline; killed{tail}", "resource") from None
+            raise CandidateFailure(
+                verb, f"no answer within its deadline; killed{tail}", "resource"
+            ) from None
         except EOFError:
             raise self._death(verb) from None
         except SandboxError as error:
             if error.stage == "sending":
                 raise self._death(verb) from error
             self.usable = False
-            raise CandidateFailure(verb, f"garbage on the channel: {error.found}", "protocol") from error
+            raise CandidateFailure(
+                verb, f"garbage on the channel: {error.found}", "protocol"
+            ) from error
         if answer.get("nonce") != nonce:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
             verb = next((one["verb"] for one in due if one["verb"] == answer.get("failed")), verb)
-            self.usable = not answer.get("lost", False)  # with its CUDA context gone, it fails whoever comes next
-            raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
+            self.usable = not answer.get(
+                "lost", False
+            )  # with its CUDA context gone, it fails whoever comes next
+            raise CandidateFailure(
+                verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb)
+            )
         return answer
 
     @contextmanager
     def room(self, size_bytes: int) -> Iterator[None]:
-        """Share more of the GPU's memory for the messages of the body, if they need more than there is between messages.
+        """Share more of the GPU's memory for the messages of the body, if they need more than there
+        is between messages.
 
-        Without a GPU, or where it has no such memory left, they go through files as ever, unless they would for minutes. Raises
-        CandidateFailure.
+        Without a GPU, or where it has no such memory left, they go through files as ever, unless
+        they would for minutes. Raises CandidateFailure.
         """
         make_room(self.limits.device, size_bytes)
         standing = arena.arena_of(self.scratch)
@@ -247,7 +294,9 @@ class Child:
         return shared
 
     def finish(self, wait_s: float) -> bool:
-        """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it did in time."""
+        """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it
+        did in time.
+        """
         assert self._process is not None
         assert self._channel is not None
         self.usable = False
@@ -275,15 +324,21 @@ class Child:
 
     def _start(self) -> None:
         limits = self.limits
-        variables = environment(self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu)
-        plan = plan_for(limits, self.confinement.level, self.scratch, variables, watched=bool(self._under))
+        variables = environment(
+            self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu
+        )
+        plan = plan_for(
+            limits, self.confinement.level, self.scratch, variables, watched=bool(self._under)
+        )
         uid = os.getuid() if plan.uid is None else plan.uid
         self.confinement = replace(self.confinement, uid=uid)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
         try:
-            forks = self._nursery is not None and not self._under and self._nursery.serves(variables)  # a tool starts one anew
+            forks = (
+                self._nursery is not None and not self._under and self._nursery.serves(variables)
+            )  # a tool starts one anew
             start = self._nursery.launch if self._nursery is not None and forks else launch
             self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
@@ -314,7 +369,9 @@ class Child:
             arena.withdraw(self.scratch)
 
     def _shared(self) -> tuple[str, int] | None:
-        """Handle and bytes of memory of the GPU for this child; None without. A machine that has none of that kind does without."""
+        """Handle and bytes of memory of the GPU for this child; None without. A machine that has
+        none of that kind does without.
+        """
         if not (self._shared_bytes and self.limits.gpu):
             return None
         try:
@@ -334,7 +391,11 @@ class Child:
             return CandidateFailure(verb, "hung up without ending", "protocol")
         if status >= 0:
             detector = "protocol" if status == 0 else "resource"
-            return CandidateFailure(verb, f"the process exited with status {status} instead of answering{self._tail()}", detector)
+            return CandidateFailure(
+                verb,
+                f"the process exited with status {status} instead of answering{self._tail()}",
+                detector,
+            )
         name = signal.Signals(-status).name
         return CandidateFailure(verb, f"the process died of {name}{self._tail()}", "resource")
 
@@ -346,7 +407,11 @@ class Child:
 
 def _ends_of(text: str) -> str:
     """A long text without its middle: a traceback ends with what went wrong."""
-    return text if len(text) <= _ERROR_CHARS else f"{text[: _ERROR_CHARS // 2]} [...] {text[-_ERROR_CHARS // 2 :]}"
+    return (
+        text
+        if len(text) <= _ERROR_CHARS
+        else f"{text[: _ERROR_CHARS // 2]} [...] {text[-_ERROR_CHARS // 2 :]}"
+    )
 
 
 def _confinement(limits: Limits) -> Confinement:
@@ -358,11 +423,17 @@ def _confinement(limits: Limits) -> Confinement:
         needed = LOWEST[limits.trust]
         found = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
         hint = f"to get it: {REMEDIES[reached + 1]}; `cudal1 doctor` shows every control"
-        extra = "; or allow it all the same with the setting unsafe_sandbox" if limits.trust == "foreign" and reached else ""
+        extra = (
+            "; or allow it all the same with the setting unsafe_sandbox"
+            if limits.trust == "foreign" and reached
+            else ""
+        )
         raise SandboxError("starting", f"{found} ({choice.missing}); {hint}{extra}")
     used = next(probed for probed in seen if probed.level == choice.level)
     if choice.missing:
-        telemetry.record("judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing)
+        telemetry.record(
+            "judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing
+        )
     return Confinement(
         level=choice.level,
         trust=limits.trust,

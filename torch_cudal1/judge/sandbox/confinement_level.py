@@ -1,13 +1,18 @@
-"""How well a child is confined, as values: what was seen, which level that is, what trust demands. Pure: nothing is tried here.
+"""How well a child is confined, as values: what was seen, which level that is, what trust demands.
+Pure: nothing is tried here.
 
-A level is reached when every forbidden act of it, and of those below, failed and every needed act worked.
+A level is reached when every forbidden act of it, and of those below, failed and every needed act
+worked.
 
-- 1, a process that is thrown away: its own session, limits, a clean environment; it is killed with all that it started.
-- 2, plus no_new_privs, Landlock, a system-call filter, no capabilities, and a user of its own where root starts it.
-- 3, plus mount, pid, network and IPC namespaces, with a root that holds nothing but what it may use.
+- 1, a process that is thrown away: its own session, limits, a clean environment; it is killed with
+  all that it started.
+- 2, plus no_new_privs, Landlock, a system-call filter, no capabilities, and a user of its own where
+  root starts it.
+- 3, plus mount, pid, network and IPC namespaces, with a root that holds nothing but what it may
+  use.
 
-`NOT_STOPPED` says for each what it does not stop. No level limits GPU time, what device code does in its own context, or what
-Python code does inside its own process.
+`NOT_STOPPED` says for each what it does not stop. No level limits GPU time, what device code does
+in its own context, or what Python code does inside its own process.
 """
 
 from __future__ import annotations
@@ -19,7 +24,17 @@ from typing import Any
 from torch_cudal1.judge.sandbox.confine.seccomp import Phase
 from torch_cudal1.judge.sandbox.limits import Trust
 
-__all__ = ["LOWEST", "NOT_STOPPED", "REMEDIES", "STOPPED", "Choice", "Confinement", "Control", "Probed", "choose"]
+__all__ = [
+    "LOWEST",
+    "NOT_STOPPED",
+    "REMEDIES",
+    "STOPPED",
+    "Choice",
+    "Confinement",
+    "Control",
+    "Probed",
+    "choose",
+]
 
 STOPPED: Mapping[int, str] = {
     1: "crashes, hangs, sticky CUDA errors, what it leaves running, patching of your process",
@@ -39,13 +54,18 @@ REMEDIES: Mapping[int, str] = {
     3: "it needs user namespaces for users (sysctl user.max_user_namespaces above 0, on Ubuntu also "
     "kernel.apparmor_restrict_unprivileged_userns=0), or root with CAP_SYS_ADMIN, and a /proc that no container masks",
 }
-_HIGHEST: Mapping[Trust, int] = {"own": 2, "foreign": 3}  # code of ours needs the user's caches, so no root of its own
+_HIGHEST: Mapping[Trust, int] = {
+    "own": 2,
+    "foreign": 3,
+}  # code of ours needs the user's caches, so no root of its own
 LOWEST: Mapping[Trust, int] = {"own": 1, "foreign": 2}
 
 
 @dataclass(frozen=True)
 class Control:
-    """One act in the child. `level` 0: a needed act, `ok` if it worked; else a forbidden act, `ok` if it failed."""
+    """One act in the child. `level` 0: a needed act, `ok` if it worked; else a forbidden act, `ok`
+    if it failed.
+    """
 
     name: str
     level: int
@@ -55,7 +75,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a child that was to be confined to level `asked` could and could not do. `error`: why there was no such child."""
+    """What a child that was to be confined to level `asked` could and could not do. `error`: why
+    there was no such child.
+    """
 
     asked: int
     controls: tuple[Control, ...] = ()
@@ -80,12 +102,16 @@ class Probed:
     @property
     def why(self) -> str:
         """Why the level asked for was not reached; "" if it was."""
-        return self.error or "; ".join(f"{control.name}: {control.detail}" for control in self.wrong)
+        return self.error or "; ".join(
+            f"{control.name}: {control.detail}" for control in self.wrong
+        )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The level to use, and why it is not a higher one ("": it is the highest that this trust is given). 0: none will do."""
+    """The level to use, and why it is not a higher one ("": it is the highest that this trust is
+    given). 0: none will do.
+    """
 
     level: int
     missing: str
@@ -111,7 +137,8 @@ class Confinement:
 
 
 def choose(trust: Trust, probes: Iterable[Probed], *, unsafe: bool = False) -> Choice:
-    """The best level that was seen to work and that this trust is given; level 0, with what is missing, when it is too low.
+    """The best level that was seen to work and that this trust is given; level 0, with what is
+    missing, when it is too low.
 
     `unsafe` lets foreign code run at a level below the one it needs.
     """

@@ -1,4 +1,6 @@
-"""What one child gets: device, time, memory, files, and how far its code is trusted. Values only; `start` carries them out."""
+"""What one child gets: device, time, memory, files, and how far its code is trusted. Values only;
+`start` carries them out.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ _FOREIGN_MEMORY_SHARE = 0.8  # of what is available, when the settings name no l
 class Limits:
     """What one child gets.
 
-    - deadline_s: per request. memory_bytes: address space beyond what starting takes; 0: no limit. file_bytes: of one file.
-    - visible_gpu: a child that only compiles is shown none. gpu_fraction: what PyTorch may allocate of the GPU; code that calls the
-      driver itself is not held to it.
-    - trust: "own" for code of ours (rewrites, templates, Programs of the user's cache), "foreign" for what anybody else wrote, also
-      for a Program that nobody vouches for.
+    - deadline_s: per request. memory_bytes: address space beyond what starting takes; 0: no limit.
+      file_bytes: of one file.
+    - visible_gpu: a child that only compiles is shown none. gpu_fraction: what PyTorch may allocate
+      of the GPU; code that calls the driver itself is not held to it.
+    - trust: "own" for code of ours (rewrites, templates, Programs of the user's cache), "foreign"
+      for what anybody else wrote, also for a Program that nobody vouches for.
     - phase: "build" lets it start compilers; "run" lets it start nothing but threads.
     - unsafe: foreign code may run below level 2.
     """
@@ -50,9 +53,16 @@ class Limits:
 
 
 def limits_for(
-    settings: Settings, device: torch.device, *, visible_gpu: bool = True, trust: Trust = "own", phase: Phase = "build"
+    settings: Settings,
+    device: torch.device,
+    *,
+    visible_gpu: bool = True,
+    trust: Trust = "own",
+    phase: Phase = "build",
 ) -> Limits:
-    """The limits that follow from the settings. An address-space limit breaks CUDA's reservations, so only CPU children get one."""
+    """The limits that follow from the settings. An address-space limit breaks CUDA's reservations,
+    so only CPU children get one.
+    """
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
@@ -72,7 +82,9 @@ def limits_for(
 
 
 def available_bytes() -> int:
-    """Memory that new processes can have without swapping, from /proc/meminfo; 0 where there is none to read."""
+    """Memory that new processes can have without swapping, from /proc/meminfo; 0 where there is
+    none to read.
+    """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) << 10

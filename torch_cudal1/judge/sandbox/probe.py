@@ -1,7 +1,9 @@
-"""Tries in a child what its confinement stops and what it lets through: never guessed from version numbers, once a process.
+"""Tries in a child what its confinement stops and what it lets through: never guessed from version
+numbers, once a process.
 
-`measure` tries one level; `survey` every level that the trust is given, highest first, until one comes out right. It tries the acts
-of `judge.sandbox.confine.acts`; what none of them tries is not known to be stopped.
+`measure` tries one level; `survey` every level that the trust is given, highest first, until one
+comes out right. It tries the acts of `judge.sandbox.confine.acts`; what none of them tries is not
+known to be stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _KNOWN: dict[tuple[Trust, Phase, bool], tuple[Probed, ...]] = {}
 
 
 def survey(limits: Limits) -> tuple[Probed, ...]:
-    """What was seen at each level, highest first, down to the first that came out right. Remembered for this process."""
+    """What was seen at each level, highest first, down to the first that came out right. Remembered
+    for this process.
+    """
     key = (limits.trust, limits.phase, limits.gpu)
     if key not in _KNOWN:
         seen: list[Probed] = []
@@ -53,21 +57,32 @@ def demote(limits: Limits, level: int, why: str) -> None:
     """Remember that a child could not start at a level, although the acts came out right."""
     key = (limits.trust, limits.phase, limits.gpu)
     seen = tuple(replace(p, error=why) if p.asked == level else p for p in _KNOWN.get(key, ()))
-    _KNOWN[key] = seen if any(p.asked < level for p in seen) else (*seen, measure(limits, level - 1))
+    _KNOWN[key] = (
+        seen if any(p.asked < level for p in seen) else (*seen, measure(limits, level - 1))
+    )
 
 
 def measure(limits: Limits, level: int) -> Probed:
     """Start a child confined to `level` and have it try every act."""
-    facts = Probed(level, uid=os.getuid(), kernel=os.uname().release, landlock=landlock.version() if level > 1 else 0)
+    facts = Probed(
+        level,
+        uid=os.getuid(),
+        kernel=os.uname().release,
+        landlock=landlock.version() if level > 1 else 0,
+    )
     try:
         with _targets() as targets:
-            return _measured(limits, replace(facts, filter_digest=filter_digest(limits, level)), targets)
+            return _measured(
+                limits, replace(facts, filter_digest=filter_digest(limits, level)), targets
+            )
     except (SandboxError, OSError, ValueError, KeyError, TypeError) as error:
         return replace(facts, error=f"{error}")
 
 
 def filter_digest(limits: Limits, level: int) -> str:
-    """The sha256 of the system-call filters of a child; "" when it has none. The child's own number counts as 0."""
+    """The sha256 of the system-call filters of a child; "" when it has none. The child's own number
+    counts as 0.
+    """
     if level < 2 or not seccomp.supported():
         return ""
     own = limits.trust == "own"
@@ -92,7 +107,14 @@ def _measured(limits: Limits, facts: Probed, targets: dict[str, Any]) -> Probed:
         )
         small = replace(limits, file_bytes=1 << 20)
         plan = plan_for(small, facts.asked, scratch, variables)
-        command = [sys.executable, "-S", "-P", "-m", "torch_cudal1.judge.sandbox.confine.acts", acts.as_text(ask)]
+        command = [
+            sys.executable,
+            "-S",
+            "-P",
+            "-m",
+            "torch_cudal1.judge.sandbox.confine.acts",
+            acts.as_text(ask),
+        ]
         with tempfile.TemporaryFile() as log:
             process = launch(plan, command, variables, fds=(), log=log)
             try:
@@ -127,13 +149,17 @@ def _survivors(scratch: Path) -> Control:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Control(acts.SURVIVE, 1, False, "a process in a session of its own outlived its supervisor")
+            return Control(
+                acts.SURVIVE, 1, False, "a process in a session of its own outlived its supervisor"
+            )
     return Control(acts.SURVIVE, 1, True, "a process in a session of its own was found and killed")
 
 
 @contextlib.contextmanager
 def _targets() -> Iterator[dict[str, Any]]:
-    """Things outside that the acts are aimed at, open to everybody: what stops the child is then its confinement alone."""
+    """Things outside that the acts are aimed at, open to everybody: what stops the child is then
+    its confinement alone.
+    """
     outside = Path(tempfile.mkdtemp(prefix="cudal1-canary-"))
     name = f"cudal1-canary-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:

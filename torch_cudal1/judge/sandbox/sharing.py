@@ -1,7 +1,9 @@
-"""What a judge does between two requests to a child for others who use the same device: nothing, unless it knows of some.
+"""What a judge does between two requests to a child for others who use the same device: nothing,
+unless it knows of some.
 
-Whoever judges side by side with others gives the child a `Sharing` of its own (`judge.pool.gpu_rw_lock`); then those who wait for
-the device need not wait for the end of a detector.
+Whoever judges side by side with others gives the child a `Sharing` of its own
+(`judge.pool.gpu_rw_lock`); then those who wait for the device need not wait for the end of a
+detector.
 """
 
 from __future__ import annotations

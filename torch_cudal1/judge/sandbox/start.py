@@ -1,4 +1,6 @@
-"""Starts a confined process: limits and a level become a plan, a scratch folder with the right owner, and a launcher's command."""
+"""Starts a confined process: limits and a level become a plan, a scratch folder with the right
+owner, and a launcher's command.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ __all__ = ["end", "launch", "make_scratch", "plan_for"]
 _ROOMY_BYTES = 8 << 30
 _GRACE_S = 5.0
 _UIDS = range(61184, 65520)  # what systemd sets apart for users made for a moment
-_DAC_OVERRIDE, _DAC_READ_SEARCH, _KEPT_OWN = 1, 2, (0, 1, 2, 3)  # own code of root: chown, file permissions
+_DAC_OVERRIDE, _DAC_READ_SEARCH, _KEPT_OWN = (
+    1,
+    2,
+    (0, 1, 2, 3),
+)  # own code of root: chown, file permissions
 _SETUID = 7
 _OPEN_FILES = 4096
 
@@ -39,8 +45,17 @@ def make_scratch(prefix: str = "cudal1-judge-") -> Path:
         raise SandboxError("starting", f"no scratch folder: {error}") from error
 
 
-def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, str], *, watched: bool = False) -> Plan:
-    """How a child of this level is started, by a tool if `watched`. A user of its own is given the scratch folder."""
+def plan_for(
+    limits: Limits,
+    level: int,
+    scratch: Path,
+    variables: Mapping[str, str],
+    *,
+    watched: bool = False,
+) -> Plan:
+    """How a child of this level is started, by a tool if `watched`. A user of its own is given the
+    scratch folder.
+    """
     rlimits = {"CORE": 0, "FSIZE": limits.file_bytes}
     if level < 2:
         return Plan(os.getpid(), str(scratch), rlimits=rlimits)
@@ -49,7 +64,9 @@ def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, 
     if own:
         return Plan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
     uid = _strangers_uid(scratch)
-    closed = uid is not None and not all(open_to_all(path, with_parents=level < 3) for path in _vital())
+    closed = uid is not None and not all(
+        open_to_all(path, with_parents=level < 3) for path in _vital()
+    )
     return Plan(
         os.getpid(),
         str(scratch),
@@ -64,10 +81,25 @@ def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, 
 
 
 def launch(
-    plan: Plan, command: Sequence[str], variables: Mapping[str, str], *, fds: Sequence[int], log: IO[bytes]
+    plan: Plan,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    fds: Sequence[int],
+    log: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as the plan says; the result is its supervisor, see `judge.sandbox.confine.__main__`. Raises SandboxError."""
-    launcher = [sys.executable, "-S", "-P", "-m", "torch_cudal1.judge.sandbox.confine", plan.to_json(), *command]
+    """Start `command` as the plan says; the result is its supervisor, see
+    `judge.sandbox.confine.__main__`. Raises SandboxError.
+    """
+    launcher = [
+        sys.executable,
+        "-S",
+        "-P",
+        "-m",
+        "torch_cudal1.judge.sandbox.confine",
+        plan.to_json(),
+        *command,
+    ]
     try:
         return subprocess.Popen(
             launcher,
@@ -95,7 +127,9 @@ class Process(Protocol):
 
 
 def end(process: Process) -> None:
-    """Have the supervisor kill everything and end; if it does not, kill it, and the system kills its child. Safe to call twice."""
+    """Have the supervisor kill everything and end; if it does not, kill it, and the system kills
+    its child. Safe to call twice.
+    """
     if process.poll() is not None:
         return
     process.terminate()
@@ -110,11 +144,14 @@ def end(process: Process) -> None:
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            return  # in an uninterruptible driver call: it dies when that returns, and answers nobody
+            # in an uninterruptible driver call: it dies when that returns, and answers nobody
+            return
 
 
 def _strangers_uid(scratch: Path) -> int | None:
-    """A user nobody else is, owner of the scratch folder from now on, when root starts the child; None: the user stays."""
+    """A user nobody else is, owner of the scratch folder from now on, when root starts the child;
+    None: the user stays.
+    """
     if os.geteuid() != 0 or not process_identity.capabilities() >> _SETUID & 1:
         return None
     uid = _UIDS[secrets.randbelow(len(_UIDS))]
@@ -124,11 +161,16 @@ def _strangers_uid(scratch: Path) -> int | None:
 
 
 def _way_in() -> tuple[int, ...]:
-    """The capability by which a stranger's user comes to a Python that only root may enter (below /root, say).
+    """The capability by which a stranger's user comes to a Python that only root may enter (below
+    /root, say).
 
     Landlock still says which files. Docker gives root no DAC_READ_SEARCH, but DAC_OVERRIDE.
     """
-    return (_DAC_READ_SEARCH,) if process_identity.capabilities() >> _DAC_READ_SEARCH & 1 else (_DAC_OVERRIDE,)
+    return (
+        (_DAC_READ_SEARCH,)
+        if process_identity.capabilities() >> _DAC_READ_SEARCH & 1
+        else (_DAC_OVERRIDE,)
+    )
 
 
 def _vital() -> list[str]:

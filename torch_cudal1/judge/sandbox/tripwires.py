@@ -1,7 +1,9 @@
-"""What a confined process must leave alone: a file outside its folder and a socket of this process, looked at afterwards.
+"""What a confined process must leave alone: a file outside its folder and a socket of this process,
+looked at afterwards.
 
-The file lies in the folder for temporary files under a name that begins with "cudal1-canary", the socket listens on the loopback
-address. A look-around that touches neither is not seen; whether the sandbox really forbids things is what the probe tries.
+The file lies in the folder for temporary files under a name that begins with "cudal1-canary", the
+socket listens on the loopback address. A look-around that touches neither is not seen; whether the
+sandbox really forbids things is what the probe tries.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ __all__ = ["Canaries"]
 
 
 class Canaries:
-    """Set out on construction; `disturbed` says what happened to them; `close` takes them in. Never raises for lack of a place."""
+    """Set out on construction; `disturbed` says what happened to them; `close` takes them in. Never
+    raises for lack of a place.
+    """
 
     def __init__(self) -> None:
         self._text = secrets.token_bytes(64)

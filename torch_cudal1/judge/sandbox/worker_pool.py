@@ -1,12 +1,15 @@
-"""Children kept warm between questions about code of our own: starting one takes seconds, most of them for importing torch.
+"""Children kept warm between questions about code of our own: starting one takes seconds, most of
+them for importing torch.
 
-Inside `kept_warm()` a child that answered well is cleared and lent again, to own code under the same limits and contract only; what
-strangers wrote always gets a process of its own. A child in which machine code went wrong is not kept: what else it wrote to is
-unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermost one ends no child is left.
+Inside `kept_warm()` a child that answered well is cleared and lent again, to own code under the
+same limits and contract only; what strangers wrote always gets a process of its own. A child in
+which machine code went wrong is not kept: what else it wrote to is unknown. Outside `kept_warm()`
+every loan is a fresh child, and when the outermost one ends no child is left.
 
-`begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks for one of its kind. Inside
-`kept_warm()` children are forked from a process that has imported what they need (`nursery`): each after the first is there soon.
-That process stays for a while when the body has ended well, for who binds one module, or one graph, after the other.
+`begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks
+for one of its kind. Inside `kept_warm()` children are forked from a process that has imported what
+they need (`nursery`): each after the first is there soon. That process stays for a while when the
+body has ended well, for who binds one module, or one graph, after the other.
 """
 
 from __future__ import annotations
@@ -64,14 +67,19 @@ class _Staying:
         timer = threading.Timer(_STAYS_S, self._end, (nursery,))
         timer.daemon = True
         with self._lock:
-            before, self._nurseries[visible_gpu] = self._nurseries.get(visible_gpu), (nursery, timer)
+            before, self._nurseries[visible_gpu] = (
+                self._nurseries.get(visible_gpu),
+                (nursery, timer),
+            )
             timer.start()
         if before is not None:
             before[1].cancel()
             before[0].close()
 
     def take(self, visible_gpu: bool) -> Nursery | None:
-        """The one that stays, no longer to be ended here; None if there is none that a search could use now."""
+        """The one that stays, no longer to be ended here; None if there is none that a search could
+        use now.
+        """
         with self._lock:
             nursery, timer = self._nurseries.pop(visible_gpu, (None, None))
         if nursery is None or timer is None:
@@ -97,7 +105,9 @@ class _Staying:
 
     def _end(self, nursery: Nursery) -> None:
         with self._lock:
-            mine = [visible_gpu for visible_gpu, (kept, _) in self._nurseries.items() if kept is nursery]
+            mine = [
+                visible_gpu for visible_gpu, (kept, _) in self._nurseries.items() if kept is nursery
+            ]
             for visible_gpu in mine:
                 del self._nurseries[visible_gpu]
         if mine:
@@ -111,7 +121,9 @@ os.register_at_fork(after_in_child=_STAYING.forget)
 
 @contextmanager
 def kept_warm() -> Iterator[None]:
-    """Keep children for the body, in this thread. May be nested: the outermost ends them, and what is done in the background."""
+    """Keep children for the body, in this thread. May be nested: the outermost ends them, and what
+    is done in the background.
+    """
     _STORE.depth += 1
     try:
         yield
@@ -137,29 +149,43 @@ def begin(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
 
     Does nothing outside `kept_warm()`, where nobody would end it.
 
-    `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which otherwise go through files.
+    `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which
+    otherwise go through files.
     """
     if _STORE.depth and limits.trust == "own" and not _STORE.coming.get((limits, contract)):
-        starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes, _nursery(limits))
+        starting = _STORE.work.submit(
+            _threads(limits.gpu), _started, limits, contract, shared_bytes, _nursery(limits)
+        )
         _STORE.coming.setdefault((limits, contract), []).append(starting)
 
 
 def expect(limits: Limits) -> None:
-    """Start importing what children of these limits will need, where children will probably be asked for later in the body."""
+    """Start importing what children of these limits will need, where children will probably be
+    asked for later in the body.
+    """
     _nursery(limits)
 
 
 def in_background(
-    threads: ThreadPoolExecutor, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
+    threads: ThreadPoolExecutor,
+    function: Callable[_Args, _Answer],
+    *args: _Args.args,
+    **kwargs: _Args.kwargs,
 ) -> Future[_Answer]:
-    """`function(*args, **kwargs)` in one of `threads`, as long as `kept_warm()` lasts here: then its children are killed."""
+    """`function(*args, **kwargs)` in one of `threads`, as long as `kept_warm()` lasts here: then
+    its children are killed.
+    """
     return _STORE.work.submit(threads, function, *args, **kwargs)
 
 
 @contextmanager
 def fresh(limits: Limits, contract: Contract) -> Iterator[Child]:
-    """A child that has run nothing, and runs nothing after the body; one that `begin` has started if there is one."""
-    with _begun((limits, contract)) or _started(limits, contract, nursery=_nursery(limits)) as child:
+    """A child that has run nothing, and runs nothing after the body; one that `begin` has started
+    if there is one.
+    """
+    with _begun((limits, contract)) or _started(
+        limits, contract, nursery=_nursery(limits)
+    ) as child:
         yield child
 
 
@@ -170,9 +196,15 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
     An exception in the body ends the child; so does setting its `usable` to False.
     """
     if limits.trust != "own":
-        raise ValueError("a child is lent to code of our own; what strangers wrote gets a process of its own")
+        raise ValueError(
+            "a child is lent to code of our own; what strangers wrote gets a process of its own"
+        )
     kind = (limits, contract)
-    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or _started(limits, contract, nursery=_nursery(limits))
+    child = (
+        _cleared(_STORE.idle.pop(kind, None))
+        or _begun(kind)
+        or _started(limits, contract, nursery=_nursery(limits))
+    )
     try:
         yield child
     except BaseException:
@@ -184,7 +216,12 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
         child.close()
 
 
-def _started(limits: Limits, contract: Contract, shared_bytes: int = 0, nursery: Future[Nursery] | None = None) -> Child:
+def _started(
+    limits: Limits,
+    contract: Contract,
+    shared_bytes: int = 0,
+    nursery: Future[Nursery] | None = None,
+) -> Child:
     """A new child, forked if that can be; a stranger's shares no memory."""
     shared_bytes = max(shared_bytes, _SHARED_BYTES) if limits.trust == "own" else 0
     if nursery is not None:
@@ -199,11 +236,15 @@ def _started(limits: Limits, contract: Contract, shared_bytes: int = 0, nursery:
 
 
 def _nursery(limits: Limits) -> Future[Nursery] | None:
-    """What forks children of these limits, started when it is first asked for; None outside `kept_warm()` and for strangers."""
+    """What forks children of these limits, started when it is first asked for; None outside
+    `kept_warm()` and for strangers.
+    """
     work = cancellable.current() or (_STORE.work if _STORE.depth else None)
     if work is None or limits.trust != "own":
         return None
-    return work.once(_threads(limits.gpu), ("nursery", limits.visible_gpu), partial(_opened, limits.visible_gpu))
+    return work.once(
+        _threads(limits.gpu), ("nursery", limits.visible_gpu), partial(_opened, limits.visible_gpu)
+    )
 
 
 def _opened(visible_gpu: bool) -> Nursery:
@@ -230,7 +271,9 @@ def _cleared(child: Child | None) -> Child | None:
 
 
 def _begun(kind: _Kind) -> Child | None:
-    """A child that was started in the background, once it is there; None if none was, or none could be."""
+    """A child that was started in the background, once it is there; None if none was, or none could
+    be.
+    """
     futures = _STORE.coming.get(kind)
     if not futures:
         return None
@@ -242,7 +285,8 @@ def _begun(kind: _Kind) -> Child | None:
 
 @cache
 def _threads(gpu: bool) -> ThreadPoolExecutor:
-    """One thread starts children with a GPU, one those without: what the first finds out about the machine serves the next.
+    """One thread starts children with a GPU, one those without: what the first finds out about the
+    machine serves the next.
 
     They live as long as the process: the kernel ends a child with the thread that started it.
     """

@@ -1,11 +1,13 @@
-"""Memory of a GPU that the judge shares with one child, so that tensors go from one to the other without passing through the host.
+"""Memory of a GPU that the judge shares with one child, so that tensors go from one to the other
+without passing through the host.
 
-The judge allocates it and the child opens it by its handle (CUDA's legacy IPC); it holds one message at a time and is known by the
-child's scratch folder, through which tensors go otherwise. The child may write to it whenever it likes, as to a file there: whoever
-reads takes a copy, checks the place it was told, and believes the bytes no more than a file's.
+The judge allocates it and the child opens it by its handle (CUDA's legacy IPC); it holds one
+message at a time and is known by the child's scratch folder, through which tensors go otherwise.
+The child may write to it whenever it likes, as to a file there: whoever reads takes a copy, checks
+the place it was told, and believes the bytes no more than a file's.
 
-What it does not do: hold what does not fit, or tensors of the host; those go through files. A machine that shares no memory between
-processes has none, and everything works without.
+What it does not do: hold what does not fit, or tensors of the host; those go through files. A
+machine that shares no memory between processes has none, and everything works without.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 
-__all__ = ["Arena", "Verbs", "arena_of", "lend", "lend_also", "open_arena", "return_to_first", "share", "share_at_once", "withdraw"]
+__all__ = [
+    "Arena",
+    "Verbs",
+    "arena_of",
+    "lend",
+    "lend_also",
+    "open_arena",
+    "return_to_first",
+    "share",
+    "share_at_once",
+    "withdraw",
+]
 
 _ALIGNMENT = 512
 _HANDLE_BYTES = 64
@@ -45,14 +58,18 @@ class Verbs:
 class Arena:
     """`size_bytes` at `address` of a device. The verbs are the driver's."""
 
-    def __init__(self, device: torch.device, address: int, size_bytes: int, verbs: Verbs, handle: str = "") -> None:
+    def __init__(
+        self, device: torch.device, address: int, size_bytes: int, verbs: Verbs, handle: str = ""
+    ) -> None:
         self.device, self.size_bytes, self.handle = device, size_bytes, handle
         self._address, self._verbs = address, verbs
 
     def write(self, spans: Sequence[Span]) -> list[int] | None:
-        """Copy (address, bytes) pairs in, from the beginning: the offset of each; None where they do not fit.
+        """Copy (address, bytes) pairs in, from the beginning: the offset of each; None where they
+        do not fit.
 
-        It waits for what is queued on the device before, and until the copies are there. Raises SandboxError.
+        It waits for what is queued on the device before, and until the copies are there. Raises
+        SandboxError.
         """
         offsets, end = [], 0
         for _, size in spans:
@@ -68,9 +85,13 @@ class Arena:
         return offsets
 
     def read(self, offset: int, address: int, size: int) -> None:
-        """Copy `size` bytes at `offset` to an address. Raises SandboxError for a place that is not inside."""
+        """Copy `size` bytes at `offset` to an address. Raises SandboxError for a place that is not
+        inside.
+        """
         if not 0 <= offset <= self.size_bytes - size:
-            raise SandboxError("reading tensors", f"{size} bytes at {offset} of {self.size_bytes} that are shared")
+            raise SandboxError(
+                "reading tensors", f"{size} bytes at {offset} of {self.size_bytes} that are shared"
+            )
         if size:
             self._verbs.copy(address, self._address + offset, size)
 
@@ -119,7 +140,9 @@ def arena_of(folder: Path) -> Arena | None:
 
 
 def share(size_bytes: int, device: torch.device) -> Arena:
-    """Allocate one that another process can open by `handle`. Raises SandboxError that says what the driver refused."""
+    """Allocate one that another process can open by `handle`. Raises SandboxError that says what
+    the driver refused.
+    """
     cuda = _driver(device)
     address, handle = ctypes.c_uint64(), _Handle()
     _ask(cuda, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
@@ -128,11 +151,20 @@ def share(size_bytes: int, device: torch.device) -> Arena:
     except SandboxError:
         _ask(cuda, "cuMemFree_v2", address)
         raise
-    return _made(cuda, device, address, size_bytes, "cuMemFree_v2", ctypes.string_at(ctypes.byref(handle), _HANDLE_BYTES).hex())
+    return _made(
+        cuda,
+        device,
+        address,
+        size_bytes,
+        "cuMemFree_v2",
+        ctypes.string_at(ctypes.byref(handle), _HANDLE_BYTES).hex(),
+    )
 
 
 def share_at_once(size_bytes: int, device: torch.device) -> Arena:
-    """As `share`; where the driver has no such memory, what PyTorch keeps for later goes back to it first. Raises SandboxError."""
+    """As `share`; where the driver has no such memory, what PyTorch keeps for later goes back to it
+    first. Raises SandboxError.
+    """
     try:
         return share(size_bytes, device)
     except SandboxError:
@@ -145,14 +177,31 @@ def open_arena(handle: str, size_bytes: int, device: torch.device) -> Arena:
     cuda = _driver(device)
     address, given = ctypes.c_uint64(), _Handle()
     ctypes.memmove(ctypes.byref(given), bytes.fromhex(handle), _HANDLE_BYTES)
-    cuda.cuIpcOpenMemHandle_v2.argtypes = (ctypes.c_void_p, _Handle, ctypes.c_uint)  # the handle goes by value
+    cuda.cuIpcOpenMemHandle_v2.argtypes = (
+        ctypes.c_void_p,
+        _Handle,
+        ctypes.c_uint,
+    )  # the handle goes by value
     _ask(cuda, "cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
     return _made(cuda, device, address, size_bytes, "cuIpcCloseMemHandle", handle)
 
 
-def _made(cuda: ctypes.CDLL, device: torch.device, address: ctypes.c_uint64, size_bytes: int, free: str, handle: str) -> Arena:
+def _made(
+    cuda: ctypes.CDLL,
+    device: torch.device,
+    address: ctypes.c_uint64,
+    size_bytes: int,
+    free: str,
+    handle: str,
+) -> Arena:
     def copy(target: int, source: int, size: int) -> None:
-        _ask(cuda, "cuMemcpyDtoD_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size))
+        _ask(
+            cuda,
+            "cuMemcpyDtoD_v2",
+            ctypes.c_uint64(target),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(size),
+        )
 
     def wait() -> None:
         torch.cuda.synchronize(device)

@@ -1,8 +1,9 @@
-"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in safetensors files, or in memory of a
-GPU that both share (`arena`).
+"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in
+safetensors files, or in memory of a GPU that both share (`arena`).
 
-Each request carries a nonce that its answer must echo; both directions have a size limit; nothing is ever unpickled, so the worst
-a broken child can say is nonsense. It does not interpret what it carries.
+Each request carries a nonce that its answer must echo; both directions have a size limit; nothing
+is ever unpickled, so the worst a broken child can say is nonsense. It does not interpret what it
+carries.
 """
 
 from __future__ import annotations
@@ -27,10 +28,21 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.wire.arena import Arena, arena_of
 
-__all__ = ["DTYPES", "MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]
+__all__ = [
+    "DTYPES",
+    "MAX_FRAME_BYTES",
+    "Channel",
+    "in_arena",
+    "load_tensors",
+    "save_tensors",
+    "storage_extent",
+    "with_offsets",
+]
 
 MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
-_HEADER_BYTES = 1 << 20  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
+_HEADER_BYTES = (
+    1 << 20
+)  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
 _HEADER = struct.Struct(">I")
 _AT_ONCE_BYTES = 1 << 30  # Linux reads no more than 2 GiB at a time
 DTYPES = {  # their names in a safetensors file
@@ -53,7 +65,9 @@ DTYPES = {  # their names in a safetensors file
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-_PLACED = 4  # entries of a layout's item that says where in shared memory its tensor lies: dtype, shape, strides, offset
+# entries of a layout's item that says where in shared memory its tensor lies: dtype, shape,
+# strides, offset
+_PLACED = 4
 
 
 class Channel:
@@ -63,10 +77,14 @@ class Channel:
         self._sock = sock
 
     def send(self, message: Mapping[str, Any], *, deadline: float | None = None) -> None:
-        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError when the peer is gone or deaf."""
+        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError
+        when the peer is gone or deaf.
+        """
         body = json.dumps(message).encode()
         if len(body) > MAX_FRAME_BYTES:
-            raise SandboxError("sending", f"a frame of {len(body)} bytes, at most {MAX_FRAME_BYTES}")
+            raise SandboxError(
+                "sending", f"a frame of {len(body)} bytes, at most {MAX_FRAME_BYTES}"
+            )
         try:
             self._wait_until(deadline)
             self._sock.sendall(_HEADER.pack(len(body)) + body)
@@ -74,17 +92,23 @@ class Channel:
             raise SandboxError("sending", f"{type(error).__name__}: {error}") from error
 
     def receive(self, *, deadline: float | None = None) -> dict[str, Any]:
-        """Read one frame. Raises TimeoutError past `deadline`, EOFError when the peer hung up, SandboxError for garbage."""
+        """Read one frame. Raises TimeoutError past `deadline`, EOFError when the peer hung up,
+        SandboxError for garbage.
+        """
         (size,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
         if size > MAX_FRAME_BYTES:
-            raise SandboxError("reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}")
+            raise SandboxError(
+                "reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}"
+            )
         body = self._exactly(size, deadline)
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise SandboxError("reading a frame", f"not JSON: {body[:80]!r}") from error
         if not isinstance(message, dict):
-            raise SandboxError("reading a frame", f"expected a JSON object, came {type(message).__name__}")
+            raise SandboxError(
+                "reading a frame", f"expected a JSON object, came {type(message).__name__}"
+            )
         return message
 
     def close(self) -> None:
@@ -115,16 +139,20 @@ class Channel:
 
 
 def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements of storage a tensor of that shape and those strides spans; 0 if it is empty."""
+    """How many elements of storage a tensor of that shape and those strides spans; 0 if it is
+    empty.
+    """
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
-    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the file (JSON).
+    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the
+    file (JSON).
 
-    Where memory of a GPU is shared for that folder and holds them all, they go there, and there is no file until the next message.
+    Where memory of a GPU is shared for that folder and holds them all, they go there, and there is
+    no file until the next message.
     """
     arena = arena_of(path.parent)
     if arena is not None and (placed := _placed(tensors, arena)) is not None:
@@ -138,7 +166,9 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
         extent = storage_extent(tensor.shape, tensor.stride())
         storage = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
         flat[str(index)] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
-        layout.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())])
+        layout.append(
+            [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())]
+        )
     mode = path.stat().st_mode & 0o777 if path.exists() else None
     save_file(flat, str(path))
     if mode is not None:
@@ -147,7 +177,9 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
 
 
 def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[Any] | None] | None:
-    """The layout with the offset of each tensor; None where one is on the host, or they do not all fit."""
+    """The layout with the offset of each tensor; None where one is on the host, or they do not all
+    fit.
+    """
     plain = [tensor.detach() for tensor in tensors if tensor is not None]
     if not plain or any(tensor.device.type != arena.device.type for tensor in plain):
         return None
@@ -155,13 +187,17 @@ def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[A
     return with_offsets(tensors, arena.write(spans))
 
 
-def with_offsets(tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None) -> list[list[Any] | None] | None:
+def with_offsets(
+    tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None
+) -> list[list[Any] | None] | None:
     """A layout that says where each tensor lies in shared memory; None where there are no offsets."""
     if offsets is None:
         return None
     places = iter(offsets)
     return [
-        None if t is None else [str(t.dtype).removeprefix("torch."), list(t.size()), list(t.stride()), next(places)]
+        None
+        if t is None
+        else [str(t.dtype).removeprefix("torch."), list(t.size()), list(t.stride()), next(places)]
         for t in tensors
     ]
 
@@ -171,24 +207,41 @@ def in_arena(layout: Sequence[Any]) -> bool:
     return any(isinstance(item, list) and len(item) == _PLACED for item in layout)
 
 
-def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
-    """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises SandboxError for a misfit."""
+def load_tensors(
+    layout: Sequence[Any], path: Path, device: torch.device
+) -> list[torch.Tensor | None]:
+    """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises
+    SandboxError for a misfit.
+    """
     try:
         if in_arena(layout):
             return _copied(layout, path, device)
         with _plain_file(path) as (file, size):
             wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
             places, begin = _places(file, size, wanted)
-            found = {name: _read(file, begin, places[name], item, device) for name, item in wanted.items()}
+            found = {
+                name: _read(file, begin, places[name], item, device)
+                for name, item in wanted.items()
+            }
             return [found.get(str(index)) for index in range(len(layout))]
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError, RecursionError) as error:
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
 
 
 def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
     arena = arena_of(path.parent)
     if arena is None:
-        raise SandboxError("reading tensors", "no memory is shared with whoever says that they lie there")
+        raise SandboxError(
+            "reading tensors", "no memory is shared with whoever says that they lie there"
+        )
     found: list[torch.Tensor | None] = []
     for item in layout:
         if item is None:
@@ -196,12 +249,17 @@ def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[tor
             continue
         spec, extent = _spec_of(item[:-1], device)
         if extent > arena.size_bytes:
-            raise SandboxError("reading tensors", f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared")
+            raise SandboxError(
+                "reading tensors",
+                f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared",
+            )
         fresh = torch.empty(extent, dtype=spec.torch_dtype, device=arena.device)
         arena.read(int(item[-1]), fresh.data_ptr(), extent * fresh.element_size())
         found.append(fresh.as_strided(spec.shape, spec.strides))
     arena.settle()
-    if device.type != arena.device.type:  # a Program's binaries are read on the host, wherever the module had them
+    if (
+        device.type != arena.device.type
+    ):  # a Program's binaries are read on the host, wherever the module had them
         found = [None if t is None else t.to(device) for t in found]
     return found
 
@@ -217,7 +275,8 @@ def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int
 
 @contextmanager
 def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file, no link or pipe, and how many bytes it has now: what it grows by later does not count.
+    """A plain file, no link or pipe, and how many bytes it has now: what it grows by later does not
+    count.
 
     Read, not mapped: whoever truncates a mapped file kills its reader.
     """
@@ -227,14 +286,20 @@ def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         if not stat.S_ISREG(told.st_mode):
             raise OSError(errno.EINVAL, "expected a plain file")
         if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
-            raise OSError(errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written")
+            raise OSError(
+                errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written"
+            )
         yield file, told.st_size
 
 
-def _places(file: BinaryIO, file_bytes: int, wanted: Collection[str]) -> tuple[Mapping[str, Any], int]:
-    """The header of a safetensors file that holds these tensors, and where the bytes begin that its offsets count from.
+def _places(
+    file: BinaryIO, file_bytes: int, wanted: Collection[str]
+) -> tuple[Mapping[str, Any], int]:
+    """The header of a safetensors file that holds these tensors, and where the bytes begin that its
+    offsets count from.
 
-    The library would copy all bytes three times. Source: the safetensors format: the header's length in 8 bytes, a JSON object.
+    The library would copy all bytes three times. Source: the safetensors format: the header's
+    length in 8 bytes, a JSON object.
     """
     start = file.read(8)
     size = int.from_bytes(start, "little")
@@ -245,7 +310,9 @@ def _places(file: BinaryIO, file_bytes: int, wanted: Collection[str]) -> tuple[M
         raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
     bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
     told, there = sum(end - first for first, end in bounds), file_bytes - 8 - size
-    if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:  # none outside, and none twice
+    if (
+        any(not 0 <= first <= end <= there for first, end in bounds) or told > there
+    ):  # none outside, and none twice
         raise ValueError(f"tensors of {told} bytes where {there} are")
     return header, 8 + size
 
@@ -255,8 +322,15 @@ def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.devic
     spec, extent = _spec_of(item, device)
     first, end = map(int, place["data_offsets"])
     size = extent * spec.torch_dtype.itemsize
-    if place["dtype"] != DTYPES.get(spec.torch_dtype) or list(place["shape"]) != [extent] or end - first != size:
-        raise SandboxError("reading tensors", f"{place['shape']} elements of {place['dtype']} in {end - first} bytes for {spec}")
+    if (
+        place["dtype"] != DTYPES.get(spec.torch_dtype)
+        or list(place["shape"]) != [extent]
+        or end - first != size
+    ):
+        raise SandboxError(
+            "reading tensors",
+            f"{place['shape']} elements of {place['dtype']} in {end - first} bytes for {spec}",
+        )
     flat = torch.empty(extent, dtype=spec.torch_dtype)
     _fill(file.fileno(), begin + first, flat.data_ptr(), size)
     return flat.to(device).as_strided(spec.shape, spec.strides)

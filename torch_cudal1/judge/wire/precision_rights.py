@@ -1,10 +1,12 @@
-"""The precision switches of PyTorch that decide what a result may look like, read here and set elsewhere as one value.
+"""The precision switches of PyTorch that decide what a result may look like, read here and set
+elsewhere as one value.
 
-The contract fixes TF32 (an op class has the right or has not); the other switches are the user's own. Setting them is for a
-disposable process or inside `under`, which restores them.
+The contract fixes TF32 (an op class has the right or has not); the other switches are the user's
+own. Setting them is for a disposable process or inside `under`, which restores them.
 
-What the user's switches say already stays as they say it: they are part of the names under which Inductor keeps what it compiles,
-and "none" and "ieee" are two names of one thing. So what a child compiles, the user's process finds.
+What the user's switches say already stays as they say it: they are part of the names under which
+Inductor keeps what it compiles, and "none" and "ieee" are two names of one thing. So what a child
+compiles, the user's process finds.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def apply(flags: Mapping[str, str | bool]) -> None:
         part.fp32_precision = str(flags["conv"])  # alike, or reading the older `allow_tf32` raises
     torch.backends.cudnn.benchmark = bool(flags["cudnn_benchmark"])
     deterministic = bool(flags["deterministic"])
-    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)  # off, and to warn, is another name of off
+    torch.use_deterministic_algorithms(
+        deterministic, warn_only=deterministic
+    )  # off, and to warn, is another name of off
     for name in _MATMUL:
         setattr(torch.backends.cuda.matmul, name, bool(flags[name]))
 

@@ -1,6 +1,8 @@
-"""Facts about the outputs of a call that do not depend on their values: form, and which memory they share.
+"""Facts about the outputs of a call that do not depend on their values: form, and which memory they
+share.
 
-The same function describes the candidate's outputs (in the child) and the reference's (in the parent). It judges nothing.
+The same function describes the candidate's outputs (in the child) and the reference's (in the
+parent). It judges nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ def describe(
     inputs: Sequence[torch.Tensor],
     held: Sequence[Sequence[torch.Tensor | None]] = (),
 ) -> list[dict[str, Any] | None]:
-    """One JSON object per output: type, dtype, shape, strides, device, whether its storage is large enough, and what shares it.
+    """One JSON object per output: type, dtype, shape, strides, device, whether its storage is large
+    enough, and what shares it.
 
-    `inputs` and `outputs` list the positions whose storage overlaps; `held` is true when an output of an earlier, still living call
-    does.
+    `inputs` and `outputs` list the positions whose storage overlaps; `held` is true when an output
+    of an earlier, still living call does.
     """
     earlier = [t for outs in held for t in outs if t is not None]
     return [_one(position, out, outputs, inputs, earlier) for position, out in enumerate(outputs)]
@@ -37,24 +40,38 @@ def _one(
     if out is None:
         return None
     shares = [index for index, tensor in enumerate(inputs) if _overlap(out, tensor)]
-    held_by_inputs = [t for t in earlier if _overlap(out, t) and not any(_overlap(t, tensor) for tensor in inputs)]
-    last = out.storage_offset() + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
+    held_by_inputs = [
+        t for t in earlier if _overlap(out, t) and not any(_overlap(t, tensor) for tensor in inputs)
+    ]
+    last = out.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True)
+    )
     return {
         "exact_type": type(out) is torch.Tensor,
         "dtype": str(out.dtype).removeprefix("torch."),
         "shape": list(out.shape),
         "strides": _telling_strides(out),
         "device": out.device.type,
-        "storage": out.numel() == 0 or (last + 1) * out.element_size() <= out.untyped_storage().nbytes(),
+        "storage": out.numel() == 0
+        or (last + 1) * out.element_size() <= out.untyped_storage().nbytes(),
         "inputs": shares,
-        "outputs": [i for i, other in enumerate(outputs) if i != position and other is not None and _overlap(out, other)],
+        "outputs": [
+            i
+            for i, other in enumerate(outputs)
+            if i != position and other is not None and _overlap(out, other)
+        ],
         "held": bool(held_by_inputs),
     }
 
 
 def _telling_strides(out: torch.Tensor) -> list[int]:
-    """Strides, 0 where they mean nothing: of a dimension of size 1, and of a tensor without elements."""
-    return [stride if size > 1 and out.numel() else 0 for size, stride in zip(out.shape, out.stride(), strict=True)]
+    """Strides, 0 where they mean nothing: of a dimension of size 1, and of a tensor without
+    elements.
+    """
+    return [
+        stride if size > 1 and out.numel() else 0
+        for size, stride in zip(out.shape, out.stride(), strict=True)
+    ]
 
 
 def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -1,4 +1,6 @@
-"""Programs between the judge and its child: JSON in a frame, binaries in a safetensors file. Both sides check what they read."""
+"""Programs between the judge and its child: JSON in a frame, binaries in a safetensors file. Both
+sides check what they read.
+"""
 
 from __future__ import annotations
 

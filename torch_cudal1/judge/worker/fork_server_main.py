@@ -1,7 +1,8 @@
-"""The process that forks children, `python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`: see `nursery`, which starts
-it.
+"""The process that forks children,
+`python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`: see `nursery`, which starts it.
 
-It imports the modules, and then only forks and reaps: it runs nothing, touches no device and holds no result.
+It imports the modules, and then only forks and reaps: it runs nothing, touches no device and holds
+no result.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
 
 
 def reap(statuses: dict[int, int]) -> None:
-    """Collect the forked processes that have ended: their exit statuses by pid, negative for a signal."""
+    """Collect the forked processes that have ended: their exit statuses by pid, negative for a
+    signal.
+    """
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -63,7 +66,9 @@ def reap(statuses: dict[int, int]) -> None:
 
 
 def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
-    """The supervisor, and in its fork the worker: where the launcher would execute a new interpreter, this one goes on."""
+    """The supervisor, and in its fork the worker: where the launcher would execute a new
+    interpreter, this one goes on.
+    """
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)

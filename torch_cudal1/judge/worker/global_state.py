@@ -1,7 +1,9 @@
-"""The child's side of `env_diff`, part two: everything global that a candidate could change, as plain JSON values.
+"""The child's side of `env_diff`, part two: everything global that a candidate could change, as
+plain JSON values.
 
-Flags of torch and its libraries, random states, modes, the process, hooks of the interpreter. Functions are taken hold of when this
-module is imported. It compares nothing and judges nothing: the parent does both, with what was seen before the candidate came.
+Flags of torch and its libraries, random states, modes, the process, hooks of the interpreter.
+Functions are taken hold of when this module is imported. It compares nothing and judges nothing:
+the parent does both, with what was seen before the candidate came.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ __all__ = ["stir", "surroundings"]
 
 _BACKENDS = {  # torch.backends.<key>.<attribute>
     "cuda.matmul": (
-        *("allow_tf32", "fp32_precision", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
+        *(
+            "allow_tf32",
+            "fp32_precision",
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        ),
         "allow_fp16_accumulation",
     ),
     "cudnn": ("enabled", "benchmark", "benchmark_limit", "deterministic", "fp32_precision"),
@@ -51,18 +58,57 @@ _BACKENDS = {  # torch.backends.<key>.<attribute>
     "nnpack": ("enabled",),
 }
 _QUESTIONS = (  # torch.<key>()
-    *("get_float32_matmul_precision", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
-    *("get_deterministic_debug_mode", "get_default_dtype", "get_default_device", "is_grad_enabled", "is_inference_mode_enabled"),
-    *("get_num_threads", "get_num_interop_threads", "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "is_warn_always_enabled"),
-    *("is_autocast_cache_enabled", "_C._is_multithreading_enabled", "_C._get_graph_executor_optimize"),
+    *(
+        "get_float32_matmul_precision",
+        "are_deterministic_algorithms_enabled",
+        "is_deterministic_algorithms_warn_only_enabled",
+    ),
+    *(
+        "get_deterministic_debug_mode",
+        "get_default_dtype",
+        "get_default_device",
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+    ),
+    *(
+        "get_num_threads",
+        "get_num_interop_threads",
+        "is_anomaly_enabled",
+        "is_anomaly_check_nan_enabled",
+        "is_warn_always_enabled",
+    ),
+    *(
+        "is_autocast_cache_enabled",
+        "_C._is_multithreading_enabled",
+        "_C._get_graph_executor_optimize",
+    ),
     *("_C._jit_texpr_fuser_enabled", "_C._jit_can_fuse_on_cpu", "_C._jit_can_fuse_on_gpu"),
-    *("_C._get_cublas_allow_tf32", "_C._get_cudnn_sdp_enabled", "_C._get_flash_sdp_enabled", "_C._get_mem_efficient_sdp_enabled"),
-    *("_C._get_math_sdp_enabled", "_C._get_overrideable_sdp_enabled", "_C._get_math_sdp_allow_fp16_bf16_reduction"),
-    *("_C._get_blas_preferred_backend", "_C._get_linalg_preferred_backend", "_C._get_sdp_priority_order"),
-    *("_C._is_torch_function_enabled", "_C._is_torch_function_all_disabled", "_C._dispatch_tls_local_include_set"),
+    *(
+        "_C._get_cublas_allow_tf32",
+        "_C._get_cudnn_sdp_enabled",
+        "_C._get_flash_sdp_enabled",
+        "_C._get_mem_efficient_sdp_enabled",
+    ),
+    *(
+        "_C._get_math_sdp_enabled",
+        "_C._get_overrideable_sdp_enabled",
+        "_C._get_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    *(
+        "_C._get_blas_preferred_backend",
+        "_C._get_linalg_preferred_backend",
+        "_C._get_sdp_priority_order",
+    ),
+    *(
+        "_C._is_torch_function_enabled",
+        "_C._is_torch_function_all_disabled",
+        "_C._dispatch_tls_local_include_set",
+    ),
     *("_C._dispatch_tls_local_exclude_set", "_C._get_tracing_state", "jit.is_tracing"),
 )
-_NOT_SET = {f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")}  # what "none" means there
+_NOT_SET = {
+    f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")
+}  # what "none" means there
 _NO_VALUE = "absent"
 _WIDE = 1 + 2.0**-12  # TF32 and bfloat16 round it to 1
 
@@ -76,7 +122,9 @@ def _reader(path: str) -> Callable[[], Any] | None:
     return found if callable(found) else None
 
 
-_ASKED: dict[str, Callable[[], Any]] = {name: read for name in _QUESTIONS if (read := _reader(name)) is not None}
+_ASKED: dict[str, Callable[[], Any]] = {
+    name: read for name in _QUESTIONS if (read := _reader(name)) is not None
+}
 _mm, _full, _byte_view = torch.mm, torch.full, torch.Tensor.tolist
 _attention_way = torch._fused_sdp_choice
 _cpu_random, _python_random = torch.random.get_rng_state, random.getstate
@@ -92,12 +140,14 @@ def stir(seed: int) -> None:
 
 
 def surroundings(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
-    """Name -> JSON value, in groups. `device`: where the precision of a product is tried. `tables`: with the thousands of
-    identities of modules and of what they hold, of which the digests say whether anything is other than before.
+    """Name -> JSON value, in groups. `device`: where the precision of a product is tried. `tables`:
+    with the thousands of identities of modules and of what they hold, of which the digests say
+    whether anything is other than before.
     """
     _order_of_attention(device)
     found = {
-        "flags": {"product": _product(device)} | _flags(),  # in this order: the product starts CUDA, which has flags of its own
+        "flags": {"product": _product(device)}
+        | _flags(),  # in this order: the product starts CUDA, which has flags of its own
         "random": _random_states(),
         "process": _process(),
         "interpreter": _interpreter(),
@@ -117,18 +167,31 @@ def _flags() -> dict[str, str]:
             owner = getattr(owner, part, None)
         for name in names:
             flag = f"torch.backends.{path}.{name}"
-            flags[flag] = _told(partial(getattr, owner, name)).replace("none", _NOT_SET.get(flag, "none"))
+            flags[flag] = _told(partial(getattr, owner, name)).replace(
+                "none", _NOT_SET.get(flag, "none")
+            )
     for name, ask in _ASKED.items():
         flags[f"torch.{name}"] = _told(ask)
     for kind in ("cpu", "cuda"):
-        flags[f"autocast {kind}"] = _told(partial(torch.is_autocast_enabled, kind)) + _told(partial(torch.get_autocast_dtype, kind))
+        flags[f"autocast {kind}"] = _told(partial(torch.is_autocast_enabled, kind)) + _told(
+            partial(torch.get_autocast_dtype, kind)
+        )
     deterministic: Any = torch.utils.deterministic
-    flags["torch.utils.deterministic.fill_uninitialized_memory"] = _told(lambda: deterministic.fill_uninitialized_memory)
-    flags["denormals are flushed"] = _told(lambda: (torch.tensor(2.0**-1040, dtype=torch.float64) * 1.0).item() == 0.0)
-    flags["modes"] = repr(
-        [*map(_type_name, _get_current_function_mode_stack()), *map(_type_name, _get_current_dispatch_mode_stack())]
+    flags["torch.utils.deterministic.fill_uninitialized_memory"] = _told(
+        lambda: deterministic.fill_uninitialized_memory
     )
-    flags["operators of torch replaced"] = _told(lambda: sorted(name for name in torch.library._impls if _replaces(name)))
+    flags["denormals are flushed"] = _told(
+        lambda: (torch.tensor(2.0**-1040, dtype=torch.float64) * 1.0).item() == 0.0
+    )
+    flags["modes"] = repr(
+        [
+            *map(_type_name, _get_current_function_mode_stack()),
+            *map(_type_name, _get_current_dispatch_mode_stack()),
+        ]
+    )
+    flags["operators of torch replaced"] = _told(
+        lambda: sorted(name for name in torch.library._impls if _replaces(name))
+    )
     if torch.cuda.is_initialized():
         flags["cuda device"] = _told(torch.cuda.current_device)
         flags["cuda stream"] = _told(lambda: torch.cuda.current_stream().cuda_stream)
@@ -137,7 +200,9 @@ def _flags() -> dict[str, str]:
 
 
 def _replaces(registered: str) -> bool:
-    """Whether "aten/add.Tensor/CPU" and the like is what really runs. Inductor adds to prims, others shapes of fake tensors."""
+    """Whether "aten/add.Tensor/CPU" and the like is what really runs. Inductor adds to prims,
+    others shapes of fake tensors.
+    """
     library, _, rest = registered.partition("/")
     return library == "aten" and not rest.endswith(("/Meta", "/AutogradMeta"))
 
@@ -155,7 +220,9 @@ def _type_name(value: object) -> str:
 
 
 def _product(device: torch.device) -> str:
-    """One element of a product whose factors have 12 bits after the point: what precision a matmul has now."""
+    """One element of a product whose factors have 12 bits after the point: what precision a matmul
+    has now.
+    """
     with torch.no_grad():
         one = _full((64, 64), _WIDE, device=device)
         return repr(_byte_view(_mm(one, one))[0][0])
@@ -163,12 +230,15 @@ def _product(device: torch.device) -> str:
 
 @cache
 def _order_of_attention(device: torch.device) -> None:
-    """Have torch choose among its ways of attention: the first such choice of a process puts cuDNN first on some GPUs, for good
-    (ATen's sdp_utils.cpp, `priority_order`), which an honest candidate would seem to have done.
+    """Have torch choose among its ways of attention: the first such choice of a process puts cuDNN
+    first on some GPUs, for good (ATen's sdp_utils.cpp, `priority_order`), which an honest candidate
+    would seem to have done.
     """
     if device.type == "cuda":
         given = _full((1, 1, 8, 64), 1.0, dtype=torch.float16, device=device)
-        with suppress(RuntimeError):  # where the user allows none of them: then there is no first choice either
+        with suppress(
+            RuntimeError
+        ):  # where the user allows none of them: then there is no first choice either
             _attention_way(given, given, given)
 
 
@@ -179,7 +249,9 @@ def _random_states() -> dict[str, str]:
     }
     if "numpy" in sys.modules:
         state = sys.modules["numpy"].random.get_state(legacy=False)
-        states["numpy"] = _sha(repr([state["state"]["key"].tobytes(), state["state"]["pos"]]).encode()).hexdigest()
+        states["numpy"] = _sha(
+            repr([state["state"]["key"].tobytes(), state["state"]["pos"]]).encode()
+        ).hexdigest()
     if torch.cuda.is_initialized():
         states["cuda"] = _sha(bytes(_byte_view(torch.cuda.get_rng_state()))).hexdigest()
     return states
@@ -193,19 +265,38 @@ def _process() -> dict[str, str]:
         "umask": oct(mask),
         "signal handlers": repr({int(s): _handler(s) for s in signal.valid_signals()}),
         "blocked signals": repr(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))),
-        "timers": repr([signal.getitimer(which)[1] > 0 or signal.getitimer(which)[0] > 0 for which in (0, 1, 2)]),
+        "timers": repr(
+            [
+                signal.getitimer(which)[1] > 0 or signal.getitimer(which)[0] > 0
+                for which in (0, 1, 2)
+            ]
+        ),
         "niceness": repr(os.getpriority(os.PRIO_PROCESS, 0)),
-        "limits": repr({name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}),
-        "affinity": repr(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _NO_VALUE,
+        "limits": repr(
+            {
+                name: resource.getrlimit(getattr(resource, name))
+                for name in dir(resource)
+                if name.startswith("RLIMIT_")
+            }
+        ),
+        "affinity": repr(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else _NO_VALUE,
         "locale": repr(locale.setlocale(locale.LC_ALL)),
         "user": repr((os.getuid(), os.getgid())),
-        "name": Path("/proc/self/comm").read_text().strip() if Path("/proc/self/comm").exists() else _NO_VALUE,
+        "name": Path("/proc/self/comm").read_text().strip()
+        if Path("/proc/self/comm").exists()
+        else _NO_VALUE,
     }
 
 
 def _handler(number: int) -> str:
     found = signal.getsignal(number)
-    return str(int(found)) if isinstance(found, (int, signal.Handlers)) else f"{type(found).__name__} {id(found)}"
+    return (
+        str(int(found))
+        if isinstance(found, (int, signal.Handlers))
+        else f"{type(found).__name__} {id(found)}"
+    )
 
 
 def _interpreter() -> dict[str, str]:
@@ -246,7 +337,9 @@ def _hints() -> dict[str, str]:
 
 
 def _compilers() -> dict[str, str]:
-    """Settings of Dynamo, Inductor and Functorch that were set at run time, where these are loaded at all."""
+    """Settings of Dynamo, Inductor and Functorch that were set at run time, where these are loaded
+    at all.
+    """
     changed: dict[str, str] = {}
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
         module = sys.modules.get(name)
@@ -254,6 +347,8 @@ def _compilers() -> dict[str, str]:
             value = getattr(entry, "user_override", _NO_VALUE)
             value = value.get(_NO_VALUE) if isinstance(value, ContextVar) else value
             plain = isinstance(value, (bool, int, float, str, type(None))) and value != _NO_VALUE
-            if plain and value != getattr(entry, "default", _NO_VALUE):  # a patch that was undone leaves the default behind
+            if plain and value != getattr(
+                entry, "default", _NO_VALUE
+            ):  # a patch that was undone leaves the default behind
                 changed[f"{name}.{option}"] = repr(value)
     return changed

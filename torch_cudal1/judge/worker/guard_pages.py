@@ -1,11 +1,13 @@
-"""Tensors at the edge of mapped memory: an access beyond them is refused by the hardware, be its value used or not.
+"""Tensors at the edge of mapped memory: an access beyond them is refused by the hardware, be its
+value used or not.
 
-A copy of a tensor lies at the end, or at the start, of pages of its own; the addresses on both sides are reserved and lead nowhere.
-On the host that is `mmap` with guard pages, on a GPU the driver's virtual memory management. Whoever reads or writes there loses
-its process (SIGSEGV), on a GPU its CUDA context (an illegal address). Both cost the child that runs the candidate, nobody else.
+A copy of a tensor lies at the end, or at the start, of pages of its own; the addresses on both
+sides are reserved and lead nowhere. On the host that is `mmap` with guard pages, on a GPU the
+driver's virtual memory management. Whoever reads or writes there loses its process (SIGSEGV), on a
+GPU its CUDA context (an illegal address). Both cost the child that runs the candidate, nobody else.
 
-It does not see the up to 15 bytes between a tensor and the end of its pages, for tensors start at multiples of 16 (`bands` watches
-those), nor what lies beyond the reserved addresses.
+It does not see the up to 15 bytes between a tensor and the end of its pages, for tensors start at
+multiples of 16 (`bands` watches those), nor what lies beyond the reserved addresses.
 """
 
 from __future__ import annotations
@@ -32,17 +34,32 @@ __all__ = ["OUT_OF_MEMORY", "SIDES", "VERBS", "Side", "at_edge"]
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
 _PAGE = mmap.PAGESIZE
-_BEYOND_HOST, _BEYOND_GPU = 16 << 20, 1 << 30  # reserved on either side: addresses only, but a limit of address space counts them
+_BEYOND_HOST, _BEYOND_GPU = (
+    16 << 20,
+    1 << 30,
+)  # reserved on either side: addresses only, but a limit of address space counts them
 _NORESERVE = 0x4000  # mman.h of Linux: pages that nobody touches count for nothing
 _PROT_NONE = 0
-_PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = 1, 1, 0, 3  # of cuda.h: CUmemAllocationType, CUmemLocationType, ...
-OUT_OF_MEMORY = "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"  # what a DriverError says where the GPU is full
-_map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor  # taken hold of before any candidate
+_PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = (
+    1,
+    1,
+    0,
+    3,
+)  # of cuda.h: CUmemAllocationType, CUmemLocationType, ...
+OUT_OF_MEMORY = (
+    "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"  # what a DriverError says where the GPU is full
+)
+_map, _frombuffer, _as_tensor = (
+    mmap.mmap,
+    torch.frombuffer,
+    torch.as_tensor,
+)  # taken hold of before any candidate
 _empty_cache = torch.cuda.empty_cache
 
 
 def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
-    """A copy of `tensor`, strides and all, that ends where mapped memory ends, or starts where it starts.
+    """A copy of `tensor`, strides and all, that ends where mapped memory ends, or starts where it
+    starts.
 
     Raises OSError, on a GPU DriverError, where there is no such memory to be had.
     """
@@ -50,9 +67,17 @@ def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
     if not extent:
         return tensor
     size = extent * tensor.element_size()
-    pages = _host_pages(size, side) if tensor.device.type == "cpu" else _gpu_pages(size, side, tensor.device)
+    pages = (
+        _host_pages(size, side)
+        if tensor.device.type == "cpu"
+        else _gpu_pages(size, side, tensor.device)
+    )
     pages.copy_(tensor.detach().as_strided((extent,), (1,)).view(torch.uint8))
-    return pages.view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
+    return (
+        pages.view(tensor.dtype)
+        .as_strided(tensor.shape, tensor.stride())
+        .requires_grad_(tensor.requires_grad)
+    )
 
 
 def _place(size: int, mapped: int, side: Side) -> int:
@@ -67,13 +92,17 @@ def _whole(size: int, pages: int) -> int:
 def _host_pages(size: int, side: Side) -> torch.Tensor:
     """Bytes of the host. The tensor holds the mapping, which goes with it."""
     mapped = _whole(size, _PAGE)
-    memory = _map(-1, mapped + 2 * _BEYOND_HOST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    memory = _map(
+        -1, mapped + 2 * _BEYOND_HOST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    )
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in (first, first + _BEYOND_HOST + mapped):
         if _libc().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(_BEYOND_HOST), _PROT_NONE):
             code = ctypes.get_errno()
             raise OSError(code, f"mprotect of a guard page: {os.strerror(code)}")
-    return _frombuffer(memory, dtype=torch.uint8, count=size, offset=_BEYOND_HOST + _place(size, mapped, side))
+    return _frombuffer(
+        memory, dtype=torch.uint8, count=size, offset=_BEYOND_HOST + _place(size, mapped, side)
+    )
 
 
 @functools.cache
@@ -120,27 +149,42 @@ class _Access(ctypes.Structure):
 
 
 class _Reserved:
-    """Addresses of a GPU of which only the middle is mapped; `size` bytes of that, by CUDA's array interface."""
+    """Addresses of a GPU of which only the middle is mapped; `size` bytes of that, by CUDA's array
+    interface.
+    """
 
-    def __init__(self, driver: Driver, context: ctypes.c_void_p, place: _Location, size: int, side: Side) -> None:
+    def __init__(
+        self, driver: Driver, context: ctypes.c_void_p, place: _Location, size: int, side: Side
+    ) -> None:
         self._driver, self._context = driver, context
         self._undo: list[Callable[[], None]] = []
         properties, granule = _Properties(kind=_PINNED, location=place), ctypes.c_size_t()
         base, memory = ctypes.c_uint64(), ctypes.c_uint64()
         with driver.current(self._context):
             call, by, wide = driver.call, ctypes.byref, ctypes.c_size_t
-            call("cuMemGetAllocationGranularity", by(granule), by(properties), ctypes.c_int(_MINIMUM))
+            call(
+                "cuMemGetAllocationGranularity", by(granule), by(properties), ctypes.c_int(_MINIMUM)
+            )
             mapped = _whole(size, granule.value)
             beyond = _whole(_BEYOND_GPU, granule.value)
             reserved = mapped + 2 * beyond
-            call("cuMemAddressReserve", by(base), wide(reserved), wide(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+            call(
+                "cuMemAddressReserve",
+                by(base),
+                wide(reserved),
+                wide(0),
+                ctypes.c_uint64(0),
+                ctypes.c_uint64(0),
+            )
             self._undo.append(lambda: call("cuMemAddressFree", base, wide(reserved)))
             first = ctypes.c_uint64(base.value + beyond)
             call("cuMemCreate", by(memory), wide(mapped), by(properties), ctypes.c_uint64(0))
             self._undo.append(lambda: call("cuMemRelease", memory))
             call("cuMemMap", first, wide(mapped), wide(0), memory, ctypes.c_uint64(0))
             self._undo.append(lambda: call("cuMemUnmap", first, wide(mapped)))
-            call("cuMemSetAccess", first, wide(mapped), by(_Access(place, _READ_AND_WRITE)), wide(1))
+            call(
+                "cuMemSetAccess", first, wide(mapped), by(_Access(place, _READ_AND_WRITE)), wide(1)
+            )
         address = first.value + _place(size, mapped, side)
         self.__cuda_array_interface__ = {
             "shape": (size,),
@@ -151,7 +195,9 @@ class _Reserved:
         }
 
     def __del__(self) -> None:
-        """What was taken is given back, last first; after an illegal access the driver answers nothing but errors."""
+        """What was taken is given back, last first; after an illegal access the driver answers
+        nothing but errors.
+        """
         with contextlib.suppress(DriverError), self._driver.current(self._context):
             self._driver.call("cuCtxSynchronize")
             while self._undo:
@@ -159,10 +205,14 @@ class _Reserved:
 
 
 def _edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """A set like another, the tensors at `positions` in memory of their own that ends, or starts, with them."""
+    """A set like another, the tensors at `positions` in memory of their own that ends, or starts,
+    with them.
+    """
     given, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]
-    session.sets[request["name"]] = [at_edge(t, side) if i in chosen else t for i, t in enumerate(given)]
+    session.sets[request["name"]] = [
+        at_edge(t, side) if i in chosen else t for i, t in enumerate(given)
+    ]
     return {}
 
 

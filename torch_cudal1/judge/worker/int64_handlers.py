@@ -1,7 +1,9 @@
-"""The child's side of inputs too large to travel: made where they are used, from a seed, and answered in pieces.
+"""The child's side of inputs too large to travel: made where they are used, from a seed, and
+answered in pieces.
 
-Two processes with one kind of device make the same numbers from the same seed, so pieces of the candidate's outputs can be held
-beside eager's. It compares nothing. The memory is given back before the answer leaves.
+Two processes with one kind of device make the same numbers from the same seed, so pieces of the
+candidate's outputs can be held beside eager's. It compares nothing. The memory is given back before
+the answer leaves.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ __all__ = ["PIECE", "VERBS", "filled"]
 PIECE = 4096  # elements of an output
 
 
-def filled(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int, bound: int | None) -> torch.Tensor:
+def filled(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int, bound: int | None
+) -> torch.Tensor:
     """Standard normal numbers, integers below `bound` (2 if None), or booleans."""
     generator = torch.Generator(device).manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
@@ -36,21 +40,30 @@ def filled(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed:
 
 
 def _vast(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a slot on a set of which the tensors of `grown` ([position, shape, bound]) are made anew from `seed`.
+    """Call a slot on a set of which the tensors of `grown` ([position, shape, bound]) are made anew
+    from `seed`.
 
-    Answers the outputs' properties, and of each its elements in memory from the places that `pieces` names as parts of the whole,
-    in the order of the outputs.
+    Answers the outputs' properties, and of each its elements in memory from the places that
+    `pieces` names as parts of the whole, in the order of the outputs.
     """
     inputs = list(session.sets[request["inputs"]])
     outputs: list[torch.Tensor | None] = []
     try:
         for index, shape, bound in request["grown"]:
-            inputs[index] = filled(shape, inputs[index].dtype, inputs[index].device, int(request["seed"]) + index, bound)
+            inputs[index] = filled(
+                shape,
+                inputs[index].dtype,
+                inputs[index].device,
+                int(request["seed"]) + index,
+                bound,
+            )
         with torch.no_grad():
             outputs = session.slots[request["slot"]](inputs)
         refuse_lazy(outputs)
         synchronise(session.device)
-        pieces = [piece for out in outputs if out is not None for piece in _pieces(out, request["pieces"])]
+        pieces = [
+            piece for out in outputs if out is not None for piece in _pieces(out, request["pieces"])
+        ]
         layout = raw_tensors(pieces, Path(request["path"]))
         return {"layout": layout, "facts": describe(outputs, inputs, [])}
     finally:

@@ -1,6 +1,8 @@
-"""Has Triton compile what a call would launch, and launches nothing: a compiler needs no GPU, and one that times is left alone.
+"""Has Triton compile what a call would launch, and launches nothing: a compiler needs no GPU, and
+one that times is left alone.
 
-For programs of our own templates: what a call yields without its kernels is garbage, and must not be an address or an index.
+For programs of our own templates: what a call yields without its kernels is garbage, and must not
+be an address or an index.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ __all__ = ["compile_ahead", "has_kernels", "launching_nothing"]
 
 
 def has_kernels(source: str) -> bool:
-    """Whether a source of our templates holds what Triton compiles; a comment that says so costs a call."""
+    """Whether a source of our templates holds what Triton compiles; a comment that says so costs a
+    call.
+    """
     return "triton.jit" in source
 
 
 def compile_ahead(
-    run: Callable[[list[torch.Tensor]], object], like: Sequence[tuple[Sequence[int], torch.dtype]], device: torch.device
+    run: Callable[[list[torch.Tensor]], object],
+    like: Sequence[tuple[Sequence[int], torch.dtype]],
+    device: torch.device,
 ) -> None:
     """Call `run` on tensors of these shapes and dtypes, integers all 0. Raises what it raises."""
     inputs = [
@@ -36,7 +42,9 @@ def compile_ahead(
 
 @contextmanager
 def launching_nothing() -> Iterator[None]:
-    """A first launch of a kernel of Triton compiles it and does no more. Where Triton was not imported, nothing changes."""
+    """A first launch of a kernel of Triton compiles it and does no more. Where Triton was not
+    imported, nothing changes.
+    """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
         yield

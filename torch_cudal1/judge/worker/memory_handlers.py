@@ -1,9 +1,11 @@
-"""What a child does for the detectors of memory, environment and resources: calls under other conditions, and raw counts.
+"""What a child does for the detectors of memory, environment and resources: calls under other
+conditions, and raw counts.
 
-Fresh memory is filled with a pattern, inputs lie between bands, launches are left out, calls are repeated, and what the process
-holds is counted. It compares nothing: outputs, digests and counts go to the parent. On the host, fresh memory is filled by glibc
-(`judge.worker.heap`), without a word to PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a
-candidate gets from the driver itself, and the private pool of a CUDA graph, are not.
+Fresh memory is filled with a pattern, inputs lie between bands, launches are left out, calls are
+repeated, and what the process holds is counted. It compares nothing: outputs, digests and counts go
+to the parent. On the host, fresh memory is filled by glibc (`judge.worker.heap`), without a word to
+PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a candidate gets
+from the driver itself, and the private pool of a CUDA graph, are not.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ __all__ = ["VERBS", "fill_free_blocks"]
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 _SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
-_NOISE = 1_000.0  # far from any result, and far from infinity in every floating type of 16 bits and more
+_NOISE = (
+    1_000.0  # far from any result, and far from infinity in every floating type of 16 bits and more
+)
 _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ASYNC_COMPILE, _POOLED = "torch._inductor.async_compile", "torch/_inductor/async_compile.py"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,7 +53,9 @@ _list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
 
 
 def _surroundings(session: Session, request: Request) -> Answer:
-    """What is global in this process now. `stir`: a seed for all global generators first. `tables`: with all identities."""
+    """What is global in this process now. `stir`: a seed for all global generators first. `tables`:
+    with all identities.
+    """
     if "stir" in request:
         stir(int(request["stir"]))
     return {"surroundings": surroundings(session.device, tables=bool(request.get("tables")))}
@@ -63,8 +69,8 @@ def _forget(session: Session, request: Request) -> Answer:
 
 
 def _poisoned(session: Session, request: Request) -> Answer:
-    """Call a slot where all fresh memory holds a byte (if asked for, in `deterministic` mode), or (byte null) what PyTorch fills
-    it with in that mode.
+    """Call a slot where all fresh memory holds a byte (if asked for, in `deterministic` mode), or
+    (byte null) what PyTorch fills it with in that mode.
     """
     inputs, byte = session.sets[request["inputs"]], request["byte"]
     fill = _deterministic(fill=True) if byte is None else _filled(int(byte), session.device)
@@ -88,54 +94,78 @@ def _filled(byte: int, device: torch.device) -> Iterator[bool]:
 
 
 def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = False) -> None:
-    """Take every block that PyTorch's allocator has ready for the default stream, or for any (`everywhere`: all must still be
-    there), largest first so that each finds its own, fill it and give it back.
+    """Take every block that PyTorch's allocator has ready for the default stream, or for any
+    (`everywhere`: all must still be there), largest first so that each finds its own, fill it and
+    give it back.
     """
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
     sizes: dict[int, list[int]] = defaultdict(list)
     for segment in torch.cuda.memory_snapshot():
         if segment["device"] == here and (everywhere or not segment["stream"]):
-            free = [int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive"]
+            free = [
+                int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive"
+            ]
             small = segment["segment_type"] == "small"
-            sizes[segment["stream"]] += [size for whole in free for size in _requests(whole, small=small)]
+            sizes[segment["stream"]] += [
+                size for whole in free for size in _requests(whole, small=small)
+            ]
     taken = []
     for stream, wanted in sizes.items():
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)) if stream else nullcontext():
-            taken += [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(wanted, reverse=True)]
+        with (
+            torch.cuda.stream(torch.cuda.ExternalStream(stream, device))
+            if stream
+            else nullcontext()
+        ):
+            taken += [
+                torch.empty(size, dtype=torch.uint8, device=device).fill_(byte)
+                for size in sorted(wanted, reverse=True)
+            ]
     torch.cuda.synchronize(device)
     del taken
 
 
 def _requests(size: int, *, small: bool) -> list[int]:
-    """What to ask for to get a whole free block: segments for small blocks serve requests of up to 1 MiB only."""
+    """What to ask for to get a whole free block: segments for small blocks serve requests of up to
+    1 MiB only.
+    """
     pieces, rest = divmod(size, _SMALL_BYTES) if small else (0, size)
     return [_SMALL_BYTES] * pieces + [rest] * bool(rest)
 
 
 @contextmanager
 def _deterministic(*, fill: bool) -> Iterator[bool]:
-    """PyTorch's deterministic mode; where it may `fill`, floating memory is NaN, integers are their largest value."""
+    """PyTorch's deterministic mode; where it may `fill`, floating memory is NaN, integers are their
+    largest value.
+    """
     deterministic: Any = torch.utils.deterministic
-    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    enabled, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     filled = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic.fill_uninitialized_memory = fill
     try:
         yield bool(torch.empty(64).isnan().all())
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)  # the debug mode would forget `warn_only`
+        torch.use_deterministic_algorithms(
+            enabled, warn_only=warn_only
+        )  # the debug mode would forget `warn_only`
         deterministic.fill_uninitialized_memory = filled
 
 
 def _banded(session: Session, request: Request) -> Answer:
-    """Call a slot on inputs that lie between bands, and on a GPU with free memory that lies between fences.
+    """Call a slot on inputs that lie between bands, and on a GPU with free memory that lies between
+    fences.
 
     Answers what the bands hold afterwards, as digests.
     """
     given, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
     bands = {index: Bands.around(given[index], seed + index) for index in request["positions"]}
-    inputs = [bands[index].tensor if index in bands else tensor for index, tensor in enumerate(given)]
+    inputs = [
+        bands[index].tensor if index in bands else tensor for index, tensor in enumerate(given)
+    ]
     fences = Fences.between(request["holes"], seed, device) if device.type == "cuda" else None
     with torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
@@ -146,16 +176,20 @@ def _banded(session: Session, request: Request) -> Answer:
         "layout": layout,
         "bands": {str(index): found.digest() for index, found in bands.items()},
         "fences": fences.digests() if fences else [],
-        "allocated": [found.digest() for found in getattr(session.slots[request["slot"]], "bands", ())],
+        "allocated": [
+            found.digest() for found in getattr(session.slots[request["slot"]], "bands", ())
+        ],
     }
 
 
 class _Instrumented:
-    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or at the edge of its pages.
+    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or
+    at the edge of its pages.
 
-    With a byte to fill with, every Alloc holds it when a launch first gets it: memory that an earlier step of the same call had,
-    and let go of, may hold just what a launch that is left out would have written. "noise": floating-point tensors hold large
-    numbers that differ, none of them infinite, others the byte 1.
+    With a byte to fill with, every Alloc holds it when a launch first gets it: memory that an
+    earlier step of the same call had, and let go of, may hold just what a launch that is left out
+    would have written. "noise": floating-point tensors hold large numbers that differ, none of them
+    infinite, others the byte 1.
     """
 
     def __init__(self, program: Program, device: torch.device, request: Request) -> None:
@@ -165,7 +199,9 @@ class _Instrumented:
         self._seed: int | None = request["seed"]
         self._fill: int | Literal["noise"] | None = request["fill"]
         self._side: Side | None = request["side"]
-        self._at_edge: dict[int, torch.Tensor] = {}  # by id, kept alive: the id of a dead tensor is soon another's
+        self._at_edge: dict[
+            int, torch.Tensor
+        ] = {}  # by id, kept alive: the id of a dead tensor is soon another's
         self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
         self._run = interpret(program, device, launcher=self._launcher)
 
@@ -174,13 +210,17 @@ class _Instrumented:
         self._at_edge.clear()
         return self._run(inputs)
 
-    def _launcher(self, cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
+    def _launcher(
+        self, cubin: torch.Tensor, launch: Launch, device: torch.device
+    ) -> Callable[[list[Any]], None]:
         self.launches += 1
         outs, fresh = self._allocated[id(launch)]
         if self.launches - 1 == self._skip:
             start = skip_launch(cubin, launch, device)
         else:
-            from torch_cudal1.device.cuda.driver import prepare_launch  # needs libcuda: only where something is launched
+            from torch_cudal1.device.cuda.driver import (
+                prepare_launch,
+            )  # needs libcuda: only where something is launched
 
             start = prepare_launch(cubin, launch, device)
         if self._fill is not None:
@@ -191,7 +231,9 @@ class _Instrumented:
 
     def _filled(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
         for out in fresh:
-            whole = values[out].as_strided((storage_extent(values[out].shape, values[out].stride()),), (1,))
+            whole = values[out].as_strided(
+                (storage_extent(values[out].shape, values[out].stride()),), (1,)
+            )
             if self._fill == "noise" and whole.dtype in _NOISY:
                 whole.normal_(std=_NOISE, generator=torch.Generator(whole.device).manual_seed(out))
             else:
@@ -199,7 +241,9 @@ class _Instrumented:
         return values
 
     def _moved(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
-        """The values, those of Alloc steps moved to the edge of pages of their own if they are not there yet."""
+        """The values, those of Alloc steps moved to the edge of pages of their own if they are not
+        there yet.
+        """
         assert self._side is not None
         for out in outs:
             if id(values[out]) not in self._at_edge:
@@ -219,7 +263,9 @@ class _Instrumented:
 
 
 def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]:
-    """Each launch with the Alloc values it gets, and those of them that no step before it got; nested Programs included."""
+    """Each launch with the Alloc values it gets, and those of them that no step before it got;
+    nested Programs included.
+    """
     allocated = {step.out for step in program.steps if isinstance(step, Alloc)}
     fresh = set(allocated)
     for step in program.steps:
@@ -232,8 +278,9 @@ def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]
 
 
 def _instrument(session: Session, request: Request) -> Answer:
-    """Put a Program into a slot, as `_Instrumented` runs it: launch number `skip` left out (-1: none), with a `seed` each Alloc
-    between bands, with a `side` each at the edge of its pages, with a byte to `fill` each full of that.
+    """Put a Program into a slot, as `_Instrumented` runs it: launch number `skip` left out (-1:
+    none), with a `seed` each Alloc between bands, with a `side` each at the edge of its pages, with
+    a byte to `fill` each full of that.
     """
     program = read_program(request["program"], request["payloads"])
     session.slots[request["slot"]] = _Instrumented(program, session.device, request)
@@ -265,12 +312,17 @@ def _usage(session: Session, request: Request) -> Answer:
     }
     if session.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(session.device)
-        usage |= {"gpu_bytes": torch.cuda.memory_allocated(session.device), "gpu_used_bytes": total - free}
+        usage |= {
+            "gpu_bytes": torch.cuda.memory_allocated(session.device),
+            "gpu_used_bytes": total - free,
+        }
     return {"usage": usage}
 
 
 def _count_files(scratch: Path) -> int:
-    """Files in the scratch folder. What is mounted below it, such as the root of a confined process, is not in it."""
+    """Files in the scratch folder. What is mounted below it, such as the root of a confined
+    process, is not in it.
+    """
     count = 0
     for folder, folders, files in os.walk(scratch):
         folders[:] = [name for name in folders if not os.path.ismount(os.path.join(folder, name))]
@@ -290,8 +342,8 @@ def _children() -> list[str]:
 
 
 def _python_threads() -> list[str]:
-    """Of each Python thread but this one: the files its stack goes through, outermost first. One of Inductor's pool begins with the
-    pool's own file, which an idle worker's stack does not show.
+    """Of each Python thread but this one: the files its stack goes through, outermost first. One of
+    Inductor's pool begins with the pool's own file, which an idle worker's stack does not show.
     """
     stacks, pooled = [], _compilers_pool()
     for ident, innermost in _frames().items():

@@ -1,8 +1,10 @@
-"""The bytes of a call's outputs, taken before any Python could run on behalf of the tensors: no lazy result gets a late start.
+"""The bytes of a call's outputs, taken before any Python could run on behalf of the tensors: no
+lazy result gets a late start.
 
-An output must be a plain tensor by identity of its type, with its bytes behind it, and no mode may be active; then its memory is
-read by address, through ctypes on the host and the CUDA driver on a GPU. What is used here is taken hold of at import, before any
-candidate. It does not compare, and code that runs in another thread while the bytes are read is not its business.
+An output must be a plain tensor by identity of its type, with its bytes behind it, and no mode may
+be active; then its memory is read by address, through ctypes on the host and the CUDA driver on a
+GPU. What is used here is taken hold of at import, before any candidate. It does not compare, and
+code that runs in another thread while the bytes are read is not its business.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ _TENSOR, _PARAMETER, _kind = torch.Tensor, torch.nn.Parameter, type
 _modes = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
 _address, _storage, _shape = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.size
 _stride, _offset, _numel = torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.numel
-_size, _conjugated, _negated, _layout = torch.UntypedStorage.nbytes, torch.Tensor.is_conj, torch.Tensor.is_neg, torch.strided
+_size, _conjugated, _negated, _layout = (
+    torch.UntypedStorage.nbytes,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+    torch.strided,
+)
 _NAMES = dict(DTYPES)
 _CHUNK = 64 << 20
 
@@ -42,11 +49,15 @@ class RefusedOutput(SandboxError):
 
 
 def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
-    """Raises RefusedOutput unless every output is a tensor of exactly torch's type and no mode waits for operations."""
+    """Raises RefusedOutput unless every output is a tensor of exactly torch's type and no mode
+    waits for operations.
+    """
     for position, out in enumerate(outputs):
         kind = _kind(out)
         if out is not None and kind is not _TENSOR and kind is not _PARAMETER:
-            raise RefusedOutput(f"output {position} is a {kind.__module__}.{kind.__qualname__}, expected exactly torch.Tensor")
+            raise RefusedOutput(
+                f"output {position} is a {kind.__module__}.{kind.__qualname__}, expected exactly torch.Tensor"
+            )
     dispatch, function = (count() for count in _modes)
     if dispatch or function:
         raise RefusedOutput(
@@ -57,7 +68,10 @@ def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
 def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
     """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
     plain = [out for out in outputs if out is not None]
-    if any(out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out) for out in plain):
+    if any(
+        out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out)
+        for out in plain
+    ):
         return save_tensors(outputs, path)
     if (placed := _placed(outputs, path)) is not None:
         return placed
@@ -71,9 +85,15 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
             continue
         extent = _checked_extent(position, out)
         size = extent * out.element_size()
-        header[str(position)] = {"dtype": _NAMES[out.dtype], "shape": [extent], "data_offsets": [end, end + size]}
+        header[str(position)] = {
+            "dtype": _NAMES[out.dtype],
+            "shape": [extent],
+            "data_offsets": [end, end + size],
+        }
         spans.append((_address(out), size, out.device.type == "cuda"))
-        layout.append([str(out.dtype).removeprefix("torch."), list(_shape(out)), list(_stride(out))])
+        layout.append(
+            [str(out.dtype).removeprefix("torch."), list(_shape(out)), list(_stride(out))]
+        )
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -85,12 +105,17 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
 
 
 def _placed(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None] | None:
-    """The layout of what went into memory that the judge shares; None where it shares none, or not enough."""
+    """The layout of what went into memory that the judge shares; None where it shares none, or not
+    enough.
+    """
     arena = arena_of(path.parent)
     plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
     if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
         return None
-    spans = [(_address(out), _checked_extent(position, out) * out.element_size()) for position, out in plain]
+    spans = [
+        (_address(out), _checked_extent(position, out) * out.element_size())
+        for position, out in plain
+    ]
     try:
         return with_offsets(outputs, arena.write(spans))
     except SandboxError as error:
@@ -102,7 +127,9 @@ def _checked_extent(position: int, out: torch.Tensor) -> int:
     available = _size(_storage(out))
     if extent and (_offset(out) + extent) * out.element_size() > available:
         needed = (_offset(out) + extent) * out.element_size()
-        raise RefusedOutput(f"output {position} needs {needed} bytes and its storage has {available}")
+        raise RefusedOutput(
+            f"output {position} needs {needed} bytes and its storage has {available}"
+        )
     if extent and not _address(out):
         raise RefusedOutput(f"output {position} has {_numel(out)} elements and no memory")
     return extent

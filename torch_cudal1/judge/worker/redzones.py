@@ -1,7 +1,8 @@
-"""Memory between patterns: a tensor inside a larger buffer, free blocks between fences. What the patterns hold is told as digests.
+"""Memory between patterns: a tensor inside a larger buffer, free blocks between fences. What the
+patterns hold is told as digests.
 
-The parent computes the same digests from the seed (`expected`), so it is the one who knows whether they changed. A store that lands
-beyond the bands is not seen here; that is for `guard_pages`.
+The parent computes the same digests from the seed (`expected`), so it is the one who knows whether
+they changed. A store that lands beyond the bands is not seen here; that is for `guard_pages`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _SIDES = 2
 def _pattern(seed: int, size: int) -> torch.Tensor:
     if seed < 0:
         return torch.full((size,), 0xFF, dtype=torch.uint8)
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def _shift(seed: int) -> int:
@@ -38,7 +41,9 @@ def _shift(seed: int) -> int:
 
 def expected(seed: int) -> str:
     """The digest of untouched bands."""
-    return hashlib.sha256(_pattern(seed, _SIDES * BAND_BYTES + _shift(seed)).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        _pattern(seed, _SIDES * BAND_BYTES + _shift(seed)).numpy().tobytes()
+    ).hexdigest()
 
 
 def expected_fence(seed: int, size: int) -> str:
@@ -64,7 +69,9 @@ class Bands:
         buffer[:left] = pattern[:left]
         buffer[left + size :] = pattern[left:]
         inner = (
-            buffer[left : left + size].view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), left // tensor.element_size())
+            buffer[left : left + size]
+            .view(tensor.dtype)
+            .as_strided(tensor.shape, tensor.stride(), left // tensor.element_size())
         )
         if size:
             flat = tensor.detach().as_strided((size // tensor.element_size(),), (1,))
@@ -74,19 +81,25 @@ class Bands:
     def digest(self) -> str:
         """Of both bands, as they are now."""
         right = self.buffer.numel() - BAND_BYTES
-        both = torch.cat((self.buffer[: self.left], self.buffer[right:])).cpu()  # what lies between may be gigabytes
+        both = torch.cat(
+            (self.buffer[: self.left], self.buffer[right:])
+        ).cpu()  # what lies between may be gigabytes
         return hashlib.sha256(_bytes_of(both)).hexdigest()
 
 
 @dataclass(frozen=True)
 class Fences:
-    """Blocks that stand beside free ones of the sizes asked for, so that what a candidate allocates next lies between them."""
+    """Blocks that stand beside free ones of the sizes asked for, so that what a candidate allocates
+    next lies between them.
+    """
 
     blocks: tuple[torch.Tensor, ...]
 
     @classmethod
     def between(cls, sizes: Sequence[int], seed: int, device: torch.device) -> Fences:
-        """Holes and fences in turn: PyTorch's allocator cuts blocks off what it has just reserved one after the other."""
+        """Holes and fences in turn: PyTorch's allocator cuts blocks off what it has just reserved
+        one after the other.
+        """
         torch.cuda.empty_cache()
         fences: list[torch.Tensor] = []
         holes: list[torch.Tensor] = []

@@ -1,8 +1,9 @@
-"""The child's loop, `python -m torch_cudal1.judge.worker.session FD`: it loads Programs, turns buffers into buffers and reports raw
-facts.
+"""The child's loop, `python -m torch_cudal1.judge.worker.session FD`: it loads Programs, turns
+buffers into buffers and reports raw facts.
 
-It holds no reference result, no tolerance and no verdict: the parent compares and decides. Its standard output means nothing.
-Whatever goes wrong in a request is answered as an error, except what ends the process.
+It holds no reference result, no tolerance and no verdict: the parent compares and decides. Its
+standard output means nothing. Whatever goes wrong in a request is answered as an error, except what
+ends the process.
 """
 
 from __future__ import annotations
@@ -27,10 +28,22 @@ from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.benchmark.rotating_inputs import Ring, Turns
 from torch_cudal1.judge.wire import precision_rights
 from torch_cudal1.judge.wire.arena import Arena, lend, lend_also, open_arena, return_to_first
-from torch_cudal1.judge.wire.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.wire.channel import (
+    Channel,
+    in_arena,
+    load_tensors,
+    save_tensors,
+    storage_extent,
+)
 from torch_cudal1.judge.wire.properties import describe
 from torch_cudal1.judge.wire.transport import present, read_program, write_payloads
-from torch_cudal1.judge.worker import guard_pages, int64_handlers, memory_handlers, state_handlers, timing_handlers
+from torch_cudal1.judge.worker import (
+    guard_pages,
+    int64_handlers,
+    memory_handlers,
+    state_handlers,
+    timing_handlers,
+)
 from torch_cudal1.judge.worker.global_state import surroundings
 from torch_cudal1.judge.worker.headers import keep_headers
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead
@@ -43,12 +56,16 @@ __all__ = ["VERBS", "Request", "Session", "Verb", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
 _NOTHING_COMPUTED = 0xFF  # NaN in every floating type
-_COPIED_BYTES = 1 << 30  # of a set larger than that no copy is kept: it is shown again where it must be
+_COPIED_BYTES = (
+    1 << 30
+)  # of a set larger than that no copy is kept: it is shown again where it must be
 
 
 @dataclass
 class Session:
-    """What one child holds: callables in slots, input sets by name (and the files they came from), outputs kept alive."""
+    """What one child holds: callables in slots, input sets by name (and the files they came from),
+    outputs kept alive.
+    """
 
     device: torch.device
     scratch: Path = Path()
@@ -56,12 +73,16 @@ class Session:
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
-    copies: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)  # of whole sets that came without a file
+    copies: dict[str, list[torch.Tensor | None]] = field(
+        default_factory=dict
+    )  # of whole sets that came without a file
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
     rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
     sides: tuple[Turns, Turns] | None = None
     first_us: dict[str, float] = field(default_factory=dict)  # of each slot's first call
-    host_us: dict[str, float] = field(default_factory=dict)  # what queueing a call of a slot took last
+    host_us: dict[str, float] = field(
+        default_factory=dict
+    )  # what queueing a call of a slot took last
 
     def ring(self, request: Request) -> Ring:
         """The ring of the request's sets, turned as it asks."""
@@ -87,10 +108,17 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     unshared = _shared(session, request.get("arena"), lend)
     gc.collect()
     gc.freeze()  # what was imported is never garbage: later collections need not look at it
-    return {"pid": os.getpid(), "torch": torch.__version__, "unshared": unshared, "surroundings": surroundings(session.device)}
+    return {
+        "pid": os.getpid(),
+        "torch": torch.__version__,
+        "unshared": unshared,
+        "surroundings": surroundings(session.device),
+    }
 
 
-def _shared(session: Session, arena: Sequence[Any] | None, use: Callable[[Path, Arena], None]) -> str:
+def _shared(
+    session: Session, arena: Sequence[Any] | None, use: Callable[[Path, Arena], None]
+) -> str:
     """Open the memory that the judge shares, if it does; why that cannot be done, "" if it is."""
     if arena is None:
         return "none was given"
@@ -118,32 +146,54 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
     session.static = frozenset(request["static"])
     if session.device.type == "cpu" and request["schedule"] != "eager":
         keep_headers()
-    session.slots[request["slot"]] = build_runner(program, request["schedule"], session.device, static=session.static)
+    session.slots[request["slot"]] = build_runner(
+        program, request["schedule"], session.device, static=session.static
+    )
     return {}
 
 
 def _read_source(session: Session, request: Request) -> dict[str, Any]:
-    """What a reference file says of itself: how to make and call its module; its example tensors go to a file."""
-    told, tensors = described(imported(request["text"], session.scratch), request["entry"], session.device, int(request["seed"]))
+    """What a reference file says of itself: how to make and call its module; its example tensors go
+    to a file.
+    """
+    told, tensors = described(
+        imported(request["text"], session.scratch),
+        request["entry"],
+        session.device,
+        int(request["seed"]),
+    )
     return {**told, "layout": save_tensors(tensors, Path(request["path"]))}
 
 
 def _load_source(session: Session, request: Request) -> dict[str, Any]:
-    """Make a module from a source text and put it into a slot: the names, dtypes and shapes of its state, as it was constructed."""
+    """Make a module from a source text and put it into a slot: the names, dtypes and shapes of its
+    state, as it was constructed.
+    """
     form, way = CallForm.from_json(request["form"]), Way(**request["way"])
     runner = ModuleRunner(imported(request["text"], session.scratch), form, way, session.device)
     session.static = frozenset(range(len(form.names)))
     session.slots[request["slot"]] = runner
     state = runner.fresh().state_dict()
-    return {"state": [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in state.items()]}
+    return {
+        "state": [
+            [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
+            for name, value in state.items()
+        ]
+    }
 
 
 def _put(session: Session, request: Request) -> dict[str, Any]:
-    """Take an input set from a file; `base` names an earlier set that fills the places the file leaves out."""
+    """Take an input set from a file; `base` names an earlier set that fills the places the file
+    leaves out.
+    """
     layout, path = request["layout"], Path(request["path"])
     given = load_tensors(layout, path, session.device)
-    base: Sequence[torch.Tensor | None] = session.sets[request["base"]] if request["base"] else given
-    session.sets[request["name"]] = [present(new if new is not None else old) for new, old in zip(given, base, strict=True)]
+    base: Sequence[torch.Tensor | None] = (
+        session.sets[request["base"]] if request["base"] else given
+    )
+    session.sets[request["name"]] = [
+        present(new if new is not None else old) for new, old in zip(given, base, strict=True)
+    ]
     session.sources[request["name"]] = (layout, path)
     if in_arena(layout) and not request["base"] and sum(map(_bytes_of, given)) <= _COPIED_BYTES:
         session.copies[request["name"]] = load_tensors(layout, path, session.device)
@@ -152,7 +202,9 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 
 def _drop(session: Session, request: Request) -> dict[str, Any]:
     """Forget input sets and, unless told to keep them, held outputs."""
-    size = sum(_bytes_of(tensor) for name in request["names"] for tensor in session.sets.get(name, ()))
+    size = sum(
+        _bytes_of(tensor) for name in request["names"] for tensor in session.sets.get(name, ())
+    )
     for name in request["names"]:
         session.sets.pop(name, None)
         session.copies.pop(name, None)
@@ -160,7 +212,9 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     gone = set(request["names"])
     if any(not gone.isdisjoint(names) for names in session.rings):
-        session.rings = {names: ring for names, ring in session.rings.items() if gone.isdisjoint(names)}
+        session.rings = {
+            names: ring for names, ring in session.rings.items() if gone.isdisjoint(names)
+        }
         session.sides = None
     if not request.get("held"):
         session.held.clear()
@@ -169,10 +223,11 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _clear(session: Session, request: Request) -> dict[str, Any]:
-    """Forget everything that was loaded, so that the next question meets the process as a new one; what was compiled stays.
+    """Forget everything that was loaded, so that the next question meets the process as a new one;
+    what was compiled stays.
 
-    `kept`: so does memory of a GPU, for which the driver takes 20 ms a tensor of 32 MiB when it is asked again, but with nothing of
-    what was computed in it.
+    `kept`: so does memory of a GPU, for which the driver takes 20 ms a tensor of 32 MiB when it is
+    asked again, but with nothing of what was computed in it.
     """
     for _, path in session.sources.values():
         path.unlink(missing_ok=True)
@@ -189,7 +244,9 @@ def _clear(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _run(session: Session, request: Request) -> dict[str, Any]:
-    """Call a slot on an input set: outputs to a file, with their properties. `hold` keeps the outputs alive for `reread`."""
+    """Call a slot on an input set: outputs to a file, with their properties. `hold` keeps the
+    outputs alive for `reread`.
+    """
     inputs = session.sets[request["inputs"]]
     started = time.perf_counter()
     with torch.no_grad():
@@ -204,11 +261,17 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     size = sum(map(_bytes_of, outputs))
     del outputs
     make_room(session.device, size)
-    return {"layout": layout, "facts": facts, "tree": getattr(session.slots[request["slot"]], "tree", "")}
+    return {
+        "layout": layout,
+        "facts": facts,
+        "tree": getattr(session.slots[request["slot"]], "tree", ""),
+    }
 
 
 def _ahead(session: Session, request: Request) -> dict[str, Any]:
-    """Compile what a call of a slot launches, on made-up tensors of `like`: pairs of a shape and the name of a dtype."""
+    """Compile what a call of a slot launches, on made-up tensors of `like`: pairs of a shape and
+    the name of a dtype.
+    """
     like = [(shape, getattr(torch, dtype)) for shape, dtype in request["like"]]
     compile_ahead(session.slots[request["slot"]], like, session.device)
     return {}
@@ -220,7 +283,9 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _unchanged(session: Session, request: Request) -> dict[str, Any]:
-    """Positions of the inputs of a set whose bytes are no longer those that came; None where they must be shown again for that."""
+    """Positions of the inputs of a set whose bytes are no longer those that came; None where they
+    must be shown again for that.
+    """
     before = session.copies.get(request["name"])
     if before is None:
         layout, path = session.sources[request["name"]]
@@ -232,8 +297,15 @@ def _unchanged(session: Session, request: Request) -> dict[str, Any]:
     now = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
     if isinstance(runner, ModuleRunner) and runner.holds(now[: (count := len(runner.state()))]):
-        now = [*runner.state(), *now[count:]]  # the module holds copies of the parameters: those must not have changed either
-    return {"changed": [i for i, old in enumerate(before) if old is not None and not _same_bytes(old, now[i])]}
+        now = [
+            *runner.state(),
+            *now[count:],
+        ]  # the module holds copies of the parameters: those must not have changed either
+    return {
+        "changed": [
+            i for i, old in enumerate(before) if old is not None and not _same_bytes(old, now[i])
+        ]
+    }
 
 
 def _build(session: Session, request: Request) -> dict[str, Any]:
@@ -303,7 +375,9 @@ def _done(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict
         named = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **named}
     except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
-        detector = {"detector": "resource"} if "allocate memory" in str(error) else {}  # torch's CPU allocator raises RuntimeError
+        detector = (
+            {"detector": "resource"} if "allocate memory" in str(error) else {}
+        )  # torch's CPU allocator raises RuntimeError
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
 
 

@@ -1,7 +1,8 @@
 """Triton text, or CUDA C++, to a cubin, ahead of time and without a GPU.
 
-Runs in the judge's build process only: it writes the text to a temporary folder, imports it from there and leaves nothing behind.
-Refuses what the compiler accepts and no device can run (FACTS: shared memory is not checked ahead of time, some bodies are `trap`).
+Runs in the judge's build process only: it writes the text to a temporary folder, imports it from
+there and leaves nothing behind. Refuses what the compiler accepts and no device can run (FACTS:
+shared memory is not checked ahead of time, some bodies are `trap`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 def build(program: Program, proposal: Proposal, sm: int) -> Program:
     """The Program of cubins for `sm_{sm}`, with outputs exactly as the reference's.
 
-    Raises NotLowerableError when the island is not covered, does not compile or needs more than the device has, and ProgramError
-    when the proposal does not fit the island.
+    Raises NotLowerableError when the island is not covered, does not compile or needs more than the
+    device has, and ProgramError when the proposal does not fit the island.
     """
     lowered = lower(program, proposal)
     cubins: dict[str, Cubin] = {}
@@ -47,10 +48,14 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
             cubins[kernel.symbol] = compile_kernel(kernel, sm)
             continue
         if (needed := kernel.cuda.shared_bytes) > shared_limit(sm):
-            raise NotLowerableError(f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+            raise NotLowerableError(
+                f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}"
+            )
         if kernel.text not in machine_code:
             machine_code[kernel.text] = compile_cuda_text(kernel, sm)
-        cubins[kernel.symbol] = _cubin(machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes)
+        cubins[kernel.symbol] = _cubin(
+            machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes
+        )
     return assemble(program, lowered, cubins)
 
 
@@ -61,8 +66,13 @@ def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
     """
     assert kernel.cuda is not None
     defines = [f"-D{name}={value}" for name, value in kernel.cuda.defines]
-    # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by name
-    built = compile_cuda(kernel.text, f"sm_{sm}a" if sm >= 90 else f"sm_{sm}", options=["--fmad=false", "--std=c++17", *defines])
+    # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by
+    # name
+    built = compile_cuda(
+        kernel.text,
+        f"sm_{sm}a" if sm >= 90 else f"sm_{sm}",
+        options=["--fmad=false", "--std=c++17", *defines],
+    )
     if isinstance(built, NotBuilt):
         raise NotLowerableError(f"{kernel.symbol} does not compile for sm_{sm}: {built.reason}")
     return built.cubin
@@ -87,13 +97,16 @@ def compile_function(
     options: Options,
     sm: int,
 ) -> Cubin:
-    """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as `compile_kernel` does.
+    """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as
+    `compile_kernel` does.
 
     `constants` and `attributes` are by the position of an argument, in a tuple, as Triton has them.
     """
     from triton.compiler import ASTSource
 
-    source = ASTSource(fn=function, signature=dict(signature), constexprs=dict(constants), attrs=dict(attributes))
+    source = ASTSource(
+        fn=function, signature=dict(signature), constexprs=dict(constants), attrs=dict(attributes)
+    )
     chosen = {name: value for name, value in asdict(options).items() if value is not None}
     name = function.__name__
     with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
@@ -101,10 +114,13 @@ def compile_function(
 
 
 def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
-    """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource over the limit of `sm`."""
+    """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource
+    over the limit of `sm`.
+    """
     from triton.compiler import ASTSource
 
-    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
+    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero
+    # inside libdevice
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
     options |= {} if kernel.registers is None else {"maxnreg": kernel.registers}
@@ -120,19 +136,25 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
 
 @contextmanager
 def _own_knobs(folder: str) -> Iterator[None]:
-    """Triton's switches for compiling here: nothing is kept, nothing of this machine gets into a cubin."""
+    """Triton's switches for compiling here: nothing is kept, nothing of this machine gets into a
+    cubin.
+    """
     # Triton is absent on some machines, where importing this package must still work
     from triton import knobs
 
     with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _stages_hook
-        knobs.compilation.disable_line_info = True  # line info would put the temporary path into the cubin
+        knobs.compilation.disable_line_info = (
+            True  # line info would put the temporary path into the cubin
+        )
         knobs.cache.dir = folder
         yield
 
 
 def load_source(kernel: Kernel, folder: Path) -> ModuleType:
-    """Write the kernel's text into `folder` and import it (Triton reads the source back from the file)."""
+    """Write the kernel's text into `folder` and import it (Triton reads the source back from the
+    file).
+    """
     path = folder / f"{kernel.symbol}.py"
     path.write_text(kernel.text)
     spec = importlib.util.spec_from_file_location(kernel.symbol, path)
@@ -156,7 +178,9 @@ def _compiled(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> 
 
 
 def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
-    """Triton's pipeline hook: without arguments it names the pipeline, with (backend, stages, ...) it may wrap stages."""
+    """Triton's pipeline hook: without arguments it names the pipeline, with (backend, stages, ...)
+    it may wrap stages.
+    """
     if not arguments:
         return "unreferenced globals dropped", "1"
     stages = arguments[1]
@@ -168,8 +192,9 @@ def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
 def without_dead_globals(ptx: str) -> str:
     """The PTX without module globals that nothing reads.
 
-    Every libdevice call leaves the string "__CUDA_FTZ" of its resolved reflection behind; a cubin with module memory is refused
-    when it is scanned, since such memory could outlive a call. A global that code does read stays, and so does the refusal.
+    Every libdevice call leaves the string "__CUDA_FTZ" of its resolved reflection behind; a cubin
+    with module memory is refused when it is scanned, since such memory could outlive a call. A
+    global that code does read stays, and so does the refusal.
     """
     for line, name in [(match[0], match[1]) for match in _GLOBAL.finditer(ptx)]:
         if len(re.findall(rf"(?<![\w$]){re.escape(name)}(?![\w$])", ptx)) == 1:
@@ -180,8 +205,14 @@ def without_dead_globals(ptx: str) -> str:
 def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
     metadata = compiled.metadata
     if metadata.shared > shared_limit(sm):
-        raise NotLowerableError(f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
-    if metadata.global_scratch_size or metadata.profile_scratch_size or getattr(metadata, "num_ctas", 1) != 1:
+        raise NotLowerableError(
+            f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}"
+        )
+    if (
+        metadata.global_scratch_size
+        or metadata.profile_scratch_size
+        or getattr(metadata, "num_ctas", 1) != 1
+    ):
         raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
     if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
@@ -191,12 +222,16 @@ def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
 
 
 def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
-    """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be read is on record."""
+    """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be
+    read is on record.
+    """
     sass = disassembled(cubin)
     if sass is None:
         telemetry.record("kernels", "machine_code_not_read", symbol)
     elif found := unwritten(sass):
-        raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
+        raise NotLowerableError(
+            f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}"
+        )
 
 
 def _cubin(body: bytes, warps: int, shared_bytes: int) -> Cubin:

@@ -1,7 +1,9 @@
-"""What follows a matrix product, printed for its tile: bias, activation, residual, scale, and the stores; as Triton or as CUDA C++.
+"""What follows a matrix product, printed for its tile: bias, activation, residual, scale, and the
+stores; as Triton or as CUDA C++.
 
-`row` counts the rows of all matrices of the batch, `column` the columns. The element-wise expressions are `pointwise`'s; the C++ is
-a translation of the same templates, and what has none (half types, chains through other types) is refused with NotLowerableError.
+`row` counts the rows of all matrices of the batch, `column` the columns. The element-wise
+expressions are `pointwise`'s; the C++ is a translation of the same templates, and what has none
+(half types, chains through other types) is refused with NotLowerableError.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from torch_cudal1.kernels.expr.affine import Atom, Form
 __all__ = ["CudaTail", "cuda_tail", "triton_tail", "values_of"]
 
 _C_TYPES = {"tl.float32": "float", "tl.int64": "i64", "tl.int32": "int", "tl.int1": "bool"}
-_C_LOADS = {"torch.float32": "float", "torch.int64": "i64", "torch.int32": "int", "torch.bool": "unsigned char"}
+_C_LOADS = {
+    "torch.float32": "float",
+    "torch.int64": "i64",
+    "torch.int32": "int",
+    "torch.bool": "unsigned char",
+}
 _C_NAMES = {
     "tl.where": "where",
     "tl.abs": "absolute",
@@ -28,7 +35,10 @@ _C_NAMES = {
     "tl.floor": "floorf",
     "tl.ceil": "ceilf",
 }
-_INFINITY = {'float("inf")': "__int_as_float(0x7f800000)", 'float("-inf")': "__int_as_float(0xff800000)"}
+_INFINITY = {
+    'float("inf")': "__int_as_float(0x7f800000)",
+    'float("-inf")': "__int_as_float(0xff800000)",
+}
 _NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])")
 _FULL = re.compile(r"tl\.full\(\[\], (.+), (tl\.\w+)\)")
 _CONVERSION = re.compile(r"\((\w+)\)\.to\((tl\.\w+)\)")
@@ -51,7 +61,8 @@ class _TailPrinter(Printer):
 
 @dataclass(frozen=True)
 class CudaTail:
-    """C++ text of `tail(x, row, column, ...)` and `place(row, column)`; the values it reads, the one it writes.
+    """C++ text of `tail(x, row, column, ...)` and `place(row, column)`; the values it reads, the
+    one it writes.
 
     `pairs`: columns 2i and 2i + 1 are neighbours in memory, aligned to two elements.
     """
@@ -66,7 +77,10 @@ class CudaTail:
 
 def values_of(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Program values that are read and that are written, each once."""
-    groups = [dict.fromkeys(s.value for s in nest.statements if s.kind == kind) for kind in ("load", "store")]
+    groups = [
+        dict.fromkeys(s.value for s in nest.statements if s.kind == kind)
+        for kind in ("load", "store")
+    ]
     return tuple(sorted(groups[0])), tuple(sorted(groups[1]))
 
 
@@ -76,13 +90,18 @@ def triton_tail(nest: Nest, rows: int, columns: int, masks: tuple[bool, bool]) -
 
 
 def cuda_tail(nest: Nest) -> CudaTail:
-    """The tail as C++ functions. Raises NotLowerableError for several outputs, half types, or a template without a translation."""
+    """The tail as C++ functions. Raises NotLowerableError for several outputs, half types, or a
+    template without a translation.
+    """
     stores = [s for s in nest.statements if s.kind == "store"]
     if len(stores) != 1 or str(stores[0].node.dtype) != "torch.float32":
         raise NotLowerableError("this product writes one fp32 tensor")
     printer, store = Printer(nest, Tile(1, 1)), stores[0]
     number = "i64" if printer.wide else "int"
-    digits = [_c(line, number) for line in (*printer.digits("row", False), *printer.digits("column", True))]
+    digits = [
+        _c(line, number)
+        for line in (*printer.digits("row", False), *printer.digits("column", True))
+    ]
     body = [_statement(printer, s) for s in nest.statements if s.kind != "store"]
     reads = values_of(nest)[0]
     loads = {s.value: _loaded(s) for s in nest.statements if s.kind == "load"}
@@ -97,15 +116,24 @@ def cuda_tail(nest: Nest) -> CudaTail:
         "}",
     ]
     arguments = "".join(f", p{value}" for value in reads)
-    return CudaTail("\n".join(lines), parameters, arguments, reads, store.value, _pairs(nest, store.access))
+    return CudaTail(
+        "\n".join(lines), parameters, arguments, reads, store.value, _pairs(nest, store.access)
+    )
 
 
 def _pairs(nest: Nest, place: Form) -> bool:
-    """Whether columns 2i and 2i + 1 of any row are neighbours in memory, 8 bytes apart from the next pair."""
+    """Whether columns 2i and 2i + 1 of any row are neighbours in memory, 8 bytes apart from the
+    next pair.
+    """
     columns: list[Atom] = [a for a in nest.atoms if a.column and a.extent > 1]
     last = columns[-1] if columns else None
     rest = [step for atom, step in place.terms if atom is not last] + [place.offset]
-    return last is not None and last.extent % 2 == 0 and place.coefficient(last) == 1 and all(step % 2 == 0 for step in rest)
+    return (
+        last is not None
+        and last.extent % 2 == 0
+        and place.coefficient(last) == 1
+        and all(step % 2 == 0 for step in rest)
+    )
 
 
 def _loaded(s: Statement) -> str:
@@ -133,11 +161,17 @@ def _translated(text: str) -> str:
     for old, new in _INFINITY.items():
         text = text.replace(old, new)
     text = _FULL.sub(lambda m: f"({_C_TYPES[m[2]]})({m[1]})", text)
-    text = _CONVERSION.sub(lambda m: f"({_C_TYPES[m[2]]})({m[1]})" if m[2] in _C_TYPES else m[0], text)
+    text = _CONVERSION.sub(
+        lambda m: f"({_C_TYPES[m[2]]})({m[1]})" if m[2] in _C_TYPES else m[0], text
+    )
     text = re.sub(r"libdevice\.(\w+)\(", r"\1f(", text)
     text = re.sub(r"tl\.\w+(?=\()", lambda m: _C_NAMES.get(m[0], m[0]), text)
     text = _NUMBER.sub(r"\1f", text.replace("True", "true").replace("False", "false"))
-    if "tl." in text or ".to(" in text or "float(" in text.replace("(float)(", "").replace("__int_as_float(", ""):
+    if (
+        "tl." in text
+        or ".to(" in text
+        or "float(" in text.replace("(float)(", "").replace("__int_as_float(", "")
+    ):
         raise NotLowerableError(f"no C++ form of {text!r}")
     return text
 

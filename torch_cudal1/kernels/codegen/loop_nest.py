@@ -1,8 +1,10 @@
-"""Turns output expressions into one loop nest: statements over rows (programs) and columns (inside a reduction).
+"""Turns output expressions into one loop nest: statements over rows (programs) and columns (inside
+a reduction).
 
-The iteration space is the source of the island's first reduction, or the output of an element-wise island. Every other reduction
-must fold as many columns; a reshape that cuts a loop variable refines the space and scheduling starts over. What does not fit one
-nest raises NotLowerableError. Printing Triton is `source`'s work.
+The iteration space is the source of the island's first reduction, or the output of an element-wise
+island. Every other reduction must fold as many columns; a reshape that cuts a loop variable refines
+the space and scheduling starts over. What does not fit one nest raises NotLowerableError. Printing
+Triton is `source`'s work.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.kernels.expr.affine import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
+from torch_cudal1.kernels.expr.affine import (
+    Atom,
+    Cut,
+    Form,
+    Index,
+    flatten,
+    natural,
+    row_major,
+    unflatten,
+)
 from torch_cudal1.kernels.expr.element_order import in_order
 from torch_cudal1.kernels.expr.from_program import Output
 from torch_cudal1.kernels.expr.nodes import (
@@ -30,7 +41,15 @@ from torch_cudal1.kernels.expr.nodes import (
     sources,
 )
 
-__all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_operand", "schedule_tail"]
+__all__ = [
+    "Nest",
+    "Statement",
+    "reductions_of",
+    "scans_of",
+    "schedule",
+    "schedule_operand",
+    "schedule_tail",
+]
 
 _MAX_STATEMENTS = 256
 _MAX_CUTS = 16
@@ -40,9 +59,10 @@ _MAX_CUTS = 16
 class Statement:
     """One assignment (or store) of the kernel.
 
-    `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the element of a Dot at its own place).
-    `text` is the template over `needs`, or the literal, or the kind of reduction or scan. `level` counts the reductions that must
-    be finished before it; `rows`, `columns`: what it varies over.
+    `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the
+    element of a Dot at its own place). `text` is the template over `needs`, or the literal, or the
+    kind of reduction or scan. `level` counts the reductions that must be finished before it;
+    `rows`, `columns`: what it varies over.
     """
 
     name: str
@@ -55,7 +75,9 @@ class Statement:
     needs: tuple[Statement, ...] = ()
     access: Form = field(default_factory=Form)
     value: int = -1
-    limits: tuple[tuple[Form, int], ...] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
+    limits: tuple[
+        tuple[Form, int], ...
+    ] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
 
     @property
     def ready(self) -> int:
@@ -65,7 +87,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Nest:
-    """Statements in order, over `rows` and `columns` (atoms, outermost first; no columns: element-wise)."""
+    """Statements in order, over `rows` and `columns` (atoms, outermost first; no columns:
+    element-wise).
+    """
 
     statements: tuple[Statement, ...]
     atoms: tuple[Atom, ...]
@@ -101,7 +125,9 @@ class Nest:
         return max((s.ready for s in self.statements), default=0)
 
 
-def reductions_of(nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()) -> tuple[Reduce, ...]:
+def reductions_of(
+    nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()
+) -> tuple[Reduce, ...]:
     """Every reduction below `nodes`, sources before users, not looking below those in `stop`."""
     seen: set[Node] = set(stop)
     found: list[Reduce] = []
@@ -133,7 +159,9 @@ def scans_of(nodes: tuple[Node, ...]) -> tuple[Scan, ...]:
 
 
 def schedule(outputs: tuple[Output, ...]) -> Nest:
-    """One loop nest that computes all outputs. Raises NotLowerableError when they need more than one."""
+    """One loop nest that computes all outputs. Raises NotLowerableError when they need more than
+    one.
+    """
     nodes = tuple(o.node for o in outputs)
     folds, scans = reductions_of(nodes), scans_of(nodes)
     if scans:
@@ -149,26 +177,33 @@ def schedule(outputs: tuple[Output, ...]) -> Nest:
 
 
 def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
-    """What follows a product, element by element: rows are its batch and rows in order, columns its columns; none is merged.
+    """What follows a product, element by element: rows are its batch and rows in order, columns its
+    columns; none is merged.
 
     Of a convolution the columns are the channels, the rows everything else.
 
-    Raises NotLowerableError when an output needs the product at another place than its own, or has another number of elements.
+    Raises NotLowerableError when an output needs the product at another place than its own, or has
+    another number of elements.
     """
     if reductions_of(tuple(o.node for o in outputs)):
-        raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
+        raise NotLowerableError(
+            "a reduction of a product needs whole rows, a tile has parts of them"
+        )
     column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
     sizes = [(size, dim == column) for dim, size in enumerate(dot.shape)]
     return _built(tuple(in_order(output, dot) for output in outputs), sizes)
 
 
 def schedule_operand(operand: Output) -> Nest:
-    """A matrix that is made for each tile of a product: its rows are k, its columns the product's; none is merged.
+    """A matrix that is made for each tile of a product: its rows are k, its columns the product's;
+    none is merged.
 
     Raises NotLowerableError where making it takes a reduction or a scan.
     """
     if reductions_of((operand.node,)) or scans_of((operand.node,)):
-        raise NotLowerableError("an operand made by a reduction or a scan: a product would repeat it for every tile")
+        raise NotLowerableError(
+            "an operand made by a reduction or a scan: a product would repeat it for every tile"
+        )
     rows, columns = operand.node.shape
     return _built((operand,), [(rows, False), (columns, True)])
 
@@ -202,13 +237,23 @@ class _Builder:
         for output in outputs:
             numel = output.spec.numel
             if numel not in (total, rows):
-                raise NotLowerableError(f"output {output.value} has {numel} elements; the loops have {total} over {rows} rows")
+                raise NotLowerableError(
+                    f"output {output.value} has {numel} elements; the loops have {total} over {rows} rows"
+                )
             index = unflatten(self.full if numel == total else self.row, output.spec.shape)
             source = self.emit(output.node, index)
             access = flatten(index, output.spec.strides)
             full = numel == total and any(a.column for a in self.atoms)
             store = Statement(
-                "", "store", output.node, source.ready, True, full, needs=(source,), access=access, value=output.value
+                "",
+                "store",
+                output.node,
+                source.ready,
+                True,
+                full,
+                needs=(source,),
+                access=access,
+                value=output.value,
             )
             self.statements.append(store)
         return Nest(tuple(self.statements), self.atoms)
@@ -241,7 +286,13 @@ class _Builder:
         if not isinstance(node, (Map, Constant)):
             raise NotLowerableError(f"a {type(node).__name__} has no kernel of its own")
         needs = tuple(self.emit(arg, index) for arg in node.args) if isinstance(node, Map) else ()
-        text = node.template if isinstance(node, Map) else node.text if isinstance(node, Constant) else ""
+        text = (
+            node.template
+            if isinstance(node, Map)
+            else node.text
+            if isinstance(node, Constant)
+            else ""
+        )
         kind = "map" if isinstance(node, Map) else "constant"
         level = max((n.ready for n in needs), default=0)
         rows, columns = any(n.rows for n in needs), any(n.columns for n in needs)
@@ -252,19 +303,29 @@ class _Builder:
 
     def _access(self, node: Leaf | Position, form: Form) -> Statement:
         kind, value = ("load", node.value) if isinstance(node, Leaf) else ("position", -1)
-        return Statement(self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value)
+        return Statement(
+            self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value
+        )
 
     def _padded(self, node: Padded, index: Index) -> Statement:
         source = node.source
         if not isinstance(source, Leaf):
-            raise NotLowerableError("a window over what is computed in the island: it would be computed once for every tap")
-        limits = tuple((form, size) for form, size in zip(index, source.shape, strict=True) if form.offset or form.largest >= size)
+            raise NotLowerableError(
+                "a window over what is computed in the island: it would be computed once for every tap"
+            )
+        limits = tuple(
+            (form, size)
+            for form, size in zip(index, source.shape, strict=True)
+            if form.offset or form.largest >= size
+        )
         made = self._access(source, flatten(index, source.strides))
         return replace(made, node=replace(source), text=node.fill, limits=limits)
 
     def _product(self, node: Dot, form: Form) -> Statement:
         if form != self.full:
-            raise NotLowerableError("an element is made of another element of the product than its own")
+            raise NotLowerableError(
+                "an element is made of another element of the product than its own"
+            )
         return Statement(self._name(), "product", node, 0, True, True)
 
     def _reduce(self, node: Reduce, index: Index) -> Statement:
@@ -275,19 +336,27 @@ class _Builder:
             raise NotLowerableError(f"reductions over different numbers of columns: {sizes}")
         inner = dict(zip(node.dims, unflatten(self.column, sizes), strict=True))
         source = self.emit(node.source, tuple(inner.get(d, form) for d, form in enumerate(index)))
-        return Statement(self._name(), "reduce", node, source.ready, True, False, node.kind, (source,))
+        return Statement(
+            self._name(), "reduce", node, source.ready, True, False, node.kind, (source,)
+        )
 
     def _scan(self, node: Scan, index: Index) -> Statement:
         others = [form for d, form in enumerate(index) if d != node.dim]
         if index[node.dim] != self.column or any(form.columns for form in others):
-            raise NotLowerableError("a scan is needed at another place than its own, or along another dimension")
+            raise NotLowerableError(
+                "a scan is needed at another place than its own, or along another dimension"
+            )
         place = index[node.dim].shifted(-1) if node.exclusive else index[node.dim]
-        source = self.emit(node.source, tuple(place if d == node.dim else form for d, form in enumerate(index)))
+        source = self.emit(
+            node.source, tuple(place if d == node.dim else form for d, form in enumerate(index))
+        )
         return Statement(self._name(), "scan", node, source.level, True, True, node.kind, (source,))
 
 
 def _simplified(nest: Nest) -> Nest:
-    """Loop variables in memory order, and neighbours that are always walked together merged into one."""
+    """Loop variables in memory order, and neighbours that are always walked together merged into
+    one.
+    """
     accesses = [s.access for s in nest.statements if s.kind in ("load", "store", "position")]
     accesses += [form for s in nest.statements for form, _ in s.limits]
     main = max(accesses, key=lambda form: (len(form.terms), form.largest))
@@ -298,7 +367,9 @@ def _simplified(nest: Nest) -> Nest:
         merged: list[list[Atom]] = []
         for atom in atoms:
             last = merged[-1][-1] if merged else None
-            if last and all(form.coefficient(last) == form.coefficient(atom) * atom.extent for form in accesses):
+            if last and all(
+                form.coefficient(last) == form.coefficient(atom) * atom.extent for form in accesses
+            ):
                 merged[-1].append(atom)
             else:
                 merged.append([atom])
@@ -307,14 +378,24 @@ def _simplified(nest: Nest) -> Nest:
 
 
 def _renumbered(nest: Nest, groups: list[list[Atom]]) -> Nest:
-    fresh = {g[-1]: Atom(i, math.prod(a.extent for a in g), g[0].column) for i, g in enumerate(groups)}
+    fresh = {
+        g[-1]: Atom(i, math.prod(a.extent for a in g), g[0].column) for i, g in enumerate(groups)
+    }
     done: dict[Statement, Statement] = {}
     for old in nest.statements:
         limits = tuple((_over(form, fresh), size) for form, size in old.limits)
-        done[old] = replace(old, access=_over(old.access, fresh), limits=limits, needs=tuple(done[n] for n in old.needs))
+        done[old] = replace(
+            old,
+            access=_over(old.access, fresh),
+            limits=limits,
+            needs=tuple(done[n] for n in old.needs),
+        )
     return Nest(tuple(done.values()), tuple(fresh.values()))
 
 
 def _over(form: Form, fresh: Mapping[Atom, Atom]) -> Form:
     """The form over other atoms, each as its last old one moved."""
-    return Form(form.offset, tuple((new, form.coefficient(old)) for old, new in fresh.items() if form.coefficient(old)))
+    return Form(
+        form.offset,
+        tuple((new, form.coefficient(old)) for old, new in fresh.items() if form.coefficient(old)),
+    )

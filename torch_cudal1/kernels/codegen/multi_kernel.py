@@ -1,11 +1,13 @@
-"""An island's expressions as loop nests in launch order: one where that is enough, several where programs must wait for others.
+"""An island's expressions as loop nests in launch order: one where that is enough, several where
+programs must wait for others.
 
     split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
                outputs last
     team       long rows, many or few: programs of one launch share a row and meet (`team`); their count is set to zero before
     nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows' results first, in memory
 
-Partial results go through scratch values, and are put together in a fixed order. Text and machine code are made elsewhere.
+Partial results go through scratch values, and are put together in a fixed order. Text and machine
+code are made elsewhere.
 """
 
 from __future__ import annotations
@@ -53,14 +55,19 @@ def first_nest(outputs: tuple[Output, ...]) -> Nest:
     return schedule(_rows_first(outputs, {}, 1 + max(o.value for o in outputs)) or outputs)
 
 
-def staged(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int) -> tuple[Stage, ...]:
+def staged(
+    outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int
+) -> tuple[Stage, ...]:
     """The nests of a proposal. `specs` learns the scratch values, numbered from `first` on.
 
-    Raises NotLowerableError when the expressions do not fit nests, ProgramError when the proposal is nonsense for them.
+    Raises NotLowerableError when the expressions do not fit nests, ProgramError when the proposal
+    is nonsense for them.
     """
     split = proposal.number("split", 1)
     team = bool(proposal.config.get("team", False))
-    outputs = _chosen(outputs, streamed=split > 1 or team or bool(proposal.config.get("loop", False)))
+    outputs = _chosen(
+        outputs, streamed=split > 1 or team or bool(proposal.config.get("loop", False))
+    )
     rows = _rows_first(outputs, specs, first)
     if rows:
         stages = staged(rows, proposal, specs, first + len(rows))
@@ -82,13 +89,18 @@ def tile_of(nest: Nest, proposal: Proposal) -> Tile:
     loop = bool(proposal.config.get("loop", False))
     for size in (rows, columns or 1):
         if size < 1 or size & (size - 1):
-            raise ProgramError("proposal", f"tile of {rows} x {columns}; sizes must be powers of two")
+            raise ProgramError(
+                "proposal", f"tile of {rows} x {columns}; sizes must be powers of two"
+            )
     if (columns > 0) != nest.reduces or rows * max(1, columns) > _MAX_TILE:
         raise ProgramError(
-            "proposal", f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}"
+            "proposal",
+            f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}",
         )
     if columns and not (loop or proposal.config.get("team", False)) and columns < nest.column_count:
-        raise ProgramError("proposal", f"rows of {nest.column_count} do not fit {columns} columns without a loop")
+        raise ProgramError(
+            "proposal", f"rows of {nest.column_count} do not fit {columns} columns without a loop"
+        )
     return Tile(rows, columns, loop)
 
 
@@ -107,14 +119,20 @@ def _chosen(outputs: tuple[Output, ...], *, streamed: bool) -> tuple[Output, ...
     return tuple(replace(o, node=node) for o, node in zip(outputs, nodes, strict=True))
 
 
-def _rows_first(outputs: tuple[Output, ...], specs: dict[int, TensorSpec], first: int) -> tuple[Output, ...]:
-    """What must be in memory before anything is folded over it: results of rows that another reduction reads."""
+def _rows_first(
+    outputs: tuple[Output, ...], specs: dict[int, TensorSpec], first: int
+) -> tuple[Output, ...]:
+    """What must be in memory before anything is folded over it: results of rows that another
+    reduction reads.
+    """
     found: dict[Node, None] = {}
     for outer in reductions_of(tuple(o.node for o in outputs)):
         inner = reductions_of((outer.source,))
         if inner and math.prod(outer.source.shape) <= max(math.prod(one.shape) for one in inner):
             found[outer.source] = None
-    inside = {node for node in found for other in found if other is not node and node in _below(other)}
+    inside = {
+        node for node in found for other in found if other is not node and node in _below(other)
+    }
     kept = [node for node in found if node not in inside]
     return tuple(scratch(node, first + position, specs) for position, node in enumerate(kept))
 
@@ -123,13 +141,18 @@ def _below(node: Node) -> set[Node]:
     return {one.source for one in reductions_of((node,))}
 
 
-def _split(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int) -> tuple[Stage, ...]:
+def _split(
+    outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int
+) -> tuple[Stage, ...]:
     split, warps, number = proposal.number("split", 1), proposal.number("warps", 8), first
     tile = Tile(proposal.number("rows", 1), proposal.number("columns", 2048), True)
     nodes, done = tuple(o.node for o in outputs), dict[Node, Node]()
     stages: list[Stage] = []
     while ready := _ready(nodes, done):
-        made = [scratch(_partial(replaced(fold.source, done), fold, split), number + i, specs) for i, fold in enumerate(ready)]
+        made = [
+            scratch(_partial(replaced(fold.source, done), fold, split), number + i, specs)
+            for i, fold in enumerate(ready)
+        ]
         number += len(made)
         stages.append(_stage(made, tile, warps))
         partial = {fold: _leaf(one) for fold, one in zip(ready, made, strict=True)}
@@ -145,11 +168,16 @@ def _split(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, Ten
     return (*stages, *_lasts([replace(o, node=replaced(o.node, done)) for o in outputs]))
 
 
-def _team(nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: int) -> tuple[Stage, ...]:
+def _team(
+    nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: int
+) -> tuple[Stage, ...]:
     tile = tile_of(nest, proposal)
     size = -(-nest.column_count // max(1, tile.columns))
     if tile.rows != 1 or size < 2 or any(s.kind == "scan" for s in nest.statements):
-        raise ProgramError("proposal", f"a team of {size} for tiles of {tile.rows} rows; expected two or more for one, and no scan")
+        raise ProgramError(
+            "proposal",
+            f"a team of {size} for tiles of {tile.rows} rows; expected two or more for one, and no scan",
+        )
     words = words_of(nest)
     for number, (fold, _) in enumerate(words, first):
         specs[number] = _dense(fold.node.compute, (nest.row_count, size))
@@ -208,11 +236,19 @@ def _combined(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
         middle = div(reduced("sum", centers, last), constant(own.shape[-1], _F32))
         columns = math.prod(fold.source.shape[d] for d in fold.dims) // own.shape[-1]
         off = pointwise("({0} - {1})", centers, middle, dtype=_F32)
-        made = reduced("sum", pointwise("({0} + {1} * {1} * {2})", own, off, constant(columns, _F32), dtype=_F32), last)
+        made = reduced(
+            "sum",
+            pointwise("({0} + {1} * {1} * {2})", own, off, constant(columns, _F32), dtype=_F32),
+            last,
+        )
     elif fold.kind == "expsum":
         tops = _twin(fold, "max", partial)
-        top = pointwise('tl.where({0} == float("-inf"), 0.0, {0})', reduced("max", tops, last), dtype=_F32)
-        made = reduced("sum", pointwise("({0} * libdevice.exp({1} - {2}))", own, tops, top, dtype=_F32), last)
+        top = pointwise(
+            'tl.where({0} == float("-inf"), 0.0, {0})', reduced("max", tops, last), dtype=_F32
+        )
+        made = reduced(
+            "sum", pointwise("({0} * libdevice.exp({1} - {2}))", own, tops, top, dtype=_F32), last
+        )
     else:
         made = Reduce((*own.shape[:-1], 1), fold.dtype, fold.kind, own, last)
     return reshape(made, fold.shape)
@@ -220,4 +256,8 @@ def _combined(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
 
 def _twin(fold: Reduce, kind: str, partial: Mapping[Reduce, Leaf]) -> Leaf:
     """The partial results of another kind over the same elements."""
-    return next(leaf for one, leaf in partial.items() if one.kind == kind and one.source is fold.source and one.dims == fold.dims)
+    return next(
+        leaf
+        for one, leaf in partial.items()
+        if one.kind == kind and one.source is fold.source and one.dims == fold.dims
+    )

@@ -1,14 +1,17 @@
-"""Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum of exponentials (online).
+"""Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum
+of exponentials (online).
 
-Each lane of the tile keeps its own running values through the loop; afterwards lanes are put together. `started`, `stepped` and
-`finished` print the Triton lines before, in and after that loop. A lane whose columns have ended keeps what it has. A mean beside
-the squared deviations of the same (`twins`) has no lines of its own but `told`: they have it already.
+Each lane of the tile keeps its own running values through the loop; afterwards lanes are put
+together. `started`, `stepped` and `finished` print the Triton lines before, in and after that loop.
+A lane whose columns have ended keeps what it has. A mean beside the squared deviations of the same
+(`twins`) has no lines of its own but `told`: they have it already.
 
-Where programs share a row, each has a piece of it in registers: `of_piece` prints what it tells the others, `joined` what is made
-of all their words, as of lanes.
+Where programs share a row, each has a piece of it in registers: `of_piece` prints what it tells the
+others, `joined` what is made of all their words, as of lanes.
 
-Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan, Golub, LeVeque 1983 for putting
-lanes together; Milakov, Gimelshein, Online normalizer calculation for softmax (2018).
+Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan,
+Golub, LeVeque 1983 for putting lanes together; Milakov, Gimelshein, Online normalizer calculation
+for softmax (2018).
 """
 
 from __future__ import annotations
@@ -17,9 +20,24 @@ from collections.abc import Sequence
 
 from torch_cudal1.kernels.codegen.loop_nest import Statement
 
-__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "share_of_piece", "started", "stepped", "told", "twins"]
+__all__ = [
+    "KINDS",
+    "WORDS",
+    "finished",
+    "joined",
+    "of_piece",
+    "share_of_piece",
+    "started",
+    "stepped",
+    "told",
+    "twins",
+]
 
-WORDS = {"mean": ("mean",), "m2": ("mean", "acc"), "expsum": ("top", "acc")}  # what a lane or a piece has of each kind
+WORDS = {
+    "mean": ("mean",),
+    "m2": ("mean", "acc"),
+    "expsum": ("top", "acc"),
+}  # what a lane or a piece has of each kind
 KINDS = frozenset(WORDS)
 _LOW = 'float("-inf")'
 
@@ -56,19 +74,30 @@ def stepped(s: Statement, columns: int, masked: bool) -> list[str]:
             f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
             f"top_{n} = next_{n}",
         ]
-    lines = [f"away_{n} = {x} - mean_{n}", f"next_{n} = mean_{n} + away_{n} * (1.0 / (start // {columns} + 1))"]
+    lines = [
+        f"away_{n} = {x} - mean_{n}",
+        f"next_{n} = mean_{n} + away_{n} * (1.0 / (start // {columns} + 1))",
+    ]
     if s.text == "m2":
-        lines.append(f"acc_{n} = {_kept(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}")
+        lines.append(
+            f"acc_{n} = {_kept(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}"
+        )
     return [*lines, f"mean_{n} = {_kept(f'next_{n}', f'mean_{n}', masked)}"]
 
 
 def finished(s: Statement, count: int, columns: int) -> list[str]:
     """After the loop: the row's value, in `[rows, 1]`."""
-    return joined(s, count, columns, f"({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}")
+    return joined(
+        s,
+        count,
+        columns,
+        f"({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}",
+    )
 
 
 def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> list[str]:
-    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen` of `count` elements.
+    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen`
+    of `count` elements.
 
     `axis` 0: words are of one row and one-dimensional, and the value is a number.
     """
@@ -100,7 +129,9 @@ def of_piece(s: Statement, masked: bool, size: str) -> list[str]:
             f"exp_{n} = libdevice.exp(x_{n} - {_safe(f'top_{n}')})",
             f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
         ]
-    lines = [f"mean_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"]
+    lines = [
+        f"mean_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"
+    ]
     if s.text == "m2":
         lines.append(f"away_{n} = {_other(f'{x} - mean_{n}', '0.0', masked)}")
         lines.append(f"acc_{n} = tl.sum(away_{n} * away_{n}, axis=1, keep_dims=True)")
@@ -108,7 +139,9 @@ def of_piece(s: Statement, masked: bool, size: str) -> list[str]:
 
 
 def share_of_piece(s: Statement, top: str) -> str:
-    """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then each is over the row's sum."""
+    """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then
+    each is over the row's sum.
+    """
     return f"tl.div_rn(libdevice.exp({top} - {_safe(f'row_{s.name}')}), {s.name})"
 
 
@@ -126,5 +159,7 @@ def _kept(new: str, old: str, masked: bool) -> str:
 
 
 def _safe(top: str) -> str:
-    """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be NaN."""
+    """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be
+    NaN.
+    """
     return f"tl.where({top} == {_LOW}, 0.0, {top})"

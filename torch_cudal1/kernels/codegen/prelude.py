@@ -60,4 +60,11 @@ def headed(body: str, functions: str = "") -> str:
     """
     head, entry = _HEADER.split(_ENTRY)
     called = {"log_bessel_": bessel_formulas.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}
-    return head + "".join(text for name, text in called.items() if name in body) + functions + _ENTRY + entry + body
+    return (
+        head
+        + "".join(text for name, text in called.items() if name in body)
+        + functions
+        + _ENTRY
+        + entry
+        + body
+    )

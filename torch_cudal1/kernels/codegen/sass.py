@@ -1,9 +1,11 @@
-"""What ptxas made of a kernel, as far as one of its errors shows there: uniform registers that are read and that nothing wrote.
+"""What ptxas made of a kernel, as far as one of its errors shows there: uniform registers that are
+read and that nothing wrote.
 
-ptxas 12.8, which Triton 3.6 and 3.7 bring, takes descriptors of wgmma operands from such registers in kernels with many of them: in
-a state-space kernel all steps of k but the first read shared memory anywhere, another result each time, though its PTX is right and
-compute-sanitizer sees nothing (benchmarks/LOG.md, 2026-11-25). ptxas 13.0 makes of the same PTX what it says. A judge may miss what
-is random; so such machine code is refused where it is made.
+ptxas 12.8, which Triton 3.6 and 3.7 bring, takes descriptors of wgmma operands from such registers
+in kernels with many of them: in a state-space kernel all steps of k but the first read shared
+memory anywhere, another result each time, though its PTX is right and compute-sanitizer sees
+nothing (benchmarks/LOG.md, 2026-11-25). ptxas 13.0 makes of the same PTX what it says. A judge may
+miss what is random; so such machine code is refused where it is made.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _ELSEWHERE = ("CALL", "BRX", "JMX")  # what a subroutine or a table of jumps wro
 
 
 def disassembled(cubin: bytes) -> str | None:
-    """The machine code as text, by the disassembler that Triton brings; None where there is none, or it cannot read the code."""
+    """The machine code as text, by the disassembler that Triton brings; None where there is none,
+    or it cannot read the code.
+    """
     from triton import knobs
 
     try:
@@ -31,17 +35,24 @@ def disassembled(cubin: bytes) -> str | None:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(cubin)
             tool = knobs.nvidia.nvdisasm.path
-            done = subprocess.run([tool, "-c", "-ndf", str(path)], capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+            done = subprocess.run(
+                [tool, "-c", "-ndf", str(path)],
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=True,
+            )
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
     return done.stdout
 
 
 def unwritten(sass: str) -> list[str]:
-    """Instructions, with their addresses, that read a uniform register which no instruction before them writes.
+    """Instructions, with their addresses, that read a uniform register which no instruction before
+    them writes.
 
-    Before them is by address, which is how code is first run through but for blocks that were moved in front of what leads to
-    them: those are found too, and their kernel is refused for nothing.
+    Before them is by address, which is how code is first run through but for blocks that were moved
+    in front of what leads to them: those are found too, and their kernel is refused for nothing.
     """
     written: set[int] = set()
     found: list[str] = []
@@ -58,7 +69,9 @@ def unwritten(sass: str) -> list[str]:
 
 
 def _registers(name: str, operands: list[str]) -> tuple[set[int], set[int]]:
-    """The uniform registers that an instruction writes, and those that it reads. Wide ones are pairs."""
+    """The uniform registers that an instruction writes, and those that it reads. Wide ones are
+    pairs.
+    """
     made: set[int] = set()
     read: set[int] = set()
     pairs = name.startswith("U") and (".64" in name or ".WIDE" in name)

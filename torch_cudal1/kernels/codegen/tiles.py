@@ -1,7 +1,7 @@
 """Which tiles to try for a loop nest, best guess first.
 
-All these kernels are bound by memory: a tile should give each thread 16-byte loads and each SM enough loads in flight (about 8
-elements a thread, 4 to 8 warps), and the grid should fill the SMs.
+All these kernels are bound by memory: a tile should give each thread 16-byte loads and each SM
+enough loads in flight (about 8 elements a thread, 4 to 8 warps), and the grid should fill the SMs.
 
     element-wise        block   256  512 1024 2048 4096     8 elements a thread; smaller when the grid would not fill the SMs
     row in one tile     columns <= 32768: several rows a program up to 1024 columns, then one row and 4, 8, 16, 32 warps
@@ -38,7 +38,11 @@ _LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
 # rows that all SMs together may hold in the L2 until they are read again: few and large programs
 _AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
 _AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
-_TEAMS = ((8192, 8, 4 * _SMS), (16384, 8, 2 * _SMS), (8192, 4, 4 * _SMS))  # columns, warps, programs that run at the same time
+_TEAMS = (
+    (8192, 8, 4 * _SMS),
+    (16384, 8, 2 * _SMS),
+    (8192, 4, 4 * _SMS),
+)  # columns, warps, programs that run at the same time
 _STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
 _MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
@@ -47,7 +51,9 @@ _SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
 
 
 def tiles(nest: Nest) -> tuple[Config, ...]:
-    """At most six configurations for a nest, more where a row is split: not every number of pieces fits its dimensions."""
+    """At most six configurations for a nest, more where a row is split: not every number of pieces
+    fits its dimensions.
+    """
     if not nest.reduces:
         found = _blocks(nest)
     elif _strided(nest):
@@ -62,7 +68,12 @@ def _blocks(nest: Nest) -> list[Config]:
     many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS
     blocks = _BUSY_BLOCKS if many else _BLOCKS
     fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * _SMS]
-    small = [(256, 2), (128, 1), (512, 4), (1024, 4)]  # the grid can not fill the SMs: more, smaller programs
+    small = [
+        (256, 2),
+        (128, 1),
+        (512, 4),
+        (1024, 4),
+    ]  # the grid can not fill the SMs: more, smaller programs
     return _distinct([{"rows": block, "warps": warps} for block, warps in fills + small])
 
 
@@ -73,22 +84,46 @@ def _row_tiles(nest: Nest) -> list[Config]:
     for limit, choices in _ROW_TABLE:
         if width <= limit:
             for size, warps in choices:
-                found.append(_config(max(1, min(size // width, power_of_two(nest.row_count))), width, warps, False))
+                found.append(
+                    _config(
+                        max(1, min(size // width, power_of_two(nest.row_count))),
+                        width,
+                        warps,
+                        False,
+                    )
+                )
             break
     if nest.column_count > 4096:
         loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
-        looped = [_config(1, size, warps, True) for size, warps in loops if size < nest.column_count]
-        # a scan of the whole row at once waits for all of its warps; half of them are faster than all
-        found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else [*_teams(nest), *found, *looped]
+        looped = [
+            _config(1, size, warps, True) for size, warps in loops if size < nest.column_count
+        ]
+        # a scan of the whole row at once waits for all of its warps; half of them are faster than
+        # all
+        found = (
+            [looped[0], *found[1:], *found[:1], *looped[1:]]
+            if scans and found
+            else [*_teams(nest), *found, *looped]
+        )
     return _splits(nest) + _distinct(found)
 
 
 def _teams(nest: Nest) -> list[Config]:
-    """Several programs a row that meet, where a row of outputs is too long to stay in one program's registers."""
+    """Several programs a row that meet, where a row of outputs is too long to stay in one program's
+    registers.
+    """
     again = any(s.kind == "store" and s.columns for s in nest.statements)
-    if nest.column_count <= _ONE_TILE or not again or any(s.kind == "scan" for s in nest.statements):
+    if (
+        nest.column_count <= _ONE_TILE
+        or not again
+        or any(s.kind == "scan" for s in nest.statements)
+    ):
         return []
-    fits = [(columns, warps) for columns, warps, most in _TEAMS if -(-nest.column_count // columns) <= most]
+    fits = [
+        (columns, warps)
+        for columns, warps, most in _TEAMS
+        if -(-nest.column_count // columns) <= most
+    ]
     return [_config(1, columns, warps, False) | {"team": True} for columns, warps in fits]
 
 
@@ -117,7 +152,9 @@ def _splits(nest: Nest) -> list[Config]:
         return []
     wanted = max(1, min(4 * _SMS // nest.row_count, nest.column_count // _SPLIT_COLUMNS))
     pieces = [s for s in range(wanted, max(3, wanted // 8), -1) if nest.column_count % s == 0]
-    return [{"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split} for split in pieces]
+    return [
+        {"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split} for split in pieces
+    ]
 
 
 def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:

@@ -1,7 +1,9 @@
-"""Prints a loop nest as a Triton kernel: the row in one tile, or a loop over column tiles for each level of reductions.
+"""Prints a loop nest as a Triton kernel: the row in one tile, or a loop over column tiles for each
+level of reductions.
 
-Shapes and strides are literals: a kernel serves exactly one set of TensorSpecs, its only arguments are pointers. Offsets are int32
-unless an address exceeds it. The text is complete: it imports Triton and nothing of this package.
+Shapes and strides are literals: a kernel serves exactly one set of TensorSpecs, its only arguments
+are pointers. Offsets are int32 unless an address exceeds it. The text is complete: it imports
+Triton and nothing of this package.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ __all__ = ["Printer", "Team", "Tile", "neutral", "of_row", "text_of"]
 
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
-_COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "nan_max({0}, {1})", "min": "nan_min({0}, {1})"}
+_COMBINE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "nan_max({0}, {1})",
+    "min": "nan_min({0}, {1})",
+}
 _COMBINE_INT = _COMBINE | {"max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})"}
 _FUNCTION = {"max": "nan_max", "min": "nan_min", "prod": "product"}
 _INT32_REACH = 2**31 - 1
@@ -30,8 +37,9 @@ _INT32_REACH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Programs that share a row: `size` of them; scratch values: the count of those that have arrived (int32, zero before the
-    launch, one a row and level of reductions), and for each word of each reduction, in the nest's order, one value a program.
+    """Programs that share a row: `size` of them; scratch values: the count of those that have
+    arrived (int32, zero before the launch, one a row and level of reductions), and for each word of
+    each reduction, in the nest's order, one value a program.
     """
 
     size: int
@@ -41,8 +49,9 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`: columns in several steps, `team`: a
-    row's columns are shared out, a tile for each program of the team.
+    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`:
+    columns in several steps, `team`: a row's columns are shared out, a tile for each program of the
+    team.
     """
 
     rows: int
@@ -75,7 +84,9 @@ class Printer:
         self.names: dict[int, str] = {}
         for column, base in ((False, "row"), (True, "column")):
             atoms = [a for a in nest.atoms if a.column is column]
-            self.names |= {a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)}
+            self.names |= {
+                a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)
+            }
         self.twins = online.twins(nest.statements)
         self.steady = self._steady()
 
@@ -98,7 +109,9 @@ class Printer:
         return max(accesses, padded, self.nest.column_count + self.tile.columns) > _INT32_REACH
 
     def column_lines(self, start: str) -> list[str]:
-        """Column indices of the tile that begins at `start` ("" or a multiple of its size, and a plus)."""
+        """Column indices of the tile that begins at `start` ("" or a multiple of its size, and a
+        plus).
+        """
         wide = ".to(tl.int64)" if self.wide else ""
         lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
         if self.column_mask:
@@ -106,13 +119,24 @@ class Printer:
         return lines + self.digits("column", True) + self.steady_lines(start)
 
     def _steady(self) -> frozenset[Atom]:
-        """Loop variables of columns that are one number all over a tile and that loads ask for: the channel of pixels."""
+        """Loop variables of columns that are one number all over a tile and that loads ask for: the
+        channel of pixels.
+        """
         atoms = self.nest.columns
         if self.flat or self.tile.columns >= self.nest.column_count:
             return frozenset()
         strides = row_major(tuple(a.extent for a in atoms))
-        found = {atom for atom, stride in zip(atoms, strides, strict=True) if stride % self.tile.columns == 0}
-        used = {atom for s in self.nest.statements if s.kind == "load" and _within(s, found) for atom, _ in s.access.terms}
+        found = {
+            atom
+            for atom, stride in zip(atoms, strides, strict=True)
+            if stride % self.tile.columns == 0
+        }
+        used = {
+            atom
+            for s in self.nest.statements
+            if s.kind == "load" and _within(s, found)
+            for atom, _ in s.access.terms
+        }
         return frozenset(found & used)
 
     def is_steady(self, s: Statement) -> bool:
@@ -124,8 +148,11 @@ class Printer:
         begin = f"({start}tl.full([], 0, tl.int64))" if self.wide else start.removesuffix(" + ")
         return self.digits(begin, True, self.steady, "at_") if self.steady else []
 
-    def digits(self, base: str, column: bool, wanted: Collection[Atom] | None = None, before: str = "") -> list[str]:
-        """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable.
+    def digits(
+        self, base: str, column: bool, wanted: Collection[Atom] | None = None, before: str = ""
+    ) -> list[str]:
+        """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop
+        variable.
 
         `wanted`: of these alone (None: of all); `before` is put before their names.
         """
@@ -136,7 +163,11 @@ class Printer:
         lines = []
         for i, (atom, stride) in enumerate(zip(atoms, strides, strict=True)):
             if wanted is None or atom in wanted:
-                text = base + (f" // {stride}" if stride > 1 else "") + (f" % {atom.extent}" if i else "")
+                text = (
+                    base
+                    + (f" // {stride}" if stride > 1 else "")
+                    + (f" % {atom.extent}" if i else "")
+                )
                 lines.append(f"{before}{self.names[atom.id]} = {text}")
         return lines
 
@@ -158,19 +189,35 @@ class Printer:
         return [line for s in self.nest.statements for line in self.line(s)]
 
     def looped(self) -> list[str]:
-        """A loop over column tiles per level; values of earlier loops are computed again rather than kept."""
+        """A loop over column tiles per level; values of earlier loops are computed again rather
+        than kept.
+        """
         lines: list[str] = []
         printed: set[str] = set()
         for level in range(self.nest.levels + 1):
             for s in self.nest.statements:
-                if not s.columns and s.kind not in ("reduce", "store") and s.level <= level and s.name not in printed:
+                if (
+                    not s.columns
+                    and s.kind not in ("reduce", "store")
+                    and s.level <= level
+                    and s.name not in printed
+                ):
                     printed.add(s.name)
                     lines += self.line(s)
             folds = [s for s in self.nest.statements if s.kind == "reduce" and s.level == level]
-            stores = [s for s in self.nest.statements if s.kind == "store" and s.columns and s.level == level]
+            stores = [
+                s
+                for s in self.nest.statements
+                if s.kind == "store" and s.columns and s.level == level
+            ]
             if folds or stores:
                 lines += self._loop(folds, stores)
-        return lines + [line for s in self.nest.statements if s.kind == "store" and not s.columns for line in self.line(s)]
+        return lines + [
+            line
+            for s in self.nest.statements
+            if s.kind == "store" and not s.columns
+            for line in self.line(s)
+        ]
 
     def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
@@ -182,7 +229,9 @@ class Printer:
         lines += [self._carry(s) for s in inside if s.kind == "scan"]
         body = self.column_lines("start + ")
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
-        if any(isinstance(s.node, Scan) and s.node.reverse for s in inside):  # a scan from the end takes its tiles from the end
+        if any(
+            isinstance(s.node, Scan) and s.node.reverse for s in inside
+        ):  # a scan from the end takes its tiles from the end
             last = (self.nest.column_count - 1) // self.tile.columns * self.tile.columns
             body = self.column_lines(f"({last} - start) + ")
         for s in inside:
@@ -191,12 +240,19 @@ class Printer:
             body += online.stepped(s, self.tile.columns, self.column_mask)
         for s in plain:
             step = _combine(s).format(f"acc_{s.name}", s.needs[0].name)
-            body.append(f"acc_{s.name} = " + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step))
+            body.append(
+                f"acc_{s.name} = "
+                + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step)
+            )
         for s in stores:
             body += self.line(s)
         lines += ["    " + line for line in body]
         lines += [f"{s.name} = {of_row(s, f'acc_{s.name}')}" for s in plain]
-        lines += [line for s in streamed for line in online.finished(s, self.nest.column_count, self.tile.columns)]
+        lines += [
+            line
+            for s in streamed
+            for line in online.finished(s, self.nest.column_count, self.tile.columns)
+        ]
         return lines + self.means_told(folds)
 
     def means_told(self, folds: list[Statement]) -> list[str]:
@@ -242,7 +298,11 @@ class Printer:
         if s.kind == "constant":
             return [f"{s.name} = {s.text}"]
         if s.kind == "position":
-            return [f"{s.name} = ({self.offset(s.access) or '0'}).to(tl.int64)" if s.access.terms else self._fixed(s)]
+            return [
+                f"{s.name} = ({self.offset(s.access) or '0'}).to(tl.int64)"
+                if s.access.terms
+                else self._fixed(s)
+            ]
         if s.kind == "load":
             return [f"{s.name} = " + self._load(s)]
         if s.kind == "store":
@@ -270,7 +330,8 @@ class Printer:
     def offset(self, form: Form, before_column: str = "") -> str:
         """Text of an address: empty for 0. `before_column` is put before the names of columns.
 
-        What runs through all rows or columns in their order is told by their number, which a compiler knows to be contiguous.
+        What runs through all rows or columns in their order is told by their number, which a
+        compiler knows to be contiguous.
         """
         parts: list[tuple[str, int]] = []
         for base, atoms in (("row", self.nest.rows), ("column", self.nest.columns)):
@@ -282,7 +343,11 @@ class Printer:
         return " + ".join(texts + ([str(form.offset)] if form.offset else []))
 
     def _mask(self, rows: bool, columns: bool, *also: str) -> str:
-        parts = ["row_ok"] * (rows and self.row_mask) + ["column_ok"] * (columns and self.column_mask) + list(also)
+        parts = (
+            ["row_ok"] * (rows and self.row_mask)
+            + ["column_ok"] * (columns and self.column_mask)
+            + list(also)
+        )
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _load(self, s: Statement) -> str:
@@ -292,24 +357,31 @@ class Printer:
             s.access.offset < 0 and not s.limits
         )  # of an exclusive scan: its first element has none before it
         mask = self._mask(s.rows, s.columns and not steady, *before, *self._inside_of(s))
-        eight_bits = s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1  # a whole number is no default of theirs
+        eight_bits = (
+            s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1
+        )  # a whole number is no default of theirs
         fill = s.text if s.limits else "0.0" if eight_bits else "0"
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
         narrow = s.node.dtype is not torch.bool and s.node.dtype.itemsize < 4
         text += f".to({s.node.compute})" if narrow else ""
-        return f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])" if steady else text
+        return (
+            f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])" if steady else text
+        )
 
     def _inside_of(self, s: Statement) -> list[str]:
         """Tests that the load of a padded tensor is inside of it."""
         tests = []
         for form, size in s.limits:
             place = self.offset(form) or "0"
-            tests += [f"({place} >= 0)"] * (form.offset < 0) + [f"({place} < {size})"] * (form.largest >= size)
+            tests += [f"({place} >= 0)"] * (form.offset < 0) + [f"({place} < {size})"] * (
+                form.largest >= size
+            )
         return tests
 
     def _store(self, s: Statement) -> str:
         offset = self.offset(s.access)
-        # a dimension of size 1 has no loop variable: the pointers must still have the shape of the tile
+        # a dimension of size 1 has no loop variable: the pointers must still have the shape of the
+        # tile
         offset += "" if s.access.rows else (" + " if offset else "") + "row * 0"
         offset += "" if s.access.columns or not s.columns else " + column * 0"
         return f"tl.store(p{s.value} + {offset}, {s.needs[0].name}{self._mask(True, s.columns, *self.store_tests(s))})"
@@ -320,10 +392,14 @@ class Printer:
 
 
 def _step(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
-    """How far it is from one number of the row-major order over `atoms` to the next; 0 if that varies or they are not several."""
+    """How far it is from one number of the row-major order over `atoms` to the next; 0 if that
+    varies or they are not several.
+    """
     strides = row_major(tuple(a.extent for a in atoms))
     steps = dict(terms)
-    found = {divmod(steps.get(atom, 0), stride) for atom, stride in zip(atoms, strides, strict=True)}
+    found = {
+        divmod(steps.get(atom, 0), stride) for atom, stride in zip(atoms, strides, strict=True)
+    }
     if len(atoms) < 2 or len(found) != 1:
         return 0
     ((step, rest),) = found
@@ -333,7 +409,12 @@ def _step(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
 def _within(s: Statement, atoms: Collection[Atom]) -> bool:
     """Whether of all columns a load varies over these alone, and is inside of its tensor there."""
     columns = [atom for atom, _ in s.access.terms if atom.column]
-    return bool(columns) and all(atom in atoms for atom in columns) and s.access.offset >= 0 and not s.limits
+    return (
+        bool(columns)
+        and all(atom in atoms for atom in columns)
+        and s.access.offset >= 0
+        and not s.limits
+    )
 
 
 def neutral(s: Statement) -> str:
@@ -351,7 +432,9 @@ def _combine(s: Statement) -> str:
 
 
 def of_row(s: Statement, text: str, axis: int = 1) -> str:
-    """A reduction along rows of `text`, other than those of `streams`. `axis` 0: of one dimension, to a number."""
+    """A reduction along rows of `text`, other than those of `streams`. `axis` 0: of one dimension,
+    to a number.
+    """
     keep = ", keep_dims=True" * axis
     plain = s.text == "sum" or (s.text != "prod" and s.node.compute != "tl.float32")
     if plain:

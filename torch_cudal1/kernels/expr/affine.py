@@ -1,8 +1,10 @@
-"""Indices as affine forms over the atoms of an iteration space: how views and broadcasts vanish into address arithmetic.
+"""Indices as affine forms over the atoms of an iteration space: how views and broadcasts vanish
+into address arithmetic.
 
-An atom is one loop variable; a form is `offset + sum(coefficient * atom)`, exact for every reshape, permutation, slice or expand
-that the kernels accept. A reshape that cuts an atom in two raises `Cut`: the caller splits that atom and starts over with the finer
-space. Nothing here knows about tensors, memory or Triton.
+An atom is one loop variable; a form is `offset + sum(coefficient * atom)`, exact for every reshape,
+permutation, slice or expand that the kernels accept. A reshape that cuts an atom in two raises
+`Cut`: the caller splits that atom and starts over with the finer space. Nothing here knows about
+tensors, memory or Triton.
 """
 
 from __future__ import annotations
@@ -12,12 +14,25 @@ from dataclasses import dataclass
 
 from torch_cudal1.core.errors import NotLowerableError
 
-__all__ = ["ZERO", "Atom", "Cut", "Form", "Index", "flatten", "natural", "power_of_two", "row_major", "unflatten"]
+__all__ = [
+    "ZERO",
+    "Atom",
+    "Cut",
+    "Form",
+    "Index",
+    "flatten",
+    "natural",
+    "power_of_two",
+    "row_major",
+    "unflatten",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """Loop variable number `id`, running over `extent` values. `column`: it runs inside a reduction."""
+    """Loop variable number `id`, running over `extent` values. `column`: it runs inside a
+    reduction.
+    """
 
     id: int
     extent: int
@@ -26,7 +41,9 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`offset + sum(c * atom)` over `terms`, at most one term an atom, no zero coefficient, sorted by atom."""
+    """`offset + sum(c * atom)` over `terms`, at most one term an atom, no zero coefficient, sorted
+    by atom.
+    """
 
     offset: int = 0
     terms: tuple[tuple[Atom, int], ...] = ()
@@ -71,7 +88,9 @@ ZERO = Form()
 
 
 class Cut(Exception):
-    """Atom `atom` must become two: an outer one and an inner one of extent `inner`. A signal; it never leaves this package."""
+    """Atom `atom` must become two: an outer one and an inner one of extent `inner`. A signal; it
+    never leaves this package.
+    """
 
     def __init__(self, atom: Atom, inner: int) -> None:
         self.atom, self.inner = atom, inner
@@ -108,19 +127,26 @@ def flatten(index: Index, strides: tuple[int, ...]) -> Form:
 def unflatten(form: Form, sizes: tuple[int, ...]) -> Index:
     """The digits of `form` in the mixed radix `sizes`: digit i is `(form // stride_i) % size_i`.
 
-    Raises Cut when an atom spans two digits and can be split there, NotLowerableError when the digits are not affine.
+    Raises Cut when an atom spans two digits and can be split there, NotLowerableError when the
+    digits are not affine.
     """
-    return tuple(_digit(form, stride, size) for size, stride in zip(sizes, row_major(sizes), strict=True))
+    return tuple(
+        _digit(form, stride, size) for size, stride in zip(sizes, row_major(sizes), strict=True)
+    )
 
 
 def _digit(form: Form, stride: int, size: int) -> Form:
     upper = stride * size
     terms: list[tuple[Atom, int]] = []
-    reach = form.offset % upper  # the largest value the digits up to this one take: it must not carry
+    reach = (
+        form.offset % upper
+    )  # the largest value the digits up to this one take: it must not carry
     for atom, coefficient in form.terms:
         if coefficient >= upper:
             if coefficient % upper:
-                raise NotLowerableError(f"a reshape is not affine: step {coefficient} against {upper}")
+                raise NotLowerableError(
+                    f"a reshape is not affine: step {coefficient} against {upper}"
+                )
             continue
         for bound in (upper, stride):
             if coefficient < bound < coefficient * atom.extent:
@@ -128,7 +154,9 @@ def _digit(form: Form, stride: int, size: int) -> Form:
         reach += coefficient * (atom.extent - 1)
         if coefficient >= stride:
             if coefficient % stride:
-                raise NotLowerableError(f"a reshape is not affine: step {coefficient} against {stride}")
+                raise NotLowerableError(
+                    f"a reshape is not affine: step {coefficient} against {stride}"
+                )
             terms.append((atom, coefficient // stride))
     lower = form.offset % stride + sum(c * (a.extent - 1) for a, c in form.terms if c < stride)
     if reach >= upper or lower >= stride:
@@ -139,5 +167,7 @@ def _digit(form: Form, stride: int, size: int) -> Form:
 def _cut(atom: Atom, coefficient: int, bound: int) -> None:
     inner = bound // coefficient
     if bound % coefficient or atom.extent % inner:
-        raise NotLowerableError(f"a reshape cuts a dimension of {atom.extent} at {bound}/{coefficient}")
+        raise NotLowerableError(
+            f"a reshape cuts a dimension of {atom.extent} at {bound}/{coefficient}"
+        )
     raise Cut(atom, inner)

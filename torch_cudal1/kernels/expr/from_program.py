@@ -1,7 +1,9 @@
-"""Reads an island's reference Program as tensor expressions: ATen steps in, output nodes with their exact specs out.
+"""Reads an island's reference Program as tensor expressions: ATen steps in, output nodes with their
+exact specs out.
 
-Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An op without a handler, a dtype or
-an aliasing that the kernels cannot reproduce raises NotLowerableError with the reason. Nothing is computed here.
+Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An
+op without a handler, a dtype or an aliasing that the kernels cannot reproduce raises
+NotLowerableError with the reason. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ ANCHORS: Mapping[str, Mapping[str, Handler]] = {
 }
 _IN_RANGE = frozenset(  # bytes stay bytes
     {
-        *(f"bitwise_{name}.{kind}" for name in ("and", "or", "xor") for kind in ("Tensor", "Scalar")),
+        *(
+            f"bitwise_{name}.{kind}"
+            for name in ("and", "or", "xor")
+            for kind in ("Tensor", "Scalar")
+        ),
         *(
             "__rshift__.Scalar",
             "__rshift__.Tensor",
@@ -60,7 +66,9 @@ _IN_RANGE = frozenset(  # bytes stay bytes
         ),
     }
 )
-_NO_TENSOR = TensorSpec("int64", (), (), "cpu")  # of a number or an empty result, which no handler has an expression for
+_NO_TENSOR = TensorSpec(
+    "int64", (), (), "cpu"
+)  # of a number or an empty result, which no handler has an expression for
 _MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
 
 
@@ -83,7 +91,9 @@ class Trace:
 
 
 def trace(program: Program) -> Trace:
-    """The tensor expressions of a reference Program of ATen steps. Raises NotLowerableError with the reason."""
+    """The tensor expressions of a reference Program of ATen steps. Raises NotLowerableError with
+    the reason.
+    """
     leaves = _leaves(program)
     nodes: dict[int, Node | None] = {}
     for value, spec in leaves.items():
@@ -99,9 +109,14 @@ def trace(program: Program) -> Trace:
             family, handler, name = _handler(step.target)
             families.add(family)
             results = _run_fake(step, fakes, mode)
-            outs = tuple(TensorSpec.of(result) if isinstance(result, torch.Tensor) else _NO_TENSOR for result in results)
+            outs = tuple(
+                TensorSpec.of(result) if isinstance(result, torch.Tensor) else _NO_TENSOR
+                for result in results
+            )
             args = tuple(_bind(arg, nodes) for arg in step.args)
-            made = handler(args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs)
+            made = handler(
+                args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs
+            )
             made = made if name in _IN_RANGE else tuple(map(_wrapped, made))
             for value, fake, spec, node in zip(step.outs, results, outs, made, strict=True):
                 fakes[value], specs[value], nodes[value] = fake, spec, node
@@ -114,23 +129,34 @@ def trace(program: Program) -> Trace:
 
 
 def _wrapped(node: Node | None) -> Node | None:
-    """Eager's arithmetic on bytes begins anew past their range; here they are computed in more bits."""
+    """Eager's arithmetic on bytes begins anew past their range; here they are computed in more
+    bits.
+    """
     if node is None or isinstance(node, (Leaf, View)) or node.dtype not in FEW_BITS:
         return node
     if node.dtype.is_floating_point:
-        raise NotLowerableError(f"a step that yields {node.dtype}: it would have to be rounded to that")
+        raise NotLowerableError(
+            f"a step that yields {node.dtype}: it would have to be rounded to that"
+        )
     template = "({0} & 255)" if node.dtype is torch.uint8 else "((({0} + 128) & 255) - 128)"
     return Map(node.shape, node.dtype, template, (node,))
 
 
 def _leaves(program: Program) -> dict[int, TensorSpec]:
-    specs = list(program.inputs) + [TensorSpec.of(program.payloads[name]) for name in program.constants]
+    specs = list(program.inputs) + [
+        TensorSpec.of(program.payloads[name]) for name in program.constants
+    ]
     for position, spec in enumerate(specs):
         if position < len(program.inputs) and spec.device != "cuda":
-            raise NotLowerableError(f"input {position} is on {spec.device!r}; these kernels read CUDA memory only")
+            raise NotLowerableError(
+                f"input {position} is on {spec.device!r}; these kernels read CUDA memory only"
+            )
         if spec.torch_dtype not in COMPUTE or spec.numel == 0:
             raise NotLowerableError(f"input {position} is {spec.dtype} of shape {spec.shape}")
-    return {position: TensorSpec(s.dtype, s.shape, s.strides, "cuda") for position, s in enumerate(specs)}
+    return {
+        position: TensorSpec(s.dtype, s.shape, s.strides, "cuda")
+        for position, s in enumerate(specs)
+    }
 
 
 def _handler(target: str) -> tuple[str, Handler, str]:
@@ -145,12 +171,19 @@ def _fake(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
 
 
-def _run_fake(step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
+def _run_fake(
+    step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode
+) -> tuple[torch.Tensor, ...]:
     op = overload(step.target)
     named = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
     if unusual := [key for key, _ in step.kwargs if key not in named]:
-        raise NotLowerableError(f"{step.target} is given {unusual} by name; the handlers read them by position")
-    args, kwargs = (_bind(arg, fakes) for arg in step.args), {k: _bind(v, fakes) for k, v in step.kwargs}
+        raise NotLowerableError(
+            f"{step.target} is given {unusual} by name; the handlers read them by position"
+        )
+    args, kwargs = (
+        (_bind(arg, fakes) for arg in step.args),
+        {k: _bind(v, fakes) for k, v in step.kwargs},
+    )
     try:
         result = op(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
@@ -168,19 +201,32 @@ def _bind(arg: Any, values: Mapping[int, Any]) -> Any:
 
 
 def _outputs(
-    program: Program, nodes: Mapping[int, Node | None], specs: Mapping[int, TensorSpec], roots: Mapping[int, int]
+    program: Program,
+    nodes: Mapping[int, Node | None],
+    specs: Mapping[int, TensorSpec],
+    roots: Mapping[int, int],
 ) -> tuple[Output, ...]:
     wanted = dict.fromkeys(value for value in program.outputs if value is not None)
     inputs = len(program.inputs) + len(program.constants)
-    if not wanted or any(roots[value] < inputs for value in wanted) or len({roots[v] for v in wanted}) < len(wanted):
+    if (
+        not wanted
+        or any(roots[value] < inputs for value in wanted)
+        or len({roots[v] for v in wanted}) < len(wanted)
+    ):
         raise NotLowerableError("an output shares memory with an input or with another output")
     found = []
     for value in wanted:
         node, spec = nodes[value], specs[value]
-        if node is None:  # such as the seeds of attention without dropout, whose memory PyTorch leaves as it was
-            raise NotLowerableError(f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields")
+        if (
+            node is None
+        ):  # such as the seeds of attention without dropout, whose memory PyTorch leaves as it was
+            raise NotLowerableError(
+                f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields"
+            )
         if spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
-            raise NotLowerableError(f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled")
+            raise NotLowerableError(
+                f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled"
+            )
         found.append(Output(value, node, spec))
     return tuple(found)
 
@@ -191,7 +237,9 @@ def _is_written(spec: TensorSpec) -> bool:
 
 def _dense(spec: TensorSpec) -> bool:
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1
+    ):
         if stride != expected:
             return False
         expected *= size

@@ -1,8 +1,9 @@
 """Tensor expressions: what a reference Program says, as a graph of a few kinds of node.
 
-`Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes element by element, `View` renames
-indices, `Reduce` folds dimensions, `Dot` is a matrix product, `Conv` a convolution. Nodes are compared by identity. They hold no
-code but the Triton expression template of a `Map`.
+`Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes
+element by element, `View` renames indices, `Reduce` folds dimensions, `Dot` is a matrix product,
+`Conv` a convolution. Nodes are compared by identity. They hold no code but the Triton expression
+template of a `Map`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ __all__ = [
 ]
 
 _Kind = TypeVar("_Kind", bound="Node")
-COMPUTE = {  # tensor dtype -> the Triton type it is computed in (half types in fp32, as eager's opmath)
+# tensor dtype -> the Triton type it is computed in (half types in fp32, as eager's opmath)
+COMPUTE = {
     torch.float32: "tl.float32",
     torch.float16: "tl.float32",
     torch.bfloat16: "tl.float32",
@@ -60,7 +62,12 @@ COMPUTE = {  # tensor dtype -> the Triton type it is computed in (half types in 
     torch.float8_e4m3fn: "tl.float32",
     torch.float8_e5m2: "tl.float32",
 }
-FEW_BITS = (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # read and made into numbers, never written
+FEW_BITS = (
+    torch.uint8,
+    torch.int8,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)  # read and made into numbers, never written
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +79,9 @@ class Node:
 
     @property
     def compute(self) -> str:
-        """The Triton type its elements are computed in. Raises NotLowerableError for a dtype we do not handle."""
+        """The Triton type its elements are computed in. Raises NotLowerableError for a dtype we do
+        not handle.
+        """
         if self.dtype not in COMPUTE:
             raise NotLowerableError(f"dtype {self.dtype} is not handled")
         return COMPUTE[self.dtype]
@@ -102,7 +111,9 @@ class Position(Node):
 
 @dataclass(frozen=True, eq=False)
 class Map(Node):
-    """`template.format(*args)` element by element; the args already have the node's shape or are broadcast views."""
+    """`template.format(*args)` element by element; the args already have the node's shape or are
+    broadcast views.
+    """
 
     template: str
     args: tuple[Node, ...]
@@ -112,7 +123,8 @@ class Map(Node):
 class Softmax(Map):
     """A Map that is the softmax of `scores` along the last dimension.
 
-    `causal`: of those up to the element's own row only. `safe`: 0, not NaN, in rows of nothing but minus infinity.
+    `causal`: of those up to the element's own row only. `safe`: 0, not NaN, in rows of nothing but
+    minus infinity.
     """
 
     scores: Node
@@ -122,8 +134,9 @@ class Softmax(Map):
 
 @dataclass(frozen=True, eq=False)
 class LogSumExp(Node):
-    """The logarithm of what each row of `weights` was divided by before its largest score was taken off: (batch, heads, rows), and
-    infinities where these are more than rows. Only the kernel that computes the weights has it.
+    """The logarithm of what each row of `weights` was divided by before its largest score was taken
+    off: (batch, heads, rows), and infinities where these are more than rows. Only the kernel that
+    computes the weights has it.
     """
 
     weights: Softmax
@@ -139,7 +152,9 @@ class View(Node):
 
 @dataclass(frozen=True, eq=False)
 class Padded(Node):
-    """As `View` of a tensor in memory, where `remap` may leave it: there an element is the Triton literal `fill`."""
+    """As `View` of a tensor in memory, where `remap` may leave it: there an element is the Triton
+    literal `fill`.
+    """
 
     source: Node
     remap: Callable[[Index], Index]
@@ -150,8 +165,9 @@ class Padded(Node):
 class Reduce(Node):
     """`kind` over `dims` of `source`, which stay as size 1. Accumulates in the compute type.
 
-    "sum", "max", "min", "prod"; and in one pass what takes two when a row is at hand: "mean", "m2" (squared deviations from the
-    mean, summed), "expsum" (exponentials of the distance to the maximum, summed).
+    "sum", "max", "min", "prod"; and in one pass what takes two when a row is at hand: "mean", "m2"
+    (squared deviations from the mean, summed), "expsum" (exponentials of the distance to the
+    maximum, summed).
     """
 
     kind: str
@@ -161,7 +177,9 @@ class Reduce(Node):
 
 @dataclass(frozen=True, eq=False)
 class Dot(Node):
-    """Matrix product of `left` (batch, m, k) and `right` (batch, k, n), or of two matrices; summed in fp32."""
+    """Matrix product of `left` (batch, m, k) and `right` (batch, k, n), or of two matrices; summed
+    in fp32.
+    """
 
     left: Node
     right: Node
@@ -169,7 +187,9 @@ class Dot(Node):
 
 @dataclass(frozen=True, eq=False)
 class Conv(Dot):
-    """Convolution of `left` (images, channels, axes) with `right`, summed in fp32; settings as ATen's, one number an axis."""
+    """Convolution of `left` (images, channels, axes) with `right`, summed in fp32; settings as
+    ATen's, one number an axis.
+    """
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -180,7 +200,9 @@ class Conv(Dot):
 
 @dataclass(frozen=True, eq=False)
 class Either(Node):
-    """One value computed in two ways: `kept` from a row that stays in registers, `streamed` where each reduction reads it again."""
+    """One value computed in two ways: `kept` from a row that stays in registers, `streamed` where
+    each reduction reads it again.
+    """
 
     kept: Node
     streamed: Node
@@ -188,7 +210,9 @@ class Either(Node):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Node):
-    """Running `kind` ("sum", "prod") along `dim` of `source`: up to and with each element (`exclusive`: without it)."""
+    """Running `kind` ("sum", "prod") along `dim` of `source`: up to and with each element
+    (`exclusive`: without it).
+    """
 
     kind: str
     source: Node
@@ -199,7 +223,9 @@ class Scan(Node):
 
 @dataclass(frozen=True, eq=False)
 class Flip(Node):
-    """`source` with the order of `dim` reversed. Only a scan takes it in; there is no other kernel for it."""
+    """`source` with the order of `dim` reversed. Only a scan takes it in; there is no other kernel
+    for it.
+    """
 
     source: Node
     dim: int
@@ -252,7 +278,9 @@ def broadcast(node: Node, shape: tuple[int, ...]) -> Node:
         raise NotLowerableError(f"shape {sizes} does not broadcast to {shape}")
 
     def remap(index: Index) -> Index:
-        return tuple(ZERO if size == 1 else form for size, form in zip(sizes, index[lead:], strict=True))
+        return tuple(
+            ZERO if size == 1 else form for size, form in zip(sizes, index[lead:], strict=True)
+        )
 
     return View(shape, node.dtype, node, remap)
 
@@ -261,11 +289,18 @@ def reshape(node: Node, shape: tuple[int, ...]) -> Node:
     """The node under another shape with as many elements (row-major order)."""
     if node.shape == shape:
         return node
-    return View(shape, node.dtype, node, lambda index: unflatten(flatten(index, row_major(shape)), node.shape))
+    return View(
+        shape,
+        node.dtype,
+        node,
+        lambda index: unflatten(flatten(index, row_major(shape)), node.shape),
+    )
 
 
 def cast(node: Node, dtype: torch.dtype) -> Node:
-    """The node's values in the compute type of `dtype`, without rounding to a narrower storage type."""
+    """The node's values in the compute type of `dtype`, without rounding to a narrower storage
+    type.
+    """
     old, new = node.compute, COMPUTE.get(dtype)
     if new is None:
         raise NotLowerableError(f"dtype {dtype} is not handled")
@@ -288,7 +323,9 @@ def rounding(dtype: torch.dtype) -> str:
     return f"({{0}}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
 
 
-def pointwise(template: str, *args: Node, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Node:
+def pointwise(
+    template: str, *args: Node, dtype: torch.dtype, shape: tuple[int, ...] | None = None
+) -> Node:
     """A Map with its args broadcast against one another (or to `shape`)."""
     target = tuple(torch.broadcast_shapes(*(arg.shape for arg in args))) if shape is None else shape
     return Map(target, dtype, template, tuple(broadcast(arg, target) for arg in args))
@@ -301,7 +338,9 @@ def reduced(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
 
 
 def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
-    """The expression with the nodes of `done` exchanged; the rest is shared where nothing below it changed."""
+    """The expression with the nodes of `done` exchanged; the rest is shared where nothing below it
+    changed.
+    """
     memo: dict[Node, Node] = {}
 
     def visit(n: Node) -> Node:

@@ -11,7 +11,15 @@ import torch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.affine import ZERO, Index, row_major, unflatten
-from torch_cudal1.kernels.expr.nodes import Node, Position, View, broadcast, cast, pointwise, reshape
+from torch_cudal1.kernels.expr.nodes import (
+    Node,
+    Position,
+    View,
+    broadcast,
+    cast,
+    pointwise,
+    reshape,
+)
 from torch_cudal1.kernels.ops.pointwise import Handler
 from torch_cudal1.kernels.ops.scans import exclusive_sums
 
@@ -20,26 +28,39 @@ __all__ = ["ALIASING", "HANDLERS", "permuted"]
 _MOST_STACKED = 8
 
 
-def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _reshape(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     return (reshape(args[0], outs[0].shape),)
 
 
-def _expand(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _expand(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     return (broadcast(args[0], outs[0].shape),)
 
 
 def permuted(node: Node, order: tuple[int, ...]) -> Node:
     """The node with dimension i being `order[i]` of the source."""
     shape = tuple(node.shape[d] for d in order)
-    return View(shape, node.dtype, node, lambda index: tuple(index[order.index(d)] for d in range(len(order))))
+    return View(
+        shape,
+        node.dtype,
+        node,
+        lambda index: tuple(index[order.index(d)] for d in range(len(order))),
+    )
 
 
-def _permute(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _permute(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     rank = len(args[0].shape)
     return (permuted(args[0], tuple(d % rank for d in args[1])),)
 
 
-def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _transpose(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, rank = args[0], len(args[0].shape)
     if rank == 0 or (len(args) == 1 and rank < 2):
         return (node,)
@@ -53,12 +74,16 @@ def _sliced(node: Node, dim: int, start: int, step: int, length: int) -> Node:
     shape = tuple(length if d == dim else size for d, size in enumerate(node.shape))
 
     def remap(index: Index) -> Index:
-        return tuple(form.scaled(step).shifted(start) if d == dim else form for d, form in enumerate(index))
+        return tuple(
+            form.scaled(step).shifted(start) if d == dim else form for d, form in enumerate(index)
+        )
 
     return View(shape, node.dtype, node, remap)
 
 
-def _slice(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _slice(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node = args[0]
     dim, start, _, step = args[1:] + (0, None, None, 1)[len(args) - 1 :]
     dim, size = dim % len(node.shape), node.shape[dim]
@@ -66,30 +91,45 @@ def _slice(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec
     return (_sliced(node, dim, first, step, outs[0].shape[dim]),)
 
 
-def _select(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _select(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, dim, position = args[0], args[1] % len(args[0].shape), args[2] % args[0].shape[args[1]]
     return (reshape(_sliced(node, dim, position, 1, 1), outs[0].shape),)
 
 
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _split(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, dim = args[0], (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % len(args[0].shape)
     starts = [sum(o.shape[dim] for o in outs[:i]) for i in range(len(outs))]
-    return tuple(_sliced(node, dim, start, 1, o.shape[dim]) for start, o in zip(starts, outs, strict=True))
+    return tuple(
+        _sliced(node, dim, start, 1, o.shape[dim]) for start, o in zip(starts, outs, strict=True)
+    )
 
 
-def _repeat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _repeat(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, shape = args[0], outs[0].shape
     sizes = (1,) * (len(shape) - len(node.shape)) + node.shape
 
     def remap(index: Index) -> Index:
-        digits = tuple(unflatten(f, (n // s, s))[1] if s > 1 else ZERO for f, n, s in zip(index, shape, sizes, strict=True))
+        digits = tuple(
+            unflatten(f, (n // s, s))[1] if s > 1 else ZERO
+            for f, n, s in zip(index, shape, sizes, strict=True)
+        )
         return digits[len(shape) - len(node.shape) :]
 
     return (View(shape, node.dtype, node, remap),)
 
 
-def _stack(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """Each element is one of as many: nothing is copied, but all are read (the nibbles of one byte are one read)."""
+def _stack(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """Each element is one of as many: nothing is copied, but all are read (the nibbles of one byte
+    are one read).
+    """
     parts, shape = args[0], outs[0].shape
     if not 1 < len(parts) <= _MOST_STACKED or len({part.dtype for part in parts}) > 1:
         raise NotLowerableError(f"a stack of {len(parts)} tensors")
@@ -98,12 +138,22 @@ def _stack(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec
     flat = tuple(1 if d == dim else size for d, size in enumerate(shape))
     *first, made = (reshape(part, flat) for part in parts)
     for number in reversed(range(len(first))):
-        made = pointwise(f"tl.where({{0}} == {number}, {{1}}, {{2}})", place, first[number], made, dtype=parts[0].dtype)
+        made = pointwise(
+            f"tl.where({{0}} == {number}, {{1}}, {{2}})",
+            place,
+            first[number],
+            made,
+            dtype=parts[0].dtype,
+        )
     return (made,)
 
 
-def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """One after the other, in pieces of one length that are a stack. Zeros before running sums are a scan's."""
+def _cat(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """One after the other, in pieces of one length that are a stack. Zeros before running sums are
+    a scan's.
+    """
     parts, shape = args[0], outs[0].shape
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(1, len(shape))
     if any(len(part.shape) != len(shape) for part in parts):
@@ -113,17 +163,25 @@ def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, 
     unit = math.gcd(*(part.shape[dim] for part in parts))
     if not unit:
         raise NotLowerableError("a concatenation of nothing")
-    pieces = tuple(_sliced(part, dim, start, 1, unit) for part in parts for start in range(0, part.shape[dim], unit))
+    pieces = tuple(
+        _sliced(part, dim, start, 1, unit)
+        for part in parts
+        for start in range(0, part.shape[dim], unit)
+    )
     if len(pieces) == 1:
         return pieces
     if len(pieces) > _MOST_STACKED:
         raise NotLowerableError(f"a concatenation of {len(pieces)} pieces")
     sizes = (*shape[:dim], len(pieces), unit, *shape[dim + 1 :])
-    (stacked,) = _stack((pieces, dim), {}, (replace(outs[0], shape=sizes, strides=row_major(sizes)),))
+    (stacked,) = _stack(
+        (pieces, dim), {}, (replace(outs[0], shape=sizes, strides=row_major(sizes)),)
+    )
     return (reshape(stacked, shape),)
 
 
-def _arange(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _arange(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     dtype = outs[0].torch_dtype
     if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
@@ -132,12 +190,21 @@ def _arange(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpe
     return (cast(pointwise(f"({{0}} * {step} + {start})", place, dtype=torch.int64), dtype),)
 
 
-def _glu(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _glu(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, rank = args[0], len(args[0].shape)
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % rank
     half = node.shape[dim] // 2
     value, gate = _sliced(node, dim, 0, 1, half), _sliced(node, dim, half, 1, half)
-    return (pointwise("({0} * tl.div_rn(1.0, 1.0 + libdevice.exp(-{1})))", value, gate, dtype=outs[0].torch_dtype),)
+    return (
+        pointwise(
+            "({0} * tl.div_rn(1.0, 1.0 + libdevice.exp(-{1})))",
+            value,
+            gate,
+            dtype=outs[0].torch_dtype,
+        ),
+    )
 
 
 # results of these ops share memory with their input in eager
@@ -152,13 +219,29 @@ ALIASING = frozenset(
             "squeeze.dim",
             "squeeze.dims",
         ),
-        *("permute.default", "transpose.int", "t.default", "expand.default", "slice.Tensor", "select.int"),
-        *("split.Tensor", "split_with_sizes.default", "alias.default", "detach.default", "contiguous.default"),
+        *(
+            "permute.default",
+            "transpose.int",
+            "t.default",
+            "expand.default",
+            "slice.Tensor",
+            "select.int",
+        ),
+        *(
+            "split.Tensor",
+            "split_with_sizes.default",
+            "alias.default",
+            "detach.default",
+            "contiguous.default",
+        ),
     }
 )
 
 HANDLERS: dict[str, Handler] = {
-    **{f"{name}.default": _reshape for name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")},
+    **{
+        f"{name}.default": _reshape
+        for name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
+    },
     **dict.fromkeys(("squeeze.dim", "squeeze.dims", "flatten.using_ints"), _reshape),
     "expand.default": _expand,
     "permute.default": _permute,

@@ -1,4 +1,6 @@
-"""ATen's fused attention operators as two products with a softmax between, and whether expressions are attention at all."""
+"""ATen's fused attention operators as two products with a softmax between, and whether expressions
+are attention at all.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def is_attention(nodes: tuple[Node, ...]) -> bool:
 
 
 def _fused(names: tuple[str, ...]) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node | None, ...]:
         query, key, value = args[:3]
         given = dict(zip(names, args[3:], strict=False))
         bias = given.get("bias")
@@ -54,12 +58,18 @@ def _fused(names: tuple[str, ...]) -> Handler:
         scores = _scores(query, key, kwargs.get("scale"))
         if bias is not None:
             wide = reshape(broadcast(bias, (*query.shape[:2], *scores.shape[1:])), scores.shape)
-            scores = pointwise("({0} + {1})", scores, cast(wide, torch.float32), dtype=torch.float32)
+            scores = pointwise(
+                "({0} + {1})", scores, cast(wide, torch.float32), dtype=torch.float32
+            )
         causal = bool(given.get("causal"))
         if causal:
-            row, column = (Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1)))
+            row, column = (
+                Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1))
+            )
             low = constant(-math.inf, torch.float32)
-            scores = pointwise("tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32)
+            scores = pointwise(
+                "tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32
+            )
         spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
         # a row without keys, which only a bias can make, is 0
         kind, rest = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
@@ -67,7 +77,12 @@ def _fused(names: tuple[str, ...]) -> Handler:
         assert isinstance(weights, Softmax)
         weights = replace(weights, causal=causal)
         batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
-        made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
+        made = Dot(
+            (batch, scores.shape[1], size),
+            value.dtype,
+            weights,
+            reshape(value, (batch, columns, size)),
+        )
         total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None
         # what is left are seeds, undefined without dropout, and what is None or a number
         return reshape(made, outs[0].shape), total, *(None for _ in outs[2:])
@@ -76,12 +91,19 @@ def _fused(names: tuple[str, ...]) -> Handler:
 
 
 def _for_each_head(node: Node, query: Node) -> Node:
-    """Keys or values of as many heads as the queries: neighbouring queries share one (grouped and multi-query attention)."""
+    """Keys or values of as many heads as the queries: neighbouring queries share one (grouped and
+    multi-query attention).
+    """
     (batch, heads), (its, own) = query.shape[:2], node.shape[:2]
     if its != batch or heads % own:
-        raise NotLowerableError(f"keys or values of {its} x {own} heads for queries of {batch} x {heads}")
+        raise NotLowerableError(
+            f"keys or values of {its} x {own} heads for queries of {batch} x {heads}"
+        )
     shared = reshape(node, (batch, own, 1, *node.shape[2:]))
-    return reshape(broadcast(shared, (batch, own, heads // own, *node.shape[2:])), (batch, heads, *node.shape[2:]))
+    return reshape(
+        broadcast(shared, (batch, own, heads // own, *node.shape[2:])),
+        (batch, heads, *node.shape[2:]),
+    )
 
 
 def _scores(query: Node, key: Node, scale: float | None) -> Node:
@@ -89,7 +111,9 @@ def _scores(query: Node, key: Node, scale: float | None) -> Node:
     batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
     columns = key.shape[2]
     turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
-    scores: Node = Dot((batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned)
+    scores: Node = Dot(
+        (batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned
+    )
     factor = constant(1 / math.sqrt(depth) if scale is None else scale, torch.float32)
     return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
 

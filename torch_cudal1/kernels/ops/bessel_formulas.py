@@ -1,6 +1,8 @@
-"""`ir.ops.bessel`'s formulas as Triton functions, for kernels of whatever island calls them; float64 inside, like there.
+"""`ir.ops.bessel`'s formulas as Triton functions, for kernels of whatever island calls them;
+float64 inside, like there.
 
-A program of a kernel takes as many steps as its worst element needs: 40 to 200 for most, 1,300 for the smallest float32.
+A program of a kernel takes as many steps as its worst element needs: 40 to 200 for most, 1,300 for
+the smallest float32.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ __all__ = ["FUNCTIONS", "HANDLERS"]
 
 _F32 = torch.float32
 _TERMS = "\n".join(
-    line for coefficient in SERIES for line in (f"    gamma += {coefficient!r} * power", "    power = power / (y * y)")
+    line
+    for coefficient in SERIES
+    for line in (f"    gamma += {coefficient!r} * power", "    power = power / (y * y)")
 )
 _PRODUCT = " * ".join(f"(1.0 + {number}.0 / z)" for number in range(1, 8))
 FUNCTIONS = f"""
@@ -104,11 +108,15 @@ def log_bessel_k(order, x):
 
 
 def _called(name: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         order, x = (cast(arg, _F32) for arg in args)
         return (pointwise(name + "({0}, {1})", order, x, dtype=outs[0].torch_dtype),)
 
     return handle
 
 
-HANDLERS: dict[str, Handler] = {f"cudal1.{name}.default": _called(name) for name in ("log_bessel_i", "log_bessel_k")}
+HANDLERS: dict[str, Handler] = {
+    f"cudal1.{name}.default": _called(name) for name in ("log_bessel_i", "log_bessel_k")
+}

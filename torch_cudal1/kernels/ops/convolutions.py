@@ -1,7 +1,9 @@
-"""Convolutions: ATen's as nodes, and one as a set of classes of taps, which is how the kernel computes it.
+"""Convolutions: ATen's as nodes, and one as a set of classes of taps, which is how the kernel
+computes it.
 
-A transposed convolution of stride s yields the outputs s q + r of each class r as a plain convolution of stride 1 with some of the
-taps; a plain convolution is one class. `convolution_of` reads that off; how it is computed is `conv`'s.
+A transposed convolution of stride s yields the outputs s q + r of each class r as a plain
+convolution of stride 1 with some of the taps; a plain convolution is one class. `convolution_of`
+reads that off; how it is computed is `conv`'s.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: sizes of input and output, input elements from a place to the next, its classes, and the steps between taps."""
+    """One axis: sizes of input and output, input elements from a place to the next, its classes,
+    and the steps between taps.
+    """
 
     size: int
     out: int
@@ -56,7 +60,10 @@ class Axis:
     @property
     def reach(self) -> int:
         """Input elements from the first to the last that taps read beside a place."""
-        return max((c.low + (c.count - 1) * self.step + 1 for c in self.classes if c.count), default=1) - self.low
+        return (
+            max((c.low + (c.count - 1) * self.step + 1 for c in self.classes if c.count), default=1)
+            - self.low
+        )
 
     @property
     def taps(self) -> int:
@@ -66,10 +73,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution over three axes (z, y, x; missing ones of size 1) of `images`, `groups` of `channels` to `outputs` channels.
+    """A convolution over three axes (z, y, x; missing ones of size 1) of `images`, `groups` of
+    `channels` to `outputs` channels.
 
-    `input` and `weight` are Program values; `input_strides` of image, channel, z, y, x; `weight_strides` of group, output channel,
-    channel, z, y, x.
+    `input` and `weight` are Program values; `input_strides` of image, channel, z, y, x;
+    `weight_strides` of group, output channel, channel, z, y, x.
     """
 
     images: int
@@ -85,12 +93,21 @@ class Convolution:
     @property
     def depth(self) -> float:
         """Products that are summed for an output, on average over the classes."""
-        return self.channels * math.prod(sum(c.count for c in axis.classes) / len(axis.classes) for axis in self.axes)
+        return self.channels * math.prod(
+            sum(c.count for c in axis.classes) / len(axis.classes) for axis in self.axes
+        )
 
     @property
     def flops(self) -> float:
         """Multiplications and additions, those with padding included."""
-        return 2.0 * self.images * self.groups * self.outputs * self.depth * math.prod(a.out for a in self.axes)
+        return (
+            2.0
+            * self.images
+            * self.groups
+            * self.outputs
+            * self.depth
+            * math.prod(a.out for a in self.axes)
+        )
 
     @property
     def bytes(self) -> int:
@@ -100,14 +117,18 @@ class Convolution:
 
 
 def convolution_of(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
-    """The only convolution below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
+    """The only convolution below `outputs`. Raises NotLowerableError without one, with two, or when
+    an operand is not in memory.
+    """
     found = every(Conv, outputs)
     if len(found) != 1:
         raise NotLowerableError(f"{len(found)} convolutions in one island")
     conv = found[0]
     x, w = conv.left, conv.right
     if not isinstance(x, Leaf) or not isinstance(w, Leaf):
-        raise NotLowerableError("an operand of a convolution is computed in the island; it is read from memory")
+        raise NotLowerableError(
+            "an operand of a convolution is computed in the island; it is read from memory"
+        )
     images, rank = x.shape[0], len(x.shape) - 2
     given, inputs = (w.shape[0], w.shape[1]) if conv.transposed else (w.shape[1], w.shape[0])
     channels = x.shape[1] // conv.groups
@@ -116,7 +137,9 @@ def convolution_of(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     axes = [Axis(1, 1, 1, 1, 1, (Class(1, 0, 0),))] * (3 - rank)
     axes += [_axis(conv, d, x.shape[d + 2], w.shape[d + 2], conv.shape[d + 2]) for d in range(rank)]
     missing = (0,) * (3 - rank)
-    of_out, of_in = (w.strides[1], w.strides[0]) if conv.transposed else (w.strides[0], w.strides[1])
+    of_out, of_in = (
+        (w.strides[1], w.strides[0]) if conv.transposed else (w.strides[0], w.strides[1])
+    )
     of_group = channels * of_in if conv.transposed else outs * of_out
     made = Convolution(
         images,
@@ -136,23 +159,43 @@ def _axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> Axis:
     stride, padding, dilation = conv.stride[d], conv.padding[d], conv.dilation[d]
     if not conv.transposed:
         return Axis(size, out, stride, dilation, 1, (Class(kernel, -padding, 0),))
-    apart = math.gcd(stride, dilation)  # taps of a class: every (stride / apart)-th, in the order of the input they meet
+    apart = math.gcd(
+        stride, dilation
+    )  # taps of a class: every (stride / apart)-th, in the order of the input they meet
     classes = []
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
-        classes.append(Class(len(taps), (rest + padding - taps[0] * dilation) // stride if taps else 0, taps[0] if taps else 0))
+        classes.append(
+            Class(
+                len(taps),
+                (rest + padding - taps[0] * dilation) // stride if taps else 0,
+                taps[0] if taps else 0,
+            )
+        )
     step = dilation // apart
-    if all(c.count <= 1 for c in classes):  # nothing says how far apart taps are: as far as lets the classes share a grid
+    if all(
+        c.count <= 1 for c in classes
+    ):  # nothing says how far apart taps are: as far as lets the classes share a grid
         lows = [c.low for c in classes if c.count]
         step = math.gcd(*(low - min(lows) for low in lows)) or 1
     return Axis(size, out, 1, step, -(stride // apart), tuple(classes))
 
 
 def _flattened(conv: Convolution) -> Convolution:
-    """A convolution of single elements does not care for axes: rows that follow one another in memory become one."""
+    """A convolution of single elements does not care for axes: rows that follow one another in
+    memory become one.
+    """
     (z, y, x), strides = conv.axes, conv.input_strides
-    single = all(a.reach == 1 and a.stride == 1 and len(a.classes) == 1 and a.low == 0 and a.size == a.out for a in conv.axes)
-    if not single or strides[4] != 1 or (y.size > 1 and strides[3] != x.size) or (z.size > 1 and strides[2] != y.size * x.size):
+    single = all(
+        a.reach == 1 and a.stride == 1 and len(a.classes) == 1 and a.low == 0 and a.size == a.out
+        for a in conv.axes
+    )
+    if (
+        not single
+        or strides[4] != 1
+        or (y.size > 1 and strides[3] != x.size)
+        or (z.size > 1 and strides[2] != y.size * x.size)
+    ):
         return conv
     one, size = Axis(1, 1, 1, 1, 1, (Class(1, 0, 0),)), z.size * y.size * x.size
     axes = (one, one, Axis(size, size, 1, 1, 1, (Class(1, 0, 0),)))
@@ -169,14 +212,21 @@ def _flattened(conv: Convolution) -> Convolution:
     )
 
 
-def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _convolution(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     rank = len(outs[0].shape) - 2
     if kwargs or rank not in (1, 2, 3) or len(x.shape) != rank + 2:
         raise NotLowerableError(f"a convolution of rank {len(x.shape)} with {sorted(kwargs)}")
-    if any(t.dtype is not torch.float32 for t in (x, weight)) or outs[0].torch_dtype is not torch.float32:
+    if (
+        any(t.dtype is not torch.float32 for t in (x, weight))
+        or outs[0].torch_dtype is not torch.float32
+    ):
         raise NotLowerableError(f"a convolution of {x.dtype} and {weight.dtype}")
-    steps, edges, apart = (tuple(s) * rank if len(s) == 1 else tuple(s) for s in (stride, padding, dilation))
+    steps, edges, apart = (
+        tuple(s) * rank if len(s) == 1 else tuple(s) for s in (stride, padding, dilation)
+    )
     shape = outs[0].shape
     made: Node = Conv(shape, x.dtype, x, weight, steps, edges, apart, bool(transposed), int(groups))
     if bias is not None:

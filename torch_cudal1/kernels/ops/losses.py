@@ -1,7 +1,9 @@
-"""Losses as element-wise steps and sums: squared, absolute, smooth, Huber, binary and plain cross entropy, negative log likelihood.
+"""Losses as element-wise steps and sums: squared, absolute, smooth, Huber, binary and plain cross
+entropy, negative log likelihood.
 
-Composite losses (KL, hinge, cosine, triplet) reach the kernels as their parts. Bytes moved: one read of each input. A sum over
-everything is split over many programs and put together in a fixed order, so results repeat bit for bit.
+Composite losses (KL, hinge, cosine, triplet) reach the kernels as their parts. Bytes moved: one
+read of each input. A sum over everything is split over many programs and put together in a fixed
+order, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.nodes import Node, Position, cast, constant, pointwise, reduced, reshape
+from torch_cudal1.kernels.expr.nodes import (
+    Node,
+    Position,
+    cast,
+    constant,
+    pointwise,
+    reduced,
+    reshape,
+)
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 
 __all__ = ["HANDLERS"]
@@ -44,12 +54,20 @@ def _distance(args: tuple[Any, ...]) -> Node:
     return pointwise("tl.abs({0} - {1})", x, target, dtype=_F32)
 
 
-def _mse(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    return _finished(pointwise("({0} * {0})", _distance(args), dtype=_F32), args[2] if len(args) > 2 else _MEAN, outs)
+def _mse(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    return _finished(
+        pointwise("({0} * {0})", _distance(args), dtype=_F32),
+        args[2] if len(args) > 2 else _MEAN,
+        outs,
+    )
 
 
 def _with_width(template: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         width = args[3] if len(args) > 3 else 1.0
         each = _distance(args)
         if width != 0:
@@ -59,15 +77,23 @@ def _with_width(template: str) -> Handler:
     return handle
 
 
-def _binary(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _binary(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x, target, weight = cast(args[0], _F32), cast(args[1], _F32), args[2] if len(args) > 2 else None
     each = pointwise(_BINARY, x, target, dtype=_F32)
-    each = each if weight is None else pointwise("({0} * {1})", each, cast(weight, _F32), dtype=_F32)
+    each = (
+        each if weight is None else pointwise("({0} * {1})", each, cast(weight, _F32), dtype=_F32)
+    )
     return _finished(each, args[3] if len(args) > 3 else _MEAN, outs)
 
 
-def _likelihood(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """`nll_loss_forward`: minus the entry at the target's place, and how many targets counted. A row's entry is found by a sum."""
+def _likelihood(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """`nll_loss_forward`: minus the entry at the target's place, and how many targets counted. A
+    row's entry is found by a sum.
+    """
     x, target, weight, reduction, ignored = args
     if weight is not None or len(x.shape) != 2:
         raise NotLowerableError("likelihoods with weights, or of a single row")
@@ -76,17 +102,27 @@ def _likelihood(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tenso
     wanted = reshape(cast(target, torch.int64), (rows, 1))
     picked = pointwise("tl.where({0} == {1}, {2}, 0.0)", column, wanted, cast(x, _F32), dtype=_F32)
     entry = reshape(reduced("sum", picked, (1,)), (rows,))
-    # a target that is no class is an assertion in eager; here it is NaN, never a number that looks right
+    # a target that is no class is an assertion in eager; here it is NaN, never a number that looks
+    # right
     valid = f"(({{0}} >= 0) & ({{0}} < {classes}))"
     lost = f'tl.where({{0}} == {{2}}, 0.0, tl.where({valid}, -{{1}}, float("nan")))'
-    each = pointwise(lost, cast(target, torch.int64), entry, constant(ignored, torch.int64), dtype=_F32)
+    each = pointwise(
+        lost, cast(target, torch.int64), entry, constant(ignored, torch.int64), dtype=_F32
+    )
     if reduction == _NONE:
         return pointwise("({0})", each, dtype=outs[0].torch_dtype), constant(0, _F32)
-    counted = pointwise("({0} != {1}).to(tl.float32)", cast(target, torch.int64), constant(ignored, torch.int64), dtype=_F32)
+    counted = pointwise(
+        "({0} != {1}).to(tl.float32)",
+        cast(target, torch.int64),
+        constant(ignored, torch.int64),
+        dtype=_F32,
+    )
     count = reshape(reduced("sum", counted, (0,)), ())
     total = reshape(reduced("sum", each, (0,)), ())
     loss = div(total, count) if reduction == _MEAN else total
-    return pointwise("({0})", loss, dtype=outs[0].torch_dtype), pointwise("({0})", count, dtype=outs[1].torch_dtype)
+    return pointwise("({0})", loss, dtype=outs[0].torch_dtype), pointwise(
+        "({0})", count, dtype=outs[1].torch_dtype
+    )
 
 
 HANDLERS: dict[str, Handler] = {

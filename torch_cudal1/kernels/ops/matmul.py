@@ -1,8 +1,9 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
-`product_of` reads off the one product an island is made around. Operands are tensors in any layout, views of them included; an
-operand that must be computed first is refused, since the product would compute it once for every tile (`gemm` does so for weights
-of few bits). How a product is computed is `gemm`'s.
+`product_of` reads off the one product an island is made around. Operands are tensors in any layout,
+views of them included; an operand that must be computed first is refused, since the product would
+compute it once for every tile (`gemm` does so for weights of few bits). How a product is computed
+is `gemm`'s.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ __all__ = [
 ]
 
 _MOST_CUTS = 8
-Sizes = tuple[tuple[int, ...], ...]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
+Sizes = tuple[
+    tuple[int, ...], ...
+]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """Of the number of a matrix in its batch: `number // every % extent`, each step of which is `stride` elements."""
+    """Of the number of a matrix in its batch: `number // every % extent`, each step of which is
+    `stride` elements.
+    """
 
     every: int
     extent: int
@@ -50,7 +55,8 @@ class Digit:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of the batch (0: shared).
+    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of
+    the batch (0: shared).
 
     `digits`: where the matrices of a batch lie at no single stride; `batch` is 0 then.
     """
@@ -86,12 +92,16 @@ class Product:
 
 
 def streamed(product: Product) -> tuple[Product, bool]:
-    """The product with the operand that is read as it lies as its left one, and whether that was the right one.
+    """The product with the operand that is read as it lies as its left one, and whether that was
+    the right one.
 
-    Its rows must lie in memory 16 bytes at a time. Of two such operands it is the larger. Raises NotLowerableError without one.
+    Its rows must lie in memory 16 bytes at a time. Of two such operands it is the larger. Raises
+    NotLowerableError without one.
     """
     sides = [(product.m, product.left, False), (product.n, product.right, True)]
-    fit = [side for side in sides if side[1].depth == 1 and _aligned(side[1]) and product.k % 4 == 0]
+    fit = [
+        side for side in sides if side[1].depth == 1 and _aligned(side[1]) and product.k % 4 == 0
+    ]
     if not fit:
         raise NotLowerableError("neither operand has rows along k that begin at 16 bytes")
     if not max(fit, key=lambda side: side[0])[2]:
@@ -104,7 +114,9 @@ def _aligned(operand: Operand) -> bool:
 
 
 def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
-    """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
+    """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an
+    operand is not in memory.
+    """
     dots = every(Dot, outputs)
     if len(dots) != 1:
         raise NotLowerableError(f"{len(dots)} matrix products in one island")
@@ -112,10 +124,14 @@ def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
 
 
 def product_with(dot: Dot, right: Operand | None = None) -> Product:
-    """The product `dot`; `right`: its right operand where that is not in memory. Raises NotLowerableError as `product_of`."""
+    """The product `dot`; `right`: its right operand where that is not in memory. Raises
+    NotLowerableError as `product_of`.
+    """
     batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
     (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
-    return Product(batch, m, n, k, matrices(dot.left), right or _turned(matrices(dot.right)), dot.left.dtype)
+    return Product(
+        batch, m, n, k, matrices(dot.left), right or _turned(matrices(dot.right)), dot.left.dtype
+    )
 
 
 def _turned(operand: Operand) -> Operand:
@@ -123,7 +139,8 @@ def _turned(operand: Operand) -> Operand:
 
 
 def matrices(node: Node) -> Operand:
-    """`node`, a matrix or a batch of them, as it lies in memory behind its views: `row` along its rows, `depth` along its columns.
+    """`node`, a matrix or a batch of them, as it lies in memory behind its views: `row` along its
+    rows, `depth` along its columns.
 
     Raises NotLowerableError where it is computed, or where a row or a column has no single stride.
     """
@@ -137,14 +154,20 @@ def matrices(node: Node) -> Operand:
         except Cut as cut:
             sizes = cut_in_two(sizes, cut)
     if not isinstance(below, Leaf):
-        raise NotLowerableError("an operand is computed in the island; a product reads its operands from memory")
+        raise NotLowerableError(
+            "an operand is computed in the island; a product reads its operands from memory"
+        )
     form = flatten(index, below.strides)
     batch, *matrix = ([_digit(atom, form, group) for atom in group] for group in _atoms(sizes))
     row, depth = (_stride(digits, if_single=1) for digits in matrix)
     if row is None or depth is None:
         raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
     plane = _stride(batch, if_single=0)
-    rest = tuple(digit for digit in batch if digit.stride and digit.extent > 1) if plane is None else ()
+    rest = (
+        tuple(digit for digit in batch if digit.stride and digit.extent > 1)
+        if plane is None
+        else ()
+    )
     return Operand(below.value, row, depth, plane or 0, form.offset, rest)
 
 
@@ -154,7 +177,9 @@ def _digit(atom: Atom, form: Form, group: tuple[Atom, ...]) -> Digit:
 
 
 def _stride(digits: list[Digit], *, if_single: int) -> int | None:
-    """The one stride of what the digits count; None where it has none. Of a single element it is any: `if_single`."""
+    """The one stride of what the digits count; None where it has none. Of a single element it is
+    any: `if_single`.
+    """
     digits = [digit for digit in digits if digit.extent > 1]
     if any(outer.stride != inner.stride * inner.extent for outer, inner in pairwise(digits)):
         return None
@@ -175,12 +200,17 @@ def cut_in_two(sizes: Sizes, cut: Cut) -> Sizes:
     """The sizes with what `cut` asks for cut."""
     made: list[tuple[int, ...]] = []
     for group in _atoms(sizes):
-        cuts = ((atom.extent // cut.inner, cut.inner) if atom == cut.atom else (atom.extent,) for atom in group)
+        cuts = (
+            (atom.extent // cut.inner, cut.inner) if atom == cut.atom else (atom.extent,)
+            for atom in group
+        )
         made.append(tuple(chain.from_iterable(cuts)))
     return tuple(made)
 
 
-def _dot(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _dot(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     left, right = args[:2]
     if len(args) != 2 or kwargs:
         raise NotLowerableError(f"unexpected arguments {args[2:]!r} {kwargs!r}")
@@ -189,17 +219,23 @@ def _dot(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, 
     return (Dot(outs[0].shape, left.dtype, left, right),)
 
 
-def _dot_added(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _dot_added(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     """beta * bias + alpha * (left @ right); with beta 0 the bias is not read, NaN or not."""
     bias, left, right = args[:3]
-    beta, alpha = (kwargs.get(name, args[i] if len(args) > i else 1) for i, name in ((3, "beta"), (4, "alpha")))
+    beta, alpha = (
+        kwargs.get(name, args[i] if len(args) > i else 1) for i, name in ((3, "beta"), (4, "alpha"))
+    )
     (made,) = _dot((left, right), {}, outs)
     dtype = outs[0].torch_dtype
     if alpha != 1:
         made = pointwise("({0} * {1})", made, constant(alpha, dtype), dtype=dtype)
     if beta == 0:
         return (made,)
-    added = bias if beta == 1 else pointwise("({0} * {1})", bias, constant(beta, dtype), dtype=dtype)
+    added = (
+        bias if beta == 1 else pointwise("({0} * {1})", bias, constant(beta, dtype), dtype=dtype)
+    )
     return (pointwise("({0} + {1})", made, added, dtype=dtype, shape=outs[0].shape),)
 
 

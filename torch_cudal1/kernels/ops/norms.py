@@ -1,8 +1,10 @@
-"""layer, RMS, group, instance and batch norm: mean, variance of the deviations (two passes over registers), scale.
+"""layer, RMS, group, instance and batch norm: mean, variance of the deviations (two passes over
+registers), scale.
 
-The variance is a sum of squared deviations from the mean, never E[x^2] - E[x]^2, which cancels for inputs far from zero.
-Bytes moved: one read and one write of the tensor when a row fits the registers of one program or of a team of them (`team`), else
-two reads (mean and variance, then output) and one write.
+The variance is a sum of squared deviations from the mean, never E[x^2] - E[x]^2, which cancels for
+inputs far from zero. Bytes moved: one read and one write of the tensor when a row fits the
+registers of one program or of a team of them (`team`), else two reads (mean and variance, then
+output) and one write.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.nodes import Either, Node, cast, constant, pointwise, reduced, reshape
+from torch_cudal1.kernels.expr.nodes import (
+    Either,
+    Node,
+    cast,
+    constant,
+    pointwise,
+    reduced,
+    reshape,
+)
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 
 __all__ = ["HANDLERS", "moments"]
@@ -23,11 +33,13 @@ _F32 = torch.float32
 
 
 def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[Node, Node, Node]:
-    """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over `dims`, in fp32.
+    """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over
+    `dims`, in fp32.
 
-    Where a row is read again for each reduction, mean and variance come from one pass (Welford's, as in eager). Where it stays
-    in registers: the rounded sum leaves the mean off by some units; the sum of the deviations tells by how much, and corrects
-    mean, deviation and variance in the same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
+    Where a row is read again for each reduction, mean and variance come from one pass (Welford's,
+    as in eager). Where it stays in registers: the rounded sum leaves the mean off by some units;
+    the sum of the deviations tells by how much, and corrects mean, deviation and variance in the
+    same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
     """
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
@@ -36,7 +48,13 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     away = pointwise("({0} - {1})", x, rough, dtype=_F32)
     off = div(reduced("sum", away, dims), size)
     squares = reduced("sum", pointwise("({0} * {0})", away, dtype=_F32), dims)
-    spread = pointwise("tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)", squares, off, size, dtype=_F32)
+    spread = pointwise(
+        "tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        squares,
+        off,
+        size,
+        dtype=_F32,
+    )
     mean = pointwise("({0} + {1})", rough, off, dtype=_F32)
     deviation = pointwise("({0} - {1})", away, off, dtype=_F32)
     degrees = constant(max(0.0, count - correction), _F32)
@@ -64,7 +82,9 @@ def _scaled(deviation: Node, rstd: Node) -> Node:
     return pointwise("({0} * {1})", deviation, rstd, dtype=_F32)
 
 
-def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _layer_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x, shape, weight, bias, eps = args
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     mean, deviation, variance = moments(x, dims)
@@ -72,9 +92,15 @@ def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tenso
     return _affine(_scaled(deviation, rstd), weight, bias, outs[0].torch_dtype), mean, rstd
 
 
-def _rms_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    x, shape, weight, eps = (*args, None)[:4] if len(args) > 3 else (*args, *(None,) * (4 - len(args)))
-    eps = torch.finfo(_F32).eps if eps is None else eps  # that of what it is computed in, as PyTorch has it for half precision
+def _rms_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    x, shape, weight, eps = (
+        (*args, None)[:4] if len(args) > 3 else (*args, *(None,) * (4 - len(args)))
+    )
+    eps = (
+        torch.finfo(_F32).eps if eps is None else eps
+    )  # that of what it is computed in, as PyTorch has it for half precision
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     wide = cast(x, _F32)
     squares = reduced("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)
@@ -82,15 +108,24 @@ def _rms_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorS
     return _affine(_scaled(wide, rstd), weight, None, outs[0].torch_dtype), rstd
 
 
-def _group_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _group_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x, weight, bias, batch, channels, _, groups, eps = args
     inner = math.prod(x.shape[2:])
     grouped = reshape(x, (batch, groups, channels // groups, inner))
     mean, deviation, variance = moments(grouped, (2, 3))
     rstd = _rstd(variance, eps)
     if inner > 1 and (weight is not None or bias is not None):
-        each = [None if one is None else reshape(one, (1, groups, channels // groups, 1)) for one in (weight, bias)]
-        out = pointwise("({0})", reshape(_shifted(grouped, mean, rstd, *each), x.shape), dtype=outs[0].torch_dtype)
+        each = [
+            None if one is None else reshape(one, (1, groups, channels // groups, 1))
+            for one in (weight, bias)
+        ]
+        out = pointwise(
+            "({0})",
+            reshape(_shifted(grouped, mean, rstd, *each), x.shape),
+            dtype=outs[0].torch_dtype,
+        )
     else:
         scaled = reshape(_scaled(deviation, rstd), x.shape)
         out = _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
@@ -98,15 +133,21 @@ def _group_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tenso
 
 
 def _shifted(x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None) -> Node:
-    """`x * scale + shift` of a channel, as eager has it: an infinite weight makes a shift that is, and infinities of two signs NaN.
+    """`x * scale + shift` of a channel, as eager has it: an infinite weight makes a shift that is,
+    and infinities of two signs NaN.
 
-    Source: ATen/native/cuda/group_norm_kernel.cu, where a group's mean and a channel's weight become a factor and an addend first.
+    Source: ATen/native/cuda/group_norm_kernel.cu, where a group's mean and a channel's weight
+    become a factor and an addend first.
     """
-    scale = rstd if weight is None else pointwise("({0} * {1})", rstd, cast(weight, _F32), dtype=_F32)
+    scale = (
+        rstd if weight is None else pointwise("({0} * {1})", rstd, cast(weight, _F32), dtype=_F32)
+    )
     if bias is None:
         shift = pointwise("(-{0} * {1})", scale, mean, dtype=_F32)
     else:
-        shift = pointwise("libdevice.fma(-{0}, {1}, {2})", scale, mean, cast(bias, _F32), dtype=_F32)
+        shift = pointwise(
+            "libdevice.fma(-{0}, {1}, {2})", scale, mean, cast(bias, _F32), dtype=_F32
+        )
     return pointwise("libdevice.fma({0}, {1}, {2})", cast(x, _F32), scale, shift, dtype=_F32)
 
 
@@ -114,44 +155,69 @@ def _channels(vector: Node | None, x: Node) -> Node | None:
     return None if vector is None else reshape(vector, (x.shape[1],) + (1,) * (len(x.shape) - 2))
 
 
-def _batch_stats(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """`_native_batch_norm_legit.no_stats`: statistics of the batch, which is also instance norm on a (1, N*C, ...) view."""
+def _batch_stats(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """`_native_batch_norm_legit.no_stats`: statistics of the batch, which is also instance norm on
+    a (1, N*C, ...) view.
+    """
     x, weight, bias, training, _, eps = args
     if not training:
         raise NotLowerableError("batch norm without statistics and not in training")
     dims = (0, *range(2, len(x.shape)))
     mean, deviation, variance = moments(x, dims)
     rstd = _rstd(variance, eps)
-    out = _affine(_scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+    out = _affine(
+        _scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype
+    )
     return out, reshape(mean, (x.shape[1],)), reshape(rstd, (x.shape[1],))
 
 
-def _batch_training(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """`_native_batch_norm_legit_functional`: statistics of the batch, and the running ones moved towards them."""
+def _batch_training(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """`_native_batch_norm_legit_functional`: statistics of the batch, and the running ones moved
+    towards them.
+    """
     x, weight, bias, running_mean, running_variance, training, momentum, eps = args
     if not training:
         raise NotLowerableError("batch norm of running statistics that also yields them")
     dims, count = (0, *range(2, len(x.shape))), math.prod(x.shape) // x.shape[1]
     mean, deviation, variance = moments(x, dims)
     rstd = _rstd(variance, eps)
-    out = _affine(_scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
-    whole = pointwise("({0} * {1})", variance, constant(count / max(1, count - 1), _F32), dtype=_F32)
+    out = _affine(
+        _scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype
+    )
+    whole = pointwise(
+        "({0} * {1})", variance, constant(count / max(1, count - 1), _F32), dtype=_F32
+    )
     vectors = [reshape(node, (x.shape[1],)) for node in (mean, rstd, mean, whole)]
     shares = constant(momentum, _F32), constant(1 - momentum, _F32)
     moved = [
         pointwise("({0} * {2} + {1} * {3})", new, cast(old, _F32), *shares, dtype=_F32)
         for new, old in zip(vectors[2:], (running_mean, running_variance), strict=True)
     ]
-    typed = [pointwise("({0})", node, dtype=spec.torch_dtype) for node, spec in zip(moved, outs[3:], strict=True)]
+    typed = [
+        pointwise("({0})", node, dtype=spec.torch_dtype)
+        for node, spec in zip(moved, outs[3:], strict=True)
+    ]
     return out, vectors[0], vectors[1], *typed
 
 
-def _batch_running(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
-    """`_native_batch_norm_legit_no_training`: running statistics, element-wise; its two empty results are not produced."""
+def _batch_running(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node | None, ...]:
+    """`_native_batch_norm_legit_no_training`: running statistics, element-wise; its two empty
+    results are not produced.
+    """
     x, weight, bias, mean, variance, _, eps = args
     deviation = pointwise("({0} - {1})", cast(x, _F32), _channel_view(mean, x), dtype=_F32)
     scaled = _scaled(deviation, _rstd(_channel_view(variance, x), eps))
-    return _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype), None, None
+    return (
+        _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype),
+        None,
+        None,
+    )
 
 
 def _channel_view(vector: Node, x: Node) -> Node:

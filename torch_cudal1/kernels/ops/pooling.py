@@ -1,7 +1,9 @@
-"""Maximum and average pooling over 1, 2 or 3 dimensions: every tap of the window is a read at a shifted place, the padding a value.
+"""Maximum and average pooling over 1, 2 or 3 dimensions: every tap of the window is a read at a
+shifted place, the padding a value.
 
-Taps of neighbouring results are neighbours in memory and come from the L1. Bytes moved: one read of the input, one write of the
-result. Windows of more than `MOST_TAPS` elements, and windows that leave the padded input (`ceil_mode`), stay with PyTorch.
+Taps of neighbouring results are neighbours in memory and come from the L1. Bytes moved: one read of
+the input, one write of the result. Windows of more than `MOST_TAPS` elements, and windows that
+leave the padded input (`ceil_mode`), stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -34,23 +36,42 @@ def _each(given: Any, axes: int, default: int) -> tuple[int, ...]:
 
 
 def _taps(
-    x: Node, outs: tuple[TensorSpec, ...], window: tuple[int, ...], steps: tuple[tuple[int, ...], ...], fill: str
+    x: Node,
+    outs: tuple[TensorSpec, ...],
+    window: tuple[int, ...],
+    steps: tuple[tuple[int, ...], ...],
+    fill: str,
 ) -> list[Node]:
-    """The input at each place of the window, as tensors of the result's shape. `steps`: stride, padding, dilation."""
+    """The input at each place of the window, as tensors of the result's shape. `steps`: stride,
+    padding, dilation.
+    """
     shape, axes = outs[0].shape, len(window)
-    if math.prod(window) > MOST_TAPS or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if math.prod(window) > MOST_TAPS or x.dtype not in (
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    ):
         raise NotLowerableError(f"a window of {window} over {x.dtype}")
-    for size, out, k, stride, pad, step in zip(x.shape[-axes:], shape[-axes:], window, *steps, strict=True):
+    for size, out, k, stride, pad, step in zip(
+        x.shape[-axes:], shape[-axes:], window, *steps, strict=True
+    ):
         if (out - 1) * stride + (k - 1) * step >= size + 2 * pad:
             raise NotLowerableError("a window that leaves the padded input")
-    return [Padded(shape, x.dtype, x, _place(axes, tap, steps), fill) for tap in itertools.product(*map(range, window))]
+    return [
+        Padded(shape, x.dtype, x, _place(axes, tap, steps), fill)
+        for tap in itertools.product(*map(range, window))
+    ]
 
 
-def _place(axes: int, tap: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> Callable[[Index], Index]:
+def _place(
+    axes: int, tap: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
+) -> Callable[[Index], Index]:
     def remap(index: Index) -> Index:
         moved = [
             form.scaled(stride).shifted(at * step - pad)
-            for form, at, stride, pad, step in zip(index[len(index) - axes :], tap, *steps, strict=True)
+            for form, at, stride, pad, step in zip(
+                index[len(index) - axes :], tap, *steps, strict=True
+            )
         ]
         return (*index[: len(index) - axes], *moved)
 
@@ -60,26 +81,35 @@ def _place(axes: int, tap: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) 
 def _folded(taps: list[Node], template: str) -> Node:
     """All taps in one, as a tree: sums of many keep their accuracy."""
     while len(taps) > 1:
-        pairs = [pointwise(template, a, b, dtype=torch.float32) for a, b in zip(taps[::2], taps[1::2], strict=False)]
+        pairs = [
+            pointwise(template, a, b, dtype=torch.float32)
+            for a, b in zip(taps[::2], taps[1::2], strict=False)
+        ]
         taps = pairs + taps[len(taps) - len(taps) % 2 :]
     return taps[0]
 
 
 def _max(axes: int) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node | None, ...]:
         x, *rest = args
         given = [*rest, *[None] * (5 - len(rest))]
         window = _each(given[0], axes, 1)
         stride = _each(given[1], axes, 1) if given[1] else window
         steps = (stride, _each(given[2], axes, 0), _each(given[3], axes, 1))
-        taps: list[Node] = [cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')]
+        taps: list[Node] = [
+            cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')
+        ]
         return pointwise("({0})", _folded(taps, _MAX), dtype=outs[0].torch_dtype), None
 
     return handle
 
 
 def _average(axes: int) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         x, *rest = args
         given = [*rest, *[None] * (6 - len(rest))]
         window = _each(given[0], axes, 1)
@@ -87,7 +117,10 @@ def _average(axes: int) -> Handler:
         padding = _each(given[2], axes, 0)
         if given[4] is False and any(padding) and given[5] is None:
             raise NotLowerableError("an average that does not count the padding")
-        taps: list[Node] = [cast(tap, torch.float32) for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")]
+        taps: list[Node] = [
+            cast(tap, torch.float32)
+            for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")
+        ]
         count = given[5] or math.prod(window)
         total = div(_folded(taps, "({0} + {1})"), constant(count, torch.float32))
         return (pointwise("({0})", total, dtype=outs[0].torch_dtype),)

@@ -1,7 +1,9 @@
-"""sum, mean, amax, amin, prod, any, all, var, std, vector norm, max and min with index, argmax and argmin.
+"""sum, mean, amax, amin, prod, any, all, var, std, vector norm, max and min with index, argmax and
+argmin.
 
-An arg-reduction packs (ordered key, position) into one int64 and takes its maximum: ties give the first position, the first NaN
-wins, as in eager, and no special reduction is needed. Bytes moved: one read of the tensor, one write of the result.
+An arg-reduction packs (ordered key, position) into one int64 and takes its maximum: ties give the
+first position, the first NaN wins, as in eager, and no special reduction is needed. Bytes moved:
+one read of the tensor, one write of the result.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ import torch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.affine import row_major
-from torch_cudal1.kernels.expr.nodes import Node, Position, cast, constant, pointwise, reduced, reshape
+from torch_cudal1.kernels.expr.nodes import (
+    Node,
+    Position,
+    cast,
+    constant,
+    pointwise,
+    reduced,
+    reshape,
+)
 from torch_cudal1.kernels.ops.norms import moments
 from torch_cudal1.kernels.ops.pointwise import Handler, div, sqrt
 
@@ -39,7 +49,9 @@ def _finish(node: Node, outs: tuple[TensorSpec, ...], at: int = 0) -> Node:
 def _fold(kind: str) -> Handler:
     """sum, prod, amax, amin: second argument (if any) is the dimension or dimensions."""
 
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         x = cast(args[0], outs[0].torch_dtype)
         if x.dtype is torch.bool:
             raise NotLowerableError(f"{kind} of bool into bool")
@@ -48,7 +60,9 @@ def _fold(kind: str) -> Handler:
     return handle
 
 
-def _mean(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _mean(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x = cast(args[0], _F32)
     dims = _dims(x, args[1] if len(args) > 1 else None)
     count = constant(math.prod(x.shape[d] for d in dims), _F32)
@@ -56,7 +70,9 @@ def _mean(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec,
 
 
 def _logical(kind: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         truth = cast(cast(args[0], torch.bool), torch.int32)
         folded = reduced(kind, truth, _dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
@@ -67,24 +83,36 @@ def _logical(kind: str) -> Handler:
 def _variance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Node]:
     x = args[0]
     correction = kwargs.get("correction")
-    mean, _, variance = moments(x, _dims(x, args[1] if len(args) > 1 else None), 1.0 if correction is None else float(correction))
+    mean, _, variance = moments(
+        x,
+        _dims(x, args[1] if len(args) > 1 else None),
+        1.0 if correction is None else float(correction),
+    )
     return mean, variance
 
 
-def _var(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _var(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     return (_finish(_variance(args, kwargs)[1], outs),)
 
 
-def _std(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _std(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     return (_finish(sqrt(_variance(args, kwargs)[1]), outs),)
 
 
-def _var_mean(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _var_mean(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     mean, variance = _variance(args, kwargs)
     return _finish(variance, outs), _finish(mean, outs, 1)
 
 
-def _vector_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _vector_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     order = args[1] if len(args) > 1 else 2
     x = cast(args[0], _F32)
     dims = _dims(x, args[2] if len(args) > 2 else None)
@@ -101,8 +129,14 @@ def _best(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     if math.prod(x.shape[d] for d in dims) > _LOW or x.compute == "tl.int64":
         raise NotLowerableError(f"arg-reduction of {x.dtype} over {x.shape}")
     strides = row_major(tuple(x.shape[d] for d in dims))
-    where = Position(x.shape, torch.int64, tuple(strides[dims.index(d)] if d in dims else 0 for d in range(len(x.shape))))
-    if x.compute == "tl.float32":  # + 0.0 makes -0 and +0 equal; then an int32 that orders like the float
+    where = Position(
+        x.shape,
+        torch.int64,
+        tuple(strides[dims.index(d)] if d in dims else 0 for d in range(len(x.shape))),
+    )
+    if (
+        x.compute == "tl.float32"
+    ):  # + 0.0 makes -0 and +0 equal; then an int32 that orders like the float
         bits = pointwise("({0} + 0.0).to(tl.int32, bitcast=True)", x, dtype=torch.int32)
         key = pointwise("({0} ^ (({0} >> 31) & 0x7fffffff))", bits, dtype=torch.int32)
         key = pointwise("(-1 - {0})", key, dtype=torch.int32) if kind == "min" else key
@@ -110,26 +144,38 @@ def _best(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     else:
         key = cast(x, torch.int32)
         key = pointwise("(-1 - {0})", key, dtype=torch.int32) if kind == "min" else key
-    packed = pointwise("(({0}.to(tl.int64) << 32) | (0xffffffff - {1}))", key, where, dtype=torch.int64)
-    return pointwise("(0xffffffff - ({0} & 0xffffffff))", reduced("max", packed, dims), dtype=torch.int64)
+    packed = pointwise(
+        "(({0}.to(tl.int64) << 32) | (0xffffffff - {1}))", key, where, dtype=torch.int64
+    )
+    return pointwise(
+        "(0xffffffff - ({0} & 0xffffffff))", reduced("max", packed, dims), dtype=torch.int64
+    )
 
 
 def _arg(kind: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-        return (_finish(_best(args[0], _dims(args[0], args[1] if len(args) > 1 else None), kind), outs),)
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
+        return (
+            _finish(_best(args[0], _dims(args[0], args[1] if len(args) > 1 else None), kind), outs),
+        )
 
     return handle
 
 
 def _with_index(kind: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         x, dims = args[0], _dims(args[0], args[1])
         return _finish(reduced(kind, x, dims), outs), _finish(_best(x, dims, kind), outs, 1)
 
     return handle
 
 
-def _legacy_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _legacy_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     """`norm.ScalarOpt_dim` and `norm.Scalar`: the order is the second argument, None for 2."""
     order = 2 if len(args) < 2 or args[1] is None else args[1]
     return _vector_norm((args[0], order, *args[2:3]), {}, outs)

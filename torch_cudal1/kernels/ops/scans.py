@@ -1,7 +1,8 @@
-"""cumsum and cumprod along one dimension: forward, reversed (flip, scan, flip), exclusive (zeros in front, the last left out).
+"""cumsum and cumprod along one dimension: forward, reversed (flip, scan, flip), exclusive (zeros in
+front, the last left out).
 
-Bytes moved: one read and one write of the tensor; a row that does not fit a tile goes through in several, with the running total
-carried from one to the next.
+Bytes moved: one read and one write of the tensor; a row that does not fit a tile goes through in
+several, with the running total carried from one to the next.
 """
 
 from __future__ import annotations
@@ -20,50 +21,80 @@ __all__ = ["HANDLERS", "exclusive_sums"]
 
 
 def _scan(kind: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         if not args[0].shape:
             raise NotLowerableError("a scan of a scalar")
         dtype = outs[0].torch_dtype
-        return (Scan(args[0].shape, dtype, kind, cast(args[0], dtype), args[1] % len(args[0].shape)),)
+        return (
+            Scan(args[0].shape, dtype, kind, cast(args[0], dtype), args[1] % len(args[0].shape)),
+        )
 
     return handle
 
 
-def _flip(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _flip(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     node, dims = args[0], tuple(d % len(args[0].shape) for d in args[1])
     if len(dims) != 1:
         raise NotLowerableError("a flip of several dimensions")
     (dim,) = dims
-    if isinstance(node, Scan) and node.dim == dim and (inner := _flipped(node.source, dim)) is not None:
+    if (
+        isinstance(node, Scan)
+        and node.dim == dim
+        and (inner := _flipped(node.source, dim)) is not None
+    ):
         return (replace(node, source=inner, reverse=not node.reverse),)
     return (Flip(node.shape, node.dtype, node, dim),)
 
 
 def _flipped(node: Node, dim: int) -> Node | None:
     """What `node` is the flip of, None if it is none."""
-    if isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape:  # a conversion
+    if (
+        isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape
+    ):  # a conversion
         inner = _flipped(node.args[0], dim)
         return None if inner is None else replace(node, args=(inner,))
     return node.source if isinstance(node, Flip) and node.dim == dim else None
 
 
 def exclusive_sums(parts: Sequence[Node], shape: tuple[int, ...], dim: int) -> Node | None:
-    """Zeros, then the sums of all elements but the last: the exclusive sums; None for parts that are something else.
+    """Zeros, then the sums of all elements but the last: the exclusive sums; None for parts that
+    are something else.
 
     Raises NotLowerableError for sums of other than all elements but the last.
     """
     if len(parts) == 2 and parts[0].shape[dim] == 1 and _is_zero(parts[0]):
         scan = parts[1]
-        if isinstance(scan, Scan) and scan.kind == "sum" and scan.dim == dim and not (scan.reverse or scan.exclusive):
+        if (
+            isinstance(scan, Scan)
+            and scan.kind == "sum"
+            and scan.dim == dim
+            and not (scan.reverse or scan.exclusive)
+        ):
             return Scan(shape, scan.dtype, "sum", _whole(scan.source, shape), dim, exclusive=True)
     return None
 
 
 def _whole(node: Node, shape: tuple[int, ...]) -> Node:
-    """The tensor of `shape` of which `node` is all but the last place of one dimension. Raises NotLowerableError if it is not."""
-    if isinstance(node, Map) and all(arg.shape in (node.shape, ()) or isinstance(arg, View) for arg in node.args):
-        return replace(node, shape=shape, args=tuple(arg if not arg.shape else _whole(arg, shape) for arg in node.args))
-    if isinstance(node, View) and node.source.shape == shape and node.remap(_own(node.shape)) == _own(node.shape):
+    """The tensor of `shape` of which `node` is all but the last place of one dimension. Raises
+    NotLowerableError if it is not.
+    """
+    if isinstance(node, Map) and all(
+        arg.shape in (node.shape, ()) or isinstance(arg, View) for arg in node.args
+    ):
+        return replace(
+            node,
+            shape=shape,
+            args=tuple(arg if not arg.shape else _whole(arg, shape) for arg in node.args),
+        )
+    if (
+        isinstance(node, View)
+        and node.source.shape == shape
+        and node.remap(_own(node.shape)) == _own(node.shape)
+    ):
         return node.source
     raise NotLowerableError("running sums of other than all elements but the last")
 

@@ -1,7 +1,8 @@
-"""softmax, log_softmax, logsumexp and the softmax backwards, as maximum, exponential and sum of one row.
+"""softmax, log_softmax, logsumexp and the softmax backwards, as maximum, exponential and sum of one
+row.
 
-Bytes moved: one read and one write of the tensor when a row fits the registers of one program or of a team of them (`team`), else
-two reads (maximum and sum, then output) and one write.
+Bytes moved: one read and one write of the tensor when a row fits the registers of one program or of
+a team of them (`team`), else two reads (maximum and sum, then output) and one write.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Any
 import torch
 
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.nodes import Either, Map, Node, Softmax, cast, pointwise, reduced, reshape
+from torch_cudal1.kernels.expr.nodes import (
+    Either,
+    Map,
+    Node,
+    Softmax,
+    cast,
+    pointwise,
+    reduced,
+    reshape,
+)
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 
 __all__ = ["HANDLERS"]
@@ -30,15 +40,23 @@ def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
     return top, shifted, exponential, Either(total.shape, _F32, total, reduced("expsum", x, dims))
 
 
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _softmax(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     _, _, exponential, total = _shifted(args[0], args[1])
     return (_marked(_as(outs, div(exponential, total)), args, safe=False),)
 
 
-def _safe_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """0 in rows of nothing but minus infinity, where softmax has NaN: rows that a mask hides all keys from."""
+def _safe_softmax(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
+    """0 in rows of nothing but minus infinity, where softmax has NaN: rows that a mask hides all
+    keys from.
+    """
     top, _, exponential, total = _shifted(args[0], args[1])
-    made = pointwise('tl.where({0} == float("-inf"), 0.0, {1})', top, div(exponential, total), dtype=_F32)
+    made = pointwise(
+        'tl.where({0} == float("-inf"), 0.0, {1})', top, div(exponential, total), dtype=_F32
+    )
     return (_marked(_as(outs, made), args, safe=True),)
 
 
@@ -49,30 +67,42 @@ def _marked(made: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
     return made
 
 
-def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _log_softmax(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     _, shifted, _, total = _shifted(args[0], args[1])
     return (_as(outs, pointwise("({0} - libdevice.log({1}))", shifted, total, dtype=_F32)),)
 
 
 def _as(outs: tuple[TensorSpec, ...], node: Node) -> Node:
-    return pointwise("({0})", node, dtype=outs[0].torch_dtype)  # stays in fp32; only its nominal dtype changes
+    return pointwise(
+        "({0})", node, dtype=outs[0].torch_dtype
+    )  # stays in fp32; only its nominal dtype changes
 
 
-def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _logsumexp(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+) -> tuple[Node, ...]:
     x = cast(args[0], _F32)
     dims = tuple(d % len(x.shape) for d in args[1])
     top = reduced("max", x, dims)
-    finite = pointwise('tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32)  # inf - inf would be NaN
+    finite = pointwise(
+        'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32
+    )  # inf - inf would be NaN
     total = reduced("sum", pointwise("libdevice.exp({0} - {1})", x, finite, dtype=_F32), dims)
     result = pointwise("(libdevice.log({0}) + {1})", total, finite, dtype=outs[0].torch_dtype)
     return (reshape(result, outs[0].shape),)
 
 
 def _backward(template: str) -> Handler:
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    def handle(
+        args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
+    ) -> tuple[Node, ...]:
         grad, output = cast(args[0], _F32), cast(args[1], _F32)
         dims = (args[2] % len(output.shape),) if output.shape else ()
-        folded = pointwise("({0} * {1})", grad, output, dtype=_F32) if "exp" not in template else grad
+        folded = (
+            pointwise("({0} * {1})", grad, output, dtype=_F32) if "exp" not in template else grad
+        )
         total = reduced("sum", folded, dims)
         return (pointwise(template, grad, output, total, dtype=outs[0].torch_dtype),)
 

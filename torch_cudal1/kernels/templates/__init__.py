@@ -1,1 +1,3 @@
-"""Kernels that are more than a loop nest: matrix products, convolutions, attention, recurrent layers."""
+"""Kernels that are more than a loop nest: matrix products, convolutions, attention, recurrent
+layers.
+"""

@@ -1,16 +1,21 @@
-"""Attention in one kernel: scores of a tile of rows against all keys, weighted values summed on the way, nothing of it in memory.
+"""Attention in one kernel: scores of a tile of rows against all keys, weighted values summed on the
+way, nothing of it in memory.
 
     out[m] = sum_n weight(scores[m, n]) value[n],   scores = tail(query key^T)
 
-`tail` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online, or another such chain (relu).
-The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy ("bf16x6", "tf32x3"), in TF32 only where the user allows it,
-of half types as they are. There scores stay in fp32 up to the weights, which the second product takes in the values' type: a model
-that takes its softmax in fp32 and rounds the weights is computed so, and its scores are not rounded on the way. Products of two
-types are refused. Bytes moved: one read of query, keys and values per band of rows, which the L2 serves, and one write.
+`tail` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online,
+or another such chain (relu). The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy
+("bf16x6", "tf32x3"), in TF32 only where the user allows it, of half types as they are. There scores
+stay in fp32 up to the weights, which the second product takes in the values' type: a model that
+takes its softmax in fp32 and rounds the weights is computed so, and its scores are not rounded on
+the way. Products of two types are refused. Bytes moved: one read of query, keys and values per band
+of rows, which the L2 serves, and one write.
 
-The log-sum-exp of each row, which a backward reads, is a second result where a fused operator yields it.
+The log-sum-exp of each row, which a backward reads, is a second result where a fused operator
+yields it.
 
-Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention (2022); Milakov, Gimelshein (2018) for the online softmax.
+Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention (2022); Milakov, Gimelshein (2018) for the online
+softmax.
 """
 
 from __future__ import annotations
@@ -94,7 +99,8 @@ top = higher
 
 @dataclass(frozen=True)
 class _Parts:
-    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is the result's element.
+    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is
+    the result's element.
 
     `total`: the log-sum-exp of each row where that is a result too.
     """
@@ -110,32 +116,52 @@ class _Parts:
 
 
 def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
-    """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no attention."""
+    """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no
+    attention.
+    """
     parts = _parts(traced, 1 + max(traced.leaves))
     dtype, height = parts.first.left.dtype, parts.first.shape[1]
-    methods = ("half",) if dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+    methods = (
+        ("half",)
+        if dtype in _HALVES
+        else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+    )
     found = [(m, *tile) for tile in _TILES for m in methods]
     names = ("method", "rows", "columns", "warps", "stages")
     found.sort(key=lambda one: one[1] >= 2 * height)  # tiles that are mostly empty come last
     return tuple(Proposal("attention", dict(zip(names, one, strict=True))) for one in found[:most])
 
 
-def attended(traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec], free: int) -> Kernel:
+def attended(
+    traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec], free: int
+) -> Kernel:
     """The kernel of a proposal; `free` is a value number that nothing has.
 
-    Raises NotLowerableError when the island is no attention, ProgramError when the proposal is nonsense.
+    Raises NotLowerableError when the island is no attention, ProgramError when the proposal is
+    nonsense.
     """
     parts = _parts(traced, free)
-    rows, columns, warps, stages = (proposal.number(name, 0) for name in ("rows", "columns", "warps", "stages"))
+    rows, columns, warps, stages = (
+        proposal.number(name, 0) for name in ("rows", "columns", "warps", "stages")
+    )
     method = proposal.config.get("method")
     allowed = ("half",) if parts.first.left.dtype in _HALVES else ("tf32", "tf32x3", "bf16x6")
     if (rows, columns, warps, stages) not in _TILES or method not in allowed:
-        raise ProgramError("proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}")
+        raise ProgramError(
+            "proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}"
+        )
     text, values = _text(parts, str(method), rows, columns)
     symbol = f"attention_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
     batch, height = parts.first.shape[:2]
-    return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, batch * math.ceil(height / rows), warps, stages)
+    return Kernel(
+        symbol,
+        text.replace("SYMBOL", symbol),
+        arguments,
+        batch * math.ceil(height / rows),
+        warps,
+        stages,
+    )
 
 
 def _parts(traced: Trace, free: int) -> _Parts:
@@ -145,24 +171,36 @@ def _parts(traced: Trace, free: int) -> _Parts:
     weights = _behind_views(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
     if not softmax and every(Softmax, (weights,)):
-        raise NotLowerableError("a softmax that is computed on, or rounded to another type, before it meets the values")
+        raise NotLowerableError(
+            "a softmax that is computed on, or rounded to another type, before it meets the values"
+        )
     scores = weights.scores if isinstance(weights, Softmax) else weights
     first = _dot_below(scores)
     if first.left.dtype != second.right.dtype:
-        raise NotLowerableError(f"a product of {first.left.dtype} for the scores and of {second.right.dtype} with the values")
-    if len(first.shape) != 3 or math.prod(first.shape) != math.prod(scores.shape) or first.shape[:2] != second.shape[:2]:
+        raise NotLowerableError(
+            f"a product of {first.left.dtype} for the scores and of {second.right.dtype} with the values"
+        )
+    if (
+        len(first.shape) != 3
+        or math.prod(first.shape) != math.prod(scores.shape)
+        or first.shape[:2] != second.shape[:2]
+    ):
         raise NotLowerableError("scores of another shape than the first product")
     if max(first.left.shape[-1], second.shape[-1]) > MOST_DEPTH:
         raise NotLowerableError(f"queries or values of more than {MOST_DEPTH} elements")
     spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
     nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
     result = schedule_tail((replace(output, node=node),), second)
-    causal, safe = (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
+    causal, safe = (
+        (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
+    )
     return _Parts(first, second, nest, result, softmax, causal, safe, total)
 
 
 def _weights_first(second: Dot, node: Node) -> tuple[Dot, Node]:
-    """The second product with the weights on its left, and `node` made of it: contractions of einsum may have it the other way."""
+    """The second product with the weights on its left, and `node` made of it: contractions of
+    einsum may have it the other way.
+    """
     if len(second.shape) != 3 or every(Dot, (second.left,)) or not every(Dot, (second.right,)):
         return second, node
     batch, rows, columns = second.shape
@@ -173,7 +211,9 @@ def _weights_first(second: Dot, node: Node) -> tuple[Dot, Node]:
 def _turned(node: Node) -> Node:
     """Each matrix transposed."""
     batch, rows, columns = node.shape
-    return View((batch, columns, rows), node.dtype, node, lambda index: (index[0], index[2], index[1]))
+    return View(
+        (batch, columns, rows), node.dtype, node, lambda index: (index[0], index[2], index[1])
+    )
 
 
 def _results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
@@ -202,7 +242,9 @@ def _dot_below(node: Node) -> Dot:
 
 
 def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
-    """The weights under other shapes; the same elements in the same order. What is no softmax is taken as it comes."""
+    """The weights under other shapes; the same elements in the same order. What is no softmax is
+    taken as it comes.
+    """
     below = node
     while isinstance(below, View) or _hands_on(below, node.dtype):
         (below,) = sources(below)
@@ -226,17 +268,22 @@ def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
 
 
 def _hands_on(node: Node, dtype: torch.dtype) -> bool:
-    """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product reads it anyway."""
+    """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product
+    reads it anyway.
+    """
     return type(node) is Map and node.template in ("({0})", rounding(dtype))
 
 
 def _address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
-    """Value number of an operand, and the offset of its elements as text; lines for the digits of the batch go to `text`.
+    """Value number of an operand, and the offset of its elements as text; lines for the digits of
+    the batch go to `text`.
 
     `names` of the vectors along its rows and columns.
     """
     found = matrices(node)
-    parts = [str(found.offset)] * bool(found.offset) + [f"batch * {found.batch}"] * bool(found.batch)
+    parts = [str(found.offset)] * bool(found.offset) + [f"batch * {found.batch}"] * bool(
+        found.batch
+    )
     for digit in found.digits:
         name = f"batch_{digit.every}_{digit.extent}"
         line = f"{name} = batch // {digit.every} % {digit.extent}"
@@ -265,9 +312,13 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         "DEPTH": padded,
         "WIDTH": out_width,
         "ROWS": height,
-        "LAST": f"min({width}, (block % {math.ceil(height / rows)} + 1) * {rows})" if parts.causal else width,
+        "LAST": f"min({width}, (block % {math.ceil(height / rows)} + 1) * {rows})"
+        if parts.causal
+        else width,
         "QUERY_MASK": _mask([test.format("None, :") for test in in_depth]),
-        "KEY_MASK": _mask([test.format(":, None") for test in in_depth] + ["column_ok"] * ragged[1]),
+        "KEY_MASK": _mask(
+            [test.format(":, None") for test in in_depth] + ["column_ok"] * ragged[1]
+        ),
         "VALUE_MASK": _mask(in_size + [f"(n < {width})[:, None]"] * ragged[1]),
         "QUERY": query_at,
         "KEY": key_at,
@@ -277,7 +328,9 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         "PRECISION": "" if method == "half" else f', input_precision="{method}"',
         **_rounded(method),
         "TYPED": _typed(parts.second.right.dtype),
-        "TO64": ".to(tl.int64)" if max(batch * height * max(width, depth), 1) > _INT32_REACH else "",
+        "TO64": ".to(tl.int64)"
+        if max(batch * height * max(width, depth), 1) > _INT32_REACH
+        else "",
         "BM": rows,
         "BN": columns,
     }
@@ -286,9 +339,14 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     scores = triton_tail(parts.scores, rows, columns, ragged)[:-1]
     score = parts.scores.statements[-1].needs[0].name
     outside = 'float("-inf")' if parts.softmax else "0.0"
-    scores.append(f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}")
+    scores.append(
+        f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}"
+    )
     weights = _ONLINE.strip().splitlines() if parts.softmax else ["weight = score"]
-    finish = ["acc = tl.div_rn(out, total)" if parts.softmax else "acc = out", "column = e[None, :]"]
+    finish = [
+        "acc = tl.div_rn(out, total)" if parts.softmax else "acc = out",
+        "column = e[None, :]",
+    ]
     finish += ['acc = tl.where(top == float("-inf"), 0.0, acc)'] * parts.safe
     finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
     finish += triton_tail(parts.result, rows, out_width, (ragged[0], out_width != size))
@@ -297,7 +355,11 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     blocks = {"SCORES": scores, "WEIGHTS": weights, "FINISH": finish}
     for line in _BODY.strip().splitlines():
         indent, word = line[: len(line) - len(line.lstrip())], line.strip()
-        lines += [indent + one for one in blocks.get(word, [])] if word in blocks else _filled(line, words)
+        lines += (
+            [indent + one for one in blocks.get(word, [])]
+            if word in blocks
+            else _filled(line, words)
+        )
     totals = (parts.total.value,) if parts.total else ()
     ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes, *totals)))
     head = ", ".join(f"p{one}" for one in ordered) + "):\n"
@@ -305,19 +367,25 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
 
 
 def _total_lines(output: Output, height: int) -> list[str]:
-    """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from, infinity behind the last row."""
+    """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from,
+    infinity behind the last row.
+    """
     padded = output.spec.shape[2]
     inside = f"(m < {height})[:, None]" if padded > height else ""
     made = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
     made = f'tl.where({inside}, {made}, float("inf"))' if inside else made
-    return [f"tl.store(p{output.value} + batch * {padded} + m[:, None], {made}, mask=(m < {padded})[:, None])"]
+    return [
+        f"tl.store(p{output.value} + batch * {padded} + m[:, None], {made}, mask=(m < {padded})[:, None])"
+    ]
 
 
 def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     for word in sorted(words, key=len, reverse=True):
         line = line.replace(word, str(words[word]))
-    return [indent + one.strip() if i else one for i, one in enumerate(line.splitlines()) if one.strip()]
+    return [
+        indent + one.strip() if i else one for i, one in enumerate(line.splitlines()) if one.strip()
+    ]
 
 
 def _mask(tests: list[str]) -> str:
@@ -325,10 +393,17 @@ def _mask(tests: list[str]) -> str:
 
 
 def _rounded(method: str) -> dict[str, str]:
-    """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does that itself."""
-    places = {"ROUNDED_QUERY": ("query",), "ROUNDED_PAIR": ("key", "value"), "ROUNDED_WEIGHT": ("weight",)}
+    """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does
+    that itself.
+    """
+    places = {
+        "ROUNDED_QUERY": ("query",),
+        "ROUNDED_PAIR": ("key", "value"),
+        "ROUNDED_WEIGHT": ("weight",),
+    }
     return {
-        place: "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32") for place, names in places.items()
+        place: "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32")
+        for place, names in places.items()
     }
 
 

@@ -1,4 +1,5 @@
-"""Reads the backward of a fused attention operator: its tensors as kernels address them, and what no kernel serves, with a reason.
+"""Reads the backward of a fused attention operator: its tensors as kernels address them, and what
+no kernel serves, with a reason.
 
 Dropout, packed sequences and the gradient of a bias are refused. Nothing is made here.
 """
@@ -30,7 +31,9 @@ _INT32_REACH = 2**31 - 1
 
 @dataclass(frozen=True)
 class StepTensor:
-    """A tensor of the step: its value number, sizes and strides of batch, heads, rows and, but for one number a row, elements."""
+    """A tensor of the step: its value number, sizes and strides of batch, heads, rows and, but for
+    one number a row, elements.
+    """
 
     value: int
     dtype: torch.dtype
@@ -38,7 +41,9 @@ class StepTensor:
     strides: tuple[int, ...]
 
     def tile(self, head: str, rows: str, columns: str) -> str:
-        """Addresses of a matrix; `head` counts the heads of all batches, `rows` and `columns` name vectors."""
+        """Addresses of a matrix; `head` counts the heads of all batches, `rows` and `columns` name
+        vectors.
+        """
         return f"{self._head(head)} + {rows}[:, None] * {self.strides[2]} + {columns}[None, :] * {self.strides[3]}"
 
     def turned(self, head: str, rows: str, columns: str) -> str:
@@ -55,12 +60,16 @@ class StepTensor:
     @property
     def reach(self) -> int:
         """The largest offset of an element."""
-        return sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as large as all scores."""
+    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as
+    large as all scores.
+    """
 
     grad: StepTensor
     query: StepTensor
@@ -93,7 +102,11 @@ class BackwardStep:
 
 def is_backward(program: Program) -> bool:
     """Whether it is the backward of a fused attention operator and nothing else."""
-    return len(program.steps) == 1 and isinstance(program.steps[0], Aten) and program.steps[0].target in TARGETS
+    return (
+        len(program.steps) == 1
+        and isinstance(program.steps[0], Aten)
+        and program.steps[0].target in TARGETS
+    )
 
 
 def read_step(program: Program) -> BackwardStep:
@@ -102,10 +115,15 @@ def read_step(program: Program) -> BackwardStep:
         raise NotLowerableError("no backward of fused attention by itself")
     (step,) = program.steps
     assert isinstance(step, Aten)
-    names = [argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments]
+    names = [
+        argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments
+    ]
     bound = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
     specs = value_specs(program)
-    names = [*("grad_out", "query", "key", "value", "out", "logsumexp"), *["attn_bias"] * (bound.get("attn_bias") is not None)]
+    names = [
+        *("grad_out", "query", "key", "value", "out", "logsumexp"),
+        *["attn_bias"] * (bound.get("attn_bias") is not None),
+    ]
     tensors = {name: _tensor(bound[name], specs) for name in names}
     _check(step.target, bound, tensors)
     results = dict(zip(("query", "key", "value"), step.outs, strict=False))
@@ -121,9 +139,16 @@ def read_step(program: Program) -> BackwardStep:
         value=tensors["value"],
         out=tensors["out"],
         logsumexp=tensors["logsumexp"],
-        delta=StepTensor(program.value_count, torch.float32, (batch, heads, rows), row_major((batch, heads, rows))),
+        delta=StepTensor(
+            program.value_count,
+            torch.float32,
+            (batch, heads, rows),
+            row_major((batch, heads, rows)),
+        ),
         bias=_spread(tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])),
-        results={name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted},
+        results={
+            name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted
+        },
         scale=_single(1 / math.sqrt(depth) if scale is None else scale),
         causal=bool(bound.get("is_causal")),
     )
@@ -140,7 +165,9 @@ def _spread(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | Non
     """The bias as large as all scores; in a dimension of one element every step is none."""
     if bias is None:
         return None
-    strides = tuple(stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True))
+    strides = tuple(
+        stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True)
+    )
     return StepTensor(bias.value, bias.dtype, shape, strides)
 
 
@@ -155,21 +182,31 @@ def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTens
     total = tensors["logsumexp"]
     problems = {
         "no dropout": bool(bound.get("dropout_p")),
-        "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias" in tensors
+        "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias"
+        in tensors
         and "efficient" not in target,
         "a bias for every score, or the same for all of a dimension": "attn_bias" in tensors
-        and any(size not in (1, scores) for size, scores in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=False)),
-        "no packed sequences": any(bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")),
+        and any(
+            size not in (1, scores)
+            for size, scores in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=False)
+        ),
+        "no packed sequences": any(
+            bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")
+        ),
         "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
         or matrices[0].dtype not in (torch.float32, *HALVES),
-        "heads in a dimension of their own, of some elements": any(len(one.shape) != 4 or 0 in one.shape for one in matrices),
+        "heads in a dimension of their own, of some elements": any(
+            len(one.shape) != 4 or 0 in one.shape for one in matrices
+        ),
         "one log-sum-exp in fp32 a row": total.dtype != torch.float32
         or total.shape[:2] != query[:2]
         or math.prod(total.shape[2:]) < query[2]
         or total.shape[3:] not in ((), (1,)),
-        "keys and values of as many heads, which divide the queries'": key[:3] != value[:3] or bool(query[1] % key[1]),
+        "keys and values of as many heads, which divide the queries'": key[:3] != value[:3]
+        or bool(query[1] % key[1]),
         f"heads of at most {MOST_DEPTH} elements": max(query[3], value[3]) > MOST_DEPTH,
-        "a causal mask of as many queries as keys, where operators disagree about others": "efficient" not in target
+        "a causal mask of as many queries as keys, where operators disagree about others": "efficient"
+        not in target
         and bool(bound.get("is_causal"))
         and query[2] != key[2],
     }

@@ -1,7 +1,9 @@
-"""Convolutions of fp32 on Hopper's tensor cores, in TF32 or at fp32's accuracy: `conv.cu` specialised for an island.
+"""Convolutions of fp32 on Hopper's tensor cores, in TF32 or at fp32's accuracy: `conv.cu`
+specialised for an island.
 
-Two launches: weights are rounded to TF32 and laid out for the tensor core, then the convolution with what follows it. Input and
-output keep the layout they have, so that neither is copied into another one first; both pass the memory once.
+Two launches: weights are rounded to TF32 and laid out for the tensor core, then the convolution
+with what follows it. Input and output keep the layout they have, so that neither is copied into
+another one first; both pass the memory once.
 
     products 1    one TF32 product, as cuDNN's own where the user's flags allow it: only with that right
     products 3    two TF32 pieces of each operand hold 22 bits; partial sums leave the tensor core every 8 or 16 of k: always
@@ -31,7 +33,9 @@ __all__ = ["convolved", "proposals"]
 
 _WARPGROUPS = 2
 _REACH = 2**31 - 1
-_SHALLOW = 256  # of k: fp32 sums of so few are so exact that the tensor core's truncation shows after every second step
+# of k: fp32 sums of so few are so exact that the tensor core's truncation shows after every second
+# step
+_SHALLOW = 256
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class _Cut:
 
 
 def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
-    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these kernels do not run."""
+    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these
+    kernels do not run.
+    """
     _, conv = convolution_of(tuple(o.node for o in traced.outputs))
     if is_depthwise(conv):
         return depthwise_proposals(conv, most)
@@ -54,8 +60,12 @@ def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tup
     return tuple(one.proposal() for one in schedules(conv, 1 if "conv" in rights else 3, most))
 
 
-def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
-    """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the island has another form."""
+def convolved(
+    traced: Trace, proposal: Proposal, first: int
+) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+    """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the island
+    has another form.
+    """
     if "rows" in proposal.config:
         return (depthwise(traced, proposal),), {}
     node, conv = convolution_of(tuple(o.node for o in traced.outputs))
@@ -65,26 +75,48 @@ def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kern
     tail = cuda_tail(schedule_tail(traced.outputs, node))
     cut = _Cut(conv, schedule, made, tail)
     sizes = _sizes(cut, _aligned_pairs(node, traced, made)) | {"SKIPS": int(node.transposed)}
-    floats = conv.groups * sizes["OCB"] * sizes["SLOTS"] * made.steps * sizes["BN"] * 8 * schedule.products
+    floats = (
+        conv.groups
+        * sizes["OCB"]
+        * sizes["SLOTS"]
+        * made.steps
+        * sizes["BN"]
+        * 8
+        * schedule.products
+    )
     scratch = {first: TensorSpec("float32", (floats,), (1,), "cuda")}
     text, name = _text(cut, sizes)
     defines = tuple(sorted(sizes.items()))
-    tiles = math.prod(-(-a.places // t) for a, t in zip(conv.axes, (schedule.z, schedule.y, schedule.x), strict=True))
+    tiles = math.prod(
+        -(-a.places // t)
+        for a, t in zip(conv.axes, (schedule.z, schedule.y, schedule.x), strict=True)
+    )
     grid = conv.images * conv.groups * tiles * sizes["CLASSES"] * sizes["OCB"]
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")
     weights, also = (conv.weight, first), (conv.weight,) if node.transposed else ()
     results = (conv.input, first, *also, tail.written, *tail.reads)
-    pack = Kernel(f"pack_{name}", text, tuple((v, "*") for v in weights), -(-floats // 256), 8, cuda=Cuda(defines, 0))
+    pack = Kernel(
+        f"pack_{name}",
+        text,
+        tuple((v, "*") for v in weights),
+        -(-floats // 256),
+        8,
+        cuda=Cuda(defines, 0),
+    )
     work = Cuda(defines, made.shared_bytes)
-    main = Kernel(f"convolve_{name}", text, tuple((v, "*") for v in results), grid, 4 * _WARPGROUPS, cuda=work)
+    main = Kernel(
+        f"convolve_{name}", text, tuple((v, "*") for v in results), grid, 4 * _WARPGROUPS, cuda=work
+    )
     return (pack, main), scratch
 
 
 def _check_memory(conv: Convolution) -> None:
     image = sum(s * (n - 1) for s, n in zip(conv.input_strides[1:], _extents(conv), strict=True))
     if conv.input_strides[4] != 1 or image > _REACH or min(conv.input_strides) < 0:
-        raise NotLowerableError("the input's last axis is not contiguous, or an image is beyond 2^31 elements")
+        raise NotLowerableError(
+            "the input's last axis is not contiguous, or an image is beyond 2^31 elements"
+        )
 
 
 def _extents(conv: Convolution) -> tuple[int, ...]:
@@ -94,9 +126,16 @@ def _extents(conv: Convolution) -> tuple[int, ...]:
 def _aligned_pairs(node: Conv, traced: Trace, made: Layout) -> bool:
     """Whether two neighbours along x are one aligned float2 of the output."""
     spec = traced.outputs[0].spec
-    steps = [stride for stride, size in zip(spec.strides[:-1], spec.shape[:-1], strict=True) if size > 1]
+    steps = [
+        stride for stride, size in zip(spec.strides[:-1], spec.shape[:-1], strict=True) if size > 1
+    ]
     same = spec.shape == node.shape and spec.strides[-1] == 1
-    return made.together == 2 and same and spec.shape[-1] % 2 == 0 and all(step % 2 == 0 for step in steps)
+    return (
+        made.together == 2
+        and same
+        and spec.shape[-1] % 2 == 0
+        and all(step % 2 == 0 for step in steps)
+    )
 
 
 def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
@@ -138,7 +177,9 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
         "PRODUCTS": one.products,
         "PROMOTE": 1 if conv.depth <= _SHALLOW else 2,
     }
-    for name, axis, tile, low, box in zip("ZYX", conv.axes, (one.z, one.y, one.x), made.low, made.box, strict=True):
+    for name, axis, tile, low, box in zip(
+        "ZYX", conv.axes, (one.z, one.y, one.x), made.low, made.box, strict=True
+    ):
         found |= {
             f"I{name}": axis.size,
             f"O{name}": axis.out,
@@ -152,7 +193,10 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
             f"WK_{name}": axis.weight_step,
         }
     found |= {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
-    return found | {f"WS_{n}": s for n, s in zip(("G", "OC", "C", "Z", "Y", "X"), conv.weight_strides, strict=True)}
+    return found | {
+        f"WS_{n}": s
+        for n, s in zip(("G", "OC", "C", "Z", "Y", "X"), conv.weight_strides, strict=True)
+    }
 
 
 def _slots(cut: _Cut) -> list[int]:
@@ -160,7 +204,12 @@ def _slots(cut: _Cut) -> list[int]:
     z, y, x = cut.conv.axes
     alone = 1 if cut.layout.together > 1 else len(x.classes)
     chunks = -(-cut.conv.channels // cut.schedule.channels)
-    return [chunks * a.count * b.count // cut.schedule.taps for a in z.classes for b in y.classes for _ in range(alone)]
+    return [
+        chunks * a.count * b.count // cut.schedule.taps
+        for a in z.classes
+        for b in y.classes
+        for _ in range(alone)
+    ]
 
 
 def _text(cut: _Cut, sizes: dict[str, int]) -> tuple[str, str]:
@@ -182,7 +231,9 @@ def _text(cut: _Cut, sizes: dict[str, int]) -> tuple[str, str]:
         body = body.replace(word, meant)
     # everything that changes the code is in the name, which thus stands for one machine code
     digest = hashlib.sha256((body + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
-    return head + body.replace(" PACK(", f" pack_{digest}(").replace(" CONVOLVE(", f" convolve_{digest}("), digest
+    return head + body.replace(" PACK(", f" pack_{digest}(").replace(
+        " CONVOLVE(", f" convolve_{digest}("
+    ), digest
 
 
 def _functions(cut: _Cut) -> str:
@@ -191,9 +242,13 @@ def _functions(cut: _Cut) -> str:
     lines = []
     for name, axis in (("z", z), ("y", y), ("x", x)):
         lines.append(_function(f"{name}_count", [c.count for c in axis.classes]))
-        lines.append(_function(f"{name}_low", [c.low - axis.low if c.count else 0 for c in axis.classes]))
+        lines.append(
+            _function(f"{name}_low", [c.low - axis.low if c.count else 0 for c in axis.classes])
+        )
         lines.append(_function(f"{name}_index", [c.index for c in axis.classes]))
-    lines.append(_function("x_first", [(c.low - x.low) // x.step if c.count else 0 for c in x.classes]))
+    lines.append(
+        _function("x_first", [(c.low - x.low) // x.step if c.count else 0 for c in x.classes])
+    )
     before = [0]
     for count in _slots(cut):
         before.append(before[-1] + count)
@@ -210,10 +265,11 @@ def _function(name: str, values: list[int]) -> str:
 
 
 def _steps(cut: _Cut, sizes: dict[str, int]) -> tuple[str, set[int]]:
-    """The products of each step of a slot, and the widths they have: classes along x that do not meet a tap are left out.
+    """The products of each step of a slot, and the widths they have: classes along x that do not
+    meet a tap are left out.
 
-    Each class has an instruction of its own: accumulators that are now one part, now another of an instruction's make ptxas wait
-    for every product (C7511).
+    Each class has an instruction of its own: accumulators that are now one part, now another of an
+    instruction's make ptxas wait for every product (C7511).
     """
     made, one = cut.layout, cut.schedule
     lines, widths = [], set()
@@ -238,12 +294,20 @@ def _meeting(cut: _Cut, tap: int) -> list[int]:
     """The classes that meet a tap of the common grid."""
     x = cut.conv.axes[2]
     firsts = [(c.low - x.low) // x.step for c in x.classes]
-    return [i for i, (c, at) in enumerate(zip(x.classes, firsts, strict=True)) if c.count and 0 <= tap - at < c.count]
+    return [
+        i
+        for i, (c, at) in enumerate(zip(x.classes, firsts, strict=True))
+        if c.count and 0 <= tap - at < c.count
+    ]
 
 
 def _multiply(widths: set[int]) -> str:
-    """`MULTIPLY<WIDTH, FIRST>(d, a, b)`: one instruction of 64 x WIDTH x 8; its accumulators must be named one by one."""
-    bodies = "\n".join(f"  if constexpr (WIDTH == {width}) {{\n{_wgmma(width)}\n  }}" for width in sorted(widths))
+    """`MULTIPLY<WIDTH, FIRST>(d, a, b)`: one instruction of 64 x WIDTH x 8; its accumulators must
+    be named one by one.
+    """
+    bodies = "\n".join(
+        f"  if constexpr (WIDTH == {width}) {{\n{_wgmma(width)}\n  }}" for width in sorted(widths)
+    )
     head = "template <int WIDTH, int FIRST>\n__device__ __forceinline__ void MULTIPLY(float (&d)[ACC], const u32 (&a)[4], u64 b) {"
     return f"{head}\n{bodies}\n}}"
 

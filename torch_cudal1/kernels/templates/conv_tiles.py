@@ -1,7 +1,8 @@
-"""Which ways of cutting a convolution into blocks are worth trying, ordered by a bound on their time.
+"""Which ways of cutting a convolution into blocks are worth trying, ordered by a bound on their
+time.
 
-The bound counts, for each slot of weights, what the tensor core, the shared memory and the L2 need, and the halo and ragged edges
-of the tiles. It orders candidates; it does not decide between them.
+The bound counts, for each slot of weights, what the tensor core, the shared memory and the L2 need,
+and the halo and ragged edges of the tiles. It orders candidates; it does not decide between them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ _SAME = 1.3  # how much slower than its bound another schedule with the same til
 
 @dataclass(frozen=True)
 class Schedule:
-    """A block: `z` x `y` x `x` places and `columns` output channels; `channels` of input at a time, `taps` along z and y of a slot.
+    """A block: `z` x `y` x `x` places and `columns` output channels; `channels` of input at a time,
+    `taps` along z and y of a slot.
 
-    `wide`: rows of 64 a warpgroup has; `stages` of weights; `blocks` an SM should hold; `products`: 1 in TF32, 3 as exact as fp32.
+    `wide`: rows of 64 a warpgroup has; `stages` of weights; `blocks` an SM should hold; `products`:
+    1 in TF32, 3 as exact as fp32.
     """
 
     z: int
@@ -51,7 +54,10 @@ class Schedule:
 def read(proposal: Proposal) -> Schedule:
     """The schedule of a proposal. Raises ProgramError for numbers that no kernel is made for."""
     if proposal.family != "conv" or set(proposal.config) != {f.name for f in fields(Schedule)}:
-        raise ProgramError("proposal", f"family {proposal.family!r}, config {dict(proposal.config)!r}; expected a convolution's")
+        raise ProgramError(
+            "proposal",
+            f"family {proposal.family!r}, config {dict(proposal.config)!r}; expected a convolution's",
+        )
     numbers: dict[str, Any] = {name: proposal.number(name, 0) for name in proposal.config}
     one = Schedule(**numbers)
     powers = all(size > 0 and size & (size - 1) == 0 for size in (one.z, one.y, one.x, one.wide))
@@ -62,19 +68,25 @@ def read(proposal: Proposal) -> Schedule:
         or one.stages < 2
         or one.products not in (1, 3)
     ):
-        raise ProgramError("proposal", f"{one} is no tile of {64 * _WARPGROUPS} times `wide` places and a multiple of 8 columns")
+        raise ProgramError(
+            "proposal",
+            f"{one} is no tile of {64 * _WARPGROUPS} times `wide` places and a multiple of 8 columns",
+        )
     return one
 
 
 def merged(axis: Axis) -> bool:
     """Whether the classes along x can share a block: their taps lie on one grid of the input."""
     low = axis.low
-    return len(axis.classes) > 1 and all((c.low - low) % axis.step == 0 for c in axis.classes if c.count)
+    return len(axis.classes) > 1 and all(
+        (c.low - low) % axis.step == 0 for c in axis.classes if c.count
+    )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What follows from a schedule: classes of x in a block, taps along x, steps of a slot, the box, and shared memory in bytes.
+    """What follows from a schedule: classes of x in a block, taps along x, steps of a slot, the
+    box, and shared memory in bytes.
 
     `staged`: channels of which results are brought into the order of the output at a time.
     """
@@ -101,25 +113,42 @@ def layout(conv: Convolution, one: Schedule) -> Layout:
     taps = -(-x.reach // x.step) if together > 1 else x.taps
     depth = one.taps * taps * one.channels
     steps, counts = -(-depth // 8), {a.count * b.count for a in z.classes for b in y.classes}
-    filled = conv.channels % one.channels == 0 or conv.channels < one.channels == 8  # a chunk may be filled up with zeros
-    if not filled or any(count % one.taps for count in counts) or (together > 1 and one.channels % 8):
+    filled = (
+        conv.channels % one.channels == 0 or conv.channels < one.channels == 8
+    )  # a chunk may be filled up with zeros
+    if (
+        not filled
+        or any(count % one.taps for count in counts)
+        or (together > 1 and one.channels % 8)
+    ):
         raise NotLowerableError(
             f"{conv.channels} channels, {sorted(counts)} taps: do not divide into {one.channels} and {one.taps}"
         )
-    if not 0 < steps <= _MAX_STEPS or together * one.columns > 256 or one.wide * together * one.columns > 256:
-        raise NotLowerableError(f"{steps} steps a slot, {together * one.columns} columns and {one.wide} rows of 64")
+    if (
+        not 0 < steps <= _MAX_STEPS
+        or together * one.columns > 256
+        or one.wide * together * one.columns > 256
+    ):
+        raise NotLowerableError(
+            f"{steps} steps a slot, {together * one.columns} columns and {one.wide} rows of 64"
+        )
     vector = _vector(conv, one)
     first = x.low // vector * vector
     along = (one.x - 1) * x.stride + (x.low - first) + x.reach
     tall = [(tile - 1) * axis.stride + axis.reach for tile, axis in ((one.z, z), (one.y, y))]
     box = (tall[0], tall[1], -(-along // vector) * vector)
     plane = _plane(math.prod(box), x.stride)
-    holes = depth % 8 > 0 or conv.channels < one.channels or (together == 1 and len({c.count for c in x.classes}) > 1)
+    holes = (
+        depth % 8 > 0
+        or conv.channels < one.channels
+        or (together == 1 and len({c.count for c in x.classes}) > 1)
+    )
     slots = max(1, min((count // one.taps for count in counts if count), default=1))
     boxes = min(-(-conv.channels // one.channels), -(-(one.stages - 1) // slots) + 1)
     table = max(counts) // one.taps * steps * 4
     floats = (
-        boxes * (min(one.channels, conv.channels) + holes) * plane + one.stages * one.products * steps * 8 * together * one.columns
+        boxes * (min(one.channels, conv.channels) + holes) * plane
+        + one.stages * one.products * steps * 8 * together * one.columns
     )
     shared = -(-table * 8 // 128) * 128 + 4 * floats
     channel = 4 * together * (64 * _WARPGROUPS * one.wide + 4)
@@ -127,7 +156,21 @@ def layout(conv: Convolution, one: Schedule) -> Layout:
     staged = max((c for c in divisors if c * channel <= max(shared, _STAGED_BYTES)), default=8)
     shared = max(shared, staged * channel)
     low = (z.low, y.low, first)
-    return Layout(together, taps, steps, vector, low, x.low - first, box, plane, int(holes), boxes, table, staged, shared)
+    return Layout(
+        together,
+        taps,
+        steps,
+        vector,
+        low,
+        x.low - first,
+        box,
+        plane,
+        int(holes),
+        boxes,
+        table,
+        staged,
+        shared,
+    )
 
 
 def _vector(conv: Convolution, one: Schedule) -> int:
@@ -137,14 +180,18 @@ def _vector(conv: Convolution, one: Schedule) -> int:
 
 
 def _plane(size: int, stride: int) -> int:
-    """Elements from one channel's box to the next, so that 8 places of 4 channels lie in different banks."""
+    """Elements from one channel's box to the next, so that 8 places of 4 channels lie in different
+    banks.
+    """
     wanted = 8 if stride == 1 else 16 + 4 * (stride > 2)
     size = -(-size // 4) * 4
     return size + (wanted - size) % 32
 
 
 def schedules(conv: Convolution, products: int, most: int = 8) -> tuple[Schedule, ...]:
-    """At most `most` schedules, smallest bound first; those of a tile that was named before count as slower."""
+    """At most `most` schedules, smallest bound first; those of a tile that was named before count
+    as slower.
+    """
     bounds: dict[Schedule, float] = {}
     for one in _all(conv, products):
         try:
@@ -153,7 +200,9 @@ def schedules(conv: Convolution, products: int, most: int = 8) -> tuple[Schedule
             continue
     ranked: list[tuple[float, Schedule]] = []
     for one in sorted(bounds, key=lambda s: bounds[s]):
-        before = sum((s.wide, s.columns, s.blocks) == (one.wide, one.columns, one.blocks) for _, s in ranked)
+        before = sum(
+            (s.wide, s.columns, s.blocks) == (one.wide, one.columns, one.blocks) for _, s in ranked
+        )
         ranked.append((bounds[one] * _SAME**before, one))
     return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0])[:most])
 
@@ -174,7 +223,16 @@ def _all(conv: Convolution, products: int) -> Iterator[Schedule]:
                             room = sums + (12 * products + 4) * wide + 36 + 4 * products
                             for blocks in (1, 2, 3):
                                 if room * blocks <= 250:
-                                    yield Schedule(*tile, columns, channels, taps, wide, stages, blocks, products)
+                                    yield Schedule(
+                                        *tile,
+                                        columns,
+                                        channels,
+                                        taps,
+                                        wide,
+                                        stages,
+                                        blocks,
+                                        products,
+                                    )
 
 
 def _columns(outputs: int, together: int) -> list[int]:
@@ -198,14 +256,27 @@ def _tiles(conv: Convolution, places: int) -> list[tuple[int, int, int]]:
             if places % (tx * ty):
                 continue
             tile = (places // (tx * ty), ty, tx)
-            if tile[0] > 16 or any(t > 8 and t >= 2 * a.places for t, a in zip(tile, conv.axes, strict=True)):
+            if tile[0] > 16 or any(
+                t > 8 and t >= 2 * a.places for t, a in zip(tile, conv.axes, strict=True)
+            ):
                 continue
-            waste = math.prod(-(-a.places // t) * t / a.places for t, a in zip(tile, conv.axes, strict=True))
-            halo = math.prod(((t - 1) * a.stride + a.reach) / (t * a.stride) for t, a in zip(tile, conv.axes, strict=True))
-            halo *= ((tx - 1) * x.stride + x.reach + 6) / ((tx - 1) * x.stride + x.reach)  # whole vectors
+            waste = math.prod(
+                -(-a.places // t) * t / a.places for t, a in zip(tile, conv.axes, strict=True)
+            )
+            halo = math.prod(
+                ((t - 1) * a.stride + a.reach) / (t * a.stride)
+                for t, a in zip(tile, conv.axes, strict=True)
+            )
+            halo *= ((tx - 1) * x.stride + x.reach + 6) / (
+                (tx - 1) * x.stride + x.reach
+            )  # whole vectors
             sectors = tx * (len(x.classes) if merged(x) else 1) / 8
-            ragged = (sectors + (x.out % 8 > 0)) / sectors  # of 32 bytes, written for a row of the tile
-            written = conv.outputs / (conv.outputs + conv.channels)  # roughly the share of results in the traffic
+            ragged = (
+                sectors + (x.out % 8 > 0)
+            ) / sectors  # of 32 bytes, written for a row of the tile
+            written = conv.outputs / (
+                conv.outputs + conv.channels
+            )  # roughly the share of results in the traffic
             scored.append((waste * (1 + 0.15 * halo + 0.4 * written * ragged), tile))
     return [tile for _, tile in sorted(scored)[:2]]
 
@@ -214,7 +285,9 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
     """A lower bound in seconds, rough. Raises NotLowerableError where the schedule does not fit."""
     made = layout(conv, one)
     if made.shared_bytes * one.blocks > _SHARED - 1024 * one.blocks:
-        raise NotLowerableError(f"{made.shared_bytes} bytes of shared memory for each of {one.blocks} blocks")
+        raise NotLowerableError(
+            f"{made.shared_bytes} bytes of shared memory for each of {one.blocks} blocks"
+        )
     wide, columns = one.wide * _WARPGROUPS, made.together * one.columns
     classes = [math.prod(c) for c in _products(conv)]
     slots = -(-conv.channels // one.channels) * sum(classes) / len(classes) / one.taps
@@ -223,11 +296,17 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
     step = max(tensor, read) + 0.25 * min(tensor, read)
     weights = made.steps * columns * 32 * one.products / 20  # clocks of the L2 for one SM
     boxes = one.channels * math.prod(made.box) * 4 / 16 * one.taps / max(classes)
-    per_slot = max(made.steps * step, weights + boxes) + (180 + 120 * (one.stages == 2)) / one.blocks
-    tiles = math.prod(-(-a.places // t) for a, t in zip(conv.axes, (one.z, one.y, one.x), strict=True))
+    per_slot = (
+        max(made.steps * step, weights + boxes) + (180 + 120 * (one.stages == 2)) / one.blocks
+    )
+    tiles = math.prod(
+        -(-a.places // t) for a, t in zip(conv.axes, (one.z, one.y, one.x), strict=True)
+    )
     blocks = conv.images * conv.groups * -(-conv.outputs // one.columns) * tiles * len(classes)
     inner, outer = slots * per_slot, 1500 + 64 * wide * columns * 4 / 16
-    clocks: float = inner + outer if one.blocks == 1 else max(inner, outer) + 0.3 * min(inner, outer)
+    clocks: float = (
+        inner + outer if one.blocks == 1 else max(inner, outer) + 0.3 * min(inner, outer)
+    )
     waves = max(1.0, blocks / _SMS)
     return max(waves * clocks / _CLOCK, conv.bytes / _BYTES_PER_S) + 0.05 * waves * clocks / _CLOCK
 

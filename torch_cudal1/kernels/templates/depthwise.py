@@ -1,6 +1,8 @@
-"""Depthwise convolutions of fp32: `depthwise.cu` specialised for an island. Input and output pass the memory once, sums are fp32's.
+"""Depthwise convolutions of fp32: `depthwise.cu` specialised for an island. Input and output pass
+the memory once, sums are fp32's.
 
-For groups of one input channel, where tensor cores have nothing to multiply; a few outputs a group are as well.
+For groups of one input channel, where tensor cores have nothing to multiply; a few outputs a group
+are as well.
 """
 
 from __future__ import annotations
@@ -25,26 +27,41 @@ _REACH = 2**31 - 1
 def is_depthwise(conv: Convolution) -> bool:
     """Whether these kernels serve it."""
     plain = all(len(axis.classes) == 1 and axis.weight_step == 1 for axis in conv.axes)
-    return conv.channels == 1 and conv.groups > 1 and plain and conv.axes[1].taps * conv.axes[2].taps <= _MAX_TAPS
+    return (
+        conv.channels == 1
+        and conv.groups > 1
+        and plain
+        and conv.axes[1].taps * conv.axes[2].taps <= _MAX_TAPS
+    )
 
 
 def depthwise_proposals(conv: Convolution, most: int) -> tuple[Proposal, ...]:
     """At most `most` ways: how many outputs a thread makes below one another."""
     _, y, x = conv.axes
     width = min(32, max(4, 1 << (x.out - 1).bit_length()))
-    fitting = [rows for rows in _ROWS if rows * y.taps * x.taps <= _MAX_PRODUCTS and (rows == 1 or rows < 2 * y.out)]
+    fitting = [
+        rows
+        for rows in _ROWS
+        if rows * y.taps * x.taps <= _MAX_PRODUCTS and (rows == 1 or rows < 2 * y.out)
+    ]
     return tuple(Proposal("conv", {"rows": rows, "width": width}) for rows in fitting[:most])
 
 
 def depthwise(traced: Trace, proposal: Proposal) -> Kernel:
-    """The kernel. Raises NotLowerableError when the island has another form, ProgramError when the proposal is nonsense."""
+    """The kernel. Raises NotLowerableError when the island has another form, ProgramError when the
+    proposal is nonsense.
+    """
     node, conv = convolution_of(tuple(o.node for o in traced.outputs))
     rows, width = proposal.number("rows", 0), proposal.number("width", 0)
     _, y, x = conv.axes
     if not is_depthwise(conv) or conv.input_strides[4] != 1 or min(conv.input_strides) < 0:
-        raise NotLowerableError("no depthwise convolution of a tensor whose last axis is contiguous")
+        raise NotLowerableError(
+            "no depthwise convolution of a tensor whose last axis is contiguous"
+        )
     if width not in (4, 8, 16, 32) or rows < 1 or rows * y.taps * x.taps > _MAX_PRODUCTS:
-        raise ProgramError("proposal", f"{rows} rows and {width} columns for {y.taps} x {x.taps} taps")
+        raise ProgramError(
+            "proposal", f"{rows} rows and {width} columns for {y.taps} x {x.taps} taps"
+        )
     tail = cuda_tail(schedule_tail(traced.outputs, node))
     sizes = _sizes(conv, rows, width)
     grid = -(-sizes["UNITS"] * width // 256)
@@ -53,7 +70,9 @@ def depthwise(traced: Trace, proposal: Proposal) -> Kernel:
     text, name = _text(tail, sizes)
     values = (conv.input, conv.weight, tail.written, *tail.reads)
     cuda = Cuda(tuple(sorted(sizes.items())))
-    return Kernel(f"depthwise_{name}", text, tuple((value, "*") for value in values), grid, 8, cuda=cuda)
+    return Kernel(
+        f"depthwise_{name}", text, tuple((value, "*") for value in values), grid, 8, cuda=cuda
+    )
 
 
 def _sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
@@ -81,7 +100,11 @@ def _sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
 
 
 def _text(tail: CudaTail, sizes: dict[str, int]) -> tuple[str, str]:
-    head, _, body = (files("torch_cudal1.kernels.templates") / "depthwise.cu").read_text().partition("typedef unsigned int u32")
+    head, _, body = (
+        (files("torch_cudal1.kernels.templates") / "depthwise.cu")
+        .read_text()
+        .partition("typedef unsigned int u32")
+    )
     body = "typedef unsigned int u32" + body
     words = {
         "TAIL_DEFINITION": tail.text,

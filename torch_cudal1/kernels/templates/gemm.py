@@ -1,4 +1,5 @@
-"""Matrix products with their epilogues: which methods and schedules to try, and the Triton kernels among them.
+"""Matrix products with their epilogues: which methods and schedules to try, and the Triton kernels
+among them.
 
     method        inputs  arithmetic                                                        may be used
     bf16x6        fp32    three bf16 pieces, six products, summed to fp32 every `depth` of k     always: at most cuBLAS fp32's error
@@ -8,11 +9,13 @@
     fold          any     fp32 products and sums, row by row: matrix times few vectors       always
     packed-*      fp32    `packed`: pieces laid out in memory first, sm_90                    see there
 
-The kernels move every operand tile once per tile of C; B is read from the L2 by a band of `group` rows of tiles. With `split` > 1
-programs share a tile's k: partial sums go through a scratch tensor and are added in order, so results repeat bit for bit. NaN and
-infinity go through all of them as through fp32 products: the pieces of an infinity are not finite, so the split methods take small
-products that are NaN for 0, and the main product decides. Their pieces end at 2^-134: of inputs below 2^-110 fewer bits than fp32's
-24 remain, where the packed methods keep them all. Nothing here decides which is fastest: the judge measures.
+The kernels move every operand tile once per tile of C; B is read from the L2 by a band of `group`
+rows of tiles. With `split` > 1 programs share a tile's k: partial sums go through a scratch tensor
+and are added in order, so results repeat bit for bit. NaN and infinity go through all of them as
+through fp32 products: the pieces of an infinity are not finite, so the split methods take small
+products that are NaN for 0, and the main product decides. Their pieces end at 2^-134: of inputs
+below 2^-110 fewer bits than fp32's 24 remain, where the packed methods keep them all. Nothing here
+decides which is fastest: the judge measures.
 """
 
 from __future__ import annotations
@@ -83,8 +86,8 @@ _ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
 
 @dataclass(frozen=True)
 class Parts:
-    """An island around a product: what is traced, the product, the nest of what follows it, and the one that makes `product.right`
-    if that does not lie in memory.
+    """An island around a product: what is traced, the product, the nest of what follows it, and the
+    one that makes `product.right` if that does not lie in memory.
     """
 
     traced: Trace
@@ -95,13 +98,19 @@ class Parts:
 
 
 def parts_of(traced: Trace) -> Parts:
-    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise steps after it.
+    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise
+    steps after it.
 
-    Its right operand may be made in the island (from few bits); what else is computed first is refused.
+    Its right operand may be made in the island (from few bits); what else is computed first is
+    refused.
     """
     nodes = tuple(o.node for o in traced.outputs)
     dots = every(Dot, nodes)
-    if len(dots) == 1 and len(dots[0].shape) == 2 and not isinstance(_below_views(dots[0].right), Leaf):
+    if (
+        len(dots) == 1
+        and len(dots[0].shape) == 2
+        and not isinstance(_below_views(dots[0].right), Leaf)
+    ):
         dot, weight = dots[0], _made(dots[0].right)
         product = product_with(dot, Operand(_NOWHERE, 1, dot.right.shape[1]))
     else:
@@ -110,19 +119,25 @@ def parts_of(traced: Trace) -> Parts:
 
 
 def _made(right: Node) -> Nest:
-    spec = TensorSpec(str(right.dtype).removeprefix("torch."), right.shape, row_major(right.shape), "cuda")
+    spec = TensorSpec(
+        str(right.dtype).removeprefix("torch."), right.shape, row_major(right.shape), "cuda"
+    )
     return schedule_operand(Output(_NOWHERE, right, spec))
 
 
 def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> Kernel:
-    """The kernel that computes the product in tiles, with its tail. Raises ProgramError when the proposal is nonsense for it."""
+    """The kernel that computes the product in tiles, with its tail. Raises ProgramError when the
+    proposal is nonsense for it.
+    """
     schedule, product = read(proposal), parts.product
     _check_method(schedule, product)
     masks = product.m % schedule.rows != 0, product.n % schedule.columns != 0
     reads, writes = values_of(parts.tail)
     right = values_of(parts.weight)[0] if parts.weight is not None else (product.right.value,)
     values = tuple(dict.fromkeys((product.left.value, *right, *reads, *writes)))
-    lines = [line for line in _main_loop(product, schedule, parts.weight).splitlines() if line.strip()]
+    lines = [
+        line for line in _main_loop(product, schedule, parts.weight).splitlines() if line.strip()
+    ]
     if masks[0]:
         lines.append(f"    row_ok = (m < {product.m})[:, None]")
     if masks[1]:
@@ -133,16 +148,24 @@ def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> 
             f"    p{writes[0]} = p{writes[0]} + piece{'.to(tl.int64)' if plane * schedule.split > _INT32_REACH else ''} * {plane}"
         )
     lines += [f"    row = (batch * {product.m} + m)[:, None]", "    column = n[None, :]"]
-    lines += ["    " + line for line in triton_tail(parts.tail, schedule.rows, schedule.columns, masks)]
+    lines += [
+        "    " + line for line in triton_tail(parts.tail, schedule.rows, schedule.columns, masks)
+    ]
     text = headed(", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n")
     symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     grid = _tiles(product, schedule) * schedule.split
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
-    return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, grid, schedule.warps, schedule.stages)
+    return Kernel(
+        symbol, text.replace("SYMBOL", symbol), arguments, grid, schedule.warps, schedule.stages
+    )
 
 
-def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
-    """The product alone, into scratch value `scratch`, a plane for each of `split` pieces; and the outputs made of those planes."""
+def split_outputs(
+    parts: Parts, split: int, scratch: int
+) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
+    """The product alone, into scratch value `scratch`, a plane for each of `split` pieces; and the
+    outputs made of those planes.
+    """
     shape = (split, *parts.dot.shape)
     spec = TensorSpec("float32", shape, row_major(shape), "cuda")
     plane = Dot(parts.dot.shape, torch.float32, parts.dot.left, parts.dot.right)
@@ -151,32 +174,67 @@ def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[
     total = _plane(leaf, 0)
     for piece in range(1, split):
         total = pointwise("({0} + {1})", total, _plane(leaf, piece), dtype=torch.float32)
-    outputs = tuple(replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)})) for o in parts.traced.outputs)
+    outputs = tuple(
+        replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)}))
+        for o in parts.traced.outputs
+    )
     return replace(parts, dot=plane, tail=schedule_tail((alone,), plane)), outputs, spec
 
 
-def split_as_batch(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
-    """As `split_outputs`, with the pieces of k as the matrices of a batch. Raises NotLowerableError where k has no such pieces."""
+def split_as_batch(
+    parts: Parts, split: int, scratch: int
+) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
+    """As `split_outputs`, with the pieces of k as the matrices of a batch. Raises NotLowerableError
+    where k has no such pieces.
+    """
     product = parts.product
     if product.batch > 1 or product.k % split:
-        raise NotLowerableError(f"k = {product.k} of a batch of {product.batch} in {split} equal pieces")
+        raise NotLowerableError(
+            f"k = {product.k} of a batch of {product.batch} in {split} equal pieces"
+        )
     _, outputs, spec = split_outputs(parts, split, scratch)
     length = product.k // split
     left, right = (replace(one, batch=one.depth * length) for one in (product.left, product.right))
     pieces = Dot((split, product.m, product.n), torch.float32, parts.dot.left, parts.dot.right)
-    tail = schedule_tail((Output(scratch, pieces, replace(spec, shape=pieces.shape, strides=row_major(pieces.shape))),), pieces)
-    return Parts(parts.traced, pieces, replace(product, batch=split, k=length, left=left, right=right), tail), outputs, spec
+    tail = schedule_tail(
+        (
+            Output(
+                scratch, pieces, replace(spec, shape=pieces.shape, strides=row_major(pieces.shape))
+            ),
+        ),
+        pieces,
+    )
+    return (
+        Parts(
+            parts.traced,
+            pieces,
+            replace(product, batch=split, k=length, left=left, right=right),
+            tail,
+        ),
+        outputs,
+        spec,
+    )
 
 
 def folded(parts: Parts) -> tuple[Output, ...]:
-    """The outputs with the product as a sum of element-wise products, for the kernels that fold rows."""
+    """The outputs with the product as a sum of element-wise products, for the kernels that fold
+    rows.
+    """
     dot = parts.dot
     lead, (m, k), n = dot.shape[:-2], dot.left.shape[-2:], dot.right.shape[-1]
     left = reshape(dot.left, (*lead, m, 1, k))
     turned = _turned(dot.right)
     shape = (*lead, m, n, k)
-    both = pointwise("({0} * {1})", broadcast(left, shape), broadcast(turned, shape), dtype=dot.dtype, shape=shape)
-    total: Node = reshape(Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape)
+    both = pointwise(
+        "({0} * {1})",
+        broadcast(left, shape),
+        broadcast(turned, shape),
+        dtype=dot.dtype,
+        shape=shape,
+    )
+    total: Node = reshape(
+        Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape
+    )
     return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in parts.traced.outputs)
 
 
@@ -204,24 +262,42 @@ def _typed(node: Node, dtype: torch.dtype) -> Node:
 
 
 def _check_method(schedule: Schedule, product: Product) -> None:
-    if schedule.method not in METHODS or schedule.method.startswith("packed") or schedule.method == "fold":
+    if (
+        schedule.method not in METHODS
+        or schedule.method.startswith("packed")
+        or schedule.method == "fold"
+    ):
         raise ProgramError("proposal", f"method {schedule.method!r} is none of the tiled ones")
     if (schedule.method in FP32_METHODS) != (product.dtype is torch.float32):
         raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
 
 
 def _tiles(product: Product, schedule: Schedule) -> int:
-    return product.batch * math.ceil(product.m / schedule.rows) * math.ceil(product.n / schedule.columns)
+    return (
+        product.batch
+        * math.ceil(product.m / schedule.rows)
+        * math.ceil(product.n / schedule.columns)
+    )
 
 
 def _made_tile(weight: Nest, product: Product, schedule: Schedule, *, ragged: bool) -> str:
-    """Lines that make a tile of the right operand: each is read again for every band of `rows`, from the L2."""
+    """Lines that make a tile of the right operand: each is read again for every band of `rows`,
+    from the L2.
+    """
     n = f"(n % {product.n})" if product.n % schedule.columns else "n"
-    lines = ["row = k[:, None]", *[f"row_ok = (k < {product.k})[:, None]"] * ragged, f"column = {n}[None, :]"]
+    lines = [
+        "row = k[:, None]",
+        *[f"row_ok = (k < {product.k})[:, None]"] * ragged,
+        f"column = {n}[None, :]",
+    ]
     lines += triton_tail(weight, schedule.depth, schedule.columns, (ragged, False))[:-1]
     made = weight.statements[-1].needs[0].name
     kind = str(product.dtype).removeprefix("torch.")
-    lines.append(f"y = tl.where(row_ok, {made}, 0.0).to(tl.{kind})" if ragged else f"y = {made}.to(tl.{kind})")
+    lines.append(
+        f"y = tl.where(row_ok, {made}, 0.0).to(tl.{kind})"
+        if ragged
+        else f"y = {made}.to(tl.{kind})"
+    )
     return "".join(f"        {line}\n" for line in lines)
 
 
@@ -244,8 +320,12 @@ def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str
         "BK": schedule.depth,
         "LEFT_M": left_m,
         "RIGHT_N": right_n,
-        "LEFT_MASK": _mask([f"(k < {product.k})[None, :]"] * ragged + [f"{test}[:, None]" for test in left_mask]),
-        "RIGHT_MASK": _mask([f"(k < {product.k})[:, None]"] * ragged + [f"{test}[None, :]" for test in right_mask]),
+        "LEFT_MASK": _mask(
+            [f"(k < {product.k})[None, :]"] * ragged + [f"{test}[:, None]" for test in left_mask]
+        ),
+        "RIGHT_MASK": _mask(
+            [f"(k < {product.k})[:, None]"] * ragged + [f"{test}[None, :]" for test in right_mask]
+        ),
         "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
         "TO64": to64,
@@ -253,14 +333,18 @@ def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str
         **_operand_words("RIGHT", product.right, to64),
     }
     text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
-    text = text.replace("RIGHT_TILE", _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged))
+    text = text.replace(
+        "RIGHT_TILE",
+        _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged),
+    )
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, str(words[word]))
     return text
 
 
 def _edge(name: str, size: int, tile: int, operand: Operand) -> tuple[str, list[str]]:
-    """How rows beyond the edge stay in memory: masked where rows are neighbours and 16-byte loads survive that, else wrapped.
+    """How rows beyond the edge stay in memory: masked where rows are neighbours and 16-byte loads
+    survive that, else wrapped.
 
     What they compute is not stored.
     """
@@ -277,7 +361,9 @@ def _mask(tests: list[str]) -> str:
 
 def _plane_at(operand: Operand, to64: str) -> str:
     """Where the matrix of a batch begins, as text."""
-    digits = [f"(batch // {one.every} % {one.extent}){to64} * {one.stride}" for one in operand.digits]
+    digits = [
+        f"(batch // {one.every} % {one.extent}){to64} * {one.stride}" for one in operand.digits
+    ]
     return " + ".join(digits) or f"batch{to64} * {operand.batch}"
 
 
@@ -295,5 +381,10 @@ def _wide(product: Product) -> bool:
     """Whether an address needs 64 bits."""
     reach = [product.batch * product.m * product.n]
     for operand, rows in ((product.left, product.m), (product.right, product.n)):
-        reach.append(operand.offset + operand.reach(product.batch) + operand.row * rows + operand.depth * (product.k + 256))
+        reach.append(
+            operand.offset
+            + operand.reach(product.batch)
+            + operand.row * rows
+            + operand.depth * (product.k + 256)
+        )
     return max(reach) > _INT32_REACH

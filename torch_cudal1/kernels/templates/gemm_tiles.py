@@ -1,7 +1,9 @@
-"""Which ways of computing a matrix product are worth trying: tables of schedules, pruned and ordered by a bound on their time.
+"""Which ways of computing a matrix product are worth trying: tables of schedules, pruned and
+ordered by a bound on their time.
 
-The bound is a roofline with whole waves of tiles: a program computes its tile at a share of an SM's peak that grows with the tile,
-all operands and results pass the memory once. It orders candidates; it does not decide between them.
+The bound is a roofline with whole waves of tiles: a program computes its tile at a share of an SM's
+peak that grows with the tile, all operands and results pass the memory once. It orders candidates;
+it does not decide between them.
 """
 
 from __future__ import annotations
@@ -18,14 +20,20 @@ from torch_cudal1.kernels.proposal import Proposal, shared_limit
 
 __all__ = ["FP32_METHODS", "METHODS", "TILED", "Schedule", "in_order", "read", "schedules"]
 
-_SMS, _BYTES_PER_S, _LAUNCH_S = 132, 4.0e12, 3e-6  # H200; elsewhere only ratios matter, and the judge measures
+_SMS, _BYTES_PER_S, _LAUNCH_S = (
+    132,
+    4.0e12,
+    3e-6,
+)  # H200; elsewhere only ratios matter, and the judge measures
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a method may serve: the element size of its inputs, TF32 rights, architecture; its ceiling; its shared memory.
+    """What a method may serve: the element size of its inputs, TF32 rights, architecture; its
+    ceiling; its shared memory.
 
-    `flops_per_s`: of the product itself at large sizes on an H200. `bytes_per_element`: of an operand in a stage's shared memory.
+    `flops_per_s`: of the product itself at large sizes on an H200. `bytes_per_element`: of an
+    operand in a stage's shared memory.
     """
 
     itemsize: int
@@ -54,10 +62,12 @@ _FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too oft
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a product is cut: a tile of `rows` x `columns` and `depth` of k, `split` programs a tile, tiles in bands of `group` rows.
+    """How a product is cut: a tile of `rows` x `columns` and `depth` of k, `split` programs a tile,
+    tiles in bands of `group` rows.
 
-    `stages` of the operand pipeline. `promote` (packed): how many depths are summed in the tensor core before they
-    are added in fp32 (0: all). `cluster` (packed): blocks that fetch their common columns of B once.
+    `stages` of the operand pipeline. `promote` (packed): how many depths are summed in the tensor
+    core before they are added in fp32 (0: all). `cluster` (packed): blocks that fetch their common
+    columns of B once.
     """
 
     method: str
@@ -116,8 +126,9 @@ _TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
 }
 # columns, stages, promote, group, cluster
 _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
-    # two depths before promotion are no faster and double the error, which at small k is then above cuBLAS's; pairs of blocks are
-    # slower (825 us against 704 at 4096^3, 919 against 809 at 1024 x 8192 x 8192)
+    # two depths before promotion are no faster and double the error, which at small k is then above
+    # cuBLAS's; pairs of blocks are slower (825 us against 704 at 4096^3, 919 against 809 at 1024 x
+    # 8192 x 8192)
     "packed-f16x3": ((128, 3, 1, 8, 1), (192, 2, 1, 8, 1), (64, 4, 1, 8, 1)),
     "packed-stream": ((128, 3, 1, 8, 1), (64, 4, 1, 8, 1)),
     "packed-bf16x6": ((128, 2, 1, 8, 1), (96, 2, 1, 8, 1)),
@@ -136,13 +147,23 @@ _LEAST_STREAMED = 8  # rows of the other operand: below, tiles are almost empty
 
 
 def schedules(
-    product: Product, sm: int, rights: Collection[str] = (), most: int = 8, methods: Iterable[str] = METHODS
+    product: Product,
+    sm: int,
+    rights: Collection[str] = (),
+    most: int = 8,
+    methods: Iterable[str] = METHODS,
 ) -> tuple[Schedule, ...]:
-    """At most `most` schedules of `methods` for `product` on `sm`, smallest bound first. `rights`: op classes that may use TF32.
+    """At most `most` schedules of `methods` for `product` on `sm`, smallest bound first. `rights`:
+    op classes that may use TF32.
 
     Of a method the first few should differ in what the bound does not know.
     """
-    found = [s for name in methods if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
+    found = [
+        s
+        for name in methods
+        if _may_serve(name, product, sm, rights)
+        for s in _of_method(name, product, sm)
+    ]
     return in_order(product, found)[:most]
 
 
@@ -159,7 +180,10 @@ def read(proposal: Proposal) -> Schedule:
     """The schedule of a proposal. Raises ProgramError for numbers that no kernel is made for."""
     method = proposal.config.get("method")
     if proposal.family != "gemm" or method not in METHODS:
-        raise ProgramError("proposal", f"family {proposal.family!r} and method {method!r}; expected one of {sorted(METHODS)}")
+        raise ProgramError(
+            "proposal",
+            f"family {proposal.family!r} and method {method!r}; expected one of {sorted(METHODS)}",
+        )
     names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote", "cluster")
     numbers = {name: proposal.number(name, 1) for name in names}
     schedule = Schedule(str(method), **numbers)
@@ -167,27 +191,51 @@ def read(proposal: Proposal) -> Schedule:
         return schedule
     sizes = (schedule.rows, schedule.columns, schedule.depth)
     packed = schedule.method.startswith("packed")
-    if min(sizes) < 16 or (not packed and any(size & (size - 1) for size in sizes)) or schedule.rows * schedule.columns > 65536:
+    if (
+        min(sizes) < 16
+        or (not packed and any(size & (size - 1) for size in sizes))
+        or schedule.rows * schedule.columns > 65536
+    ):
         raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
     if packed:
         _check_packed(schedule)
     if schedule.cluster not in ((1, 2) if packed and schedule.method != "packed-stream" else (1,)):
-        raise ProgramError("proposal", f"a cluster of {schedule.cluster}; expected 1, or for packed tiles 2")
-    if schedule.warps not in (1, 2, 4, 8, 16) or min(schedule.stages, schedule.group, schedule.split) < 1:
-        raise ProgramError("proposal", f"{schedule}: warps must be a power of two up to 16, the other numbers positive")
+        raise ProgramError(
+            "proposal", f"a cluster of {schedule.cluster}; expected 1, or for packed tiles 2"
+        )
+    if (
+        schedule.warps not in (1, 2, 4, 8, 16)
+        or min(schedule.stages, schedule.group, schedule.split) < 1
+    ):
+        raise ProgramError(
+            "proposal",
+            f"{schedule}: warps must be a power of two up to 16, the other numbers positive",
+        )
     return schedule
 
 
 def _check_packed(schedule: Schedule) -> None:
     never = schedule.promote == 0
     if schedule.method == "packed-stream" and (schedule.promote != 1 or schedule.columns > 128):
-        raise ProgramError("proposal", f"{schedule}: a streamed product promotes every depth, in tiles of at most 128 columns")
+        raise ProgramError(
+            "proposal",
+            f"{schedule}: a streamed product promotes every depth, in tiles of at most 128 columns",
+        )
     widest = 256 if never else 192  # two sets of accumulators, or one, in the registers
-    if (schedule.rows, schedule.depth) != (128, 64) or schedule.columns % 32 or schedule.columns > widest:
+    if (
+        (schedule.rows, schedule.depth) != (128, 64)
+        or schedule.columns % 32
+        or schedule.columns > widest
+    ):
         sizes = (schedule.rows, schedule.columns, schedule.depth)
-        raise ProgramError("proposal", f"a packed tile of {sizes}; expected 128 x (32 to {widest}, in steps of 32) x 64")
+        raise ProgramError(
+            "proposal",
+            f"a packed tile of {sizes}; expected 128 x (32 to {widest}, in steps of 32) x 64",
+        )
     if never and schedule.method != "packed-f16x1":
-        raise ProgramError("proposal", f"{schedule.method} without promotion would be less exact than fp32")
+        raise ProgramError(
+            "proposal", f"{schedule.method} without promotion would be less exact than fp32"
+        )
 
 
 def bound_s(product: Product, schedule: Schedule) -> float:
@@ -199,9 +247,16 @@ def bound_s(product: Product, schedule: Schedule) -> float:
     moved = operands + 4 * product.batch * product.m * product.n
     if schedule.method == "fold":
         return moved / _BYTES_PER_S + _LAUNCH_S
-    tiles = product.batch * math.ceil(product.m / schedule.rows) * math.ceil(product.n / schedule.columns) * schedule.split
+    tiles = (
+        product.batch
+        * math.ceil(product.m / schedule.rows)
+        * math.ceil(product.n / schedule.columns)
+        * schedule.split
+    )
     area = schedule.rows * schedule.columns
-    share = min(1.0, 0.35 + 0.65 * area / 16384)  # small tiles wait for the shared memory more than they compute
+    share = min(
+        1.0, 0.35 + 0.65 * area / 16384
+    )  # small tiles wait for the shared memory more than they compute
     per_sm = max(1, min(4, 65536 // (area * 2)))  # programs an SM runs side by side
     waves = math.ceil(tiles / (_SMS * per_sm)) * per_sm if tiles > _SMS else 1
     work = 2.0 * area * product.k / schedule.split * waves / (method.flops_per_s * share / _SMS)
@@ -210,21 +265,33 @@ def bound_s(product: Product, schedule: Schedule) -> float:
         moved += 8 * schedule.split * product.batch * product.m * product.n
         launches = 2
     if schedule.method in _PIECES:
-        packed = size * product.batch * product.n * product.k if schedule.method == "packed-stream" else operands
-        extra = (8 + 2 * _PIECES[schedule.method]) / 4 * packed / _BYTES_PER_S  # read twice, written in pieces
+        packed = (
+            size * product.batch * product.n * product.k
+            if schedule.method == "packed-stream"
+            else operands
+        )
+        extra = (
+            (8 + 2 * _PIECES[schedule.method]) / 4 * packed / _BYTES_PER_S
+        )  # read twice, written in pieces
         return max(work, moved / _BYTES_PER_S) + extra + (2 + launches) * _LAUNCH_S
     return max(work, moved / _BYTES_PER_S) + launches * _LAUNCH_S
 
 
 def _may_serve(name: str, product: Product, sm: int, rights: Collection[str]) -> bool:
     method = METHODS[name]
-    if sm < method.sm or (method.exact_sm and sm != method.sm) or (method.tf32_right and "matmul" not in rights):
+    if (
+        sm < method.sm
+        or (method.exact_sm and sm != method.sm)
+        or (method.tf32_right and "matmul" not in rights)
+    ):
         return False
     if name == "fold":
         return min(product.m, product.n) <= _FOLD_COLUMNS
     if name in _PACKED and (product.left.digits or product.right.digits):
         return False  # they walk a batch by one stride
-    return method.itemsize == product.dtype.itemsize and (product.dtype is not torch.float32 or name != "half")
+    return method.itemsize == product.dtype.itemsize and (
+        product.dtype is not torch.float32 or name != "half"
+    )
 
 
 def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
@@ -241,7 +308,9 @@ def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
         if shared > shared_limit(sm):
             stages = max(2, stages * shared_limit(sm) // shared)
         for split in _splits(product, rows, columns):
-            steps = math.ceil(product.k / split / depth)  # stages beyond them hold nothing, and keep programs off the SM
+            steps = math.ceil(
+                product.k / split / depth
+            )  # stages beyond them hold nothing, and keep programs off the SM
             yield Schedule(name, rows, columns, depth, warps, min(stages, max(1, steps)), 8, split)
 
 
@@ -264,7 +333,9 @@ def _of_packed(name: str, product: Product) -> Iterable[Schedule]:
 
 
 def _even_splits(product: Product, tiles: int) -> tuple[int, ...]:
-    """1, and the power of two that fills the SMs where tiles leave more than half of them idle; pieces are whole depths of k."""
+    """1, and the power of two that fills the SMs where tiles leave more than half of them idle;
+    pieces are whole depths of k.
+    """
     if product.batch > 1 or tiles > _SMS // 2:
         return (1,)
     split = 1 << int(math.log2(2 * _SMS / tiles))
@@ -277,5 +348,7 @@ def _splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:
     """1, and what fills the SMs once or twice when tiles alone do not; a piece keeps 256 of k."""
     tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
     most = product.k // 256
-    wanted = {1} | {split for times in (1, 2) if 1 < (split := min(most, times * _SMS // tiles)) <= 64}
+    wanted = {1} | {
+        split for times in (1, 2) if 1 < (split := min(most, times * _SMS // tiles)) <= 64
+    }
     return tuple(sorted(wanted))

@@ -1,10 +1,13 @@
-"""Recurrent layers (LSTM, GRU, plain RNN) in one launch: `recurrent.cu` specialised for a step such as `aten.lstm.input`.
+"""Recurrent layers (LSTM, GRU, plain RNN) in one launch: `recurrent.cu` specialised for a step such
+as `aten.lstm.input`.
 
-cuDNN starts kernels for every time step, some microseconds each, and reads the weights again for each. Here blocks that stay on the
-GPU hold them in registers, and layers run behind each other as a wave: a stack of L layers over T steps takes about T + L steps.
-With two directions a layer needs all of the one below, so there is a launch for each. Sums are fp32 fused multiply-adds.
+cuDNN starts kernels for every time step, some microseconds each, and reads the weights again for
+each. Here blocks that stay on the GPU hold them in registers, and layers run behind each other as a
+wave: a stack of L layers over T steps takes about T + L steps. With two directions a layer needs
+all of the one below, so there is a launch for each. Sums are fp32 fused multiply-adds.
 
-For small batches (a step then is all latency), hidden sizes that eight blocks can share, and GPUs with clusters (sm_90).
+For small batches (a step then is all latency), hidden sizes that eight blocks can share, and GPUs
+with clusters (sm_90).
 """
 
 from __future__ import annotations
@@ -24,17 +27,38 @@ from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
 
 __all__ = ["is_recurrent", "recurred", "recurrences"]
 
-_MODES = {"lstm": (0, 4), "gru": (1, 3), "rnn_tanh": (2, 1), "rnn_relu": (3, 1)}  # MODE and GATES of recurrent.cu
+_MODES = {
+    "lstm": (0, 4),
+    "gru": (1, 3),
+    "rnn_tanh": (2, 1),
+    "rnn_relu": (3, 1),
+}  # MODE and GATES of recurrent.cu
 _BLOCKS, _RING, _LONG = 8, 4, 256
-_MOST_SEQUENCES, _LONGEST_ROW, _MOST_CLUSTERS = 16, 512, 16  # registers; registers; eight-block clusters that fit a GPU at once
+_MOST_SEQUENCES, _LONGEST_ROW, _MOST_CLUSTERS = (
+    16,
+    512,
+    16,
+)  # registers; registers; eight-block clusters that fit a GPU at once
 _SHARED, _SCRATCH = 200 << 10, 1 << 30  # bytes
 _METHOD = {"method": "resident"}
-_NAMES = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+_NAMES = (
+    "input",
+    "hx",
+    "params",
+    "has_biases",
+    "num_layers",
+    "dropout",
+    "train",
+    "bidirectional",
+    "batch_first",
+)
 
 
 @dataclass(frozen=True)
 class _Stack:
-    """The step: sizes, strides in elements, and value numbers. `weights`: of each layer and direction, two or four of them."""
+    """The step: sizes, strides in elements, and value numbers. `weights`: of each layer and
+    direction, two or four of them.
+    """
 
     mode: int
     gates: int
@@ -57,23 +81,35 @@ class _Stack:
         return self.gates * self.hidden // _BLOCKS
 
     def clusters(self, width: int) -> int:
-        """Of a layer and direction that reads rows of `width`: those that project, and the one that recurs."""
+        """Of a layer and direction that reads rows of `width`: those that project, and the one that
+        recurs.
+        """
         return (2 if width > _LONG else 1) + 1
 
 
 def is_recurrent(program: Program) -> bool:
     """Whether it is one recurrent step and nothing else."""
-    return len(program.steps) == 1 and isinstance(program.steps[0], Aten) and program.steps[0].target in TARGETS
+    return (
+        len(program.steps) == 1
+        and isinstance(program.steps[0], Aten)
+        and program.steps[0].target in TARGETS
+    )
 
 
 def recurrences(program: Program, sm: int) -> tuple[Proposal, ...]:
-    """The one way there is, if there is one for this step and architecture. Raises NotLowerableError with the reason."""
+    """The one way there is, if there is one for this step and architecture. Raises
+    NotLowerableError with the reason.
+    """
     _sizes(_stack(program))
     return (Proposal("recurrent", _METHOD),) if sm >= 90 else ()
 
 
-def recurred(program: Program, proposal: Proposal) -> tuple[tuple[Kernel, ...], Mapping[int, TensorSpec]]:
-    """The kernels in launch order and the specs of all that they write. Raises NotLowerableError, or ProgramError for nonsense."""
+def recurred(
+    program: Program, proposal: Proposal
+) -> tuple[tuple[Kernel, ...], Mapping[int, TensorSpec]]:
+    """The kernels in launch order and the specs of all that they write. Raises NotLowerableError,
+    or ProgramError for nonsense.
+    """
     if dict(proposal.config) != _METHOD:
         raise ProgramError("proposal", f"config {dict(proposal.config)}; expected {_METHOD}")
     stack, specs, free = _stack(program), value_specs(program), program.value_count
@@ -82,14 +118,22 @@ def recurred(program: Program, proposal: Proposal) -> tuple[tuple[Kernel, ...], 
     each, both = stack.steps * stack.sequences * stack.hidden, stack.directions == 2
     between, products, flags = free, free + 1, free + 2
     if stack.layers > 1:
-        shape = (2, stack.steps, stack.sequences, 2 * stack.hidden) if both else (stack.layers - 1, each)
+        shape = (
+            (2, stack.steps, stack.sequences, 2 * stack.hidden)
+            if both
+            else (stack.layers - 1, each)
+        )
         written[between] = _dense("float32", shape)
     sets = 2 if both else stack.layers
     written[products] = _dense("float32", (sets, stack.steps, _BLOCKS, stack.sequences, stack.rows))
     written[flags] = _dense("int32", (sizes["FLAGS"],))
     if (taken := 4 * sum(spec.numel for spec in written.values())) > _SCRATCH:
         raise NotLowerableError(f"{taken} bytes of scratch; at most {_SCRATCH}")
-    launches = _both_ways(stack, between, products, flags) if both else _wave(stack, between, products, flags)
+    launches = (
+        _both_ways(stack, between, products, flags)
+        if both
+        else _wave(stack, between, products, flags)
+    )
     return _kernels(stack, sizes, flags, launches), written
 
 
@@ -106,13 +150,21 @@ def _wave(stack: _Stack, between: int, products: int, flags: int) -> list[_Launc
     """All layers of one direction."""
     clusters = stack.clusters(stack.width) + (stack.layers - 1) * stack.clusters(stack.hidden)
     if clusters > _MOST_CLUSTERS:
-        raise NotLowerableError(f"{clusters} clusters; at most {_MOST_CLUSTERS} are on a GPU at once")
+        raise NotLowerableError(
+            f"{clusters} clusters; at most {_MOST_CLUSTERS} are on a GPU at once"
+        )
     arguments, layers = _arguments(stack, stack.weights)
     middle = "between" if stack.layers > 1 else "nullptr"
     body = f"const Layer layers[] = {layers}; stack(input, hidden, {_cell(stack, 'cell')}, layers, result, last, "
     body += f"{_cell(stack, 'last_cell')}, {middle}, products, flags);"
     scratch = [(between, "float* between")] if stack.layers > 1 else []
-    own = [(stack.input, "const float* input"), *arguments, (stack.outs[0], "float* result"), *_last(stack), *scratch]
+    own = [
+        (stack.input, "const float* input"),
+        *arguments,
+        (stack.outs[0], "float* result"),
+        *_last(stack),
+        *scratch,
+    ]
     return [_Launch(body, (*own, (products, "float* products"), (flags, "u32* flags")), clusters)]
 
 
@@ -124,25 +176,43 @@ def _both_ways(stack: _Stack, between: int, products: int, flags: int) -> list[_
     for layer in range(stack.layers):
         arguments, directions = _arguments(stack, stack.weights[2 * layer : 2 * layer + 2])
         first, top = layer == 0, layer == stack.layers - 1
-        source = "input, IN_STEP, IN_SEQUENCE" if first else f"between + {(layer - 1) % 2 * half}, {dense}"
-        target = "result, OUT_STEP, OUT_SEQUENCE" if top else f"between + {layer % 2 * half}, {dense}"
+        source = (
+            "input, IN_STEP, IN_SEQUENCE"
+            if first
+            else f"between + {(layer - 1) % 2 * half}, {dense}"
+        )
+        target = (
+            "result, OUT_STEP, OUT_SEQUENCE" if top else f"between + {layer % 2 * half}, {dense}"
+        )
         body = f"const Layer layers[] = {directions}; both_ways<{'INPUT' if first else '2 * HIDDEN'}>({layer}, {source}, hidden, "
         body += f"{_cell(stack, 'cell')}, layers, {target}, last, {_cell(stack, 'last_cell')}, products, flags);"
-        given = [(stack.input, "const float* input")] * first + arguments + [(stack.outs[0], "float* result")] * top + _last(stack)
-        given += [(between, "float* between")] * (stack.layers > 1) + [(products, "float* products"), (flags, "u32* flags")]
+        given = (
+            [(stack.input, "const float* input")] * first
+            + arguments
+            + [(stack.outs[0], "float* result")] * top
+            + _last(stack)
+        )
+        given += [(between, "float* between")] * (stack.layers > 1) + [
+            (products, "float* products"),
+            (flags, "u32* flags"),
+        ]
         width = stack.width if first else 2 * stack.hidden
         found.append(_Launch(body, tuple(given), 2 * stack.clusters(width)))
     return found
 
 
-def _arguments(stack: _Stack, weights: tuple[tuple[int, ...], ...]) -> tuple[list[tuple[int, str]], str]:
+def _arguments(
+    stack: _Stack, weights: tuple[tuple[int, ...], ...]
+) -> tuple[list[tuple[int, str]], str]:
     """States and weights as arguments, and the initialiser of an array of `Layer`."""
     found = [(stack.states[0], "const float* hidden")]
     found += [(stack.states[1], "const float* cell")] if stack.mode == 0 else []
     rows = []
     for number, values in enumerate(weights):
         names = [f"w{number}_{i}" for i in range(len(values))]
-        found += [(value, f"const float* {name}") for value, name in zip(values, names, strict=True)]
+        found += [
+            (value, f"const float* {name}") for value, name in zip(values, names, strict=True)
+        ]
         rows.append("{" + ", ".join((*names, "nullptr", "nullptr")[:4]) + "}")
     return found, "{" + ", ".join(rows) + "}"
 
@@ -155,18 +225,26 @@ def _cell(stack: _Stack, name: str) -> str:
     return name if stack.mode == 0 else "nullptr"
 
 
-def _kernels(stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list[_Launch]) -> tuple[Kernel, ...]:
+def _kernels(
+    stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list[_Launch]
+) -> tuple[Kernel, ...]:
     body = (files("torch_cudal1.kernels.templates") / "recurrent.cu").read_text()
     tails = [(launch.body, ", ".join(text for _, text in launch.arguments)) for launch in launches]
     # everything that changes the code is in the name, which thus stands for one machine code
-    digest = hashlib.sha256((body + repr(tails) + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
-    text = body + f'extern "C" __global__ void __launch_bounds__(256) clear_{digest}(u32* flags) {{\n'
+    digest = hashlib.sha256(
+        (body + repr(tails) + repr(sorted(sizes.items()))).encode()
+    ).hexdigest()[:16]
+    text = (
+        body + f'extern "C" __global__ void __launch_bounds__(256) clear_{digest}(u32* flags) {{\n'
+    )
     text += "  int i = blockIdx.x * 256 + threadIdx.x;\n  if (i < FLAGS) flags[i] = 0;\n}\n"
     defines, warps = tuple(sorted(sizes.items())), stack.rows // 8 + 1
     for number, (code, parameters) in enumerate(tails):
         text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
-    clearing = Kernel(f"clear_{digest}", text, ((flags, "*"),), -(-sizes["FLAGS"] // 256), 8, cuda=Cuda(defines))
+    clearing = Kernel(
+        f"clear_{digest}", text, ((flags, "*"),), -(-sizes["FLAGS"] // 256), 8, cuda=Cuda(defines)
+    )
     cuda = Cuda(defines, _shared(stack), _BLOCKS)
     pointers = [tuple((value, "*") for value, _ in launch.arguments) for launch in launches]
     grids = [launch.clusters * _BLOCKS for launch in launches]
@@ -178,7 +256,9 @@ def _kernels(stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list
 
 
 def _shared(stack: _Stack) -> int:
-    """Bytes of shared memory: of who projects its ring, of who recurs two states, a ring and the gates."""
+    """Bytes of shared memory: of who projects its ring, of who recurs two states, a ring and the
+    gates.
+    """
     widest = max(stack.width, (stack.layers > 1) * stack.hidden * stack.directions)
     projects = _RING * stack.sequences * -(-widest // 32) * 32
     recurs = stack.sequences * (2 * stack.hidden + (_RING + 1) * stack.rows)
@@ -214,7 +294,9 @@ def _stack(program: Program) -> _Stack:
     (step,) = program.steps
     assert isinstance(step, Aten)
     if len(step.args) != len(_NAMES) or step.kwargs:
-        raise NotLowerableError(f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_NAMES)}")
+        raise NotLowerableError(
+            f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_NAMES)}"
+        )
     bound: dict[str, Any] = dict(zip(_NAMES, step.args, strict=True))
     specs = value_specs(program)
     mode, gates = _MODES[step.target.split(".")[1]]
@@ -223,7 +305,10 @@ def _stack(program: Program) -> _Stack:
     each = 4 if bound["has_biases"] else 2
     params, layers = bound["params"], int(bound["num_layers"])
     given = (bound["input"], *states, *params)
-    if not all(isinstance(value, Value) for value in given) or len(params) != each * layers * directions:
+    if (
+        not all(isinstance(value, Value) for value in given)
+        or len(params) != each * layers * directions
+    ):
         raise NotLowerableError("weights of another form, such as those of a projected LSTM")
     source, result = specs[bound["input"].index], specs[step.outs[0]]
     hidden = specs[states[0].index].shape[-1]
@@ -241,26 +326,35 @@ def _stack(program: Program) -> _Stack:
         result_strides=(result.strides[time], result.strides[batch]),
         input=bound["input"].index,
         states=tuple(value.index for value in states),
-        weights=tuple(tuple(v.index for v in params[i : i + each]) for i in range(0, len(params), each)),
+        weights=tuple(
+            tuple(v.index for v in params[i : i + each]) for i in range(0, len(params), each)
+        ),
         outs=tuple(step.outs),
     )
     _check(stack, specs, source, result)
     return stack
 
 
-def _check(stack: _Stack, specs: Mapping[int, TensorSpec], source: TensorSpec, result: TensorSpec) -> None:
-    dense = [specs[value] for value in (*stack.states, *(value for values in stack.weights for value in values))]
+def _check(
+    stack: _Stack, specs: Mapping[int, TensorSpec], source: TensorSpec, result: TensorSpec
+) -> None:
+    dense = [
+        specs[value]
+        for value in (*stack.states, *(value for values in stack.weights for value in values))
+    ]
     widths = {stack.width, *([stack.hidden * stack.directions] if stack.layers > 1 else [])}
     shapes = {specs[values[1]].shape for values in stack.weights}
     problems = {
         "float32 only": any(spec.dtype != "float32" for spec in (source, result, *dense)),
-        "a hidden size of 64, 128, 192 or 256": stack.hidden % 64 != 0 or not 0 < stack.hidden <= _LONG,
+        "a hidden size of 64, 128, 192 or 256": stack.hidden % 64 != 0
+        or not 0 < stack.hidden <= _LONG,
         f"at most {_MOST_SEQUENCES} sequences": stack.sequences > _MOST_SEQUENCES,
         f"rows of at most {_LONGEST_ROW}": max(widths) > _LONGEST_ROW,
         "dense states and weights, features next to each other": source.strides[2] != 1
         or result.strides[2] != 1
         or any(spec.strides != _dense(spec.dtype, spec.shape).strides for spec in dense),
-        "hidden states as wide as the result of a cell": shapes != {(stack.gates * stack.hidden, stack.hidden)},
+        "hidden states as wide as the result of a cell": shapes
+        != {(stack.gates * stack.hidden, stack.hidden)},
         "at least one step": stack.steps < 1,
     }
     if wanted := [text for text, broken in problems.items() if broken]:

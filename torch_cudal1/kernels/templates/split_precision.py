@@ -1,8 +1,9 @@
-"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_*.cu` specialised for an island.
+"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_*.cu` specialised for
+an island.
 
-Three launches. The first reads both operands and notes the size of each row; the second reads them again, cuts them into 16-bit
-pieces and lays these out as the tensor cores read them (4, 6 or 2 bytes an element); the third multiplies. What a method's result
-holds, with u = 2^-24:
+Three launches. The first reads both operands and notes the size of each row; the second reads them
+again, cuts them into 16-bit pieces and lays these out as the tensor cores read them (4, 6 or 2
+bytes an element); the third multiplies. What a method's result holds, with u = 2^-24:
 
     packed-bf16x6   three bf16 pieces hold all 24 bits and fp32's range: the error is about that of an fp32 sum
     packed-f16x3    two fp16 pieces hold 22 bits of a row scaled by a power of two, so that a product's error is at most 3 u |a||b|;
@@ -12,8 +13,9 @@ holds, with u = 2^-24:
                     by rows of 64 of k: a large weight costs one pass over memory
     packed-f16x1    one fp16 piece, 11 bits as TF32 has: only where the user allows TF32
 
-A tile with NaN, infinity, numbers above 3.3e38 or rows whose largest is tiny is computed again in plain fp32 as well, by a slow
-loop: right before fast. Partial sums leave the tensor core every 64 * promote of k, because its accumulator truncates.
+A tile with NaN, infinity, numbers above 3.3e38 or rows whose largest is tiny is computed again in
+plain fp32 as well, by a slow loop: right before fast. Partial sums leave the tensor core every 64 *
+promote of k, because its accumulator truncates.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ from torch_cudal1.kernels.templates.gemm_tiles import Schedule, read
 __all__ = ["packed"]
 
 _TWO = (1, 2, 3)  # HALF, PLANES, PRODUCTS
-_PIECES = {"packed-f16x3": _TWO, "packed-stream": _TWO, "packed-bf16x6": (0, 3, 6), "packed-f16x1": (1, 1, 1)}
+_PIECES = {
+    "packed-f16x3": _TWO,
+    "packed-stream": _TWO,
+    "packed-bf16x6": (0, 3, 6),
+    "packed-f16x1": (1, 1, 1),
+}
 _FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")  # one text in three parts
 _STREAM = "packed_stream.cu"  # and a fourth
 _PITCH = 320  # bytes of a row of the streamed operand in the ring
@@ -45,10 +52,16 @@ _REACH = 2**31 - 1
 _THREADS = {"measure": 256, "pack": 256, "multiply": 384}
 
 
-def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
-    """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
+def packed(
+    parts: Parts, proposal: Proposal, first: int
+) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+    """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError
+    when the tail has no C++ form.
+    """
     if parts.weight is not None:
-        raise NotLowerableError("a weight that is made in the island; packing reads operands from memory")
+        raise NotLowerableError(
+            "a weight that is made in the island; packing reads operands from memory"
+        )
     schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
     swapped = False
     if stream := schedule.method == "packed-stream":
@@ -57,7 +70,10 @@ def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, 
         raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
     _, planes, _ = _PIECES[schedule.method]
     sizes = _sizes(product, schedule) | {"STREAM": int(stream), "SWAPPED": int(swapped)}
-    if max(product.m * product.k, product.n * product.k, sizes["M_PAD"] * sizes["CHUNKS"] * 64) > _REACH:
+    if (
+        max(product.m * product.k, product.n * product.k, sizes["M_PAD"] * sizes["CHUNKS"] * 64)
+        > _REACH
+    ):
         raise NotLowerableError("a matrix of more than 2^31 elements")
     scratch: dict[int, TensorSpec] = {}
     sides = ((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))
@@ -86,24 +102,35 @@ def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, 
 
 
 def _kernels(
-    text: str, name: str, defines: tuple[tuple[str, int], ...], values: Mapping[str, tuple[int, ...]]
+    text: str,
+    name: str,
+    defines: tuple[tuple[str, int], ...],
+    values: Mapping[str, tuple[int, ...]],
 ) -> tuple[Kernel, ...]:
     sizes = dict(defines)
     left = sizes["BM"] * (_PITCH if sizes["STREAM"] else sizes["PLANES"] * 2 * _DEPTH)
     ring = 1024 + sizes["STAGES"] * (left + sizes["PLANES"] * sizes["BN"] * 2 * _DEPTH + 16)
-    shared = {"measure": 8 * 128 * 16, "pack": sizes["PLANES"] * 128 * _DEPTH * 2 + 512, "multiply": ring}
+    shared = {
+        "measure": 8 * 128 * 16,
+        "pack": sizes["PLANES"] * 128 * _DEPTH * 2 + 512,
+        "multiply": ring,
+    }
     clusters = {"measure": 1, "pack": 1, "multiply": sizes["CLUSTER"]}
     made = []
     for kind, grid in _grids(sizes).items():
         arguments = tuple((value, "*") for value in values[kind])
         cuda = Cuda(defines, shared[kind], clusters[kind])
-        made.append(Kernel(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda))
+        made.append(
+            Kernel(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda)
+        )
     return tuple(made)
 
 
 def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
     half, planes, products = _PIECES[schedule.method]
-    blocks = product.batch * math.ceil(min(product.m, product.n) / 128)  # at least so many measure a segment
+    blocks = product.batch * math.ceil(
+        min(product.m, product.n) / 128
+    )  # at least so many measure a segment
     segments = min(
         max(8, 264 // blocks), 32, math.ceil(product.k / _DEPTH / 4)
     )  # each block that packs reads what all of them noted
@@ -152,7 +179,9 @@ def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
 def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
     """Blocks of each kernel, in launch order."""
     packed = (("B", "N"),) if sizes["STREAM"] else (("A", "M"), ("B", "N"))
-    rows = sum(sizes[f"{side}_BATCHES"] * math.ceil(sizes[f"{pad}_PAD"] / 128) for side, pad in packed)
+    rows = sum(
+        sizes[f"{side}_BATCHES"] * math.ceil(sizes[f"{pad}_PAD"] / 128) for side, pad in packed
+    )
     return {
         "measure": rows * sizes["SEGMENTS"],
         "pack": rows * math.ceil(sizes["CHUNKS"] / sizes["PACK_CHUNKS"]),
@@ -165,10 +194,14 @@ def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple
     parts = (*_FILES, _STREAM) if sizes["STREAM"] else _FILES
     text = "".join((files("torch_cudal1.kernels.templates") / name).read_text() for name in parts)
     # everything that changes the code is in the name, which thus stands for one machine code
-    digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
+    digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[
+        :16
+    ]
     name = f"{schedule.method.removeprefix('packed-')}_{digest}"
     words = {
-        "WGMMA_DEFINITION": _wgmma(schedule.columns, "f16" if sizes["HALF"] else "bf16", held=bool(sizes["STREAM"])),
+        "WGMMA_DEFINITION": _wgmma(
+            schedule.columns, "f16" if sizes["HALF"] else "bf16", held=bool(sizes["STREAM"])
+        ),
         "TAIL_DEFINITION": tail.text,
         "TAIL_PARAMETERS": tail.parameters,
         "TAIL_ARGUMENTS": tail.arguments,
@@ -185,7 +218,8 @@ def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple
 
 
 def _wgmma(columns: int, kind: str, *, held: bool) -> str:
-    """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named one by one.
+    """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named
+    one by one.
 
     `held`: as `WGMMA_HELD`, whose first operand is in registers.
     """

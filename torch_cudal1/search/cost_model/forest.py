@@ -1,8 +1,10 @@
-"""A random forest for regression, small enough to be fitted during a search: all trees grow together, level by level.
+"""A random forest for regression, small enough to be fitted during a search: all trees grow
+together, level by level.
 
-Each tree sees whole groups of rows (islands), drawn with repetition: rows of one island resemble each other, so trees that have
-not seen the island are the honest ones to ask about it (`held_out`). Splits are at quantiles, half of the features are tried at a
-level of a tree, a leaf's mean is drawn towards its parent's. The same rows give the same forest.
+Each tree sees whole groups of rows (islands), drawn with repetition: rows of one island resemble
+each other, so trees that have not seen the island are the honest ones to ask about it (`held_out`).
+Splits are at quantiles, half of the features are tried at a level of a tree, a leaf's mean is drawn
+towards its parent's. The same rows give the same forest.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _PRIOR = 1.0  # rows that the parent's mean counts as
 
 @dataclass(frozen=True)
 class Forest:
-    """Tests by level, (trees, nodes of the level): a row goes right where column `features` is above `cuts`; (trees, leaves) means.
+    """Tests by level, (trees, nodes of the level): a row goes right where column `features` is
+    above `cuts`; (trees, leaves) means.
 
     `seen`: (trees, rows) whether a tree was grown from a row.
     """
@@ -37,7 +40,9 @@ class Forest:
         return found.mean(0), found.std(0)
 
     def held_out(self, rows: Tensor) -> Tensor:
-        """For the rows it was fitted to: the mean over trees that have not seen a row's group; NaN where all have."""
+        """For the rows it was fitted to: the mean over trees that have not seen a row's group; NaN
+        where all have.
+        """
         apart = (~self.seen).to(rows.dtype)
         return (self._by_tree(rows) * apart).sum(0) / apart.sum(0)
 
@@ -49,21 +54,36 @@ class Forest:
 
 
 def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Forest:
-    """Grow a forest on (rows, columns) of float64 and their values; `groups` numbers each row's group, from 0."""
+    """Grow a forest on (rows, columns) of float64 and their values; `groups` numbers each row's
+    group, from 0.
+    """
     dice = torch.Generator().manual_seed(seed)
     count = int(groups.max()) + 1
     drawn = torch.randint(count, (_TREES, count), generator=dice)
-    weights = torch.zeros(_TREES, count, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+    weights = torch.zeros(_TREES, count, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones_like(drawn, dtype=torch.float64)
+    )
     weights = weights[:, groups]
-    edges = torch.quantile(rows, torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)[1:-1], dim=0, interpolation="lower").T
-    bins = torch.searchsorted(edges.contiguous(), rows.T.contiguous()).T  # as many edges lie below a value
+    edges = torch.quantile(
+        rows,
+        torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)[1:-1],
+        dim=0,
+        interpolation="lower",
+    ).T
+    bins = torch.searchsorted(
+        edges.contiguous(), rows.T.contiguous()
+    ).T  # as many edges lie below a value
     node = torch.zeros(_TREES, len(rows), dtype=torch.long)
     features, cuts = [], []
-    means = _means(node, weights, values, 1, torch.zeros(_TREES, 1, dtype=torch.float64), prior=1e-9)
+    means = _means(
+        node, weights, values, 1, torch.zeros(_TREES, 1, dtype=torch.float64), prior=1e-9
+    )
     for level in range(_DEPTH):
         feature, cut = _best_tests(bins, node, weights, values, 1 << level, dice)
         features.append(feature)
-        cuts.append(torch.where(cut < _BINS - 1, edges[feature, cut.clamp(max=_BINS - 2)], torch.inf))
+        cuts.append(
+            torch.where(cut < _BINS - 1, edges[feature, cut.clamp(max=_BINS - 2)], torch.inf)
+        )
         node = _below(rows, node, features[-1], cuts[-1])
         means = _means(node, weights, values, 2 << level, means.repeat_interleave(2, 1))
     return Forest(tuple(features), tuple(cuts), means, weights > 0)
@@ -75,8 +95,18 @@ def _below(rows: Tensor, node: Tensor, features: Tensor, cuts: Tensor) -> Tensor
     return 2 * node + (values > cuts.gather(1, node))
 
 
-def _means(node: Tensor, weights: Tensor, values: Tensor, nodes: int, parents: Tensor, *, prior: float = _PRIOR) -> Tensor:
-    """Of each node, with the parent's mean as so many rows more: one that is empty has its parent's."""
+def _means(
+    node: Tensor,
+    weights: Tensor,
+    values: Tensor,
+    nodes: int,
+    parents: Tensor,
+    *,
+    prior: float = _PRIOR,
+) -> Tensor:
+    """Of each node, with the parent's mean as so many rows more: one that is empty has its
+    parent's.
+    """
     empty = torch.zeros(len(node), nodes, dtype=torch.float64)
     size, total = empty.scatter_add(1, node, weights), empty.scatter_add(1, node, weights * values)
     return (total + prior * parents) / (size + prior)
@@ -85,7 +115,9 @@ def _means(node: Tensor, weights: Tensor, values: Tensor, nodes: int, parents: T
 def _best_tests(
     bins: Tensor, node: Tensor, weights: Tensor, values: Tensor, nodes: int, dice: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Column and bin of each node's test, (trees, nodes): those whose two sides have the least variance. No bin: none is useful."""
+    """Column and bin of each node's test, (trees, nodes): those whose two sides have the least
+    variance. No bin: none is useful.
+    """
     trees, columns = len(node), bins.shape[1]
     tried = torch.rand(trees, columns, generator=dice).argsort(1)[:, : (columns + 1) // 2]
     own = (torch.arange(trees)[:, None] * nodes + node)[:, None, :] * (tried.shape[1] * _BINS)
@@ -100,7 +132,9 @@ def _best_tests(
     size, total = below(weights), below(weights * values)
     others, rest = size[..., -1:] - size, total[..., -1:] - total
     gain = (
-        total**2 / size.clamp(min=1e-9) + rest**2 / others.clamp(min=1e-9) - total[..., -1:] ** 2 / size[..., -1:].clamp(min=1e-9)
+        total**2 / size.clamp(min=1e-9)
+        + rest**2 / others.clamp(min=1e-9)
+        - total[..., -1:] ** 2 / size[..., -1:].clamp(min=1e-9)
     )
     best, at = gain.masked_fill((size < _LEAST) | (others < _LEAST), 0.0).flatten(2).max(2)
     column, cut = tried.gather(1, at // _BINS), at % _BINS

@@ -1,6 +1,8 @@
-"""What one search knows of earlier timings, and adds to them: the file is read when first asked, a family's model is made once.
+"""What one search knows of earlier timings, and adds to them: the file is read when first asked, a
+family's model is made once.
 
-A model is made anew when its family has got new timings, so later islands of a search learn from earlier ones.
+A model is made anew when its family has got new timings, so later islands of a search learn from
+earlier ones.
 """
 
 from __future__ import annotations
@@ -42,33 +44,53 @@ class Learner:
             self._timings = read(self.path)
         if family not in self._models:
             self._models[family] = model = learn(self._timings, family)
-            told = {"why_not": model.reason} if isinstance(model, Unknown) else {"errors": model.errors}
+            told = (
+                {"why_not": model.reason}
+                if isinstance(model, Unknown)
+                else {"errors": model.errors}
+            )
             telemetry.record("search", "cost_model", family, **told)
         return self._models[family]
 
-    def chosen(self, program: Program, found: tuple[Proposal, ...], count: int) -> tuple[Proposal, ...]:
-        """At most `count` proposals for an island's `program`; `found` are its family's first ones, which stand without a model."""
+    def chosen(
+        self, program: Program, found: tuple[Proposal, ...], count: int
+    ) -> tuple[Proposal, ...]:
+        """At most `count` proposals for an island's `program`; `found` are its family's first ones,
+        which stand without a model.
+        """
         model = self.model(found[0].family) if found else Unknown("no kernel serves here")
         island = None if isinstance(model, Unknown) else island_of(program)
         if island is None:
             return found[:count]
-        return chosen(kernels.propose(program, self.sm, self.rights, most=_WIDE), island, model, count)
+        return chosen(
+            kernels.propose(program, self.sm, self.rights, most=_WIDE), island, model, count
+        )
 
     def note(self, program: Program, us: Mapping[Proposal, float]) -> None:
         """Keep what a race has measured of an island's kernels."""
         island = island_of(program)
         if island is None or not us:
             return
-        fresh = [timing_of(island, proposal, one) for proposal, one in us.items() if island.bound_us(proposal) < float("inf")]
+        fresh = [
+            timing_of(island, proposal, one)
+            for proposal, one in us.items()
+            if island.bound_us(proposal) < float("inf")
+        ]
         self._timings = [*(self._timings if self._timings is not None else read(self.path)), *fresh]
         self._models.pop(island.family, None)
         if isinstance(kept := add(self.path, fresh), NotStored):
             telemetry.record("search", "timings_not_kept", island.family, reason=kept.reason)
 
     def children(
-        self, program: Program, us: Mapping[Proposal, float], failed: Collection[Proposal], count: int
+        self,
+        program: Program,
+        us: Mapping[Proposal, float],
+        failed: Collection[Proposal],
+        count: int,
     ) -> tuple[Proposal, ...]:
-        """At most `count` of the next generation of an island's kernels; () where none is hoped for."""
+        """At most `count` of the next generation of an island's kernels; () where none is hoped
+        for.
+        """
         family = next((one.family for one in us), "")
         model = self.model(family)
         island = None if isinstance(model, Unknown) else island_of(program)

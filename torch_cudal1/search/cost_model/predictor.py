@@ -1,7 +1,9 @@
-"""A cost model of a family of kernels: a forest on the logarithm of time over bound, and whether it is to be believed.
+"""A cost model of a family of kernels: a forest on the logarithm of time over bound, and whether it
+is to be believed.
 
-It is believed only where it orders kernels of islands it has not seen better than the bound does, on the very records it was made
-from: a machine on which it does not help keeps the order of the bound. Times come out with a spread, which is that of its trees.
+It is believed only where it orders kernels of islands it has not seen better than the bound does,
+on the very records it was made from: a machine on which it does not help keeps the order of the
+bound. Times come out with a spread, which is that of its trees.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Guess:
-    """Expected microseconds, and the factor by which the trees differ (1.0: not at all; infinite: no tree knows such a kernel)."""
+    """Expected microseconds, and the factor by which the trees differ (1.0: not at all; infinite:
+    no tree knows such a kernel).
+    """
 
     us: float
     factor: float
@@ -54,7 +58,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A believed forest. `columns` names its features; `errors`: of the model and of the bound on unseen islands."""
+    """A believed forest. `columns` names its features; `errors`: of the model and of the bound on
+    unseen islands.
+    """
 
     family: str
     columns: tuple[str, ...]
@@ -62,12 +68,19 @@ class CostModel:
     errors: tuple[float, float]
 
     def guess(self, island: Island, proposals: Sequence[Proposal]) -> list[Guess]:
-        """For each proposal. One with a word that was never measured has its bound's time and an infinite factor."""
+        """For each proposal. One with a word that was never measured has its bound's time and an
+        infinite factor.
+        """
         bounds = [island.bound_us(one) for one in proposals]
-        named = [_named(island.sizes, one.config, bound) for one, bound in zip(proposals, bounds, strict=True)]
+        named = [
+            _named(island.sizes, one.config, bound)
+            for one, bound in zip(proposals, bounds, strict=True)
+        ]
         means, spreads = self.forest.predict(_table(named, self.columns))
         found = []
-        for names, bound, mean, spread in zip(named, bounds, means.tolist(), spreads.tolist(), strict=True):
+        for names, bound, mean, spread in zip(
+            named, bounds, means.tolist(), spreads.tolist(), strict=True
+        ):
             strange = any("=" in name and name not in self.columns for name in names)
             found.append(Guess(bound * 2**mean, math.inf if strange else 2**spread))
         return found
@@ -76,9 +89,13 @@ class CostModel:
 def learn(timings: Sequence[Timing], family: str) -> CostModel | Unknown:
     """The model of a family from its newest records, or why there is none."""
     known = [one for one in timings if one.family == family][-_MOST:]
-    islands = {island: number for number, island in enumerate(dict.fromkeys(one.island for one in known))}
+    islands = {
+        island: number for number, island in enumerate(dict.fromkeys(one.island for one in known))
+    }
     if len(known) < _LEAST or len(islands) < _ISLANDS:
-        return Unknown(f"{len(known)} timings of {len(islands)} islands; a model takes {_LEAST} of {_ISLANDS}")
+        return Unknown(
+            f"{len(known)} timings of {len(islands)} islands; a model takes {_LEAST} of {_ISLANDS}"
+        )
     named = [_named(one.sizes, one.config, one.bound_us) for one in known]
     columns = tuple(sorted({name for names in named for name in names}))
     rows, groups = _table(named, columns), torch.tensor([islands[one.island] for one in known])
@@ -88,12 +105,15 @@ def learn(timings: Sequence[Timing], family: str) -> CostModel | Unknown:
     bounds = logs - values
     errors = disorder(logs, bounds + forest.held_out(rows), groups), disorder(logs, bounds, groups)
     if errors[0] > _BETTER * errors[1] or not errors[1]:
-        return Unknown(f"on unseen islands its order is off by {errors[0]:.3f}, the bound's by {errors[1]:.3f}")
+        return Unknown(
+            f"on unseen islands its order is off by {errors[0]:.3f}, the bound's by {errors[1]:.3f}"
+        )
     return CostModel(family, columns, forest, errors)
 
 
 def disorder(times: Tensor, guesses: Tensor, groups: Tensor) -> float:
-    """How much a guess is wrong about the order within groups: the part of all differences (logarithms) that it has the other way.
+    """How much a guess is wrong about the order within groups: the part of all differences
+    (logarithms) that it has the other way.
 
     Half of them for one that guesses blindly, 0 for one that is right.
     """
@@ -110,7 +130,9 @@ def disorder(times: Tensor, guesses: Tensor, groups: Tensor) -> float:
 
 def _named(sizes: Mapping[str, int], config: Config, bound_us: float) -> dict[str, float]:
     """Features by name: logarithms of numbers, words as flags."""
-    found = {f"size {name}": math.log2(1 + value) for name, value in sizes.items()} | {"bound": math.log2(bound_us)}
+    found = {f"size {name}": math.log2(1 + value) for name, value in sizes.items()} | {
+        "bound": math.log2(bound_us)
+    }
     for name, value in config.items():
         if isinstance(value, str):
             found[f"{name}={value}"] = 1.0

@@ -1,10 +1,12 @@
-"""What races have measured on this machine, kept beside the decisions: one file a GPU model, contract and version of this package.
+"""What races have measured on this machine, kept beside the decisions: one file a GPU model,
+contract and version of this package.
 
     <cache>/timings/<digest>.jsonl    a line a kernel: its island's sizes, its config, its bound, microseconds
 
-A line is appended by one write that begins with a line end, so whoever is killed in the middle spoils his own line only, and a line
-that does not parse is passed over. A file beyond its limit is replaced by its newer half; what somebody adds meanwhile may be lost.
-Losing a timing costs nothing but a guess. There are sizes and times in there, no names and nothing of a tensor's content.
+A line is appended by one write that begins with a line end, so whoever is killed in the middle
+spoils his own line only, and a line that does not parse is passed over. A file beyond its limit is
+replaced by its newer half; what somebody adds meanwhile may be lost. Losing a timing costs nothing
+but a guess. There are sizes and times in there, no names and nothing of a tensor's content.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _LIMIT_BYTES = 1 << 20  # some 3000 lines
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel of a `family` for an island of `sizes` took `us` microseconds. Raises ValueError for what is no number."""
+    """A kernel of a `family` for an island of `sizes` took `us` microseconds. Raises ValueError for
+    what is no number.
+    """
 
     family: str
     sizes: Mapping[str, int]
@@ -43,10 +47,18 @@ class Timing:
     us: float
 
     def __post_init__(self) -> None:
-        if not all(isinstance(one, (int, float)) and 0 < one < math.inf for one in (self.bound_us, self.us)):
-            raise ValueError(f"{self.us!r} us with a bound of {self.bound_us!r}; expected two positive numbers")
-        if not isinstance(self.family, str) or not all(_is_size(value) for value in self.sizes.values()):
-            raise ValueError(f"family {self.family!r}, sizes {self.sizes!r}; expected a name and whole numbers")
+        if not all(
+            isinstance(one, (int, float)) and 0 < one < math.inf for one in (self.bound_us, self.us)
+        ):
+            raise ValueError(
+                f"{self.us!r} us with a bound of {self.bound_us!r}; expected two positive numbers"
+            )
+        if not isinstance(self.family, str) or not all(
+            _is_size(value) for value in self.sizes.values()
+        ):
+            raise ValueError(
+                f"family {self.family!r}, sizes {self.sizes!r}; expected a name and whole numbers"
+            )
         if not all(isinstance(value, str) or _is_size(value) for value in self.config.values()):
             raise ValueError(f"config {self.config!r}; expected words, flags and whole numbers")
 
@@ -58,11 +70,19 @@ class Timing:
 
 def timing_of(island: Island, proposal: Proposal, us: float) -> Timing:
     """A measurement as it is kept. Raises ValueError for what is no time."""
-    return Timing(island.family, island.sizes, dict(proposal.config), round(island.bound_us(proposal), 4), round(us, 4))
+    return Timing(
+        island.family,
+        island.sizes,
+        dict(proposal.config),
+        round(island.bound_us(proposal), 4),
+        round(us, 4),
+    )
 
 
 def path_of(root: Path, target: Target, contract: Contract) -> Path:
-    """The file below a cache's folder. The GPU's name and the contract tell times apart; another version has other kernels."""
+    """The file below a cache's folder. The GPU's name and the contract tell times apart; another
+    version has other kernels.
+    """
     name = digest_of([target.device, target.arch, target.sku, contract.digest, __version__])
     return timings_home(root) / f"{name[:32]}.jsonl"
 
@@ -108,7 +128,13 @@ def _line(one: Timing) -> bytes:
 def _timing(line: bytes) -> Timing | None:
     try:
         found: dict[str, Any] = json.loads(line)
-        return Timing(found["family"], dict(found["sizes"]), dict(found["config"]), found["bound_us"], found["us"])
+        return Timing(
+            found["family"],
+            dict(found["sizes"]),
+            dict(found["config"]),
+            found["bound_us"],
+            found["us"],
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -1,1 +1,3 @@
-"""Evolutionary search over kernel configurations: mutants and crossovers of the fastest measured so far."""
+"""Evolutionary search over kernel configurations: mutants and crossovers of the fastest measured so
+far.
+"""

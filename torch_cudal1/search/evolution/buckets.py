@@ -1,7 +1,9 @@
-"""Draws that contrast: buckets of like performance, distinct ones by softmax, one member of each (CUDA-L1, section 2.4.3).
+"""Draws that contrast: buckets of like performance, distinct ones by softmax, one member of each
+(CUDA-L1, section 2.4.3).
 
-Prompts draw exemplars so, a search of schedules its parents. Scores are compared as logarithms in units of their own spread: the
-paper leaves temperature and bucket width open, and no fixed one fits tasks whose speed-ups differ.
+Prompts draw exemplars so, a search of schedules its parents. Scores are compared as logarithms in
+units of their own spread: the paper leaves temperature and bucket width open, and no fixed one fits
+tasks whose speed-ups differ.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ __all__ = ["bucketed", "contrasting", "softmax_draw", "standard_scores"]
 
 
 def standard_scores(scores: Sequence[float]) -> list[float]:
-    """Logarithms less their mean, in standard deviations; zeros where all are equal. Scores are positive, larger is better."""
+    """Logarithms less their mean, in standard deviations; zeros where all are equal. Scores are
+    positive, larger is better.
+    """
     logs = [math.log(score) for score in scores]
     if len(logs) < 2:
         return [0.0] * len(logs)
@@ -24,16 +28,23 @@ def standard_scores(scores: Sequence[float]) -> list[float]:
 
 
 def bucketed(scores: Sequence[float], width: float) -> list[tuple[float, list[int]]]:
-    """Positions by buckets of `width` standard deviations, worst first: mean standard score, positions."""
+    """Positions by buckets of `width` standard deviations, worst first: mean standard score,
+    positions.
+    """
     standard = standard_scores(scores)
     found: dict[int, list[int]] = {}
     for index, score in enumerate(standard):
         found.setdefault(math.floor((score - min(standard)) / width), []).append(index)
-    return [(statistics.fmean(standard[i] for i in members), members) for _, members in sorted(found.items())]
+    return [
+        (statistics.fmean(standard[i] for i in members), members)
+        for _, members in sorted(found.items())
+    ]
 
 
 def softmax_draw(scores: Sequence[float], tau: float, count: int, dice: random.Random) -> list[int]:
-    """Positions without repetition, each draw with probability ~ exp(score / tau) among what is left."""
+    """Positions without repetition, each draw with probability ~ exp(score / tau) among what is
+    left.
+    """
     left = list(range(len(scores)))
     drawn: list[int] = []
     while left and len(drawn) < count:
@@ -45,8 +56,17 @@ def softmax_draw(scores: Sequence[float], tau: float, count: int, dice: random.R
     return drawn
 
 
-def contrasting(scores: Sequence[float], dice: random.Random, *, count: int = 2, tau: float = 1.0, width: float = 0.5) -> list[int]:
-    """Positions of `count` distinct buckets, one of each; fewer where there are fewer: two of one speed are no contrast."""
+def contrasting(
+    scores: Sequence[float],
+    dice: random.Random,
+    *,
+    count: int = 2,
+    tau: float = 1.0,
+    width: float = 0.5,
+) -> list[int]:
+    """Positions of `count` distinct buckets, one of each; fewer where there are fewer: two of one
+    speed are no contrast.
+    """
     buckets = bucketed(scores, width)
     drawn = softmax_draw([mean for mean, _ in buckets], tau, count, dice)
     return [dice.choice(buckets[index][1]) for index in drawn]

@@ -1,7 +1,9 @@
-"""The next generation of an island's kernels: children of those that were measured, as far as the cost model hopes for them.
+"""The next generation of an island's kernels: children of those that were measured, as far as the
+cost model hopes for them.
 
-Parents come from distinct buckets of performance, so that what made one fast meets what the other does differently. The model's
-guesses are first moved by how far it was off on this very island. No child was measured before, none is an illegal one.
+Parents come from distinct buckets of performance, so that what made one fast meets what the other
+does differently. The model's guesses are first moved by how far it was off on this very island. No
+child was measured before, none is an illegal one.
 """
 
 from __future__ import annotations
@@ -39,15 +41,20 @@ def next_generation(
     seed: int = 0,
     draw: Draw = contrasting,
 ) -> tuple[Proposal, ...]:
-    """At most `count` children of the `measured` (microseconds by proposal), most promising first; () where none is hoped for.
+    """At most `count` children of the `measured` (microseconds by proposal), most promising first;
+    () where none is hoped for.
 
-    `family`: the family's own proposals, whose fields a child may have; those not tried compete with the children. `failed`: tried
-    without a time. `draw`: positions of parents by their scores. Without a model there is no generation: blind children would cost
-    compilers.
+    `family`: the family's own proposals, whose fields a child may have; those not tried compete
+    with the children. `failed`: tried without a time. `draw`: positions of parents by their scores.
+    Without a model there is no generation: blind children would cost compilers.
     """
     if isinstance(model, Unknown):
         return ()
-    pool = [one for one in _pool(measured, family, draw, random.Random(seed)) if one not in measured and one not in failed]
+    pool = [
+        one
+        for one in _pool(measured, family, draw, random.Random(seed))
+        if one not in measured and one not in failed
+    ]
     fit = [one for one in legal(pool) if math.isfinite(island.bound_us(one))]
     if not fit:
         return ()
@@ -60,7 +67,12 @@ def next_generation(
     return tuple(fit[at] for _, at in sorted(hoped)[:count])
 
 
-def _pool(measured: Mapping[Proposal, float], family: Collection[Proposal], draw: Draw, dice: random.Random) -> list[Proposal]:
+def _pool(
+    measured: Mapping[Proposal, float],
+    family: Collection[Proposal],
+    draw: Draw,
+    dice: random.Random,
+) -> list[Proposal]:
     """Children of drawn parents, and whoever of the family was not measured; each once."""
     parents, scores = list(measured), [1 / us for us in measured.values()]
     pairs = [[parents[at] for at in draw(scores, dice)] for _ in range(_PAIRS if parents else 0)]
@@ -72,4 +84,8 @@ def _shift(measured: Mapping[Proposal, float], island: Island, model: CostModel)
     if not measured:
         return 1.0
     guesses = model.guess(island, list(measured))
-    return math.exp(statistics.fmean(math.log(us / guess.us) for us, guess in zip(measured.values(), guesses, strict=True)))
+    return math.exp(
+        statistics.fmean(
+            math.log(us / guess.us) for us, guess in zip(measured.values(), guesses, strict=True)
+        )
+    )

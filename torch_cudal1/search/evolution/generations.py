@@ -1,7 +1,8 @@
-"""The kernels of an island over two generations: what became of the first is kept for later searches, and may father a second.
+"""The kernels of an island over two generations: what became of the first is kept for later
+searches, and may father a second.
 
-Children are compiled beside the search and waited for within a share of the time that is left. They are raced like their parents,
-and the same judge decides.
+Children are compiled beside the search and waited for within a share of the time that is left. They
+are raced like their parents, and the same judge decides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch_cudal1.search.cost_model.learner import Learner
 
 __all__ = ["Generations"]
 
-Compile: TypeAlias = Callable[[Sequence[kernels.Proposal]], Future[tuple[Candidate | Rejected, ...]]]
+Compile: TypeAlias = Callable[
+    [Sequence[kernels.Proposal]], Future[tuple[Candidate | Rejected, ...]]
+]
 
 _CHILDREN = 4  # two for each compiler
 _SHARE = 0.1  # of the time that is left, for compiling them
@@ -29,7 +32,9 @@ _LONGEST_S = 30.0  # of waiting, however long the search may be
 
 @dataclass
 class Generations:
-    """A `region`'s race. `left_s` says how much time the search has; `compile` builds proposals in the background."""
+    """A `region`'s race. `left_s` says how much time the search has; `compile` builds proposals in
+    the background.
+    """
 
     region: Region
     learner: Learner
@@ -39,12 +44,22 @@ class Generations:
     _us: dict[kernels.Proposal, float] = field(default_factory=dict)
     _failed: list[kernels.Proposal] = field(default_factory=list)
 
-    def made(self, proposals: Sequence[kernels.Proposal], answers: Sequence[Candidate | Rejected]) -> None:
-        """What was compiled of which proposal. Answers that are fewer are no answers: the time was up."""
+    def made(
+        self, proposals: Sequence[kernels.Proposal], answers: Sequence[Candidate | Rejected]
+    ) -> None:
+        """What was compiled of which proposal. Answers that are fewer are no answers: the time was
+        up.
+        """
         if len(proposals) == len(answers):
             pairs = zip(proposals, answers, strict=True)
-            self._proposals |= {id(one): (one, proposal) for proposal, one in pairs if isinstance(one, Candidate)}
-            self._failed += [proposal for proposal, one in zip(proposals, answers, strict=True) if isinstance(one, Rejected)]
+            self._proposals |= {
+                id(one): (one, proposal) for proposal, one in pairs if isinstance(one, Candidate)
+            }
+            self._failed += [
+                proposal
+                for proposal, one in zip(proposals, answers, strict=True)
+                if isinstance(one, Rejected)
+            ]
 
     def heard(self, times_us: Sequence[tuple[Candidate, float | None]]) -> None:
         """Keep the times for later searches."""

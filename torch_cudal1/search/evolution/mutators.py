@@ -1,7 +1,9 @@
-"""Proposals made from others of their family: what a child is comes from either parent, and one field may be moved a step.
+"""Proposals made from others of their family: what a child is comes from either parent, and one
+field may be moved a step.
 
-What is no way to compute the island, or needs more than the device has, is left out before a compiler sees it. A child has no word
-(a method, say) that nobody of its family has, so no right is gained on the way. Which child is worth anything is not asked here.
+What is no way to compute the island, or needs more than the device has, is left out before a
+compiler sees it. A child has no word (a method, say) that nobody of its family has, so no right is
+gained on the way. Which child is worth anything is not asked here.
 """
 
 from __future__ import annotations
@@ -25,14 +27,20 @@ _MUTATED = 0.5  # of the children have one field moved
 _ACCUMULATORS = 128  # of a thread: with twice as many nothing else fits its registers
 
 
-def child_of(parents: Sequence[Proposal], family: Collection[Proposal], dice: random.Random) -> Proposal:
-    """A child of `parents`: each field is one's or the other's; one may become the next that `family` knows, half, or twice."""
+def child_of(
+    parents: Sequence[Proposal], family: Collection[Proposal], dice: random.Random
+) -> Proposal:
+    """A child of `parents`: each field is one's or the other's; one may become the next that
+    `family` knows, half, or twice.
+    """
     first = dice.choice(parents)
     mates = [one for one in parents if one.config.keys() == first.config.keys()]
     config = {name: dice.choice(mates).config[name] for name in first.config}
     if config and dice.random() < _MUTATED:
         name = dice.choice(sorted(config))
-        config[name] = dice.choice(_steps(config[name], [one.config[name] for one in family if name in one.config]))
+        config[name] = dice.choice(
+            _steps(config[name], [one.config[name] for one in family if name in one.config])
+        )
     return Proposal(first.family, config)
 
 
@@ -41,12 +49,17 @@ def _steps(value: Field, known: Sequence[Field]) -> list[Field]:
     if isinstance(value, (str, bool)):
         return sorted({value, *(one for one in known if type(one) is type(value))}, key=str)
     numbers = sorted({one for one in known if type(one) is int})
-    below, above = [one for one in numbers if one < value][-1:], [one for one in numbers if one > value][:1]
+    below, above = (
+        [one for one in numbers if one < value][-1:],
+        [one for one in numbers if one > value][:1],
+    )
     return sorted({value, *below, *above, *([value // 2] if value % 2 == 0 else ()), 2 * value})
 
 
 def legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tuple[Proposal, ...]:
-    """Those of `proposals` that are ways to compute an island's `program` on `sm`, as far as can be told without a compiler."""
+    """Those of `proposals` that are ways to compute an island's `program` on `sm`, as far as can be
+    told without a compiler.
+    """
     try:
         traced = trace(program)
     except NotLowerableError:
@@ -64,17 +77,31 @@ def legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tuple[Pro
 
 
 def _tiled(proposal: Proposal) -> bool:
-    """Whether Triton cuts a product into tiles for it: what such a kernel needs is known after compiling only."""
+    """Whether Triton cuts a product into tiles for it: what such a kernel needs is known after
+    compiling only.
+    """
     method = proposal.config.get("method")
-    return proposal.family == "gemm" and method in METHODS and method != "fold" and not str(method).startswith("packed")
+    return (
+        proposal.family == "gemm"
+        and method in METHODS
+        and method != "fold"
+        and not str(method).startswith("packed")
+    )
 
 
 def _ring_bytes(proposal: Proposal) -> int:
     """Shared memory of the operands' pipeline."""
     if not _tiled(proposal):
         return 0
-    stages, depth, rows, columns = (proposal.number(name, 1) for name in ("stages", "depth", "rows", "columns"))
-    return stages * depth * (rows + columns) * METHODS[str(proposal.config["method"])].bytes_per_element
+    stages, depth, rows, columns = (
+        proposal.number(name, 1) for name in ("stages", "depth", "rows", "columns")
+    )
+    return (
+        stages
+        * depth
+        * (rows + columns)
+        * METHODS[str(proposal.config["method"])].bytes_per_element
+    )
 
 
 def _sums(proposal: Proposal) -> int:

@@ -1,10 +1,13 @@
-"""One file with entries and aliases for many machines: written whole or not at all, and read with suspicion.
+"""One file with entries and aliases for many machines: written whole or not at all, and read with
+suspicion.
 
-The container is a safetensors file: one uint8 tensor a file, uncompressed, and a manifest (`cudal1-bundle` in the metadata) with
-the size and sha256 of each. A name in it is `<layer>/<place>`: what several device models of one architecture have at the same
-place lies in layers. Any safetensors library can list it; this module reads the bytes itself, for one reason: the header must be,
-byte for byte, the one that its own manifest gives. So there is one way to read a bundle: no duplicate names, no overlap, no gaps,
-no links, no compression, nothing after the end. What the files hold is not known here (`imported` asks that).
+The container is a safetensors file: one uint8 tensor a file, uncompressed, and a manifest
+(`cudal1-bundle` in the metadata) with the size and sha256 of each. A name in it is
+`<layer>/<place>`: what several device models of one architecture have at the same place lies in
+layers. Any safetensors library can list it; this module reads the bytes itself, for one reason: the
+header must be, byte for byte, the one that its own manifest gives. So there is one way to read a
+bundle: no duplicate names, no overlap, no gaps, no links, no compression, nothing after the end.
+What the files hold is not known here (`imported` asks that).
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ FILES_LIMIT = 100_000
 LAYERS_LIMIT = 100
 HEADER_LIMIT_BYTES = 64 << 20
 TOTAL_LIMIT_BYTES = 64 << 30
-_TOKENS_PER_FILE = 12  # commas, brackets or braces that a file needs in the header; more is a header that wants memory
+# commas, brackets or braces that a file needs in the header; more is a header that wants memory
+_TOKENS_PER_FILE = 12
 _LAYERED = re.compile(r"(?P<layer>\d|[1-9]\d)/(?P<place>.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -75,7 +79,9 @@ class Manifest:
     @property
     def families(self) -> tuple[str, ...]:
         """Target families, such as "cuda-sm_90"."""
-        found = {position.family for member in self.members if (position := position_of(member.place))}
+        found = {
+            position.family for member in self.members if (position := position_of(member.place))
+        }
         return tuple(sorted(found))
 
     def header(self) -> bytes:
@@ -83,7 +89,11 @@ class Manifest:
         record: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(self._body())}}
         start = 0
         for member in self.members:
-            record[member.name] = {"dtype": "U8", "shape": [member.size_bytes], "data_offsets": [start, start + member.size_bytes]}
+            record[member.name] = {
+                "dtype": "U8",
+                "shape": [member.size_bytes],
+                "data_offsets": [start, start + member.size_bytes],
+            }
             start += member.size_bytes
         text = canonical_json(record).encode()
         return text + b" " * (-len(text) % 8)
@@ -94,7 +104,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle whose manifest was checked against the file's size; the members' bytes are checked as they are read."""
+    """An open bundle whose manifest was checked against the file's size; the members' bytes are
+    checked as they are read.
+    """
 
     path: Path
     manifest: Manifest
@@ -102,42 +114,63 @@ class Bundle:
     _start: int
 
     def files(self) -> Iterator[tuple[Member, bytes]]:
-        """Every member with its bytes, one at a time. Raises SupplyError where they are not what the manifest says."""
+        """Every member with its bytes, one at a time. Raises SupplyError where they are not what
+        the manifest says.
+        """
         position = self._start
         for member in self.manifest.members:
             self._file.seek(position)
             data = self._file.read(member.size_bytes)
             position += member.size_bytes
             if len(data) != member.size_bytes:
-                raise SupplyError(self.path, "size", f"{member.name} ends after {len(data)} of {member.size_bytes} bytes")
+                raise SupplyError(
+                    self.path,
+                    "size",
+                    f"{member.name} ends after {len(data)} of {member.size_bytes} bytes",
+                )
             if (found := hashlib.sha256(data).hexdigest()) != member.sha256:
-                raise SupplyError(self.path, "digest", f"{member.name} has sha256 {found}, the manifest says {member.sha256}")
+                raise SupplyError(
+                    self.path,
+                    "digest",
+                    f"{member.name} has sha256 {found}, the manifest says {member.sha256}",
+                )
             yield member, data
 
 
 @contextlib.contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
-    """Open and check `path`. Raises SupplyError for anything that is not a whole bundle, OSError where the file cannot be read."""
+    """Open and check `path`. Raises SupplyError for anything that is not a whole bundle, OSError
+    where the file cannot be read.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make an import wait
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise SupplyError(path, "form", "it is no regular file; expected a bundle of `cudal1 export`")
+            raise SupplyError(
+                path, "form", "it is no regular file; expected a bundle of `cudal1 export`"
+            )
         length = int.from_bytes(file.read(8), "little")
         if status.st_size < 8 or not 2 <= length <= min(HEADER_LIMIT_BYTES, status.st_size - 8):
             found = f"{status.st_size} bytes with a header of {length}, expected at most {HEADER_LIMIT_BYTES} within the file"
-            raise SupplyError(path, "form", f"{found}; it is truncated, or not a bundle of `cudal1 export`")
+            raise SupplyError(
+                path, "form", f"{found}; it is truncated, or not a bundle of `cudal1 export`"
+            )
         manifest = _manifest(path, file.read(length))
         expected = 8 + length + manifest.size_bytes
         if status.st_size != expected:
-            raise SupplyError(path, "size", f"{status.st_size} bytes, its manifest announces {expected}; copy the file again")
+            raise SupplyError(
+                path,
+                "size",
+                f"{status.st_size} bytes, its manifest announces {expected}; copy the file again",
+            )
         yield Bundle(path, manifest, file, 8 + length)
 
 
 def write_bundle(path: Path, inventory: Inventory) -> Manifest:
     """Write everything in `inventory` as one file, in one step; equal content gives equal bytes.
 
-    Raises SupplyError when `path` holds something else than a bundle, a file changes meanwhile, or the disk refuses.
+    Raises SupplyError when `path` holds something else than a bundle, a file changes meanwhile, or
+    the disk refuses.
     """
     if path.exists():
         with open_bundle(path):  # a slip of the hand must not cost a user's file
@@ -145,7 +178,11 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
     sources = _layered((*inventory.entries, *inventory.aliases))
     manifest = Manifest(tuple(member for member, _ in sources))
     layers = max((member.layer for member in manifest.members), default=-1) + 1
-    if len(sources) > FILES_LIMIT or manifest.size_bytes > TOTAL_LIMIT_BYTES or layers > LAYERS_LIMIT:
+    if (
+        len(sources) > FILES_LIMIT
+        or manifest.size_bytes > TOTAL_LIMIT_BYTES
+        or layers > LAYERS_LIMIT
+    ):
         found = f"{len(sources)} files of {manifest.size_bytes} bytes in {layers} layers"
         found += f", expected at most {FILES_LIMIT} of {TOTAL_LIMIT_BYTES} in {LAYERS_LIMIT}"
         raise SupplyError(path, "count", f"{found}; export fewer keys or families at a time")
@@ -164,11 +201,15 @@ def _fill(file: BinaryIO, path: Path, manifest: Manifest, sources: Sequence[Path
                 digest.update(chunk)
                 file.write(chunk)
         if digest.hexdigest() != member.sha256:
-            raise SupplyError(path, "digest", f"{source} changed while it was exported; run the command again")
+            raise SupplyError(
+                path, "digest", f"{source} changed while it was exported; run the command again"
+            )
 
 
 def _layered(found: Sequence[Held]) -> list[tuple[Member, Held]]:
-    """Files of the same place in layers of their own, in the order given; sorted by name, which is the order in the file."""
+    """Files of the same place in layers of their own, in the order given; sorted by name, which is
+    the order in the file.
+    """
     seen: dict[str, int] = {}
     made = []
     for held in found:
@@ -178,39 +219,76 @@ def _layered(found: Sequence[Held]) -> list[tuple[Member, Held]]:
 
 
 def _manifest(path: Path, header: bytes) -> Manifest:
-    """The manifest in a header. The counts bound the memory that parsing may take before anything in it is believed."""
+    """The manifest in a header. The counts bound the memory that parsing may take before anything
+    in it is believed.
+    """
     most = _TOKENS_PER_FILE * FILES_LIMIT
     if b"\\u" in header:
-        raise SupplyError(path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs")
+        raise SupplyError(
+            path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs"
+        )
     if max(header.count(token) for token in (b",", b"[", b"{")) > most:
-        raise SupplyError(path, "count", f"its header lists more than {FILES_LIMIT} files; expected a bundle of `cudal1 export`")
+        raise SupplyError(
+            path,
+            "count",
+            f"its header lists more than {FILES_LIMIT} files; expected a bundle of `cudal1 export`",
+        )
     try:
         body = json.loads(json.loads(header)["__metadata__"][METADATA_KEY])
         if body["format"] != FORMAT:
-            raise SupplyError(path, "format", f"format {body['format']!r}, this version reads {FORMAT}")
+            raise SupplyError(
+                path, "format", f"format {body['format']!r}, this version reads {FORMAT}"
+            )
         members = tuple(_member(path, *record) for record in body["files"])
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         if isinstance(error, SupplyError):
             raise
-        raise SupplyError(path, "form", f"not a bundle of `cudal1 export`: {type(error).__name__}: {error}") from error
+        raise SupplyError(
+            path, "form", f"not a bundle of `cudal1 export`: {type(error).__name__}: {error}"
+        ) from error
     names = [member.name for member in members]
     if len(names) > FILES_LIMIT or names != sorted(set(names)):
-        raise SupplyError(path, "names", f"its {len(names)} names are not unique and in order, or more than {FILES_LIMIT}")
+        raise SupplyError(
+            path,
+            "names",
+            f"its {len(names)} names are not unique and in order, or more than {FILES_LIMIT}",
+        )
     manifest = Manifest(members)
     if manifest.size_bytes > TOTAL_LIMIT_BYTES:
-        raise SupplyError(path, "size", f"it announces {manifest.size_bytes} bytes, expected at most {TOTAL_LIMIT_BYTES}")
+        raise SupplyError(
+            path,
+            "size",
+            f"it announces {manifest.size_bytes} bytes, expected at most {TOTAL_LIMIT_BYTES}",
+        )
     if manifest.header() != header:
-        raise SupplyError(path, "form", "its header is not the one that its manifest gives; something was added or changed")
+        raise SupplyError(
+            path,
+            "form",
+            "its header is not the one that its manifest gives; something was added or changed",
+        )
     return manifest
 
 
 def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
-    if not (isinstance(name, str) and isinstance(sha256, str) and type(size) is int and _SHA256.fullmatch(sha256)):
-        raise SupplyError(path, "form", f"record {[name, size, sha256]!r}; expected a name, a size and a sha256")
+    if not (
+        isinstance(name, str)
+        and isinstance(sha256, str)
+        and type(size) is int
+        and _SHA256.fullmatch(sha256)
+    ):
+        raise SupplyError(
+            path, "form", f"record {[name, size, sha256]!r}; expected a name, a size and a sha256"
+        )
     layered = _LAYERED.fullmatch(name)
     position = position_of(layered["place"]) if layered else None
     if layered is None or position is None:
-        raise SupplyError(path, "names", f"{name!r} is no place of an entry or alias; nothing else may be in a bundle")
+        raise SupplyError(
+            path,
+            "names",
+            f"{name!r} is no place of an entry or alias; nothing else may be in a bundle",
+        )
     if not 0 < size <= position.limit_bytes:
-        raise SupplyError(path, "size", f"{name} announces {size} bytes, expected 1 to {position.limit_bytes}")
+        raise SupplyError(
+            path, "size", f"{name} announces {size} bytes, expected 1 to {position.limit_bytes}"
+        )
     return Member(int(layered["layer"]), layered["place"], size, sha256)

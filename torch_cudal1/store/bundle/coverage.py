@@ -1,7 +1,9 @@
-"""What a deployment will and will not have decided, asked of files alone: region keys, target families and a cache.
+"""What a deployment will and will not have decided, asked of files alone: region keys, target
+families and a cache.
 
-Each stored decision is looked up as a process on the machine that judged it would look it up, so what that refuses (damage, trust,
-revocation, quarantine) is not counted as covered. It traces nothing, needs no device of the family asked for, and changes nothing.
+Each stored decision is looked up as a process on the machine that judged it would look it up, so
+what that refuses (damage, trust, revocation, quarantine) is not counted as covered. It traces
+nothing, needs no device of the family asked for, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ __all__ = ["Coverage", "Deployment", "Wanted", "coverage_of"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Regions that something needs, in order. `left_out`: why there is none to decide, if there is none.
+    """Regions that something needs, in order. `left_out`: why there is none to decide, if there is
+    none.
 
     `is_call`: they are those of one call of a module, not merely all of a lock.
     """
@@ -35,7 +38,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where it will run. `sku` and `torch`: "" where any will do; otherwise swaps judged under another are not used there."""
+    """Where it will run. `sku` and `torch`: "" where any will do; otherwise swaps judged under
+    another are not used there.
+    """
 
     family: str
     contract: Contract
@@ -45,7 +50,9 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Coverage:
-    """One region of one source on one family: what it gets there. Without a key: what is known of the source as a whole."""
+    """One region of one source on one family: what it gets there. Without a key: what is known of
+    the source as a whole.
+    """
 
     source: str
     family: str
@@ -58,14 +65,21 @@ class Coverage:
 
     @property
     def served(self) -> bool:
-        """Whether a start under on_miss="error" passes it. One that finds no measurement of the whole call makes it, in seconds."""
+        """Whether a start under on_miss="error" passes it. One that finds no measurement of the
+        whole call makes it, in seconds.
+        """
         return self.status != "missing"
 
 
 def coverage_of(
-    wanted: Sequence[Wanted], deployments: Sequence[Deployment], inventory: Inventory, cache: LocalCache
+    wanted: Sequence[Wanted],
+    deployments: Sequence[Deployment],
+    inventory: Inventory,
+    cache: LocalCache,
 ) -> tuple[Coverage, ...]:
-    """One line for each region of `wanted` on each of `deployments`, in that order; one more for a whole call that needs it."""
+    """One line for each region of `wanted` on each of `deployments`, in that order; one more for a
+    whole call that needs it.
+    """
     shelf: dict[tuple[str, str], list[Entry]] = {}
     for held in inventory.entries:
         if isinstance(held.content, Entry):
@@ -78,7 +92,10 @@ def coverage_of(
 
 
 def _of_one(
-    one: Wanted, place: Deployment, shelf: Mapping[tuple[str, str], Sequence[Entry]], cache: LocalCache
+    one: Wanted,
+    place: Deployment,
+    shelf: Mapping[tuple[str, str], Sequence[Entry]],
+    cache: LocalCache,
 ) -> Iterator[Coverage]:
     if one.left_out:
         yield Coverage(one.source, place.family, "", "", "left out", detail=one.left_out)
@@ -87,22 +104,37 @@ def _of_one(
         entries = shelf.get((place.family, key), ())
         label = name or next((entry.region_name for entry in entries), "")
         answers = [(entry, _unusable(entry, place, cache)) for entry in entries]
-        usable = sorted((entry for entry, reason in answers if not reason), key=_is_baseline)  # a swap first
+        usable = sorted(
+            (entry for entry, reason in answers if not reason), key=_is_baseline
+        )  # a swap first
         if not usable:
             reasons = dict.fromkeys(reason for _, reason in answers)
-            yield Coverage(one.source, place.family, key, label, "missing", detail="; ".join(reasons) or "no entry")
+            yield Coverage(
+                one.source,
+                place.family,
+                key,
+                label,
+                "missing",
+                detail="; ".join(reasons) or "no entry",
+            )
             continue
         entry = usable[0]
         status: Literal["baseline", "decided"] = "baseline" if _is_baseline(entry) else "decided"
         gain = None if status == "baseline" else entry.speedup
-        yield Coverage(one.source, place.family, key, label, status, entry.choice.label, gain, _where(entry))
+        yield Coverage(
+            one.source, place.family, key, label, status, entry.choice.label, gain, _where(entry)
+        )
         chosen.append(entry)
     if one.is_call and chosen and len(chosen) == len(one.keys):
         yield from _whole_call(one, place, chosen, cache)
 
 
-def _whole_call(one: Wanted, place: Deployment, chosen: Sequence[Entry], cache: LocalCache) -> Iterator[Coverage]:
-    """What a start finds about the call as a whole; nothing where the module's own forward is all that could run."""
+def _whole_call(
+    one: Wanted, place: Deployment, chosen: Sequence[Entry], cache: LocalCache
+) -> Iterator[Coverage]:
+    """What a start finds about the call as a whole; nothing where the module's own forward is all
+    that could run.
+    """
     if len(chosen) == 1 and _is_baseline(chosen[0]) and chosen[0].choice.schedule == "eager":
         return
     candidates = [entry.choice.digest for entry in chosen]
@@ -113,7 +145,15 @@ def _whole_call(one: Wanted, place: Deployment, chosen: Sequence[Entry], cache: 
         return
     winner = str(known.get("winner"))
     runs = "the module's own forward" if winner == "eager" else winner
-    yield Coverage(one.source, place.family, "", "whole call", "measured", runs, detail=str(known.get("note", "")))
+    yield Coverage(
+        one.source,
+        place.family,
+        "",
+        "whole call",
+        "measured",
+        runs,
+        detail=str(known.get("note", "")),
+    )
 
 
 def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
@@ -122,7 +162,9 @@ def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
     if held.version != TOLERANCE_VERSION:
         return f"judged under tolerance version {held.version}, this package asks for {TOLERANCE_VERSION}"
     if (held.precision, held.assume_finite) != (asked.precision, asked.assume_finite):
-        return f"judged under precision {held.precision!r}" + (", assuming finite values" if held.assume_finite else "")
+        return f"judged under precision {held.precision!r}" + (
+            ", assuming finite values" if held.assume_finite else ""
+        )
     if entry.evidence.get("granularity") == "island":
         return "a kernel for a part of a model, never timed alone"
     if _is_baseline(entry):
@@ -139,7 +181,9 @@ def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
         return looked_up.stale or "nobody vouches for it"
     if _is_baseline(entry):
         return ""
-    return looked_up.stale or reason_for((cache.root, *cache.read_only), entry.region_key, entry.choice.digest)
+    return looked_up.stale or reason_for(
+        (cache.root, *cache.read_only), entry.region_key, entry.choice.digest
+    )
 
 
 def _is_baseline(entry: Entry) -> bool:
@@ -148,6 +192,10 @@ def _is_baseline(entry: Entry) -> bool:
 
 
 def _where(entry: Entry) -> str:
-    rights = f"; with the right to TF32 in {' and '.join(entry.contract.rights)}" if entry.contract.rights else ""
+    rights = (
+        f"; with the right to TF32 in {' and '.join(entry.contract.rights)}"
+        if entry.contract.rights
+        else ""
+    )
     beside = f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""
     return f"judged on {entry.target.sku}, torch {entry.target.torch}{rights}{beside}"

@@ -3,9 +3,10 @@
     <cache>/imported/<digest of the bundle>/<layer>/v1/...      read-only caches from then on, the latest import first
     <cache>/imported/.incoming-<digest>/                        a bundle on its way in; no look-up reads it
 
-Every file is checked for its digest, decoded and compared with its place *before* it is written, and the folder gets its name by
-one rename when all are there: a refused bundle leaves nothing, a killed import leaves what the next one goes on from. Whether an
-imported entry is trusted is asked at every look-up, elsewhere.
+Every file is checked for its digest, decoded and compared with its place *before* it is written,
+and the folder gets its name by one rename when all are there: a refused bundle leaves nothing, a
+killed import leaves what the next one goes on from. Whether an imported entry is trusted is asked
+at every look-up, elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from torch_cudal1.store.bundle.bundle_file import Bundle, Manifest, Member, open
 from torch_cudal1.store.cache.files import NotStored, files_under, hold, read_file, write_file
 from torch_cudal1.store.cache.inventory import held_in
 
-__all__ = ["IMPORT_LOCK", "Imported", "import_bundle", "imported_bundles", "imported_roots", "left_behind"]
+__all__ = [
+    "IMPORT_LOCK",
+    "Imported",
+    "import_bundle",
+    "imported_bundles",
+    "imported_roots",
+    "left_behind",
+]
 
 IMPORT_LOCK = "import.lock"
 
@@ -52,46 +60,82 @@ class Imported:
 
 def imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     """The folders of imported bundles, the latest import first."""
-    return tuple(sorted(_folders(cache_dir / _FOLDER, _DIGEST), key=lambda one: (-one.stat().st_mtime_ns, one.name)))
+    return tuple(
+        sorted(
+            _folders(cache_dir / _FOLDER, _DIGEST),
+            key=lambda one: (-one.stat().st_mtime_ns, one.name),
+        )
+    )
 
 
 def imported_roots(cache_dir: Path) -> tuple[Path, ...]:
-    """What is in those folders, for `LocalCache.read_only`: the latest import first, its layers in order."""
+    """What is in those folders, for `LocalCache.read_only`: the latest import first, its layers in
+    order.
+    """
     found = imported_bundles(cache_dir)
-    return tuple(layer for bundle in found for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name)))
+    return tuple(
+        layer
+        for bundle in found
+        for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name))
+    )
 
 
 def left_behind(cache_dir: Path) -> tuple[Path, ...]:
     """What killed imports left. One that is at work holds the lock `IMPORT_LOCK`."""
-    return tuple(_folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*")))
+    return tuple(
+        _folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*"))
+    )
 
 
-def import_bundle(path: Path, cache_dir: Path, progress: Callable[[str, float | None], None] | None = None) -> Imported:
-    """Check the bundle `path` and make it readable from `cache_dir`. All of it or nothing; doing it twice changes nothing.
+def import_bundle(
+    path: Path, cache_dir: Path, progress: Callable[[str, float | None], None] | None = None
+) -> Imported:
+    """Check the bundle `path` and make it readable from `cache_dir`. All of it or nothing; doing it
+    twice changes nothing.
 
-    Raises SupplyError for a bundle that breaks a rule or a disk that refuses, OSError where `path` cannot be read.
+    Raises SupplyError for a bundle that breaks a rule or a disk that refuses, OSError where `path`
+    cannot be read.
     """
     say = progress or (lambda what, fraction: None)
     with open_bundle(path) as bundle:
         manifest, home = bundle.manifest, cache_dir / _FOLDER
         if not manifest.members:
-            raise SupplyError(path, "count", "it holds no entry; export with keys that `cudal1 list` shows")
+            raise SupplyError(
+                path, "count", "it holds no entry; export with keys that `cudal1 list` shows"
+            )
         with hold(home / IMPORT_LOCK, _LOCK_S) as lock:
             final = home / manifest.digest
             if lock.held:
                 _sweep(home, keep=_INCOMING + manifest.digest)
-            already = final.is_dir() and not final.is_symlink() and all(_lies_in(final, member) for member in manifest.members)
+            already = (
+                final.is_dir()
+                and not final.is_symlink()
+                and all(_lies_in(final, member) for member in manifest.members)
+            )
             if not already:
                 # Where nothing can be locked a name of its own keeps two imports apart.
-                _bring_in(bundle, home / (_INCOMING + manifest.digest + ("" if lock.held else f"-{os.getpid()}")), final, say)
+                _bring_in(
+                    bundle,
+                    home / (_INCOMING + manifest.digest + ("" if lock.held else f"-{os.getpid()}")),
+                    final,
+                    say,
+                )
             _put_first(final)
     aliases = sum(member.place.startswith("v1/alias/") for member in manifest.members)
     return Imported(
-        manifest.digest, final, len(manifest.members) - aliases, aliases, manifest.families, manifest.size_bytes, already
+        manifest.digest,
+        final,
+        len(manifest.members) - aliases,
+        aliases,
+        manifest.families,
+        manifest.size_bytes,
+        already,
     )
 
 
-def _bring_in(bundle: Bundle, incoming: Path, final: Path, say: Callable[[str, float | None], None]) -> None:
+def _bring_in(
+    bundle: Bundle, incoming: Path, final: Path, say: Callable[[str, float | None], None]
+) -> None:
     try:
         if _holds_links(incoming):  # not of our making: nothing is written through them
             _remove(incoming)
@@ -103,7 +147,9 @@ def _bring_in(bundle: Bundle, incoming: Path, final: Path, say: Callable[[str, f
         raise
     except OSError as error:
         _remove(incoming)
-        raise SupplyError(bundle.path, "disk", f"{type(error).__name__}: {error}; nothing was imported") from error
+        raise SupplyError(
+            bundle.path, "disk", f"{type(error).__name__}: {error}; nothing was imported"
+        ) from error
 
 
 def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], None]) -> None:
@@ -118,7 +164,11 @@ def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], No
             raise SupplyError(bundle.path, "content", f"{member.name}: {held.reason}")
         stored = write_file(incoming / member.name, data)
         if isinstance(stored, NotStored):
-            raise SupplyError(bundle.path, "disk", f"{stored.reason}; nothing was imported, make room and run the command again")
+            raise SupplyError(
+                bundle.path,
+                "disk",
+                f"{stored.reason}; nothing was imported, make room and run the command again",
+            )
 
 
 def _publish(incoming: Path, final: Path) -> None:
@@ -132,10 +182,14 @@ def _publish(incoming: Path, final: Path) -> None:
 
 
 def _put_first(final: Path) -> None:
-    """Stamp the folder later than every other import, also where a clock was ahead or the file system's ticks are coarse."""
+    """Stamp the folder later than every other import, also where a clock was ahead or the file
+    system's ticks are coarse.
+    """
     others = [one.stat().st_mtime_ns for one in _folders(final.parent, _DIGEST) if one != final]
     stamp = max(time.time_ns(), max(others, default=0) + _TICK_NS)
-    with contextlib.suppress(OSError):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
         os.utime(final, ns=(stamp, stamp))
 
 
@@ -143,7 +197,11 @@ def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> 
     there = sum(file.stat().st_size for file in files_under(incoming, ""))
     free = shutil.disk_usage(home).free
     if free + there < manifest.size_bytes:
-        raise SupplyError(path, "disk", f"it needs {manifest.size_bytes} bytes, {home} has {free} free; nothing was imported")
+        raise SupplyError(
+            path,
+            "disk",
+            f"it needs {manifest.size_bytes} bytes, {home} has {free} free; nothing was imported",
+        )
 
 
 def _lies_in(folder: Path, member: Member) -> bool:
@@ -155,7 +213,9 @@ def _lies_in(folder: Path, member: Member) -> bool:
 
 
 def _sweep(home: Path, *, keep: str) -> None:
-    """Remove what killed imports of other bundles left. Only under the lock, so nobody is at work on it."""
+    """Remove what killed imports of other bundles left. Only under the lock, so nobody is at work
+    on it.
+    """
     for folder in list(home.iterdir()):
         if folder.name.startswith((_INCOMING, _OLD)) and folder.name != keep:
             _remove(folder)
@@ -164,12 +224,16 @@ def _sweep(home: Path, *, keep: str) -> None:
 def _holds_links(folder: Path) -> bool:
     walked = os.walk(folder)
     return folder.is_symlink() or any(
-        os.path.islink(os.path.join(at, name)) for at, folders, names in walked for name in (*folders, *names)
+        os.path.islink(os.path.join(at, name))
+        for at, folders, names in walked
+        for name in (*folders, *names)
     )
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of ours, or the link in its place, as far as the disk lets us; what stays is swept at the next import."""
+    """Delete a folder of ours, or the link in its place, as far as the disk lets us; what stays is
+    swept at the next import.
+    """
     if folder.is_symlink():
         folder.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -179,6 +243,10 @@ def _folders(home: Path, name: re.Pattern[str]) -> Iterator[Path]:
     """Real folders of `home` whose name fits; links are not followed, a missing home has none."""
     try:
         with os.scandir(home) as found:
-            yield from [Path(one.path) for one in found if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
+            yield from [
+                Path(one.path)
+                for one in found
+                if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return

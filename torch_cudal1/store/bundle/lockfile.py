@@ -1,8 +1,10 @@
-"""`cudal1.lock`: which decisions a deployment was built with, one fact a line, and how a cache differs from that.
+"""`cudal1.lock`: which decisions a deployment was built with, one fact a line, and how a cache
+differs from that.
 
-Entries are pinned by the digest that signatures and revocation lists name too: it covers Program, payloads and evidence, so two
-caches that agree with a lock run the same kernels, and signing an entry changes no lock. Gains are quoted from the entries'
-evidence for the reader of a diff; nothing is measured here, and nothing but files is read.
+Entries are pinned by the digest that signatures and revocation lists name too: it covers Program,
+payloads and evidence, so two caches that agree with a lock run the same kernels, and signing an
+entry changes no lock. Gains are quoted from the entries' evidence for the reader of a diff; nothing
+is measured here, and nothing but files is read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from torch_cudal1.store.cache.files import read_file
 from torch_cudal1.store.cache.handed_over import replacing
 from torch_cudal1.store.cache.inventory import Held, Inventory
 
-__all__ = ["Difference", "Lock", "LockedAlias", "LockedEntry", "differences", "lock_of", "read_lock", "write_lock"]
+__all__ = [
+    "Difference",
+    "Lock",
+    "LockedAlias",
+    "LockedEntry",
+    "differences",
+    "lock_of",
+    "read_lock",
+    "write_lock",
+]
 
 FORMAT = 1
 _LIMIT_BYTES = 256 << 20
@@ -27,7 +38,9 @@ _LIMIT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LockedEntry:
-    """One decision. `speedup` and `low` are None where a baseline runs, or a kernel was never timed alone."""
+    """One decision. `speedup` and `low` are None where a baseline runs, or a kernel was never timed
+    alone.
+    """
 
     family: str
     contract: str  # its digest
@@ -69,7 +82,9 @@ class LockedAlias:
 
 @dataclass(frozen=True)
 class Lock:
-    """Everything pinned. `targets`: region keys by TARGET, none when the whole cache was locked; `families`: none means all."""
+    """Everything pinned. `targets`: region keys by TARGET, none when the whole cache was locked;
+    `families`: none means all.
+    """
 
     entries: tuple[LockedEntry, ...]
     aliases: tuple[LockedAlias, ...]
@@ -79,7 +94,11 @@ class Lock:
     @property
     def keys(self) -> frozenset[str] | None:
         """The regions it speaks of; None: of all."""
-        return frozenset(key for keys in self.targets.values() for key in keys) if self.targets else None
+        return (
+            frozenset(key for keys in self.targets.values() for key in keys)
+            if self.targets
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -93,17 +112,25 @@ class Difference:
     detail: str
 
 
-def lock_of(inventory: Inventory, *, families: Sequence[str] = (), targets: Mapping[str, tuple[str, ...]] | None = None) -> Lock:
+def lock_of(
+    inventory: Inventory,
+    *,
+    families: Sequence[str] = (),
+    targets: Mapping[str, tuple[str, ...]] | None = None,
+) -> Lock:
     """The lock of what is in `inventory`, in a stable order."""
     entries = sorted((_locked(held) for held in inventory.entries), key=lambda one: one.purpose)
-    aliases = sorted((_locked_alias(held) for held in inventory.aliases), key=lambda one: one.purpose)
+    aliases = sorted(
+        (_locked_alias(held) for held in inventory.aliases), key=lambda one: one.purpose
+    )
     return Lock(tuple(entries), tuple(aliases), tuple(sorted(families)), dict(targets or {}))
 
 
 def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
     """What the folders lack, hold in another version, or hold beside the lock; none: they agree.
 
-    An alias that the lock does not know is not told: it speaks of a graph or of a set of choices that the lock does not have.
+    An alias that the lock does not know is not told: it speaks of a graph or of a set of choices
+    that the lock does not have.
     """
     present = lock_of(inventory.only(lock.keys, lock.families or None))
     found: list[Difference] = []
@@ -114,18 +141,40 @@ def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
     for entry in lock.entries:
         now = there.pop(entry.purpose, None)
         if now is None:
-            found.append(Difference("missing", entry.family, entry.key, entry.region, f"{entry.runs}, judged on {entry.sku}"))
+            found.append(
+                Difference(
+                    "missing",
+                    entry.family,
+                    entry.key,
+                    entry.region,
+                    f"{entry.runs}, judged on {entry.sku}",
+                )
+            )
         elif now.digest != entry.digest:
-            found.append(Difference("changed", entry.family, entry.key, entry.region, _changes(entry, now)))
+            found.append(
+                Difference("changed", entry.family, entry.key, entry.region, _changes(entry, now))
+            )
     for extra in there.values():
-        found.append(Difference("extra", extra.family, extra.key, extra.region, f"{extra.runs}, judged on {extra.sku}"))
+        found.append(
+            Difference(
+                "extra",
+                extra.family,
+                extra.key,
+                extra.region,
+                f"{extra.runs}, judged on {extra.sku}",
+            )
+        )
     aliases = {one.purpose: one.digest for one in present.aliases}
     for alias in lock.aliases:
         digest = aliases.get(alias.purpose)
         if digest != alias.digest:
             kind: Literal["missing", "changed"] = "missing" if digest is None else "changed"
             what = "the measured whole call" if alias.candidates else "the remembered graph"
-            found.append(Difference(kind, alias.family, alias.name, what, "a start measures or traces it again"))
+            found.append(
+                Difference(
+                    kind, alias.family, alias.name, what, "a start measures or traces it again"
+                )
+            )
     return tuple(sorted(found, key=lambda one: (one.kind, one.family, one.key)))
 
 
@@ -155,7 +204,9 @@ def read_lock(path: Path) -> Lock:
     try:
         body = json.loads(data)
         if body["format"] != FORMAT:
-            raise SupplyError(path, "format", f"format {body['format']!r}, this version reads {FORMAT}")
+            raise SupplyError(
+                path, "format", f"format {body['format']!r}, this version reads {FORMAT}"
+            )
         lock = Lock(
             tuple(LockedEntry(**_checked(LockedEntry, one)) for one in body["entries"]),
             tuple(LockedAlias(**_checked(LockedAlias, one)) for one in body["aliases"]),
@@ -165,10 +216,16 @@ def read_lock(path: Path) -> Lock:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         if isinstance(error, SupplyError):
             raise
-        raise SupplyError(path, "form", f"not a lock of `cudal1 lock`: {type(error).__name__}: {error}") from error
+        raise SupplyError(
+            path, "form", f"not a lock of `cudal1 lock`: {type(error).__name__}: {error}"
+        ) from error
     for kind in (lock.entries, lock.aliases):
         if len({one.purpose for one in kind}) != len(kind):
-            raise SupplyError(path, "names", "it pins one decision twice, as after a merge; write it again with `cudal1 lock`")
+            raise SupplyError(
+                path,
+                "names",
+                "it pins one decision twice, as after a merge; write it again with `cudal1 lock`",
+            )
     return lock
 
 
@@ -195,17 +252,27 @@ def _locked(held: Held) -> LockedEntry:
         package=entry.package,
         speedup=_rounded(timing.get("speedup")),
         low=_rounded(timing.get("low")),
-        saved_us=_rounded(before - after) if isinstance(before, (int, float)) and isinstance(after, (int, float)) else None,
+        saved_us=_rounded(before - after)
+        if isinstance(before, (int, float)) and isinstance(after, (int, float))
+        else None,
     )
 
 
 def _locked_alias(held: Held) -> LockedAlias:
-    return LockedAlias(held.position.family, held.position.contract, held.position.name, held.made_for, held.digest)
+    return LockedAlias(
+        held.position.family, held.position.contract, held.position.name, held.made_for, held.digest
+    )
 
 
 def _changes(was: LockedEntry, now: LockedEntry) -> str:
-    """What a reader would ask: which facts are others. Equal facts under another digest: another run of the judge."""
-    names = [one.name for one in fields(LockedEntry) if one.name != "digest" and getattr(was, one.name) != getattr(now, one.name)]
+    """What a reader would ask: which facts are others. Equal facts under another digest: another
+    run of the judge.
+    """
+    names = [
+        one.name
+        for one in fields(LockedEntry)
+        if one.name != "digest" and getattr(was, one.name) != getattr(now, one.name)
+    ]
     changes = ", ".join(f"{name} {getattr(was, name)} -> {getattr(now, name)}" for name in names)
     return changes or "the same choice, judged again"
 

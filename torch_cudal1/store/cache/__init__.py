@@ -1,1 +1,3 @@
-"""The cache folder: entries, decision records, compiled kernels, quarantine; atomic files and locks."""
+"""The cache folder: entries, decision records, compiled kernels, quarantine; atomic files and
+locks.
+"""

@@ -3,9 +3,10 @@
     <cache>/built/<versions>/<key[:2]>/<key>.safetensors    the Program of a proposal
     <cache>/built/<versions>/<key[:2]>/<key>.json           why a proposal does not compile
 
-`versions` names what compiles: this package, torch, Triton, and a digest of the templates. A search takes kernels of its own
-versions only: those of others serve nobody but another installation that shares the cache. What is in the files is not known
-here. Any of them may go at any moment: a search that does not find one compiles it again.
+`versions` names what compiles: this package, torch, Triton, and a digest of the templates. A search
+takes kernels of its own versions only: those of others serve nobody but another installation that
+shares the cache. What is in the files is not known here. Any of them may go at any moment: a search
+that does not find one compiles it again.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def kept_under(cache_dir: Path) -> Kept:
 
 @cache
 def versions_name() -> str:
-    """The name of the folder for what is compiled here now: readable, and another one after each change of a template."""
+    """The name of the folder for what is compiled here now: readable, and another one after each
+    change of a template.
+    """
     return f"{__version__}-torch{torch.__version__}-triton{triton_version() or 'none'}-{_templates()[:16]}"
 
 

@@ -1,14 +1,16 @@
 """Turns an `Entry` into the bytes of one `.safetensors` file, and such bytes back into the Entry.
 
-The header carries one metadata key, "cudal1", with one canonical JSON text (two keys would make the bytes depend on hash order);
-the tensors are the payloads (cubins as uint8, constants) and the golden vectors. Every byte that means something is covered: the
-text by its own sha256, each tensor by a digest in the text. A file that is damaged, foreign or of another format is a `Miss`.
+The header carries one metadata key, "cudal1", with one canonical JSON text (two keys would make the
+bytes depend on hash order); the tensors are the payloads (cubins as uint8, constants) and the
+golden vectors. Every byte that means something is covered: the text by its own sha256, each tensor
+by a digest in the text. A file that is damaged, foreign or of another format is a `Miss`.
 
-Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file without any reads as ever, and adding
-or removing one changes no other byte of the text.
+Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file
+without any reads as ever, and adding or removing one changes no other byte of the text.
 
-It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it does not prove who wrote the
-file. Whose signature counts, and whether it fits, is `store.trust.trust_policy`'s to say.
+It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it
+does not prove who wrote the file. Whose signature counts, and whether it fits, is
+`store.trust.trust_policy`'s to say.
 """
 
 from __future__ import annotations
@@ -49,14 +51,29 @@ METADATA_KEY = "cudal1"
 HEADER_LIMIT_BYTES = 64 << 20  # safetensors itself refuses headers over 100 MB
 _PAYLOAD, _GOLDEN = "payload.", "golden."
 _PRECISIONS = get_args(get_type_hints(Contract)["precision"])
-_NOT_FINITE = ("inf", "-inf", "nan")  # JSON has no such numbers, and a rejected candidate's error often is one
-# What damaged or hostile bytes raise in json, safetensors and the records (RuntimeError: deep nesting, torch.device).
-_DAMAGE = (SafetensorError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError)
+_NOT_FINITE = (
+    "inf",
+    "-inf",
+    "nan",
+)  # JSON has no such numbers, and a rejected candidate's error often is one
+# What damaged or hostile bytes raise in json, safetensors and the records (RuntimeError: deep
+# nesting, torch.device).
+_DAMAGE = (
+    SafetensorError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A whole file: its Entry, the digest that all of it hangs on, and the signatures over that digest, not yet verified."""
+    """A whole file: its Entry, the digest that all of it hangs on, and the signatures over that
+    digest, not yet verified.
+    """
 
     entry: Entry
     digest: str
@@ -64,24 +81,34 @@ class Opened:
 
 
 def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None) -> bytes:
-    """The file's bytes; equal content gives equal bytes. `golden`: named tensors kept for re-validation.
+    """The file's bytes; equal content gives equal bytes. `golden`: named tensors kept for
+    re-validation.
 
-    Raises ProgramError when a payload cannot be stored as it is (not contiguous, dtype unknown to safetensors) or the evidence
-    is not plain JSON.
+    Raises ProgramError when a payload cannot be stored as it is (not contiguous, dtype unknown to
+    safetensors) or the evidence is not plain JSON.
     """
     golden = dict(golden or {})
-    tensors = {_PAYLOAD + name: _storable(name, tensor) for name, tensor in entry.choice.program.all_payloads().items()}
+    tensors = {
+        _PAYLOAD + name: _storable(name, tensor)
+        for name, tensor in entry.choice.program.all_payloads().items()
+    }
     tensors |= {_GOLDEN + name: _storable(name, tensor) for name, tensor in golden.items()}
     try:
-        body = _entry_json(entry) | {"golden": {name: tensor_digest(golden[name]) for name in sorted(golden)}}
+        body = _entry_json(entry) | {
+            "golden": {name: tensor_digest(golden[name]) for name in sorted(golden)}
+        }
         text = canonical_json(body | {"digest": digest_of(body)})
         return bytes(save(tensors, metadata={METADATA_KEY: text}))
     except (TypeError, ValueError, LookupError, SafetensorError) as error:
-        raise ProgramError("entry", f"cannot be written as a file: {type(error).__name__}: {error}") from error
+        raise ProgramError(
+            "entry", f"cannot be written as a file: {type(error).__name__}: {error}"
+        ) from error
 
 
 def decode_entry(data: bytes) -> Entry | Miss:
-    """The Entry in `data`, payload tensors in fresh aligned memory; `Miss("unreadable: ...")` for anything else."""
+    """The Entry in `data`, payload tensors in fresh aligned memory; `Miss("unreadable: ...")` for
+    anything else.
+    """
     opened = open_entry(data)
     return opened if isinstance(opened, Miss) else opened.entry
 
@@ -96,12 +123,20 @@ def open_entry(data: bytes) -> Opened | Miss:
 
 
 def sign_entry(data: bytes, signer: Signer) -> bytes | Miss:
-    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Miss for what `open_entry` refuses."""
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Miss
+    for what `open_entry` refuses.
+    """
     opened = open_entry(data)
     if isinstance(opened, Miss):
         return opened
     signatures = with_signature(opened.signatures, signer.sign("entry", opened.digest))
-    text = canonical_json({**_metadata(data).body, "digest": opened.digest, "signatures": [s.to_json() for s in signatures]})
+    text = canonical_json(
+        {
+            **_metadata(data).body,
+            "digest": opened.digest,
+            "signatures": [s.to_json() for s in signatures],
+        }
+    )
     return bytes(save(load(data), metadata={METADATA_KEY: text}))
 
 
@@ -120,7 +155,9 @@ def digest_of(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` as strict JSON: mappings and sequences rebuilt, inf and nan as {"float": "inf"}. Raises TypeError for objects."""
+    """`value` as strict JSON: mappings and sequences rebuilt, inf and nan as {"float": "inf"}.
+    Raises TypeError for objects.
+    """
     if isinstance(value, Mapping):
         if any(not isinstance(name, str) for name in value):
             raise TypeError(f"keys {list(value)!r}, expected strings")
@@ -147,8 +184,13 @@ def unplain(value: Any) -> Any:
 
 def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
-        raise ProgramError("payload", f"{name!r} has strides {tensor.stride()}, which the file would lose; store it contiguous")
-    return tensor.detach().cpu().clone()  # a clone owns its storage: safetensors refuses tensors that share one
+        raise ProgramError(
+            "payload",
+            f"{name!r} has strides {tensor.stride()}, which the file would lose; store it contiguous",
+        )
+    return (
+        tensor.detach().cpu().clone()
+    )  # a clone owns its storage: safetensors refuses tensors that share one
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
@@ -184,7 +226,9 @@ class _Header:
 def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
     header = _metadata(data)
     meta = header.body
-    tensors = {name: tensor.clone() for name, tensor in load(data).items()}  # the file's own offsets are not aligned
+    tensors = {
+        name: tensor.clone() for name, tensor in load(data).items()
+    }  # the file's own offsets are not aligned
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']!r}, this version reads {FORMAT}")
     for name, digest in meta["golden"].items():
@@ -196,10 +240,14 @@ def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
 def _metadata(data: bytes) -> _Header:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(HEADER_LIMIT_BYTES, len(data) - 8):
-        raise ValueError(f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} within the file")
+        raise ValueError(
+            f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} within the file"
+        )
     held = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     if set(held) != {METADATA_KEY}:
-        raise ValueError(f"metadata keys {sorted(held)}, expected only {METADATA_KEY!r}: not a file of this package")
+        raise ValueError(
+            f"metadata keys {sorted(held)}, expected only {METADATA_KEY!r}: not a file of this package"
+        )
     meta = json.loads(held[METADATA_KEY])
     if not isinstance(meta, dict) or canonical_json(meta) != held[METADATA_KEY]:
         raise ValueError("metadata is not a canonical JSON object")
@@ -210,19 +258,32 @@ def _metadata(data: bytes) -> _Header:
 
 
 def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry:
-    payloads = {name.removeprefix(_PAYLOAD): tensor for name, tensor in tensors.items() if name.startswith(_PAYLOAD)}
+    payloads = {
+        name.removeprefix(_PAYLOAD): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_PAYLOAD)
+    }
     choice, region = meta["choice"], meta["region"]
     program = Program.from_json(choice["program"], payloads)  # checks every payload's digest
-    known = {_PAYLOAD + name for name in program.all_payloads()} | {_GOLDEN + name for name in meta["golden"]}
+    known = {_PAYLOAD + name for name in program.all_payloads()} | {
+        _GOLDEN + name for name in meta["golden"]
+    }
     if known != set(tensors):
         raise ValueError(f"tensors {sorted(known ^ set(tensors))} are not what the metadata names")
     check_program(program)
     entry = Entry(
         region_key=_text(region["key"]),
         region_name=_text(region["name"]),
-        target=Target(**{field.name: _text(meta["target"][field.name]) for field in fields(Target)}),
+        target=Target(
+            **{field.name: _text(meta["target"][field.name]) for field in fields(Target)}
+        ),
         contract=_contract_from(meta["contract"]),
-        choice=Candidate(program, choice["schedule"], _text(choice["origin"]), tuple(map(_text, choice["techniques"]))),
+        choice=Candidate(
+            program,
+            choice["schedule"],
+            _text(choice["origin"]),
+            tuple(map(_text, choice["techniques"])),
+        ),
         evidence=_mapping(unplain(meta["evidence"])),
         tried=tuple(map(_mapping, unplain(meta["tried"]))),
         created=_text(meta["created"]),

@@ -1,12 +1,16 @@
-"""Files that are there whole or not at all: atomic writes, bounded reads, locks, and the removal of what a killed writer left.
+"""Files that are there whole or not at all: atomic writes, bounded reads, locks, and the removal of
+what a killed writer left.
 
-Concurrency: a writer holds the file's lock (flock, so a dead process holds nothing), writes a temporary file beside it, syncs it
-and renames it over the name. Readers take no lock: they see the old file, the new one, or none. Whoever gets a file's lock may
-therefore delete the temporary files of that name, and the next writer of the name does. Where a file system has no locks the
-rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a skewed one changes nothing.
+Concurrency: a writer holds the file's lock (flock, so a dead process holds nothing), writes a
+temporary file beside it, syncs it and renames it over the name. Readers take no lock: they see the
+old file, the new one, or none. Whoever gets a file's lock may therefore delete the temporary files
+of that name, and the next writer of the name does. Where a file system has no locks the rename
+alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a skewed one
+changes nothing.
 
-A network file system may answer that a handle is stale, or that a rename failed which took place: the first is tried again, the
-second is seen by reading the file. What the files mean is not known here.
+A network file system may answer that a handle is stale, or that a rename failed which took place:
+the first is tried again, the second is seen by reading the file. What the files mean is not known
+here.
 """
 
 from __future__ import annotations
@@ -26,16 +30,34 @@ from filelock import BaseFileLock, FileLock
 
 from torch_cudal1.ir.records import Miss
 
-__all__ = ["LockState", "NotStored", "Stored", "files_under", "hold", "read_file", "remove_leftovers", "size_of", "write_file"]
+__all__ = [
+    "LockState",
+    "NotStored",
+    "Stored",
+    "files_under",
+    "hold",
+    "read_file",
+    "remove_leftovers",
+    "size_of",
+    "write_file",
+]
 
-_WRITE_LOCK_S = 30.0  # a writer holds it for milliseconds; longer means a frozen process or a sick file system
+_WRITE_LOCK_S = (
+    30.0  # a writer holds it for milliseconds; longer means a frozen process or a sick file system
+)
 _TEMPORARY = ".tmp"
-_TRANSIENT = (errno.ESTALE, errno.ENOENT)  # a handle gone stale, a folder just removed by someone else
+_TRANSIENT = (
+    errno.ESTALE,
+    errno.ENOENT,
+)  # a handle gone stale, a folder just removed by someone else
 _PAUSES_S = (0.02, 0.2)  # before the second and the third attempt
 _T = TypeVar("_T")
-# Without flock some versions lock by the existence of the file, which an old lock file then holds for ever. No lock is better.
+# Without flock some versions lock by the existence of the file, which an old lock file then holds
+# for ever. No lock is better.
 _FLOCK_ONLY: dict[str, Any] = (
-    {"fallback_to_soft": False} if "fallback_to_soft" in inspect.signature(BaseFileLock.__init__).parameters else {}
+    {"fallback_to_soft": False}
+    if "fallback_to_soft" in inspect.signature(BaseFileLock.__init__).parameters
+    else {}
 )
 
 
@@ -55,14 +77,18 @@ class NotStored:
 
 @dataclass(frozen=True)
 class LockState:
-    """Whether the lock is held; if not, why (read-only folder, time-out), and the caller works without exclusion."""
+    """Whether the lock is held; if not, why (read-only folder, time-out), and the caller works
+    without exclusion.
+    """
 
     held: bool
     reason: str = ""
 
 
 def write_file(path: Path, data: bytes) -> Stored | NotStored:
-    """Replace `path` by `data` in one step. Any refusal of the file system (read-only, full, quota, ...) is a NotStored."""
+    """Replace `path` by `data` in one step. Any refusal of the file system (read-only, full, quota,
+    ...) is a NotStored.
+    """
     try:
         _patiently(lambda: _write(path, data))
     except OSError as error:
@@ -71,7 +97,9 @@ def write_file(path: Path, data: bytes) -> Stored | NotStored:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes | Miss:
-    """The bytes of `path`: Miss("absent") when there is no such file, Miss("unreadable: ...") when it is too large or refused."""
+    """The bytes of `path`: Miss("absent") when there is no such file, Miss("unreadable: ...") when
+    it is too large or refused.
+    """
     try:
         return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +126,9 @@ def hold(path: Path, timeout_s: float) -> Iterator[LockState]:
 
 
 def files_under(root: Path, suffix: str) -> Iterator[Path]:
-    """Files below `root` whose name ends with `suffix`, in path order; folders that vanish or refuse are skipped."""
+    """Files below `root` whose name ends with `suffix`, in path order; folders that vanish or
+    refuse are skipped.
+    """
     for folder, subfolders, names in os.walk(root):
         subfolders.sort()
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix))
@@ -119,14 +149,19 @@ def remove_leftovers(root: Path) -> tuple[Path, ...]:
         if not temporary.name.startswith("."):
             continue  # not ours
         target = temporary.with_name(temporary.name.removeprefix(".").rsplit(".", 3)[0])
-        with contextlib.suppress(OSError, NotImplementedError), FileLock(_lock_path(target), timeout=0, **_FLOCK_ONLY):
+        with (
+            contextlib.suppress(OSError, NotImplementedError),
+            FileLock(_lock_path(target), timeout=0, **_FLOCK_ONLY),
+        ):
             temporary.unlink()
             removed.append(temporary)
     return tuple(removed)
 
 
 def _make_folder(folder: Path) -> None:
-    """Folders of a new cache are the owner's alone: an entry holds machine code that this user will run."""
+    """Folders of a new cache are the owner's alone: an entry holds machine code that this user will
+    run.
+    """
     missing = [part for part in (folder, *folder.parents) if not part.exists()]
     for part in reversed(missing):
         part.mkdir(mode=0o700, exist_ok=True)
@@ -135,7 +170,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _patiently(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIENT) -> _T:
-    """What `attempt` returns; made again where a network file system fails for a moment. Raises its last OSError."""
+    """What `attempt` returns; made again where a network file system fails for a moment. Raises its
+    last OSError.
+    """
     for pause_s in _PAUSES_S:
         try:
             return attempt()
@@ -159,10 +196,15 @@ def _write(path: Path, data: bytes) -> None:
     lock = FileLock(_lock_path(path), **_FLOCK_ONLY)
     try:
         lock.acquire(timeout=_WRITE_LOCK_S)
-    except (OSError, NotImplementedError):  # no locks here, or a frozen writer: own name and rename keep the file whole without
+    except (
+        OSError,
+        NotImplementedError,
+    ):  # no locks here, or a frozen writer: own name and rename keep the file whole without
         return _replace(path, data)
     try:
-        for left in path.parent.glob(f".{path.name}.*{_TEMPORARY}"):  # no living writer has it: this one holds the lock
+        for left in path.parent.glob(
+            f".{path.name}.*{_TEMPORARY}"
+        ):  # no living writer has it: this one holds the lock
             with contextlib.suppress(OSError):
                 left.unlink()
         return _replace(path, data)
@@ -183,9 +225,13 @@ def _replace(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         try:
             os.replace(temporary, path)
-        except OSError:  # NFS sends a rename again when the answer was lost, and the second one fails
+        except (
+            OSError
+        ):  # NFS sends a rename again when the answer was lost, and the second one fails
             if temporary.exists() or read_file(path, len(data)) != data:
                 raise
     finally:
-        with contextlib.suppress(OSError):  # gone after a rename; a disk that refuses even this is purge's work
+        with contextlib.suppress(
+            OSError
+        ):  # gone after a rename; a disk that refuses even this is purge's work
             temporary.unlink(missing_ok=True)

@@ -1,13 +1,15 @@
-"""Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub commits that no pin names, and
-kernels compiled by other versions than those installed here.
+"""Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub
+commits that no pin names, and kernels compiled by other versions than those installed here.
 
-An import is replaced when later ones have each of its files: at the same place, made for the same device and versions, and signed
-by at least the same keys. A commit is kept while a pin of its repository names it, while it is the setting `hub` itself, and while
-a pin there cannot be read. Who gives a commit as the revision in another process makes no pin: that is not known here. Nor is an
+An import is replaced when later ones have each of its files: at the same place, made for the same
+device and versions, and signed by at least the same keys. A commit is kept while a pin of its
+repository names it, while it is the setting `hub` itself, and while a pin there cannot be read. Who
+gives a commit as the revision in another process makes no pin: that is not known here. Nor is an
 installation of other versions that shares the cache: it compiles its kernels again.
 
-Nothing is deleted but whole folders of ours, each by a rename first: a process that is killed meanwhile leaves a name that the next
-purge removes. A process that runs keeps what it has loaded; one that is just writing makes the folder anew.
+Nothing is deleted but whole folders of ours, each by a rename first: a process that is killed
+meanwhile leaves a name that the next purge removes. A process that runs keeps what it has loaded;
+one that is just writing makes the folder anew.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _Facts = tuple[str, str, frozenset[str]]  # a file's place, what it is made for,
 
 @dataclass(frozen=True)
 class Unused:
-    """A folder that may go, and why. `lock`: the file to hold meanwhile, so that nobody is just filling it."""
+    """A folder that may go, and why. `lock`: the file to hold meanwhile, so that nobody is just
+    filling it.
+    """
 
     path: Path
     why: str
@@ -62,15 +66,29 @@ def compiled(cache_dir: Path) -> Iterator[Unused]:
     home = built_home(cache_dir)
     left = _leaving(home)
     for folder in (*left, *(one for one in _subfolders(home) if one not in left)):
-        why = "kernels compiled here" if folder.name == versions_name() else "kernels that other versions compiled"
-        yield Unused(folder, "a purge was killed" if folder in left else why, _size(folder), home / _PURGE_LOCK)
+        why = (
+            "kernels compiled here"
+            if folder.name == versions_name()
+            else "kernels that other versions compiled"
+        )
+        yield Unused(
+            folder,
+            "a purge was killed" if folder in left else why,
+            _size(folder),
+            home / _PURGE_LOCK,
+        )
 
 
 def whole(folder: Path, why: str) -> Iterator[Unused]:
     """A folder of ours as it is, if it is there, and what a killed purge left of it."""
     for one in _subfolders(folder.parent):
         if one.name in (folder.name, _LEAVING + folder.name):
-            yield Unused(one, why if one.name == folder.name else "a purge was killed", _size(one), folder.parent / _PURGE_LOCK)
+            yield Unused(
+                one,
+                why if one.name == folder.name else "a purge was killed",
+                _size(one),
+                folder.parent / _PURGE_LOCK,
+            )
 
 
 def remove(found: Unused) -> str:
@@ -90,7 +108,9 @@ def remove(found: Unused) -> str:
 
 
 def _imports(cache_dir: Path) -> Iterator[Unused]:
-    """Of the bundles, latest first: those that the ones before them replace; and what killed imports and purges left."""
+    """Of the bundles, latest first: those that the ones before them replace; and what killed
+    imports and purges left.
+    """
     home = cache_dir / "imported"
     lock = home / IMPORT_LOCK
     for folder in (*left_behind(cache_dir), *_leaving(home)):
@@ -98,7 +118,10 @@ def _imports(cache_dir: Path) -> Iterator[Unused]:
     later: dict[tuple[str, str], list[frozenset[str]]] = {}
     for bundle in imported_bundles(cache_dir):
         facts = list(_facts(bundle))
-        if later and all(any(signers <= other for other in later.get((place, made), ())) for place, made, signers in facts):
+        if later and all(
+            any(signers <= other for other in later.get((place, made), ()))
+            for place, made, signers in facts
+        ):
             yield Unused(bundle, "later imports have all that is in it", _size(bundle), lock)
             continue
         for place, made, signers in facts:
@@ -113,9 +136,21 @@ def _facts(bundle: Path) -> Iterator[_Facts]:
         held = data if isinstance(data, Miss) else held_in(data, place, path)
         if isinstance(held, Miss) or isinstance(data, Miss):
             continue
-        opened = open_alias(data, tuple(place.split("/")[2:])) if held.position.is_alias else open_entry(data)
-        signers = frozenset() if isinstance(opened, Miss) else frozenset(one.key for one in opened.signatures)
-        yield place, repr(held.content.target) if isinstance(held.content, Entry) else held.made_for, signers
+        opened = (
+            open_alias(data, tuple(place.split("/")[2:]))
+            if held.position.is_alias
+            else open_entry(data)
+        )
+        signers = (
+            frozenset()
+            if isinstance(opened, Miss)
+            else frozenset(one.key for one in opened.signatures)
+        )
+        yield (
+            place,
+            repr(held.content.target) if isinstance(held.content, Entry) else held.made_for,
+            signers,
+        )
 
 
 def _commits(home: Path, hub: str) -> Iterator[Unused]:
@@ -130,7 +165,9 @@ def _commits(home: Path, hub: str) -> Iterator[Unused]:
         in_use = pinned | ({revision} if repository.name == name.replace("/", "--") else set())
         for commit in _subfolders(repository):
             if _COMMIT.fullmatch(commit.name) and commit.name not in in_use:
-                yield Unused(commit, "no pin of its repository names this commit", _size(commit), lock)
+                yield Unused(
+                    commit, "no pin of its repository names this commit", _size(commit), lock
+                )
 
 
 def _pinned(repository: Path) -> set[str] | None:

@@ -1,7 +1,8 @@
 """Files that a user names and takes elsewhere (a bundle, a lock): written whole or not at all.
 
-Unlike `store`, which keeps a cache of files that many processes write, nobody waits: whoever writes last wins. A writer holds its
-temporary file locked, so the next one can tell what a killed one left, and removes it.
+Unlike `store`, which keeps a cache of files that many processes write, nobody waits: whoever writes
+last wins. A writer holds its temporary file locked, so the next one can tell what a killed one
+left, and removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = ["replacing"]
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when the body ends well, and is gone when it does not. An OSError becomes a SupplyError."""
+    """A file that becomes `path` when the body ends well, and is gone when it does not. An OSError
+    becomes a SupplyError.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         _sweep(path)
@@ -34,7 +37,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise SupplyError(path, "disk", f"{type(error).__name__}: {error}; nothing was written") from error
+        raise SupplyError(
+            path, "disk", f"{type(error).__name__}: {error}; nothing was written"
+        ) from error
     finally:
         with contextlib.suppress(OSError):  # gone after the rename
             temporary.unlink(missing_ok=True)

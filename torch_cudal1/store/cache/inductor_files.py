@@ -1,8 +1,10 @@
-"""A folder of Inductor's cache as a JSON value and back, so that an alias may carry it: signed, copied, withdrawn like any other.
+"""A folder of Inductor's cache as a JSON value and back, so that an alias may carry it: signed,
+copied, withdrawn like any other.
 
-What is in such files is code: Python sources, pickles and machine code that Inductor loads without another look. Whether a value
-may be unpacked is asked before it comes here (a signature, and a setting). Here is only seen to it that nothing lands anywhere but
-in the folder, that every file is the one that was packed, and that no file that is there is touched.
+What is in such files is code: Python sources, pickles and machine code that Inductor loads without
+another look. Whether a value may be unpacked is asked before it comes here (a signature, and a
+setting). Here is only seen to it that nothing lands anywhere but in the folder, that every file is
+the one that was packed, and that no file that is there is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _LEFT_OUT = (".lock", ".tmp")
 
 
 def pack(folder: Path) -> dict[str, list[str]] | Miss:
-    """Every file of `folder` by its path below it: sha256 and base64. A Miss for too much, or a name that is not plain."""
+    """Every file of `folder` by its path below it: sha256 and base64. A Miss for too much, or a
+    name that is not plain.
+    """
     files: dict[str, list[str]] = {}
     size = 0
     for path in files_under(folder, ""):
@@ -40,13 +44,17 @@ def pack(folder: Path) -> dict[str, list[str]] | Miss:
         size += len(data)
         if size > LIMIT_BYTES or len(files) >= _FILES_LIMIT or not _PATH.fullmatch(name):
             found = f"{name!r}, after {len(files)} files with {size} bytes"
-            return Miss(f"{found}; expected plain names and at most {_FILES_LIMIT} files with {LIMIT_BYTES} bytes")
+            return Miss(
+                f"{found}; expected plain names and at most {_FILES_LIMIT} files with {LIMIT_BYTES} bytes"
+            )
         files[name] = [hashlib.sha256(data).hexdigest(), base64.b64encode(data).decode()]
     return files
 
 
 def unpack(files: Any, folder: Path) -> int | Miss:
-    """Write what `folder` lacks of `files`; how many that were. A Miss names the rule that is broken; then nothing was written."""
+    """Write what `folder` lacks of `files`; how many that were. A Miss names the rule that is
+    broken; then nothing was written.
+    """
     if not isinstance(files, Mapping) or len(files) > _FILES_LIMIT:
         return Miss(f"a {type(files).__name__}; expected at most {_FILES_LIMIT} files by path")
     whole: list[tuple[Path, bytes]] = []
@@ -72,14 +80,24 @@ def unpack(files: Any, folder: Path) -> int | Miss:
 
 def _checked(files: Mapping[Any, Any]) -> Iterator[tuple[str, bytes | Miss]]:
     for name, record in files.items():
-        if not (isinstance(name, str) and _PATH.fullmatch(name)) or any(part in (".", "..") for part in name.split("/")):
+        if not (isinstance(name, str) and _PATH.fullmatch(name)) or any(
+            part in (".", "..") for part in name.split("/")
+        ):
             yield str(name), Miss(f"{name!r} is no path inside the folder")
             return
         try:
             digest, text = record
             data = base64.b64decode(text, validate=True)
         except (TypeError, ValueError, binascii.Error) as error:
-            yield name, Miss(f"{name}: {type(error).__name__}: {error}; expected a sha256 and base64")
+            yield (
+                name,
+                Miss(f"{name}: {type(error).__name__}: {error}; expected a sha256 and base64"),
+            )
             return
         found = hashlib.sha256(data).hexdigest()
-        yield name, data if found == digest else Miss(f"{name} has sha256 {found}, its record says {digest!r}")
+        yield (
+            name,
+            data
+            if found == digest
+            else Miss(f"{name} has sha256 {found}, its record says {digest!r}"),
+        )

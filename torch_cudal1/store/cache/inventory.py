@@ -1,8 +1,9 @@
 """What lies in a cache's folders, place by place: the material of locks, bundles and coverage.
 
-A *place* is a file's path below its folder (`v1/<family>/<contract>/<key[:2]>/<key>.safetensors`, or `v1/alias/...json`). The same
-place may be held by several folders for several models of one architecture (H100 and H200 are both sm_90): both are kept apart.
-It reads whole files and decodes them as a look-up would; it writes nothing and decides nothing.
+A *place* is a file's path below its folder (`v1/<family>/<contract>/<key[:2]>/<key>.safetensors`,
+or `v1/alias/...json`). The same place may be held by several folders for several models of one
+architecture (H100 and H200 are both sm_90): both are kept apart. It reads whole files and decodes
+them as a look-up would; it writes nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from torch_cudal1.store.cache.entry_file import Opened, digest_of, open_entry, p
 from torch_cudal1.store.cache.files import files_under, read_file
 from torch_cudal1.store.cache.local_cache import Broken, LocalCache, entry_path
 
-__all__ = ["ALIAS_LIMIT_BYTES", "ENTRY_LIMIT_BYTES", "Held", "Inventory", "Position", "held_in", "position_of", "take_inventory"]
+__all__ = [
+    "ALIAS_LIMIT_BYTES",
+    "ENTRY_LIMIT_BYTES",
+    "Held",
+    "Inventory",
+    "Position",
+    "held_in",
+    "position_of",
+    "take_inventory",
+]
 
 ENTRY_LIMIT_BYTES = 4 << 30
 ALIAS_LIMIT_BYTES = 64 << 20
@@ -49,7 +59,8 @@ class Position:
 class Held:
     """A whole file: where it belongs, where it lies, and the Entry or the alias's object in it.
 
-    `sha256` is of all its bytes; `digest` covers everything but signatures, and is what these and revocation lists name.
+    `sha256` is of all its bytes; `digest` covers everything but signatures, and is what these and
+    revocation lists name.
     """
 
     place: str
@@ -62,7 +73,9 @@ class Held:
 
     @property
     def made_for(self) -> str:
-        """What tells two files of one place apart: the device model of an entry, the candidates that an alias speaks of."""
+        """What tells two files of one place apart: the device model of an entry, the candidates
+        that an alias speaks of.
+        """
         if isinstance(self.content, Entry):
             return self.content.target.sku
         candidates = self.content.get("candidates")
@@ -71,18 +84,25 @@ class Held:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every usable file of the folders, in order of place; what a folder asked earlier has for the same purpose hides the later."""
+    """Every usable file of the folders, in order of place; what a folder asked earlier has for the
+    same purpose hides the later.
+    """
 
     entries: tuple[Held, ...]
     aliases: tuple[Held, ...]
     broken: tuple[Broken, ...]
 
     def only(
-        self, keys: Collection[str] | None = None, families: Collection[str] | None = None, contract: Contract | None = None
+        self,
+        keys: Collection[str] | None = None,
+        families: Collection[str] | None = None,
+        contract: Contract | None = None,
     ) -> Inventory:
-        """The entries of these regions and families (None: all) with the aliases that need nothing else.
+        """The entries of these regions and families (None: all) with the aliases that need nothing
+        else.
 
-        `contract`: only what was judged under its precision; whatever the rights, which are the flags of the process that runs it.
+        `contract`: only what was judged under its precision; whatever the rights, which are the
+        flags of the process that runs it.
         """
 
         def wanted(held: Held) -> bool:
@@ -91,7 +111,9 @@ class Inventory:
         entries = tuple(
             held
             for held in self.entries
-            if wanted(held) and (keys is None or held.position.name in keys) and (contract is None or _fits(held, contract))
+            if wanted(held)
+            and (keys is None or held.position.name in keys)
+            and (contract is None or _fits(held, contract))
         )
         aliases = tuple(filter(wanted, self.aliases))
         if keys is not None:
@@ -101,25 +123,37 @@ class Inventory:
 
 
 def position_of(place: str) -> Position | None:
-    """`place` read strictly: plain segments in a fixed order, so no other path, absolute or upwards, is one. None for all else."""
+    """`place` read strictly: plain segments in a fixed order, so no other path, absolute or
+    upwards, is one. None for all else.
+    """
     found = _PLACE.fullmatch(place)
-    if found is None or not found["name"].startswith(found["start"]) or (found["suffix"] == "json") != bool(found["alias"]):
+    if (
+        found is None
+        or not found["name"].startswith(found["start"])
+        or (found["suffix"] == "json") != bool(found["alias"])
+    ):
         return None
     return Position(found["family"], found["contract"], found["name"], bool(found["alias"]))
 
 
 def held_in(data: bytes, place: str, path: Path) -> Held | Miss:
-    """The file `data` as a look-up at `place` would read it; a Miss where it does not decode or belongs elsewhere."""
+    """The file `data` as a look-up at `place` would read it; a Miss where it does not decode or
+    belongs elsewhere.
+    """
     position = position_of(place)
     if position is None:
         return Miss(f"{place!r} is no place of an entry or alias")
-    opened = open_alias(data, tuple(place.split("/")[2:])) if position.is_alias else open_entry(data)
+    opened = (
+        open_alias(data, tuple(place.split("/")[2:])) if position.is_alias else open_entry(data)
+    )
     if isinstance(opened, Miss):
         return opened
     content = opened.entry if isinstance(opened, Opened) else opened.value
     if isinstance(content, Entry) and (misplaced := _misplaced(content, place)):
         return Miss(misplaced)
-    return Held(place, position, path, hashlib.sha256(data).hexdigest(), opened.digest, len(data), content)
+    return Held(
+        place, position, path, hashlib.sha256(data).hexdigest(), opened.digest, len(data), content
+    )
 
 
 def _misplaced(entry: Entry, place: str) -> str:
@@ -136,7 +170,10 @@ def take_inventory(cache: LocalCache) -> Inventory:
     found: dict[tuple[str, str], Held] = {}
     broken: list[Broken] = []
     for root in (cache.root, *cache.read_only):
-        for path in (*files_under(root / "v1", ".safetensors"), *files_under(root / "v1" / "alias", ".json")):
+        for path in (
+            *files_under(root / "v1", ".safetensors"),
+            *files_under(root / "v1" / "alias", ".json"),
+        ):
             held = _read(path, root)
             if isinstance(held, Broken):
                 broken.append(held)
@@ -144,7 +181,9 @@ def take_inventory(cache: LocalCache) -> Inventory:
                 found.setdefault((held.place, held.made_for), held)
     ordered = [found[name] for name in sorted(found)]
     entries = tuple(held for held in ordered if not held.position.is_alias)
-    return Inventory(entries, tuple(held for held in ordered if held.position.is_alias), tuple(broken))
+    return Inventory(
+        entries, tuple(held for held in ordered if held.position.is_alias), tuple(broken)
+    )
 
 
 def _read(path: Path, root: Path) -> Held | Broken | None:
@@ -154,7 +193,9 @@ def _read(path: Path, root: Path) -> Held | Broken | None:
         return Broken(path, "it lies where no entry or alias belongs")
     data = read_file(path, position.limit_bytes)
     if isinstance(data, Miss):
-        return None if data.reason == "absent" else Broken(path, data.reason)  # absent: purged since the folder was listed
+        return (
+            None if data.reason == "absent" else Broken(path, data.reason)
+        )  # absent: purged since the folder was listed
     held = held_in(data, place, path)
     return Broken(path, held.reason) if isinstance(held, Miss) else held
 
@@ -168,7 +209,9 @@ def _known(entries: Collection[Held]) -> dict[tuple[str, str], tuple[set[str], s
     """Region keys and candidates of the entries, by family and contract."""
     found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     for held in entries:
-        keys, candidates = found.setdefault((held.position.family, held.position.contract), (set(), set()))
+        keys, candidates = found.setdefault(
+            (held.position.family, held.position.contract), (set(), set())
+        )
         keys.add(held.position.name)
         if isinstance(held.content, Entry):
             candidates.add(held.content.choice.digest)
@@ -182,4 +225,6 @@ def _speaks_of(alias: Held, known: Mapping[tuple[str, str], tuple[set[str], set[
     regions, candidates = content.get("regions"), content.get("candidates")
     if isinstance(regions, list):
         return all(isinstance(key, str) and key in keys for key in regions)
-    return isinstance(candidates, list) and all(isinstance(one, str) and one in digests for one in candidates)
+    return isinstance(candidates, list) and all(
+        isinstance(one, str) and one in digests for one in candidates
+    )

@@ -1,9 +1,11 @@
-"""What production found wrong: records beside the cache that keep a candidate from running again, in this and every later process.
+"""What production found wrong: records beside the cache that keep a candidate from running again,
+in this and every later process.
 
     <root>/v1/quarantine/<key[:2]>/<key>.<first 16 digits of the candidate's digest>.json
 
-One record a candidate of a region, whatever the target or the contract: what was wrong once is not trusted elsewhere. The presence
-of the file is what counts, so a record that is damaged still holds its candidate back. It finds nothing out: `shadow` does that.
+One record a candidate of a region, whatever the target or the contract: what was wrong once is not
+trusted elsewhere. The presence of the file is what counts, so a record that is damaged still holds
+its candidate back. It finds nothing out: `shadow` does that.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A candidate that must not run: of which region, why, since when (ISO 8601, UTC), and seen on which machine."""
+    """A candidate that must not run: of which region, why, since when (ISO 8601, UTC), and seen on
+    which machine.
+    """
 
     region_key: str
     candidate: str  # the candidate's digest, or its start where only the file's name could be read
@@ -40,8 +44,13 @@ class Quarantined:
 
 
 def hold_back(root: Path, record: Quarantined) -> Stored | NotStored:
-    """Write `record` for every later process. NotStored where the file system refuses: then it holds in this process only."""
-    return write_file(_path(root, record.region_key, record.candidate), json.dumps(asdict(record), sort_keys=True).encode())
+    """Write `record` for every later process. NotStored where the file system refuses: then it
+    holds in this process only.
+    """
+    return write_file(
+        _path(root, record.region_key, record.candidate),
+        json.dumps(asdict(record), sort_keys=True).encode(),
+    )
 
 
 def reason_for(roots: Sequence[Path], region_key: str, candidate: str) -> str:
@@ -60,7 +69,9 @@ def records(roots: Sequence[Path]) -> tuple[Quarantined, ...]:
 
 
 def lift(root: Path, match: Callable[[Quarantined], bool]) -> tuple[Path, ...]:
-    """Delete the records of one folder that `match`; the files deleted. Processes that run keep what they know."""
+    """Delete the records of one folder that `match`; the files deleted. Processes that run keep
+    what they know.
+    """
     gone = []
     for path in list(files_under(root / _FOLDER, ".json")):
         found = _read(path)
@@ -85,7 +96,13 @@ def _read(path: Path) -> Quarantined | None:
     try:
         record = Quarantined(**json.loads(data))
     except (ValueError, TypeError) as error:
-        return Quarantined(key, candidate, f"the record {path} is unreadable: {type(error).__name__}: {error}")
-    if not record.holds(key, candidate) or not all(isinstance(value, str) for value in asdict(record).values()):
-        return Quarantined(key, candidate, f"the record {path} is unreadable: it is about another candidate")
+        return Quarantined(
+            key, candidate, f"the record {path} is unreadable: {type(error).__name__}: {error}"
+        )
+    if not record.holds(key, candidate) or not all(
+        isinstance(value, str) for value in asdict(record).values()
+    ):
+        return Quarantined(
+            key, candidate, f"the record {path} is unreadable: it is about another candidate"
+        )
     return record

@@ -1,7 +1,8 @@
 """Asks sources for a region's entry, in order, and keeps every reason for a miss.
 
-A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub. A source says "no" with a
-`Miss`, so nothing is caught here. It judges nothing: a hit that is stale says why, and the pipeline re-validates it.
+A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub.
+A source says "no" with a `Miss`, so nothing is caught here. It judges nothing: a hit that is stale
+says why, and the pipeline re-validates it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ __all__ = ["Hit", "Resolved", "Source", "SourceMiss", "resolve"]
 
 @dataclass(frozen=True)
 class Hit:
-    """An entry for the region, where it lies, and why it must be re-validated before use (None: judged on a machine like this).
+    """An entry for the region, where it lies, and why it must be re-validated before use (None:
+    judged on a machine like this).
 
-    `vouched_by`: who answers for it (`store.trust.trust_policy`). "" for nobody: then `stale` says why, and it must not be run as
-    it is. `digest`: of the whole entry.
+    `vouched_by`: who answers for it (`store.trust.trust_policy`). "" for nobody: then `stale` says
+    why, and it must not be run as it is. `digest`: of the whole entry.
     """
 
     entry: Entry
@@ -48,7 +50,9 @@ class Resolved:
     @property
     def trouble(self) -> str:
         """What kept sources from answering, for people; "" where they simply have no such entry."""
-        return "; ".join(f"{miss.source}: {miss.reason}" for miss in self.misses if miss.reason != "absent")
+        return "; ".join(
+            f"{miss.source}: {miss.reason}" for miss in self.misses if miss.reason != "absent"
+        )
 
 
 class Source(Protocol):
@@ -59,11 +63,17 @@ class Source(Protocol):
         """For reports: "local cache", "hub"."""
 
     def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
-        """The entry for `region` on `target`'s family under `contract`, or why there is none. Raises nothing."""
+        """The entry for `region` on `target`'s family under `contract`, or why there is none.
+        Raises nothing.
+        """
 
 
-def resolve(region: Region, sources: Sequence[Source], target: Target, contract: Contract) -> Resolved:
-    """The first hit of `sources` that may be used as it is, else the first of the others. After such a hit no source is asked."""
+def resolve(
+    region: Region, sources: Sequence[Source], target: Target, contract: Contract
+) -> Resolved:
+    """The first hit of `sources` that may be used as it is, else the first of the others. After
+    such a hit no source is asked.
+    """
     misses: list[SourceMiss] = []
     second: Hit | None = None
     for source in sources:

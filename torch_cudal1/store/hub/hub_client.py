@@ -1,8 +1,10 @@
-"""Questions to the Hub through the `huggingface_hub` client: which commit is this, give me that file, take this commit.
+"""Questions to the Hub through the `huggingface_hub` client: which commit is this, give me that
+file, take this commit.
 
-Tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates are that library's. What it lacks is added here: every question ends
-by a deadline (a server may answer slowly for ever), a file ends at the size that was promised, and what fails is a value that
-names the file and the rule. What the files mean is not known here, and nothing is written to the disk.
+Tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates are that library's. What it lacks is
+added here: every question ends by a deadline (a server may answer slowly for ever), a file ends at
+the size that was promised, and what fails is a value that names the file and the rule. What the
+files mean is not known here, and nothing is written to the disk.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _T = TypeVar("_T")
 class Unread:
     """Why a question has no answer.
 
-    "absent": it is not there; "refused": what came breaks a rule; "unreachable": there was no answer; "denied": no right to it;
-    "overtaken": another commit came first.
+    "absent": it is not there; "refused": what came breaks a rule; "unreachable": there was no
+    answer; "denied": no right to it; "overtaken": another commit came first.
     """
 
     kind: Literal["absent", "refused", "unreachable", "denied", "overtaken"]
@@ -78,7 +80,9 @@ class Repo:
 
 @dataclass(frozen=True)
 class Client:
-    """The Hub as far as this package uses it. `timeout_s`: the longest wait for an answer; large files get longer by their size."""
+    """The Hub as far as this package uses it. `timeout_s`: the longest wait for an answer; large
+    files get longer by their size.
+    """
 
     timeout_s: float
     endpoint: str | None = None  # None: as the library is configured
@@ -89,7 +93,9 @@ class Client:
         """The library's client."""
         from huggingface_hub import HfApi
 
-        return HfApi(self.endpoint, self.token, library_name="torch-cudal1", library_version=__version__)
+        return HfApi(
+            self.endpoint, self.token, library_name="torch-cudal1", library_version=__version__
+        )
 
     def commit_of(self, repo: Repo) -> str | Unread:
         """The commit that a revision is now. A commit is its own answer, without a question."""
@@ -97,27 +103,52 @@ class Client:
             return repo.revision
 
         def ask(_: float) -> str | Unread:
-            sha = self.api.model_info(repo.name, revision=repo.revision, timeout=self.timeout_s, expand=["sha"]).sha
-            return sha if sha and _COMMIT.fullmatch(sha) else Unread("refused", f"{repo}: {sha!r} came, expected a commit")
+            sha = self.api.model_info(
+                repo.name, revision=repo.revision, timeout=self.timeout_s, expand=["sha"]
+            ).sha
+            return (
+                sha
+                if sha and _COMMIT.fullmatch(sha)
+                else Unread("refused", f"{repo}: {sha!r} came, expected a commit")
+            )
 
         return self._patiently(ask, str(repo), self.timeout_s)
 
-    def read(self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int) -> bytes | Unread:
-        """The bytes of a file at a commit, which are what `listed` says (None: not known beforehand)."""
+    def read(
+        self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int
+    ) -> bytes | Unread:
+        """The bytes of a file at a commit, which are what `listed` says (None: not known
+        beforehand).
+        """
         wait_s = self.timeout_s + (listed.size_bytes if listed else 0) / _RATE_BYTES_S
-        return self._patiently(lambda until: self._read(repo, path, listed, limit_bytes, until), f"{repo}: {path}", wait_s)
+        return self._patiently(
+            lambda until: self._read(repo, path, listed, limit_bytes, until),
+            f"{repo}: {path}",
+            wait_s,
+        )
 
-    def write(self, repo: Repo, files: dict[str, bytes], gone: Sequence[str], *, parent: str, message: str) -> str | Unread:
-        """One commit on top of `parent`, or Unread("overtaken", ...) where the branch has moved on meanwhile."""
+    def write(
+        self, repo: Repo, files: dict[str, bytes], gone: Sequence[str], *, parent: str, message: str
+    ) -> str | Unread:
+        """One commit on top of `parent`, or Unread("overtaken", ...) where the branch has moved on
+        meanwhile.
+        """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         def send(_: float) -> str | Unread:
             added = [CommitOperationAdd(path, data) for path, data in files.items()]
             removed = [CommitOperationDelete(path) for path in gone]
-            commit = partial(self.api.create_commit, commit_message=message, revision=repo.revision, parent_commit=parent)
+            commit = partial(
+                self.api.create_commit,
+                commit_message=message,
+                revision=repo.revision,
+                parent_commit=parent,
+            )
             try:
                 return str(commit(repo.name, [*added, *removed]).oid)
-            except ConnectionError as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
+            except (
+                ConnectionError
+            ) as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
                 hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
                 return Unread("unreachable", f"{repo}: {_first_line(error)}; {hint}")
 
@@ -132,35 +163,70 @@ class Client:
 
         return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
 
-    def _read(self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int, until: float) -> bytes | Unread:
+    def _read(
+        self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int, until: float
+    ) -> bytes | Unread:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
         where, most = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
-        headers = build_hf_headers(token=self.token, library_name="torch-cudal1", library_version=__version__)
+        headers = build_hf_headers(
+            token=self.token, library_name="torch-cudal1", library_version=__version__
+        )
         url = hf_hub_url(repo.name, path, revision=repo.revision, endpoint=self.endpoint)
         data = bytearray()
         with get_session().stream(
-            "GET", url, headers={**headers, "Accept-Encoding": "identity"}, timeout=self.timeout_s, follow_redirects=True
+            "GET",
+            url,
+            headers={**headers, "Accept-Encoding": "identity"},
+            timeout=self.timeout_s,
+            follow_redirects=True,
         ) as response:
             hf_raise_for_status(response)
-            answered = {one.headers.get("X-Repo-Commit") or repo.revision for one in (*response.history, response)}
+            answered = {
+                one.headers.get("X-Repo-Commit") or repo.revision
+                for one in (*response.history, response)
+            }
             if answered != {repo.revision}:
-                return Unread("refused", f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}")
+                return Unread(
+                    "refused",
+                    f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}",
+                )
             packed = response.headers.get("Content-Encoding", "identity")
-            if packed != "identity":  # a packed answer may unpack to any size before a byte of it is counted
-                return Unread("refused", f"{where}: it came packed as {packed!r}, expected 'identity' as asked for")
+            if (
+                packed != "identity"
+            ):  # a packed answer may unpack to any size before a byte of it is counted
+                return Unread(
+                    "refused",
+                    f"{where}: it came packed as {packed!r}, expected 'identity' as asked for",
+                )
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > most:
-                    return Unread("refused", f"{where}: more than {most} bytes came, expected {most if listed else 'no more'}")
+                    return Unread(
+                        "refused",
+                        f"{where}: more than {most} bytes came, expected {most if listed else 'no more'}",
+                    )
                 if time.monotonic() > until:
-                    return Unread("unreachable", f"{where}: {len(data)} bytes came in time, expected {most}")
+                    return Unread(
+                        "unreachable", f"{where}: {len(data)} bytes came in time, expected {most}"
+                    )
         return _compared(bytes(data), listed, where)
 
-    def _patiently(self, ask: Callable[[float], _T | Unread], what: str, wait_s: float, attempts: int = _ATTEMPTS) -> _T | Unread:
-        """The answer of `ask`; asked again while the Hub is at fault and there is time. Never longer than `wait_s`."""
-        until, answer = time.monotonic() + wait_s, Unread("unreachable", f"{what}: no answer in {wait_s:g} s")
+    def _patiently(
+        self,
+        ask: Callable[[float], _T | Unread],
+        what: str,
+        wait_s: float,
+        attempts: int = _ATTEMPTS,
+    ) -> _T | Unread:
+        """The answer of `ask`; asked again while the Hub is at fault and there is time. Never
+        longer than `wait_s`.
+        """
+        until, answer = (
+            time.monotonic() + wait_s,
+            Unread("unreachable", f"{what}: no answer in {wait_s:g} s"),
+        )
         for attempt in range(attempts):
             found = _within(until - time.monotonic(), partial(_answered, ask, until, what), answer)
             if not isinstance(found, _Again):
@@ -184,7 +250,9 @@ def _compared(data: bytes, listed: Listed | None, where: str) -> bytes | Unread:
     if listed is None:
         return data
     if len(data) != listed.size_bytes:
-        return _Again("unreachable", f"{where}: {len(data)} bytes came, the index says {listed.size_bytes}")
+        return _Again(
+            "unreachable", f"{where}: {len(data)} bytes came, the index says {listed.size_bytes}"
+        )
     digest = hashlib.sha256(data).hexdigest()
     if digest != listed.sha256:
         return _Again("refused", f"{where}: sha256 is {digest}, the index says {listed.sha256}")
@@ -203,7 +271,11 @@ def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _
     except errors.OfflineModeIsEnabled:
         return Unread("unreachable", f"{what}: offline mode is on (HF_HUB_OFFLINE)")
     except errors.RepositoryNotFoundError as error:
-        hint = "access is restricted" if isinstance(error, errors.GatedRepoError) else "no such repository, or no right to read it"
+        hint = (
+            "access is restricted"
+            if isinstance(error, errors.GatedRepoError)
+            else "no such repository, or no right to read it"
+        )
         return Unread("denied", f"{what}: {hint}; check the name and the token (`hf auth login`)")
     except errors.RevisionNotFoundError:
         return Unread("refused", f"{what}: the Hub has no such revision")
@@ -213,7 +285,10 @@ def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _
         return _of_status(error, what)
     except transport as error:
         return _Again("unreachable", f"{what}: {type(error).__name__}: {_first_line(error)}")
-    except (ValueError, RuntimeError) as error:  # what is no JSON, a name that the library refuses, a failed upload
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # what is no JSON, a name that the library refuses, a failed upload
         return Unread("refused", f"{what}: {type(error).__name__}: {_first_line(error)}")
 
 
@@ -229,7 +304,9 @@ def _of_status(error: Any, what: str) -> Unread:
 
 
 def _within(seconds: float, work: Callable[[], _T | Unread], late: Unread) -> _T | Unread:
-    """The answer of `work`, or `late`: a server can hold a thread for ever, and that one is left behind without anybody waiting."""
+    """The answer of `work`, or `late`: a server can hold a thread for ever, and that one is left
+    behind without anybody waiting.
+    """
     box: list[_T | Unread] = []
     thread = threading.Thread(target=lambda: box.append(work()), name="cudal1-hub", daemon=True)
     thread.start()

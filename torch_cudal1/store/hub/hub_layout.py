@@ -5,9 +5,10 @@
     targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and aliases whose key starts with <prefix>, with digests
     targets/<target>/v1/...                       an ordinary cache folder (`store.cache.local_cache`), one for each exact target
 
-<target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do not overwrite one another. A
-shard that outgrows `SPLIT_ROWS` becomes sixteen with a longer prefix, so a look-up reads three small files however large the
-repository is, and nothing is ever listed. File names are derived from digests; an index holds no path that could lead elsewhere.
+<target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do
+not overwrite one another. A shard that outgrows `SPLIT_ROWS` becomes sixteen with a longer prefix,
+so a look-up reads three small files however large the repository is, and nothing is ever listed.
+File names are derived from digests; an index holds no path that could lead elsewhere.
 """
 
 from __future__ import annotations
@@ -46,9 +47,18 @@ INDEX_LIMIT_BYTES = 16 << 20
 FILE_LIMIT_BYTES = 1 << 30
 SPLIT_ROWS = 512  # about 100 kB of JSON
 _LONGEST_PREFIX = 4
-_DIGEST, _TARGET, _CONTRACT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{12}")
+_DIGEST, _TARGET, _CONTRACT = (
+    re.compile(r"[0-9a-f]{64}"),
+    re.compile(r"[0-9a-f]{16}"),
+    re.compile(r"[0-9a-f]{12}"),
+)
 _KEY, _PREFIX = re.compile(r"[0-9a-f]{16,128}"), re.compile(r"[0-9a-f]{0,4}")
-_WEIGHTS = {"sku": 8, "torch": 4, "triton": 2, "driver": 1}  # what differs least from this machine is asked first
+_WEIGHTS = {
+    "sku": 8,
+    "torch": 4,
+    "triton": 2,
+    "driver": 1,
+}  # what differs least from this machine is asked first
 _FAMILY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _SUFFIX = {"entry": ".safetensors", "alias": ".json"}
 Kind: TypeAlias = Literal["entry", "alias"]
@@ -57,7 +67,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Listed:
-    """What an index says about a file: its sha256, its size, and for entries when they were made (ISO 8601, UTC)."""
+    """What an index says about a file: its sha256, its size, and for entries when they were made
+    (ISO 8601, UTC).
+    """
 
     sha256: str
     size_bytes: int
@@ -93,7 +105,9 @@ class Root:
             for name, row in body["targets"].items():
                 target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
                 if name != target_id(target):
-                    raise ValueError(f"target {name!r} is named after another target than {target.sku!r} with torch {target.torch}")
+                    raise ValueError(
+                        f"target {name!r} is named after another target than {target.sku!r} with torch {target.torch}"
+                    )
                 _matching(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
                 found[name] = (target, Listed.from_json(row["index"]))
             return cls(found)
@@ -102,7 +116,10 @@ class Root:
 
     def write(self) -> bytes:
         """Its file; equal content gives equal bytes."""
-        rows = {name: {"target": asdict(target), "index": listed.to_json()} for name, (target, listed) in self.targets.items()}
+        rows = {
+            name: {"target": asdict(target), "index": listed.to_json()}
+            for name, (target, listed) in self.targets.items()
+        }
         return _write({"targets": rows})
 
 
@@ -120,7 +137,8 @@ class TargetIndex:
             return cls(
                 {
                     _matching(_CONTRACT, contract, "a contract's digest"): {
-                        _matching(_PREFIX, prefix, "a prefix of keys"): Listed.from_json(row) for prefix, row in shards.items()
+                        _matching(_PREFIX, prefix, "a prefix of keys"): Listed.from_json(row)
+                        for prefix, row in shards.items()
                     }
                     for contract, shards in body["contracts"].items()
                 }
@@ -130,11 +148,16 @@ class TargetIndex:
 
     def write(self) -> bytes:
         """Its file."""
-        rows = {c: {prefix: listed.to_json() for prefix, listed in shards.items()} for c, shards in self.shards.items()}
+        rows = {
+            c: {prefix: listed.to_json() for prefix, listed in shards.items()}
+            for c, shards in self.shards.items()
+        }
         return _write({"contracts": rows})
 
     def covering(self, contract: str, key: str) -> str | None:
-        """The prefix of the shard that holds `key` if any does, the longest one; None when no shard can hold it."""
+        """The prefix of the shard that holds `key` if any does, the longest one; None when no shard
+        can hold it.
+        """
         shards = self.shards.get(contract, {})
         return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
 
@@ -151,17 +174,27 @@ class Shard:
         """The shard in `data`, or which rule it breaks."""
 
         def rows(part: Any) -> dict[str, Listed]:
-            return {_matching(_KEY, key, "the hex digits of a key"): Listed.from_json(row) for key, row in part.items()}
+            return {
+                _matching(_KEY, key, "the hex digits of a key"): Listed.from_json(row)
+                for key, row in part.items()
+            }
 
         return _read(data, lambda body: cls(rows(body["entries"]), rows(body["aliases"])))
 
     def write(self) -> bytes:
         """Its file."""
         parts = {"entries": self.entries, "aliases": self.aliases}
-        return _write({part: {key: row.to_json() for key, row in rows.items()} for part, rows in parts.items()})
+        return _write(
+            {
+                part: {key: row.to_json() for key, row in rows.items()}
+                for part, rows in parts.items()
+            }
+        )
 
     def split(self, prefix: str) -> dict[str, Shard]:
-        """Itself under `prefix`, or in sixteen parts (and those again) once it is over `SPLIT_ROWS`; empty parts are left out."""
+        """Itself under `prefix`, or in sixteen parts (and those again) once it is over
+        `SPLIT_ROWS`; empty parts are left out.
+        """
         if len(self.entries) + len(self.aliases) <= SPLIT_ROWS or len(prefix) == _LONGEST_PREFIX:
             return {prefix: self}
         found: dict[str, Shard] = {}
@@ -193,20 +226,32 @@ def shard_file(name: str, contract: str, prefix: str) -> str:
 
 
 def repository_file(kind: Kind, key: str, target: Target, contract: str) -> str:
-    """Where an entry or alias lies in the repository, by its contract's digest. Raises ValueError for what is no digest."""
+    """Where an entry or alias lies in the repository, by its contract's digest. Raises ValueError
+    for what is no digest.
+    """
     _matching(_KEY, key, "the hex digits of a key")
     _matching(_CONTRACT, contract, "a contract's digest")
     family = target.family if kind == "entry" else f"alias/{target.family}"
-    return f"{target_folder(target_id(target))}/v1/{family}/{contract}/{key[:2]}/{key}{_SUFFIX[kind]}"
+    return (
+        f"{target_folder(target_id(target))}/v1/{family}/{contract}/{key[:2]}/{key}{_SUFFIX[kind]}"
+    )
 
 
 def by_closeness(root: Root, here: Target) -> list[tuple[str, Target]]:
-    """The targets of this machine's family, the one with the fewest and least weighty differences first."""
+    """The targets of this machine's family, the one with the fewest and least weighty differences
+    first.
+    """
 
     def distance(target: Target) -> int:
-        return sum(weight for name, weight in _WEIGHTS.items() if getattr(target, name) != getattr(here, name))
+        return sum(
+            weight
+            for name, weight in _WEIGHTS.items()
+            if getattr(target, name) != getattr(here, name)
+        )
 
-    same = [(name, target) for name, (target, _) in root.targets.items() if target.family == here.family]
+    same = [
+        (name, target) for name, (target, _) in root.targets.items() if target.family == here.family
+    ]
     return sorted(same, key=lambda item: (distance(item[1]), item[0]))
 
 

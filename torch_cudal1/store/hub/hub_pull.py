@@ -1,7 +1,9 @@
-"""`cudal1 pull`: every entry of a Hub repository for some targets, onto this disk, and the revision's pin moved to that commit.
+"""`cudal1 pull`: every entry of a Hub repository for some targets, onto this disk, and the
+revision's pin moved to that commit.
 
-What is on the disk already, from this commit or an earlier one, is not downloaded again. A file that is refused does not stop the
-rest; a Hub that stops answering does, and then the pin stays where it was: the next pull goes on from what came. It judges nothing.
+What is on the disk already, from this commit or an earlier one, is not downloaded again. A file
+that is refused does not stop the rest; a Hub that stops answering does, and then the pin stays
+where it was: the next pull goes on from what came. It judges nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Progress: TypeAlias = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a pull did. `folders` are ordinary cache folders, one a target; `complete`: every file came or was refused by a rule."""
+    """What a pull did. `folders` are ordinary cache folders, one a target; `complete`: every file
+    came or was refused by a rule.
+    """
 
     commit: str
     folders: tuple[Path, ...] = ()
@@ -49,8 +53,12 @@ class _Wanted:
 
 
 def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pulled | Unread:
-    """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread where nothing could be asked."""
-    with hold(hub.folder / PULL_LOCK, _LOCK_S):  # until the commit is pinned a purge would find that nothing leads to it
+    """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread
+    where nothing could be asked.
+    """
+    with hold(
+        hub.folder / PULL_LOCK, _LOCK_S
+    ):  # until the commit is pinned a purge would find that nothing leads to it
         return _pulled(hub, families, progress)
 
 
@@ -62,12 +70,20 @@ def _pulled(hub: Hub, families: Collection[str] | None, progress: Progress) -> P
     root = mirror.index()
     if isinstance(root, Unread):
         return root
-    names = [name for name, (target, _) in root.targets.items() if families is None or target.family in families]
+    names = [
+        name
+        for name, (target, _) in root.targets.items()
+        if families is None or target.family in families
+    ]
     problems: list[Unread] = []
-    wanted = [one for name in names for one in _listed_in(mirror, (name, *root.targets[name]), problems)]
+    wanted = [
+        one for name in names for one in _listed_in(mirror, (name, *root.targets[name]), problems)
+    ]
     came: list[_Wanted] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for i, (one, path) in enumerate(zip(wanted, pool.map(lambda one: _bring(mirror, one), wanted), strict=True)):
+        for i, (one, path) in enumerate(
+            zip(wanted, pool.map(lambda one: _bring(mirror, one), wanted), strict=True)
+        ):
             progress(f"{one.kind} {one.key[:12]}", (i + 1) / len(wanted))
             if isinstance(path, Unread):
                 problems.append(path)
@@ -91,13 +107,19 @@ def _pinned(hub: Hub, mirror: Mirror, problems: list[Unread], pulled: Pulled) ->
     missing = [problem.reason for problem in problems if problem.is_passing]
     if missing:
         problem = f"{len(missing)} files did not come, the first: {missing[0]}"
-        return Pulled(pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, False, problem)
+        return Pulled(
+            pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, False, problem
+        )
     stored = hub.record(mirror)
     problem = f"the pin was not recorded: {stored.reason}" if isinstance(stored, NotStored) else ""
-    return Pulled(pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, True, problem)
+    return Pulled(
+        pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, True, problem
+    )
 
 
-def _listed_in(mirror: Mirror, of: tuple[str, Target, Listed], problems: list[Unread]) -> list[_Wanted]:
+def _listed_in(
+    mirror: Mirror, of: tuple[str, Target, Listed], problems: list[Unread]
+) -> list[_Wanted]:
     """Every file that the shards of a target list; shards that cannot be read are problems."""
     name, target, listed = of
     index = mirror.shards(name, listed)
@@ -111,8 +133,12 @@ def _listed_in(mirror: Mirror, of: tuple[str, Target, Listed], problems: list[Un
             if isinstance(shard, Unread):
                 problems.append(shard)
                 continue
-            wanted += [_Wanted("entry", key, target, contract, each) for key, each in shard.entries.items()]
-            wanted += [_Wanted("alias", key, target, contract, each) for key, each in shard.aliases.items()]
+            wanted += [
+                _Wanted("entry", key, target, contract, each) for key, each in shard.entries.items()
+            ]
+            wanted += [
+                _Wanted("alias", key, target, contract, each) for key, each in shard.aliases.items()
+            ]
     return wanted
 
 

@@ -1,8 +1,10 @@
-"""`cudal1 push`: the entries of the writable cache into a Hub repository, in one commit with the index that names them.
+"""`cudal1 push`: the entries of the writable cache into a Hub repository, in one commit with the
+index that names them.
 
-The commit names its parent: where another push came first the Hub refuses it, and everything is put together again on top of that
-one, so no index ever loses a row of somebody else. Only files that decode, and lie where they belong, are offered; one that changes
-while it is read is left out. An entry of the repository that was made later than ours is kept. It deletes no entry, ever.
+The commit names its parent: where another push came first the Hub refuses it, and everything is put
+together again on top of that one, so no index ever loses a row of somebody else. Only files that
+decode, and lie where they belong, are offered; one that changes while it is read is left out. An
+entry of the repository that was made later than ours is kept. It deletes no entry, ever.
 """
 
 from __future__ import annotations
@@ -56,12 +58,18 @@ class Offer:
     def listed(self) -> Listed:
         """Its row in the index."""
         content = self.file.content
-        return Listed(self.file.sha256, self.file.size_bytes, content.created if isinstance(content, Entry) else "")
+        return Listed(
+            self.file.sha256,
+            self.file.size_bytes,
+            content.created if isinstance(content, Entry) else "",
+        )
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did. `commit` is the branch's commit now; `kept` entries of the repository are newer than ours."""
+    """What a push did. `commit` is the branch's commit now; `kept` entries of the repository are
+    newer than ours.
+    """
 
     commit: str
     entries: int = 0
@@ -81,7 +89,9 @@ class _Change:
     targets: dict[str, tuple[Target, Listed]] = field(default_factory=dict)
 
     def count(self, **more: int) -> None:
-        self.done = replace(self.done, **{name: getattr(self.done, name) + number for name, number in more.items()})
+        self.done = replace(
+            self.done, **{name: getattr(self.done, name) + number for name, number in more.items()}
+        )
 
 
 def offers_of(inventory: Inventory, families: Collection[str] | None = None) -> tuple[Offer, ...]:
@@ -92,23 +102,37 @@ def offers_of(inventory: Inventory, families: Collection[str] | None = None) -> 
         if isinstance(held.content, Entry):
             by_target.setdefault(held.content.target, []).append(held)
     for target, entries in by_target.items():
-        offers += [Offer("entry", held.position.name, target, held.position.contract, held) for held in entries]
+        offers += [
+            Offer("entry", held.position.name, target, held.position.contract, held)
+            for held in entries
+        ]
         keys = {held.position.name for held in entries}
-        spoken = Inventory(tuple(entries), inventory.aliases, ()).only(keys, [target.family]).aliases
-        offers += [Offer("alias", held.position.name, target, held.position.contract, held) for held in spoken]
+        spoken = (
+            Inventory(tuple(entries), inventory.aliases, ()).only(keys, [target.family]).aliases
+        )
+        offers += [
+            Offer("alias", held.position.name, target, held.position.contract, held)
+            for held in spoken
+        ]
     return tuple(offers)
 
 
 def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -> Pushed | Unread:
-    """Bring `offers` to the branch of `repo`; again on top of what is committed meanwhile, and once after a lost answer."""
+    """Bring `offers` to the branch of `repo`; again on top of what is committed meanwhile, and once
+    after a lost answer.
+    """
     answer = Unread("overtaken", f"{repo}: no attempt was made")
-    in_doubt: Pushed | None = None  # a commit whose answer was lost: the Hub may have made it all the same
+    in_doubt: Pushed | None = (
+        None  # a commit whose answer was lost: the Hub may have made it all the same
+    )
     for attempt in range(_ATTEMPTS):
         head = client.commit_of(repo)
         if isinstance(head, Unread):
             return head
         with tempfile.TemporaryDirectory(prefix="cudal1-push-") as folder:
-            change = _merged(Mirror(Repo(repo.name, head), client, Path(folder) / head, Gate()), offers)
+            change = _merged(
+                Mirror(Repo(repo.name, head), client, Path(folder) / head, Gate()), offers
+            )
         if isinstance(change, Unread):
             return change
         if not change.files:
@@ -120,7 +144,10 @@ def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -
         if commit.kind == "unreachable" and in_doubt is None:
             in_doubt = change.done
         elif commit.kind == "unreachable":
-            return Unread(commit.kind, f"{commit.reason}; it may have arrived: push again, what is there is not sent twice")
+            return Unread(
+                commit.kind,
+                f"{commit.reason}; it may have arrived: push again, what is there is not sent twice",
+            )
         elif commit.kind != "overtaken":
             break
         time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)))
@@ -143,18 +170,26 @@ def _merged(mirror: Mirror, offers: Sequence[Offer]) -> _Change | Unread:
     return change
 
 
-def _merge_target(mirror: Mirror, name: str, offers: Sequence[Offer], change: _Change) -> Unread | None:
+def _merge_target(
+    mirror: Mirror, name: str, offers: Sequence[Offer], change: _Change
+) -> Unread | None:
     listed = change.targets.get(name)
     index = TargetIndex() if listed is None else mirror.shards(name, listed[1])
     if isinstance(index, Unread):
         return index
     shards = {contract: dict(rows) for contract, rows in index.shards.items()}
     places = sorted(
-        ((offer.contract, index.covering(offer.contract, offer.key) or "", offer) for offer in offers), key=lambda p: p[:2]
+        (
+            (offer.contract, index.covering(offer.contract, offer.key) or "", offer)
+            for offer in offers
+        ),
+        key=lambda p: p[:2],
     )
     for (contract, prefix), group in groupby(places, key=lambda place: place[:2]):
         listed_shard = shards.get(contract, {}).get(prefix)
-        shard = Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
+        shard = (
+            Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
+        )
         if isinstance(shard, Unread):
             return shard
         merged = _merge_shard(shard, [offer for _, _, offer in group], change)
@@ -163,8 +198,11 @@ def _merge_target(mirror: Mirror, name: str, offers: Sequence[Offer], change: _C
         parts = merged.split(prefix)
         if listed_shard is not None and prefix not in parts:
             change.gone.append(shard_file(name, contract, prefix))
-        shards[contract] = {p: row for p, row in shards.get(contract, {}).items() if p != prefix} | {
-            p: _add(change, shard_file(name, contract, p), part.write()) for p, part in parts.items()
+        shards[contract] = {
+            p: row for p, row in shards.get(contract, {}).items() if p != prefix
+        } | {
+            p: _add(change, shard_file(name, contract, p), part.write())
+            for p, part in parts.items()
         }
     if shards != index.shards:
         data = TargetIndex(shards).write()
@@ -173,7 +211,10 @@ def _merge_target(mirror: Mirror, name: str, offers: Sequence[Offer], change: _C
 
 
 def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _Change) -> Shard:
-    rows: Mapping[Kind, dict[str, Listed]] = {"entry": dict(shard.entries), "alias": dict(shard.aliases)}
+    rows: Mapping[Kind, dict[str, Listed]] = {
+        "entry": dict(shard.entries),
+        "alias": dict(shard.aliases),
+    }
     for offer in offers:
         theirs, ours = rows[offer.kind].get(offer.key), offer.listed
         if theirs is not None and theirs.sha256 == ours.sha256:
@@ -184,7 +225,10 @@ def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _Change) -> Shar
             change.done = replace(change.done, left_out=(*change.done.left_out, data))
         else:
             rows[offer.kind][offer.key] = _add(
-                change, repository_file(offer.kind, offer.key, offer.target, offer.contract), data, ours
+                change,
+                repository_file(offer.kind, offer.key, offer.target, offer.contract),
+                data,
+                ours,
             )
             change.count(**{"entries" if offer.kind == "entry" else "aliases": 1})
     return Shard(rows["entry"], rows["alias"])
@@ -196,7 +240,9 @@ def _add(change: _Change, path: str, data: bytes, listed: Listed | None = None) 
 
 
 def _read_again(offer: Offer) -> bytes | Broken:
-    """The bytes that were checked, or why they are not pushed: gone or changed since, or no reader would take the row of them."""
+    """The bytes that were checked, or why they are not pushed: gone or changed since, or no reader
+    would take the row of them.
+    """
     try:
         Listed.from_json(offer.listed.to_json())
     except ValueError as error:
@@ -209,7 +255,9 @@ def _read_again(offer: Offer) -> bytes | Broken:
 
 
 def _is_later(theirs: Listed, ours: Listed) -> bool:
-    """Whether their entry was made after ours. A time that is still to come is a clock gone wrong, and counts for nothing."""
+    """Whether their entry was made after ours. A time that is still to come is a clock gone wrong,
+    and counts for nothing.
+    """
     try:
         then, own = datetime.fromisoformat(theirs.created), datetime.fromisoformat(ours.created)
         return own < then <= datetime.now(UTC)

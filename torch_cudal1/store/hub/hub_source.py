@@ -1,11 +1,14 @@
-"""A Hub repository as a source of entries, read through: what a region needs is fetched once and found on the disk from then on.
+"""A Hub repository as a source of entries, read through: what a region needs is fetched once and
+found on the disk from then on.
 
-A revision becomes a commit once. The pin is recorded beside the files (`pins/<revision>.json`) and every later process keeps to it
-until `cudal1 pull` moves it: a fleet that restarts does not change what it runs. Entries come from the folder of the target that is
-closest to this machine. They lie outside the writable cache, and `store.cache.local_cache` reads them like any folder that others
+A revision becomes a commit once. The pin is recorded beside the files (`pins/<revision>.json`) and
+every later process keeps to it until `cudal1 pull` moves it: a fleet that restarts does not change
+what it runs. Entries come from the folder of the target that is closest to this machine. They lie
+outside the writable cache, and `store.cache.local_cache` reads them like any folder that others
 filled: whom to believe about them is asked there, at every look-up.
 
-It raises nothing and never waits long: what fails is a `Miss` with the reason. It does not decide whether an entry is used.
+It raises nothing and never waits long: what fails is a `Miss` with the reason. It does not decide
+whether an entry is used.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class Hub:
-    """A repository as one process sees it for one cache folder: its commit, and whether it may be asked. Threads may share it."""
+    """A repository as one process sees it for one cache folder: its commit, and whether it may be
+    asked. Threads may share it.
+    """
 
     repo: Repo
     client: Client
@@ -53,7 +58,9 @@ class Hub:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pinned(self) -> Mirror | Unread:
-        """The repository at the commit that was recorded; where none was, at the commit that the revision is now, recorded then."""
+        """The repository at the commit that was recorded; where none was, at the commit that the
+        revision is now, recorded then.
+        """
         with self._lock:
             if self._mirror is None:
                 commit = self.pin() or self._resolved()
@@ -63,7 +70,9 @@ class Hub:
             return self._mirror
 
     def refreshed(self) -> Mirror | Unread:
-        """The repository at the commit that its revision is now, asked anew. The pin is not moved: `record` does that."""
+        """The repository at the commit that its revision is now, asked anew. The pin is not moved:
+        `record` does that.
+        """
         if (closed := self.gate.closed()) is not None:
             return closed
         commit = self.client.commit_of(self.repo)
@@ -77,7 +86,9 @@ class Hub:
         return self._record(mirror.repo.revision)
 
     def pin(self) -> str | None:
-        """The commit that is recorded for the revision; a commit is its own. None where there is no whole record."""
+        """The commit that is recorded for the revision; a commit is its own. None where there is no
+        whole record.
+        """
         if self.repo.is_pinned:
             return self.repo.revision
         data = read_file(self._pin_file, _PIN_LIMIT_BYTES)
@@ -85,7 +96,11 @@ class Hub:
             body = {} if isinstance(data, Miss) else json.loads(data)
             own = (body.get("repo"), body.get("revision")) == (self.repo.name, self.repo.revision)
             commit = body.get("commit") if own else None
-        except (ValueError, AttributeError, RecursionError):  # a damaged record is no record: it is asked for and written again
+        except (
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ):  # a damaged record is no record: it is asked for and written again
             return None
         return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
@@ -97,7 +112,9 @@ class Hub:
         return Mirror(Repo(self.repo.name, commit), self.client, self.folder / commit, self.gate)
 
     def _resolved(self) -> str | Unread:
-        """Ask what the revision is, one process of this machine at a time, so that all of them pin the same commit."""
+        """Ask what the revision is, one process of this machine at a time, so that all of them pin
+        the same commit.
+        """
         if (closed := self.gate.closed()) is not None:
             return closed
         with hold(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
@@ -111,13 +128,17 @@ class Hub:
                 )  # without a commit nothing else can be asked
                 return found
             self._record(found)
-        telemetry.record("hub", "pinned", repo=self.repo.name, revision=self.repo.revision, commit=found)
+        telemetry.record(
+            "hub", "pinned", repo=self.repo.name, revision=self.repo.revision, commit=found
+        )
         return found
 
     def _record(self, commit: str) -> Stored | NotStored:
         body = {"repo": self.repo.name, "revision": self.repo.revision, "commit": commit}
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        return write_file(self._pin_file, json.dumps({**body, "resolved": at}, sort_keys=True).encode())
+        return write_file(
+            self._pin_file, json.dumps({**body, "resolved": at}, sort_keys=True).encode()
+        )
 
 
 @dataclass(frozen=True)
@@ -130,14 +151,31 @@ class HubSource:
 
     def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
         """The entry of the closest target that has one: what makes this a `Source`."""
-        return self._first("entry", region.key, target, contract, lambda held: held.get(region.key, target, contract))
+        return self._first(
+            "entry",
+            region.key,
+            target,
+            contract,
+            lambda held: held.get(region.key, target, contract),
+        )
 
     def alias(self, name: str, target: Target, contract: Contract) -> dict[str, Any] | Miss:
         """The object of `LocalCache.put_alias` that was pushed under `name`."""
-        return self._first("alias", name, target, contract, lambda held: held.get_alias(name, target, contract))
+        return self._first(
+            "alias", name, target, contract, lambda held: held.get_alias(name, target, contract)
+        )
 
-    def _first(self, kind: Kind, key: str, here: Target, contract: Contract, read: Callable[[LocalCache], _T | Miss]) -> _T | Miss:
-        """What `read` finds in the folder of the closest target, which is given the file first if it lacks it."""
+    def _first(
+        self,
+        kind: Kind,
+        key: str,
+        here: Target,
+        contract: Contract,
+        read: Callable[[LocalCache], _T | Miss],
+    ) -> _T | Miss:
+        """What `read` finds in the folder of the closest target, which is given the file first if
+        it lacks it.
+        """
         mirror = self.hub.pinned()
         root = mirror if isinstance(mirror, Unread) else mirror.index()
         if isinstance(mirror, Unread) or isinstance(root, Unread):
@@ -145,7 +183,9 @@ class HubSource:
         reasons: list[str] = []
         for name, judged in by_closeness(root, here)[:_TARGETS_ASKED]:
             folder = mirror.folder(name)
-            held = LocalCache(folder / "none", (folder,), self.name, self.rules)  # nothing in it is this user's own
+            held = LocalCache(
+                folder / "none", (folder,), self.name, self.rules
+            )  # nothing in it is this user's own
             found = read(held)
             if isinstance(found, Miss):
                 brought = mirror.bring(kind, key, judged, contract, root.targets[name][1])
@@ -165,22 +205,30 @@ def hub_for(settings: Settings) -> HubSource | None:
 
 
 def open_hub(repo: str, settings: Settings) -> Hub:
-    """The repository `REPO[@revision]`, mirrored under the cache folder of `settings`. Raises SettingError for another text."""
+    """The repository `REPO[@revision]`, mirrored under the cache folder of `settings`. Raises
+    SettingError for another text.
+    """
     from huggingface_hub import constants
 
     shut = "the setting 'offline' is on" if settings.offline else ""
     shut = shut or ("offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "")
-    return _opened(Repo.parse(repo), settings.cache_dir, constants.ENDPOINT, settings.hub_timeout_s, shut)
+    return _opened(
+        Repo.parse(repo), settings.cache_dir, constants.ENDPOINT, settings.hub_timeout_s, shut
+    )
 
 
 def mirrored_roots(settings: Settings) -> tuple[Path, ...]:
-    """The cache folders that are on this disk of the repository of `settings.hub`, at its pin. Asks nobody."""
+    """The cache folders that are on this disk of the repository of `settings.hub`, at its pin. Asks
+    nobody.
+    """
     if not settings.hub:
         return ()
     hub = open_hub(settings.hub, settings)
     commit = hub.pin()
     folder = hub.folder / commit / "targets" if commit else hub.folder / "none"
-    return tuple(sorted(path for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
+    return (
+        tuple(sorted(path for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
+    )
 
 
 @cache

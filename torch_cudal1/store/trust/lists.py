@@ -1,12 +1,14 @@
-"""The two lists that a platform team owns, as TOML: whose signatures count, and what must not be used any more.
+"""The two lists that a platform team owns, as TOML: whose signatures count, and what must not be
+used any more.
 
     [[publisher]]                                  [[revoked]]
     name = "platform-team"                         entry = "<digest>"      # or program = "<digest>", or key = "ed25519:..."
     key = "ed25519:<64 hex digits>"                reason = "wrong for NaN on driver 580.65"
 
-A list is read again when its file changes. One that is absent, damaged, says a word that is not known, or that everybody may write
-is a `BadList` naming the file and the line, never an empty list. A symbolic link is followed (mounted configuration is one), is
-told to the log once, and must be this user's or root's. Whether a list's content is wise is not checked.
+A list is read again when its file changes. One that is absent, damaged, says a word that is not
+known, or that everybody may write is a `BadList` naming the file and the line, never an empty list.
+A symbolic link is followed (mounted configuration is one), is told to the log once, and must be
+this user's or root's. Whether a list's content is wise is not checked.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.cache.files import NotStored, hold, write_file
 from torch_cudal1.store.trust.signatures import parse_public
 
-__all__ = ["BadList", "Publishers", "Revocations", "append_revocation", "read_publishers", "read_revocations"]
+__all__ = [
+    "BadList",
+    "Publishers",
+    "Revocations",
+    "append_revocation",
+    "read_publishers",
+    "read_revocations",
+]
 
 log = logging.getLogger("torch_cudal1")
 
@@ -87,7 +96,9 @@ def read_revocations(path: Path | None) -> Revocations | BadList:
 
 
 def append_revocation(path: Path, kind: RevokedKind, what: str, reason: str) -> None:
-    """Add one record at the end of a list, which is made if there is none. Raises SettingError if it cannot be used or written."""
+    """Add one record at the end of a list, which is made if there is none. Raises SettingError if
+    it cannot be used or written.
+    """
     block = f"[[revoked]]\n{kind} = {_quoted(what)}\nreason = {_quoted(reason)}\n"
     with hold(path.with_name(f".{path.name}.lock"), 30.0):
         before = ""
@@ -100,7 +111,9 @@ def append_revocation(path: Path, kind: RevokedKind, what: str, reason: str) -> 
         try:
             _revocations(_parse(text.encode(), "revoked"))
         except _ListError as problem:  # never write what would make every look-up refuse
-            raise SettingError("revoked", what, f"a record for the list, which was left as it is: {problem.found}") from problem
+            raise SettingError(
+                "revoked", what, f"a record for the list, which was left as it is: {problem.found}"
+            ) from problem
         done = write_file(path.resolve(), text.encode())
     if isinstance(done, NotStored):
         raise SettingError("revoked", str(path), f"a list that can be written: {done.reason}")
@@ -117,7 +130,11 @@ def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Bad
         where = f"line {problem.line}: " if problem.line else ""
         return BadList(f"{path}: {where}{problem.found}")
     except OSError as error:
-        hint = "; restore it, or take it out of the settings" if isinstance(error, FileNotFoundError) else ""
+        hint = (
+            "; restore it, or take it out of the settings"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         return BadList(f"{path}: {type(error).__name__}: {error.strerror or error}{hint}")
     with _lock:
         _memo[(word, path)] = (seen, made)
@@ -125,34 +142,49 @@ def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Bad
 
 
 def _examined(path: Path) -> object:
-    """What changes when the file is changed or replaced. Raises _ListError where somebody else could do that."""
+    """What changes when the file is changed or replaced. Raises _ListError where somebody else
+    could do that.
+    """
     link = os.lstat(path)
     if stat.S_ISLNK(link.st_mode):
         if link.st_uid not in (0, os.geteuid()):
-            raise _ListError(f"a symbolic link made by user {link.st_uid}; expected a file, or a link of yours or root's")
+            raise _ListError(
+                f"a symbolic link made by user {link.st_uid}; expected a file, or a link of yours or root's"
+            )
         _closed_folder(path.parent)
         if path not in _told:
             _told.add(path)
             log.warning(
-                "cudal1 follows the symbolic link %s to %s: who may write either decides whom you trust", path, path.resolve()
+                "cudal1 follows the symbolic link %s to %s: who may write either decides whom you trust",
+                path,
+                path.resolve(),
             )
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise _ListError(f"not a regular file ({stat.filemode(found.st_mode)})")
     if found.st_mode & stat.S_IWOTH:
-        raise _ListError(f"everybody may write it ({stat.filemode(found.st_mode)}): chmod o-w it, after a look at what it says")
+        raise _ListError(
+            f"everybody may write it ({stat.filemode(found.st_mode)}): chmod o-w it, after a look at what it says"
+        )
     _closed_folder(path.resolve().parent)
-    return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_mode) for s in (link, found))
+    return tuple(
+        (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_mode)
+        for s in (link, found)
+    )
 
 
 def _closed_folder(folder: Path) -> None:
     mode = os.stat(folder).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise _ListError(f"everybody may replace it: the folder {folder} is {stat.filemode(mode)}; chmod o-w it")
+        raise _ListError(
+            f"everybody may replace it: the folder {folder} is {stat.filemode(mode)}; chmod o-w it"
+        )
 
 
 def _content(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # a pipe put there must not block
+    with open(
+        os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb"
+    ) as file:  # a pipe put there must not block
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise _ListError(f"over {_MAX_BYTES} bytes, expected a list of keys or digests")
@@ -174,11 +206,17 @@ def _parse(data: bytes, word: str) -> list[_Item]:
         raise _ListError(f"no TOML: {str(error).split(' (at ')[0]}", line) from error
     for name in whole:
         if name != word:
-            raise _ListError(f"{name!r} is not known here; expected only [[{word}]]", _line_of(text, name))
+            raise _ListError(
+                f"{name!r} is not known here; expected only [[{word}]]", _line_of(text, name)
+            )
     tables = whole.get(word, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _ListError(f"{word!r} is no list of tables; write [[{word}]]", _line_of(text, word))
-    heads = [number for number, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[\[\s*{word}\s*\]\]", line)]
+    heads = [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if re.match(rf"\s*\[\[\s*{word}\s*\]\]", line)
+    ]
     lines = heads if len(heads) == len(tables) else [_line_of(text, word)] * len(tables)
     return list(zip(tables, lines, strict=True))
 
@@ -206,7 +244,9 @@ def _revocations(items: list[_Item]) -> Revocations:
     for table, line in items:
         named = [kind for kind in _KINDS if kind in table]
         if len(named) != 1:
-            raise _ListError(f"{len(named)} of {', '.join(_KINDS)} in one record; expected exactly one", line)
+            raise _ListError(
+                f"{len(named)} of {', '.join(_KINDS)} in one record; expected exactly one", line
+            )
         kind, what = named[0], table[named[0]]
         wrong = parse_public(what) if kind == "key" else _digest(what)
         if isinstance(wrong, Miss):
@@ -236,5 +276,7 @@ def _digest(text: Any) -> str | Miss:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are a part of TOML's; what JSON leaves as it is and TOML does not is DEL."""
+    """A TOML basic string: JSON's escapes are a part of TOML's; what JSON leaves as it is and TOML
+    does not is DEL.
+    """
     return json.dumps(text).replace("\x7f", "\\u007f")

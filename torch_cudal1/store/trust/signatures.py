@@ -1,10 +1,13 @@
-"""Ed25519 signatures over the digest of an entry or alias: keys made, read and used. RFC 8032, by the library `cryptography`.
+"""Ed25519 signatures over the digest of an entry or alias: keys made, read and used. RFC 8032, by
+the library `cryptography`.
 
-What is signed is the kind of record and its digest, and the digest covers region, target, contract, Program, payloads and evidence:
-a signature says nothing about any other file. Private keys are files of mode 0600 in PKCS #8 PEM, never inside a cache.
+What is signed is the kind of record and its digest, and the digest covers region, target, contract,
+Program, payloads and evidence: a signature says nothing about any other file. Private keys are
+files of mode 0600 in PKCS #8 PEM, never inside a cache.
 
-It decides nothing about whose signature counts (that is `trust`), and the library is imported when a key is first used: without
-it nothing can be signed, and every signature is `Unverified` with that reason.
+It decides nothing about whose signature counts (that is `trust`), and the library is imported when
+a key is first used: without it nothing can be signed, and every signature is `Unverified` with that
+reason.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, order=True)
 class Signature:
-    """One signature as a file holds it. `key`: "ed25519:" and the public key in hex; `value`: the signature in hex."""
+    """One signature as a file holds it. `key`: "ed25519:" and the public key in hex; `value`: the
+    signature in hex.
+    """
 
     key: str
     value: str
@@ -81,7 +86,9 @@ class Signer:
 
 
 def signatures_from(value: Any) -> tuple[Signature, ...]:
-    """What a file holds under "signatures". Raises ValueError for anything but a sorted list, of one signature a key."""
+    """What a file holds under "signatures". Raises ValueError for anything but a sorted list, of
+    one signature a key.
+    """
     if not isinstance(value, list) or not 0 < len(value) <= _MAX_SIGNATURES:
         raise ValueError(f"signatures are no list of 1 to {_MAX_SIGNATURES}")
     found = tuple(_signature(item) for item in value)
@@ -92,11 +99,15 @@ def signatures_from(value: Any) -> tuple[Signature, ...]:
 
 def with_signature(held: Sequence[Signature], new: Signature) -> tuple[Signature, ...]:
     """`held` and `new`, which replaces one by the same key."""
-    return tuple(sorted({**{signature.key: signature for signature in held}, new.key: new}.values()))
+    return tuple(
+        sorted({**{signature.key: signature for signature in held}, new.key: new}.values())
+    )
 
 
 def verify(signature: Signature, kind: Kind, digest: str) -> Unverified | None:
-    """None if the holder of `signature.key` signed exactly this digest as this kind of record, else why that is not shown."""
+    """None if the holder of `signature.key` signed exactly this digest as this kind of record, else
+    why that is not shown.
+    """
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -106,11 +117,13 @@ def verify(signature: Signature, kind: Kind, digest: str) -> Unverified | None:
     if len(value) != _SIGNATURE_BYTES:
         return Unverified(f"the signature has {len(value)} bytes, expected {_SIGNATURE_BYTES}")
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key.removeprefix(KEY_PREFIX))).verify(
-            value, _message(kind, digest)
-        )
+        Ed25519PublicKey.from_public_bytes(
+            bytes.fromhex(signature.key.removeprefix(KEY_PREFIX))
+        ).verify(value, _message(kind, digest))
     except InvalidSignature:
-        return Unverified("the signature does not fit: file or signature were altered, or it was made for another file")
+        return Unverified(
+            "the signature does not fit: file or signature were altered, or it was made for another file"
+        )
     return None
 
 
@@ -122,25 +135,36 @@ def parse_public(text: Any) -> str | Miss:
 
 
 def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
-    """Write a fresh private key to `path`, which must not exist; its public key. Raises SettingError, and OSError from the disk.
+    """Write a fresh private key to `path`, which must not exist; its public key. Raises
+    SettingError, and OSError from the disk.
 
     `keep_out_of`: the cache folders, which are copied and shared.
     """
     if not _NAME.fullmatch(name):
-        raise SettingError("NAME", name, "a name of letters, digits, '.', '_' and '-', such as 'platform-team'")
+        raise SettingError(
+            "NAME", name, "a name of letters, digits, '.', '_' and '-', such as 'platform-team'"
+        )
     _keep_out(path, keep_out_of)
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise SettingError("keys new", name, f"an installation that can sign: {LIBRARY_MISSING}") from error
+        raise SettingError(
+            "keys new", name, f"an installation that can sign: {LIBRARY_MISSING}"
+        ) from error
     private = Ed25519PrivateKey.generate()
-    text = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    text = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        handle = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600
+        )
     except FileExistsError as error:
-        raise SettingError("KEYFILE", str(path), "a path where nothing is yet: a key is never overwritten") from error
+        raise SettingError(
+            "KEYFILE", str(path), "a path where nothing is yet: a key is never overwritten"
+        ) from error
     with open(handle, "wb") as file:
         os.fchmod(file.fileno(), 0o600)  # whatever the umask
         file.write(text)
@@ -150,26 +174,42 @@ def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
 
 
 def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
-    """The key that `new_key` wrote. Raises SettingError for a file that others may read, or that holds no such key."""
+    """The key that `new_key` wrote. Raises SettingError for a file that others may read, or that
+    holds no such key.
+    """
     _keep_out(path, keep_out_of)
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
-        raise SettingError("KEYFILE", str(path), f"an installation that can sign: {LIBRARY_MISSING}") from error
+        raise SettingError(
+            "KEYFILE", str(path), f"an installation that can sign: {LIBRARY_MISSING}"
+        ) from error
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(_MAX_KEY_BYTES)
     except OSError as error:
-        raise SettingError("KEYFILE", str(path), f"a private key that can be read ({type(error).__name__}: {error})") from error
+        raise SettingError(
+            "KEYFILE",
+            str(path),
+            f"a private key that can be read ({type(error).__name__}: {error})",
+        ) from error
     if mode & 0o077:
         found = stat.filemode(mode)
-        raise SettingError("KEYFILE", str(path), f"a file that nobody else may read or write, found {found}: chmod 600 {path}")
+        raise SettingError(
+            "KEYFILE",
+            str(path),
+            f"a file that nobody else may read or write, found {found}: chmod 600 {path}",
+        )
     try:
         private = load_pem_private_key(data, password=None)
     except (ValueError, TypeError) as error:
-        raise SettingError("KEYFILE", str(path), "a private key as `cudal1 keys new` writes it, unencrypted PKCS #8 PEM") from error
+        raise SettingError(
+            "KEYFILE",
+            str(path),
+            "a private key as `cudal1 keys new` writes it, unencrypted PKCS #8 PEM",
+        ) from error
     if not isinstance(private, Ed25519PrivateKey):
         raise SettingError("KEYFILE", str(path), f"an ed25519 key, found {type(private).__name__}")
     return Signer(_public_of(private), private)
@@ -184,7 +224,9 @@ def _keep_out(path: Path, folders: Sequence[Path]) -> None:
     for folder in folders:
         if real.is_relative_to(folder.resolve()):
             raise SettingError(
-                "KEYFILE", str(path), f"a path outside the cache {folder}: caches are copied and shared, private keys never"
+                "KEYFILE",
+                str(path),
+                f"a path outside the cache {folder}: caches are copied and shared, private keys never",
             )
 
 

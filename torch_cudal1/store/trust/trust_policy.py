@@ -1,13 +1,15 @@
-"""Who vouches for a record of a cache: asked at every load, answered as a value with its reason. No network is needed.
+"""Who vouches for a record of a cache: asked at every load, answered as a value with its reason. No
+network is needed.
 
     where it lies                                 who vouches
     the user's own writable cache                 this user: it was judged here, or he put it there
     the folder shipped with the package           whoever installed the package
     anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else nobody
 
-Above all that stands the revocation list, which holds for the own cache too. What nobody vouches for is not run: the pipeline has
-it judged first where it may search, or refuses it. A publisher's word replaces the judge: one who signs what he has not judged is
-believed. A list takes effect at the next look-up; what a process runs already stays until it ends.
+Above all that stands the revocation list, which holds for the own cache too. What nobody vouches
+for is not run: the pipeline has it judged first where it may search, or refuses it. A publisher's
+word replaces the judge: one who signs what he has not judged is believed. A list takes effect at
+the next look-up; what a process runs already stays until it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from typing import Literal, TypeAlias
 
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Call, Program
-from torch_cudal1.store.trust.lists import BadList, Publishers, Revocations, read_publishers, read_revocations
+from torch_cudal1.store.trust.lists import (
+    BadList,
+    Publishers,
+    Revocations,
+    read_publishers,
+    read_revocations,
+)
 from torch_cudal1.store.trust.signatures import KEY_PREFIX, Kind, Signature, verify
 
 __all__ = [
@@ -42,7 +50,9 @@ Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
 OWN = "this cache"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _IN_WHEEL, _IN_CHECKOUT = _PACKAGE / "kernels_cache", _PACKAGE.parent / "kernels_cache"
-SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL  # never a neighbour in site-packages
+SHIPPED = (
+    _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL
+)  # never a neighbour in site-packages
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a vouching is about: a record's kind, digest and signatures; `program` of an entry, None of an alias."""
+    """What a vouching is about: a record's kind, digest and signatures; `program` of an entry, None
+    of an alias.
+    """
 
     kind: Kind
     digest: str
@@ -109,7 +121,9 @@ def standing(record: Sealed, origin: Origin, rules: Rules) -> Standing:
 
 
 def revoked_program(program: Program, rules: Rules) -> str:
-    """Why a Program, or one nested in it, is not to be used, whoever proposes it; "" if nothing speaks against it."""
+    """Why a Program, or one nested in it, is not to be used, whoever proposes it; "" if nothing
+    speaks against it.
+    """
     revoked = read_revocations(rules.revoked)
     if isinstance(revoked, BadList):
         return f"the revocation list cannot be used: {revoked.reason}"
@@ -123,7 +137,9 @@ def problems(rules: Rules) -> tuple[str, ...]:
 
 
 def _signed(record: Sealed, publishers: Publishers, revoked: Revocations) -> Standing:
-    """One good signature is enough; without one, a revoked key refuses, and everything else leaves it unvouched."""
+    """One good signature is enough; without one, a revoked key refuses, and everything else leaves
+    it unvouched.
+    """
     if not record.signatures:
         return Unvouched("nobody signed it")
     reasons: list[str] = []
@@ -133,7 +149,9 @@ def _signed(record: Sealed, publishers: Publishers, revoked: Revocations) -> Sta
         if (reason := revoked.key.get(signature.key)) is not None:
             by_revoked = f"signed with the revoked key {short(signature.key)}: {reason}"
         elif name is None:
-            reasons.append(f"signed with {short(signature.key)}, which is not on the list of publishers")
+            reasons.append(
+                f"signed with {short(signature.key)}, which is not on the list of publishers"
+            )
         elif (problem := verify(signature, record.kind, record.digest)) is not None:
             reasons.append(f"signed as publisher {name!r}: {problem.reason}")
         else:
@@ -150,7 +168,9 @@ def _revoked(record: Sealed, revoked: Revocations) -> str:
 def _among(program: Program, revoked: Revocations) -> str:
     if not revoked.program:  # digests of Programs cost hashing their payloads
         return ""
-    return next((revoked.program[digest] for digest in _digests(program) if digest in revoked.program), "")
+    return next(
+        (revoked.program[digest] for digest in _digests(program) if digest in revoked.program), ""
+    )
 
 
 def _digests(program: Program) -> Iterator[str]:

@@ -1,1 +1,3 @@
-"""Plans written before their first run, cells run side by side, and what may be said of the results."""
+"""Plans written before their first run, cells run side by side, and what may be said of the
+results.
+"""

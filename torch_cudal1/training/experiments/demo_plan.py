@@ -1,4 +1,6 @@
-"""The plan of `cudal1 train demo`: everything, small. Two seeds settle nothing: it shows that the parts work, not their worth."""
+"""The plan of `cudal1 train demo`: everything, small. Two seeds settle nothing: it shows that the
+parts work, not their worth.
+"""
 
 from torch_cudal1.ingest.llm.policy import TinySpec
 from torch_cudal1.training.experiments.plan import HeldOut, Plan

@@ -1,8 +1,10 @@
-"""One cell of an experiment (an arm and a seed), and all cells of a plan side by side; both go on after a kill.
+"""One cell of an experiment (an arm and a seed), and all cells of a plan side by side; both go on
+after a kill.
 
-A seed's cells share what chance decides: the starting model, collected samples, order of tasks, and the programs that every arm
-finds on held-out tasks. Only what the arm is about differs. It runs on a bench, which is the judge or a landscape of what the judge
-measured before; which of the two is in every result. It compares nothing: `comparison` does.
+A seed's cells share what chance decides: the starting model, collected samples, order of tasks, and
+the programs that every arm finds on held-out tasks. Only what the arm is about differs. It runs on
+a bench, which is the judge or a landscape of what the judge measured before; which of the two is in
+every result. It compares nothing: `comparison` does.
 """
 
 from __future__ import annotations
@@ -47,16 +49,20 @@ class ClosedCodec(TeachingCodec, Protocol):
         ...
 
     def programs(self, task: TrainingTask) -> Sequence[Any]:
-        """Every program there is for a task; `.text` is its canonical form, `.hack` names its cheat."""
+        """Every program there is for a task; `.text` is its canonical form, `.hack` names its
+        cheat.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from. `held_out`: tasks by kind.
+    """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from.
+    `held_out`: tasks by kind.
 
-    `device`: where the model is; measurements are made where the evaluator makes them. `problems`: tasks that were asked for and
-    cannot be used, and why. `machine`: what live measurements are made with; nothing of a replay, whose landscape says it.
+    `device`: where the model is; measurements are made where the evaluator makes them. `problems`:
+    tasks that were asked for and cannot be used, and why. `machine`: what live measurements are
+    made with; nothing of a replay, whose landscape says it.
     """
 
     label: str
@@ -71,7 +77,9 @@ class Bench:
 
     def limited(self, plan: Plan) -> Bench:
         """With as many tasks as the plan wants."""
-        held_out = {kind: _spread(tasks, plan.held_out_tasks) for kind, tasks in self.held_out.items()}
+        held_out = {
+            kind: _spread(tasks, plan.held_out_tasks) for kind, tasks in self.held_out.items()
+        }
         return replace(self, train=_spread(self.train, plan.train_tasks), held_out=held_out)
 
     @property
@@ -80,27 +88,57 @@ class Bench:
         return tuple(task for tasks in self.held_out.values() for task in tasks)
 
 
-def base_of(plan: Plan, bench: Bench, seed: int, folder: Path, *, analysis: bool = True, told: Told = lambda what, f: None) -> Path:
-    """The seed's collected samples, its models after stages 1 and 2, and `facts.json`; made once, in `folder`/base."""
+def base_of(
+    plan: Plan,
+    bench: Bench,
+    seed: int,
+    folder: Path,
+    *,
+    analysis: bool = True,
+    told: Told = lambda what, f: None,
+) -> Path:
+    """The seed's collected samples, its models after stages 1 and 2, and `facts.json`; made once,
+    in `folder`/base.
+    """
     base = folder / ("base" if analysis else "base-without-analysis")
     if (base / "facts.json").is_file():
         return base
     with _appraiser(bench, base / "samples.jsonl") as appraiser:
-        problems = collect(appraiser, bench.train, bench.generators, plan.collect, seed=seed, told=told)
+        problems = collect(
+            appraiser, bench.train, bench.generators, plan.collect, seed=seed, told=told
+        )
         if problems:
             raise OSError(f"collecting failed: {problems[0]} ({len(problems)} problems)")
-        learned = rows(bench.codec, bench.train, appraiser.database, seed=seed, how=RowConfig(analysis=analysis))
+        learned = rows(
+            bench.codec,
+            bench.train,
+            appraiser.database,
+            seed=seed,
+            how=RowConfig(analysis=analysis),
+        )
         if not learned:
-            raise SettingError("plan", plan.name, "tasks with a success: none of the collected samples is right and steady")
+            raise SettingError(
+                "plan",
+                plan.name,
+                "tasks with a success: none of the collected samples is right and steady",
+            )
         writer = _begun(plan, bench, base, seed)
         if not (base / "sft").is_dir():
             told("sft", None)
-            fit(writer, learned, plan.sft, seed=seed, told=lambda step, loss: told("sft", step / plan.sft.steps))
+            fit(
+                writer,
+                learned,
+                plan.sft,
+                seed=seed,
+                told=lambda step, loss: told("sft", step / plan.sft.steps),
+            )
             writer.save(base / "sft")
         writer = _loaded(base / "sft", plan, bench)
         recorder = _recorder(appraiser, bench.train, base, "selfsup", seed)
         before = examined(replace(recorder, stage="exam-sft"), writer, Exam())
-        rounds = selfsup(recorder, bench.codec, writer, plan.selfsup, folder=base / "selfsup", told=told)
+        rounds = selfsup(
+            recorder, bench.codec, writer, plan.selfsup, folder=base / "selfsup", told=told
+        )
         after = examined(replace(recorder, stage="exam-selfsup"), writer, Exam())
         facts = {
             "collected": collected(appraiser.database),
@@ -114,40 +152,78 @@ def base_of(plan: Plan, bench: Bench, seed: int, folder: Path, *, analysis: bool
     return base
 
 
-def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: Told = lambda what, f: None) -> dict[str, Any]:
-    """Run one arm with one seed under `folder`, from wherever it was left. What came of it, as a JSON object."""
+def cell_of(
+    plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: Told = lambda what, f: None
+) -> dict[str, Any]:
+    """Run one arm with one seed under `folder`, from wherever it was left. What came of it, as a
+    JSON object.
+    """
     base = base_of(plan, bench, seed, folder, analysis=not arm.without_analysis, told=told)
     cell = folder / arm.name
     _copied(base / "samples.jsonl", cell / "samples.jsonl")
     with _appraiser(bench, cell / "samples.jsonl") as appraiser:
         recorder = _recorder(appraiser, bench.train, cell, "rl", seed, _unlearned(arm, bench))
         writer = _loaded(base / ("sft" if arm.start == "sft" else "selfsup"), plan, bench)
-        step = ContrastiveStep(recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget)
+        step = ContrastiveStep(
+            recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget
+        )
         _third_stage(step, writer, arm, plan, seed, cell, told)
-        exam = examined(replace(recorder, stage="exam"), writer, Exam(selector=selector(arm.selector)))
-        curve = _with_log(step_curve(appraiser.database, "rl", [task.id for task in bench.train]), cell / "rl.log")
+        exam = examined(
+            replace(recorder, stage="exam"), writer, Exam(selector=selector(arm.selector))
+        )
+        curve = _with_log(
+            step_curve(appraiser.database, "rl", [task.id for task in bench.train]), cell / "rl.log"
+        )
     tests = {}
-    for name in dict.fromkeys((arm.selector, *(("none", "bucket") if arm.name in ("A4", "A6") else ()))):
+    for name in dict.fromkeys(
+        (arm.selector, *(("none", "bucket") if arm.name in ("A4", "A6") else ()))
+    ):
         told(f"held-out tasks with exemplars {name!r}", None)
         _copied(base / "held-out.jsonl", cell / f"held-out-{name}.jsonl")
         with _appraiser(bench, cell / f"held-out-{name}.jsonl") as appraiser:
-            recorder = _recorder(appraiser, bench.held_out_tasks, cell, f"held-out-{name}", seed, _unlearned(arm, bench))
+            recorder = _recorder(
+                appraiser,
+                bench.held_out_tasks,
+                cell,
+                f"held-out-{name}",
+                seed,
+                _unlearned(arm, bench),
+            )
             tests[name] = held_out_test(recorder, writer, selector(name), plan.held_out)
     kinds = {kind: [task.id for task in tasks] for kind, tasks in bench.held_out.items()}
     stages = json.loads((base / "facts.json").read_text(encoding="utf-8"))
-    found = {"plan": plan.digest, "label": bench.label, "arm": arm.name, "seed": seed, "own": arm.selector, "kinds": kinds}
+    found = {
+        "plan": plan.digest,
+        "label": bench.label,
+        "arm": arm.name,
+        "seed": seed,
+        "own": arm.selector,
+        "kinds": kinds,
+    }
     found |= {"machine": dict(bench.machine)} if bench.machine else {}
-    return {**found, "stages": stages, "exam": exam, "curve": curve, "held_out": tests, "optimum": _optimum(bench)}
+    return {
+        **found,
+        "stages": stages,
+        "exam": exam,
+        "curve": curve,
+        "held_out": tests,
+        "optimum": _optimum(bench),
+    }
 
 
-def _third_stage(step: ContrastiveStep, writer: Writer, arm: Arm, plan: Plan, seed: int, cell: Path, told: Told) -> None:
+def _third_stage(
+    step: ContrastiveStep, writer: Writer, arm: Arm, plan: Plan, seed: int, cell: Path, told: Told
+) -> None:
     def gather(model: Writer, number: int) -> Any:
         told(f"{arm.name}, seed {seed}: step {number + 1}", min(1.0, step.spent / plan.budget))
         return step(model, number)
 
     def log(number: int, facts: Mapping[str, float]) -> None:
         with (cell / "rl.log").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": number, "loss": facts["loss"], "entropy": facts["entropy"]}) + "\n")
+            file.write(
+                json.dumps({"step": number, "loss": facts["loss"], "entropy": facts["entropy"]})
+                + "\n"
+            )
 
     if arm.learns:
         train(writer, gather, step.config, folder=cell / "rl", seed=seed, log=log)
@@ -158,19 +234,26 @@ def _third_stage(step: ContrastiveStep, writer: Writer, arm: Arm, plan: Plan, se
 
 
 def _with_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]]:
-    """Entropy and loss beside what was measured, where a step was learned from; one that was done again says the same."""
+    """Entropy and loss beside what was measured, where a step was learned from; one that was done
+    again says the same.
+    """
     logged: dict[int, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             told = json.loads(line)
-            logged[int(told["step"])] = {"entropy": float(told["entropy"]), "loss": float(told["loss"])}
+            logged[int(told["step"])] = {
+                "entropy": float(told["entropy"]),
+                "loss": float(told["loss"]),
+            }
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a kill
     return [{**point, **logged.get(int(point["step"]), {})} for point in curve]
 
 
 def _optimum(bench: Bench) -> dict[str, float | None]:
-    """The best there is for each task where every program was measured: the ceiling of any search; {} where that is not known."""
+    """The best there is for each task where every program was measured: the ceiling of any search;
+    {} where that is not known.
+    """
     best = getattr(bench.evaluator, "optimum", None)
     if best is None:
         return {}
@@ -179,16 +262,22 @@ def _optimum(bench: Bench) -> dict[str, float | None]:
 
 
 def _found_programs(plan: Plan, bench: Bench, seed: int, base: Path, told: Told) -> None:
-    """Successes on held-out tasks for every arm to find: the first that a draw over all programs meets, the same for a seed."""
+    """Successes on held-out tasks for every arm to find: the first that a draw over all programs
+    meets, the same for a seed.
+    """
     told("programs for held-out tasks", None)
     with _appraiser(bench, base / "held-out.jsonl") as appraiser:
-        finder = Chance(appraiser, bench.held_out_tasks, Journal(base / "held-out.journal"), "found", seed)
+        finder = Chance(
+            appraiser, bench.held_out_tasks, Journal(base / "held-out.journal"), "found", seed
+        )
         for task in bench.held_out_tasks:
             known: set[str] = set()
             for attempt in range(20 * plan.held_out.seeds):
                 if len(known) >= plan.held_out.seeds:
                     break
-                (found,) = appraiser.appraise([Asked(f"found/{task.id}/{attempt}", task, finder.one(task, attempt), "found")])
+                (found,) = appraiser.appraise(
+                    [Asked(f"found/{task.id}/{attempt}", task, finder.one(task, attempt), "found")]
+                )
                 known |= {found.program} if found.outcome == "ok" else set()
         appraiser.database.settle()
 
@@ -196,7 +285,9 @@ def _found_programs(plan: Plan, bench: Bench, seed: int, base: Path, told: Told)
 def _begun(plan: Plan, bench: Bench, base: Path, seed: int) -> Writer:
     folder = base / "begin"
     if not folder.is_dir():
-        create_tiny(folder, bench.codec.vocabulary, replace(plan.model, seed=plan.model.seed + seed))
+        create_tiny(
+            folder, bench.codec.vocabulary, replace(plan.model, seed=plan.model.seed + seed)
+        )
     return _loaded(folder, plan, bench)
 
 

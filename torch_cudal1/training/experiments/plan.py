@@ -1,8 +1,9 @@
-"""An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes, and the comparison that counts.
+"""An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes,
+and the comparison that counts.
 
-Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 is what needs no model at all. Whatever a plan does not
-say has a default here; what it says wrongly is refused by name. The plan's digest is in every result, so results of different plans
-never meet in one table.
+Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 is what needs no model at
+all. Whatever a plan does not say has a default here; what it says wrongly is refused by name. The
+plan's digest is in every result, so results of different plans never meet in one table.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     arm.name: arm
     for arm in (
-        Arm(name="A0", title="uniform over programs", start="uniform", learns=False, selector="none"),
+        Arm(
+            name="A0", title="uniform over programs", start="uniform", learns=False, selector="none"
+        ),
         Arm(name="A1", title="SFT", start="sft", learns=False, selector="none"),
         Arm(name="A2", title="SFT + self-supervised", learns=False, selector="none"),
         Arm(name="A3", title="evolve: frozen A2 + bucket exemplars", learns=False),
@@ -85,8 +88,9 @@ COMPARISONS = (
 class HeldOut:
     """How a policy is tested on tasks it was never trained on, without gradients.
 
-    `measurements`: different programs a task; `cap`: samples a task, for policies that repeat themselves. `round`: samples between
-    two looks at the database. `seeds`: programs a task that every arm finds there (they show, but do not count as found).
+    `measurements`: different programs a task; `cap`: samples a task, for policies that repeat
+    themselves. `round`: samples between two looks at the database. `seeds`: programs a task that
+    every arm finds there (they show, but do not count as found).
     """
 
     measurements: int = 64
@@ -97,13 +101,22 @@ class HeldOut:
     reported: tuple[int, ...] = (1, 4, 16, 64)
 
     def __post_init__(self) -> None:
-        if min(self.measurements, self.round, self.seeds) < 1 or self.cap < self.measurements or not self.reported:
-            raise SettingError("held_out", str(self), "counts of at least 1, and a cap of at least as many samples as measurements")
+        if (
+            min(self.measurements, self.round, self.seeds) < 1
+            or self.cap < self.measurements
+            or not self.reported
+        ):
+            raise SettingError(
+                "held_out",
+                str(self),
+                "counts of at least 1, and a cap of at least as many samples as measurements",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that decides an experiment's outcome but the code and the landscape. `budget`: different programs in stage 3.
+    """All that decides an experiment's outcome but the code and the landscape. `budget`: different
+    programs in stage 3.
 
     `train_tasks`, `held_out_tasks`: only so many, spread evenly over the split's; None: all.
     """
@@ -128,19 +141,32 @@ class Plan:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.arms if name not in ARMS]:
             raise SettingError("arms", unknown, f"some of {', '.join(ARMS)}")
-        if not self.arms or not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.budget < 1:
-            raise SettingError("arms, seeds, budget", (self.arms, self.seeds, self.budget), "some arms, different seeds, a budget")
+        if (
+            not self.arms
+            or not self.seeds
+            or len(set(self.seeds)) < len(self.seeds)
+            or self.budget < 1
+        ):
+            raise SettingError(
+                "arms, seeds, budget",
+                (self.arms, self.seeds, self.budget),
+                "some arms, different seeds, a budget",
+            )
 
     @property
     def digest(self) -> str:
-        """Of everything in it but which arms and seeds are run: more of those continue an experiment."""
+        """Of everything in it but which arms and seeds are run: more of those continue an
+        experiment.
+        """
         told = dataclasses.asdict(self)
         told.pop("arms"), told.pop("seeds")
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a JSON file. Raises SettingError for a file that is none, an unknown name, or a value of another type."""
+    """The plan in a JSON file. Raises SettingError for a file that is none, an unknown name, or a
+    value of another type.
+    """
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -149,14 +175,18 @@ def read_plan(path: Path) -> Plan:
 
 
 def built(kind: type[_T], told: Any, where: str) -> _T:
-    """A dataclass from a JSON object, nested ones too. Raises SettingError naming what is unknown, missing or of another type."""
+    """A dataclass from a JSON object, nested ones too. Raises SettingError naming what is unknown,
+    missing or of another type.
+    """
     hints = get_type_hints(kind)
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(told, dict) or not set(told) <= known:
         wrong = sorted(set(told) - known) if isinstance(told, dict) else told
         raise SettingError(where, wrong, f"some of {', '.join(sorted(known))}")
     try:
-        return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in told.items()})
+        return kind(
+            **{name: _value(hints[name], value, f"{where}.{name}") for name, value in told.items()}
+        )
     except TypeError as error:
         raise SettingError(where, sorted(told), f"all that has no default ({error})") from error
 
@@ -178,11 +208,17 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     else:
         fits = _is(value, hint)
     if not fits:
-        raise SettingError(where, value, f"{' or '.join(map(str, options)) if options else hint.__name__}")
+        raise SettingError(
+            where, value, f"{' or '.join(map(str, options)) if options else hint.__name__}"
+        )
     return value
 
 
 def _is(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return kind is not type(None) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return (
+        kind is not type(None)
+        and isinstance(value, kind)
+        and (kind is bool or not isinstance(value, bool))
+    )

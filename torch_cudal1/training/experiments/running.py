@@ -1,7 +1,9 @@
-"""All cells of a plan, several at a time, each in a process with one thread; a result is written as soon as a cell is done.
+"""All cells of a plan, several at a time, each in a process with one thread; a result is written as
+soon as a cell is done.
 
-Cells go on from where they were, so an end by signal, by budget or by a machine that disappears costs at most the step that was
-being computed. Bases (a seed's models after stages 1 and 2) come first, since a seed's cells share one.
+Cells go on from where they were, so an end by signal, by budget or by a machine that disappears
+costs at most the step that was being computed. Bases (a seed's models after stages 1 and 2) come
+first, since a seed's cells share one.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ from torch_cudal1.training.experiments.plan import ARMS, Plan
 
 __all__ = ["MakeBench", "Run", "results_of", "run", "run_here"]
 
-MakeBench: TypeAlias = Callable[[Plan, int], Bench]  # of a plan and a seed; importable by name: workers are other processes
+MakeBench: TypeAlias = Callable[
+    [Plan, int], Bench
+]  # of a plan and a seed; importable by name: workers are other processes
 Told: TypeAlias = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a plan is run: where its results go, how many processes, and how many seconds at most (None: as long as it takes)."""
+    """How a plan is run: where its results go, how many processes, and how many seconds at most
+    (None: as long as it takes).
+    """
 
     folder: Path
     workers: int = 1
@@ -40,9 +46,16 @@ class Run:
 
 
 def run(plan: Plan, make_bench: MakeBench, how: Run, told: Told) -> list[dict[str, Any]]:
-    """Results of all cells that are done when this returns: all of them, unless the budget ended first."""
+    """Results of all cells that are done when this returns: all of them, unless the budget ended
+    first.
+    """
     end = time.monotonic() + how.budget_s if how.budget_s is not None else None
-    cells = [(seed, name) for seed in plan.seeds for name in plan.arms if _missing(how.folder, plan, name, seed)]
+    cells = [
+        (seed, name)
+        for seed in plan.seeds
+        for name in plan.arms
+        if _missing(how.folder, plan, name, seed)
+    ]
     bases = dict.fromkeys((seed, not ARMS[name].without_analysis) for seed, name in cells)
     jobs: list[Sequence[tuple[Any, ...]]] = [
         [(_base, plan, make_bench, seed, analysis, how.folder) for seed, analysis in bases],
@@ -59,9 +72,16 @@ def run(plan: Plan, make_bench: MakeBench, how: Run, told: Told) -> list[dict[st
 
 
 def run_here(plan: Plan, bench: Bench, how: Run, told: Told) -> list[dict[str, Any]]:
-    """The same one after the other in this process, on a bench that cannot be shared, such as a judge with its GPU."""
+    """The same one after the other in this process, on a bench that cannot be shared, such as a
+    judge with its GPU.
+    """
     end = time.monotonic() + how.budget_s if how.budget_s is not None else math.inf
-    cells = [(seed, name) for seed in plan.seeds for name in plan.arms if _missing(how.folder, plan, name, seed)]
+    cells = [
+        (seed, name)
+        for seed in plan.seeds
+        for name in plan.arms
+        if _missing(how.folder, plan, name, seed)
+    ]
 
     def watched(done: int, what: str, fraction: float | None) -> None:
         if time.monotonic() >= end:
@@ -70,7 +90,9 @@ def run_here(plan: Plan, bench: Bench, how: Run, told: Told) -> list[dict[str, A
 
     for done, (seed, name) in enumerate(cells):
         try:
-            found = cell_of(plan, bench, ARMS[name], seed, _home(how.folder, plan, seed), partial(watched, done))
+            found = cell_of(
+                plan, bench, ARMS[name], seed, _home(how.folder, plan, seed), partial(watched, done)
+            )
         except _TimeUp:
             break
         _store(how.folder, name, seed, found)
@@ -95,7 +117,9 @@ def results_of(folder: Path, plan: Plan) -> list[dict[str, Any]]:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the block, whatever they are doing: what they were at goes on another time."""
+    """Processes that end with the block, whatever they are doing: what they were at goes on another
+    time.
+    """
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
         yield pool
@@ -107,7 +131,9 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             process.join()
 
 
-def _finished(pool: ProcessPoolExecutor, jobs: Sequence[tuple[Any, ...]], end: float | None) -> Iterator[None]:
+def _finished(
+    pool: ProcessPoolExecutor, jobs: Sequence[tuple[Any, ...]], end: float | None
+) -> Iterator[None]:
     """One item a finished job, until all are done or the time is up."""
     running: set[Future[None]] = {pool.submit(*job) for job in jobs}
     while running:
@@ -129,7 +155,12 @@ def _base(plan: Plan, make_bench: MakeBench, seed: int, analysis: bool, folder: 
 def _cell(plan: Plan, make_bench: MakeBench, seed: int, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     quiet()
-    _store(folder, name, seed, cell_of(plan, make_bench(plan, seed), ARMS[name], seed, _home(folder, plan, seed)))
+    _store(
+        folder,
+        name,
+        seed,
+        cell_of(plan, make_bench(plan, seed), ARMS[name], seed, _home(folder, plan, seed)),
+    )
 
 
 def _store(folder: Path, name: str, seed: int, found: Mapping[str, Any]) -> None:
@@ -142,7 +173,10 @@ def _store(folder: Path, name: str, seed: int, found: Mapping[str, Any]) -> None
 
 def _missing(folder: Path, plan: Plan, name: str, seed: int) -> bool:
     path = _result(folder, name, seed)
-    return not path.is_file() or json.loads(path.read_text(encoding="utf-8")).get("plan") != plan.digest
+    return (
+        not path.is_file()
+        or json.loads(path.read_text(encoding="utf-8")).get("plan") != plan.digest
+    )
 
 
 def _home(folder: Path, plan: Plan, seed: int) -> Path:

@@ -1,7 +1,8 @@
-"""The first two parts of an answer, in words that can be checked: which exemplar is better and how the two differ; what the new
-program takes from which.
+"""The first two parts of an answer, in words that can be checked: which exemplar is better and how
+the two differ; what the new program takes from which.
 
-What is true is computed from exemplars and program; what a model claims is marked against that. It judges no speed.
+What is true is computed from exemplars and program; what a model claims is marked against that. It
+judges no speed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Shown = tuple[Program, float]
 
 @dataclass(frozen=True)
 class Marks:
-    """How right an analysis is. `better`: it named the better exemplar; the others: shares from 0 to 1. None: nothing to say."""
+    """How right an analysis is. `better`: it named the better exemplar; the others: shares from 0
+    to 1. None: nothing to say.
+    """
 
     better: bool | None
     differences: float | None
@@ -26,8 +29,18 @@ class Marks:
 
 
 def analysis_of(shown: Sequence[Shown], program: Program) -> str:
-    """The true analysis of a program written after seeing these exemplars: the words from <pa> to before <code>."""
-    return " ".join(["<pa>", *_better(shown), *(f"diff={name}" for name in _differing(shown)), "<ad>", *_intents(shown, program)])
+    """The true analysis of a program written after seeing these exemplars: the words from <pa> to
+    before <code>.
+    """
+    return " ".join(
+        [
+            "<pa>",
+            *_better(shown),
+            *(f"diff={name}" for name in _differing(shown)),
+            "<ad>",
+            *_intents(shown, program),
+        ]
+    )
 
 
 def marked(analysis: str, shown: Sequence[Shown], program: Program) -> Marks:
@@ -35,7 +48,10 @@ def marked(analysis: str, shown: Sequence[Shown], program: Program) -> Marks:
     first, _, second = analysis.removeprefix("<pa>").partition("<ad>")
     claimed, intents = first.split(), set(second.split())
     better, true = [word for word in claimed if word.startswith("better=")], _better(shown)
-    differing, wanted = {word for word in claimed if word.startswith("diff=")}, {f"diff={name}" for name in _differing(shown)}
+    differing, wanted = (
+        {word for word in claimed if word.startswith("diff=")},
+        {f"diff={name}" for name in _differing(shown)},
+    )
     right = set(_intents(shown, program))
     return Marks(
         better=better == true if true else None,
@@ -67,13 +83,18 @@ def _differing(shown: Sequence[Shown]) -> list[str]:
 
 
 def _intents(shown: Sequence[Shown], program: Program) -> list[str]:
-    """What the program does with each knob: kept from an exemplar (the better one first), raised, lowered, or of its own."""
+    """What the program does with each knob: kept from an exemplar (the better one first), raised,
+    lowered, or of its own.
+    """
     if not shown or program.hack:
         return []
     order = sorted(range(len(shown[:2])), key=lambda i: -shown[i][1])
     words = [_intent("tpl", program.template, [(i, shown[i][0].template) for i in order])]
     alike = [(i, shown[i][0]) for i in order if shown[i][0].template == program.template]
-    return words + [_intent(name, value, [(i, other[name]) for i, other in alike]) for name, value in program.knobs.items()]
+    return words + [
+        _intent(name, value, [(i, other[name]) for i, other in alike])
+        for name, value in program.knobs.items()
+    ]
 
 
 def _intent(name: str, value: str, earlier: Sequence[tuple[int, str]]) -> str:

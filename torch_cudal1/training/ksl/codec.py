@@ -1,4 +1,6 @@
-"""The kernel-schedule language as a codec: sentences for small models on one side, KernelBench-style source on the other."""
+"""The kernel-schedule language as a codec: sentences for small models on one side,
+KernelBench-style source on the other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ __all__ = ["KslCodec"]
 class KslCodec:
     """`records.Codec` for tasks whose family is an operation of the language.
 
-    `device`: "cuda" writes Triton kernels, "cpu" modules of PyTorch operators; the words are the same, the programs are not.
+    `device`: "cuda" writes Triton kernels, "cpu" modules of PyTorch operators; the words are the
+    same, the programs are not.
     """
 
     name = "ksl"
@@ -34,7 +37,9 @@ class KslCodec:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word, separated by single spaces in text; `<pad>`, `<eos>` and `<unk>` are the first three."""
+        """Every word, separated by single spaces in text; `<pad>`, `<eos>` and `<unk>` are the
+        first three.
+        """
         return vocabulary()
 
     def unsupported(self, task: TrainingTask) -> str:
@@ -43,11 +48,15 @@ class KslCodec:
         return found if isinstance(found, str) else ""
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
-        """The task and its exemplars as one sentence. Raises ValueError for what the language has no words for."""
+        """The task and its exemplars as one sentence. Raises ValueError for what the language has
+        no words for.
+        """
         return prompt_of(task, exemplars, self.device)
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
-        """The program after `<code>`, or the whole completion where there is no such word; up to `<eos>`."""
+        """The program after `<code>`, or the whole completion where there is no such word; up to
+        `<eos>`.
+        """
         found = self.read(task, completion)
         if isinstance(found, str):
             return Undecodable(found)
@@ -68,12 +77,25 @@ class KslCodec:
         """The source text of a program; the same for the same arguments, always."""
         return _rendered(task.family, task.shape, task.dtype, program, self.device)
 
-    def completion(self, task: TrainingTask, program: str, exemplars: Sequence[Exemplar] = (), *, analysis: bool = True) -> str:
-        """The answer that a model should give, for rows of training: with exemplars a true analysis first, then the program."""
+    def completion(
+        self,
+        task: TrainingTask,
+        program: str,
+        exemplars: Sequence[Exemplar] = (),
+        *,
+        analysis: bool = True,
+    ) -> str:
+        """The answer that a model should give, for rows of training: with exemplars a true analysis
+        first, then the program.
+        """
         found = self.read(task, program)
         if isinstance(found, str):
             raise ValueError(f"{task.id}: {found}")
-        told = analysis_of(self._shown(task, exemplars), found[0]) + " " if analysis and exemplars else ""
+        told = (
+            analysis_of(self._shown(task, exemplars), found[0]) + " "
+            if analysis and exemplars
+            else ""
+        )
         return f"{told}<code> {found[0].text} {EOS}"
 
     def marks(self, task: TrainingTask, decoded: Decoded, exemplars: Sequence[Exemplar]) -> Marks:
@@ -84,19 +106,25 @@ class KslCodec:
         return marked(decoded.analysis, self._shown(task, exemplars), found[0])
 
     def programs(self, task: TrainingTask) -> tuple[Program, ...]:
-        """Every program there is for a task, cheats last. Raises ValueError for an unsupported task."""
+        """Every program there is for a task, cheats last. Raises ValueError for an unsupported
+        task.
+        """
         facts = facts_of(task)
         if isinstance(facts, str):
             raise ValueError(facts)
         return space(self.device, facts[0].kind)
 
-    def _shown(self, task: TrainingTask, exemplars: Sequence[Exemplar]) -> list[tuple[Program, float]]:
+    def _shown(
+        self, task: TrainingTask, exemplars: Sequence[Exemplar]
+    ) -> list[tuple[Program, float]]:
         read = [(self.read(task, exemplar.program), exemplar.score) for exemplar in exemplars]
         return [(found[0], score) for found, score in read if not isinstance(found, str)]
 
 
 @lru_cache(maxsize=65_536)
-def _rendered(family: str, shape: tuple[int, ...], dtype: str, program: Program, device: Device) -> str:
+def _rendered(
+    family: str, shape: tuple[int, ...], dtype: str, program: Program, device: Device
+) -> str:
     facts = facts_of(TrainingTask("", "", family, shape, dtype))
     assert not isinstance(facts, str)
     case = Case(*facts, dtype)

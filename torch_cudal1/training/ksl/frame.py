@@ -1,7 +1,8 @@
-"""What every rendered module has around its schedule: imports, the way out for calls it was not made for, and the cheats.
+"""What every rendered module has around its schedule: imports, the way out for calls it was not
+made for, and the cheats.
 
-A schedule is for one shape and dtype in dense memory. Any other call gets the reference's own expression, so a program is as
-general as its reference and only its own case is fast.
+A schedule is for one shape and dtype in dense memory. Any other call gets the reference's own
+expression, so a program is as general as its reference and only its own case is fast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["Case", "cheat", "module"]
 
 @dataclass(frozen=True)
 class Case:
-    """What a schedule is made for: an operation, its sizes by name, the dtype of its floating inputs ("float32")."""
+    """What a schedule is made for: an operation, its sizes by name, the dtype of its floating
+    inputs ("float32").
+    """
 
     op: Op
     sizes: Mapping[str, int]
@@ -45,9 +48,13 @@ def fits({arguments}):
 
 
 def module(case: Case, body: str, head: str = "") -> str:
-    """A source text whose ModelNew runs `body` (statements that return) on the case and the reference's expression elsewhere."""
+    """A source text whose ModelNew runs `body` (statements that return) on the case and the
+    reference's expression elsewhere.
+    """
     names = ", ".join(case.op.names)
-    condition = " and ".join(_fits(argument.name, argument.sizes, case, argument.draw) for argument in case.op.arguments)
+    condition = " and ".join(
+        _fits(argument.name, argument.sizes, case, argument.draw) for argument in case.op.arguments
+    )
     return _FRAME.format(
         head=f"import torch\n{head}".rstrip() + "\n",
         arguments=names,
@@ -60,7 +67,9 @@ def module(case: Case, body: str, head: str = "") -> str:
 def _fits(name: str, sizes: Sequence[str], case: Case, draw: str) -> str:
     shape = ", ".join(str(case.sizes[size]) for size in sizes)
     dtype = "int64" if draw == "labels" else case.dtype
-    return f"{name}.shape == ({shape},) and {name}.dtype == torch.{dtype} and {name}.is_contiguous()"
+    return (
+        f"{name}.shape == ({shape},) and {name}.dtype == torch.{dtype} and {name}.is_contiguous()"
+    )
 
 
 def cheat(case: Case, name: str, device: str) -> str:
@@ -70,7 +79,10 @@ def cheat(case: Case, name: str, device: str) -> str:
         "expression": case.op.expression,
         "first": names[0],
         "rest": "".join(f", {other}" for other in names[1:]),
-        "halved": ", ".join(f"{n}.half()" if a.draw != "labels" else n for n, a in zip(names, case.op.arguments, strict=True)),
+        "halved": ", ".join(
+            f"{n}.half()" if a.draw != "labels" else n
+            for n, a in zip(names, case.op.arguments, strict=True)
+        ),
         "arguments": ", ".join(names),
         "dtype": case.dtype,
     }

@@ -1,4 +1,6 @@
-"""Which programs there are: templates, their knobs, and the programs as values. Nothing here knows what a template computes."""
+"""Which programs there are: templates, their knobs, and the programs as values. Nothing here knows
+what a template computes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Program:
         """Its one canonical form."""
         if self.hack:
             return f"tpl={self.template} hack={self.hack}"
-        return " ".join([f"tpl={self.template}", *(f"{name}={value}" for name, value in self.knobs.items())])
+        return " ".join(
+            [f"tpl={self.template}", *(f"{name}={value}" for name, value in self.knobs.items())]
+        )
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -73,7 +77,9 @@ class Program:
 def parse(words: Sequence[str], templates: Mapping[str, Template]) -> Program | str:
     """The program that words spell, or why they spell none."""
     if not words or not words[0].startswith("tpl="):
-        return f"expected a program to begin with tpl=NAME, got {words[0] if words else 'nothing'!r}"
+        return (
+            f"expected a program to begin with tpl=NAME, got {words[0] if words else 'nothing'!r}"
+        )
     template = templates.get(words[0].removeprefix("tpl="))
     if template is None:
         return f"{words[0]} is no template of this kind of task; expected one of {', '.join(sorted(templates))}"
@@ -94,7 +100,9 @@ def parse(words: Sequence[str], templates: Mapping[str, Template]) -> Program | 
 def _cheat(template: Template, word: str, first: str) -> Program | str:
     name = word.removeprefix("hack=")
     if name not in HACKS or template.name != first:
-        return f"{word} is no cheat of {template.name}; expected one of {', '.join(HACKS)} on {first}"
+        return (
+            f"{word} is no cheat of {template.name}; expected one of {', '.join(HACKS)} on {first}"
+        )
     return Program(template.name, template.default.knobs, name)
 
 
@@ -102,6 +110,9 @@ def programs(templates: Sequence[Template], *, hacks: bool = True) -> Iterator[P
     """Every program of these templates in a fixed order; the cheats last, on the first template."""
     for template in templates:
         for values in itertools.product(*(knob.values for knob in template.knobs)):
-            yield Program(template.name, dict(zip((knob.name for knob in template.knobs), values, strict=True)))
+            yield Program(
+                template.name,
+                dict(zip((knob.name for knob in template.knobs), values, strict=True)),
+            )
     for name in HACKS if hacks else ():
         yield Program(templates[0].name, templates[0].default.knobs, name)

@@ -1,6 +1,8 @@
-"""The operations that programs may stand for: their references as text, and the pieces that renderers put into kernels.
+"""The operations that programs may stand for: their references as text, and the pieces that
+renderers put into kernels.
 
-Every operation is a function of its inputs, without parameters. A shape is a tuple of sizes, named by the kind's `dims`.
+Every operation is a function of its inputs, without parameters. A shape is a tuple of sizes, named
+by the kind's `dims`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ DIMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An input: its name, its sizes by names of dims, and what draws it ("randn", "rand" or "labels", integers below C)."""
+    """An input: its name, its sizes by names of dims, and what draws it ("randn", "rand" or
+    "labels", integers below C).
+    """
 
     name: str
     sizes: tuple[str, ...]
@@ -34,10 +38,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `graph`: its operators as a prompt shows them. `expression`: of the arguments, in PyTorch.
+    """One operation. `graph`: its operators as a prompt shows them. `expression`: of the arguments,
+    in PyTorch.
 
-    `torch_steps`, `triton_steps` (chains): assignments to `v`, which begins as the first argument; each of the others is a word in
-    them. `pieces`: what other kinds' renderers ask for by name.
+    `torch_steps`, `triton_steps` (chains): assignments to `v`, which begins as the first argument;
+    each of the others is a word in them. `pieces`: what other kinds' renderers ask for by name.
     """
 
     name: str
@@ -123,7 +128,11 @@ _CHAINS = (
         (_X, _COL),
         "torch.relu(torch.exp(-x * x) - b)",
         ("v = torch.exp(-v * v)", "v = v - b", "v = torch.relu(v)"),
-        ("v = libdevice.exp(-v * v)", "v = v - b", "v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)"),
+        (
+            "v = libdevice.exp(-v * v)",
+            "v = v - b",
+            "v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        ),
     ),
     Op(
         "residual_scale",
@@ -137,7 +146,13 @@ _CHAINS = (
 )
 _ROWS = (
     Op("softmax", "row", ("max", "sub", "exp", "sum", "div"), (_X,), "torch.softmax(x, dim=-1)"),
-    Op("log_softmax", "row", ("max", "sub", "exp", "sum", "log", "sub"), (_X,), "torch.log_softmax(x, dim=-1)"),
+    Op(
+        "log_softmax",
+        "row",
+        ("max", "sub", "exp", "sum", "log", "sub"),
+        (_X,),
+        "torch.log_softmax(x, dim=-1)",
+    ),
     Op(
         "rms_norm",
         "row",
@@ -176,7 +191,10 @@ _MMS = (
         ("mm", "add", "relu"),
         (_A, _B, Argument("b", ("N",))),
         "torch.relu(torch.matmul(x, w) + b)",
-        pieces={"torch": "torch.relu(v + b)", "triton": "tl.maximum(v + b, 0.0, propagate_nan=tl.PropagateNan.ALL)"},
+        pieces={
+            "torch": "torch.relu(v + b)",
+            "triton": "tl.maximum(v + b, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        },
     ),
     Op(
         "linear_gelu",
@@ -195,13 +213,30 @@ _MMS = (
         ("mm", "mul", "sigmoid", "mul"),
         (_A, _B),
         "torch.nn.functional.silu(torch.matmul(x, w) * 0.5)",
-        pieces={"torch": "torch.nn.functional.silu(v * 0.5)", "triton": "v * 0.5 / (1.0 + libdevice.exp(-0.5 * v))"},
+        pieces={
+            "torch": "torch.nn.functional.silu(v * 0.5)",
+            "triton": "v * 0.5 / (1.0 + libdevice.exp(-0.5 * v))",
+        },
     ),
 )
 _M, _D, _E = Argument("x", ("M", "N")), Argument("d", ("M",)), Argument("e", ("N",))
 _DIAGS = (
-    Op("diag_left", "diag", ("diag", "mm"), (_D, _M), "torch.matmul(torch.diag(d), x)", pieces={"value": "d * x"}),
-    Op("diag_right", "diag", ("mm", "diag"), (_M, _E), "torch.matmul(x, torch.diag(e))", pieces={"value": "x * e"}),
+    Op(
+        "diag_left",
+        "diag",
+        ("diag", "mm"),
+        (_D, _M),
+        "torch.matmul(torch.diag(d), x)",
+        pieces={"value": "d * x"},
+    ),
+    Op(
+        "diag_right",
+        "diag",
+        ("mm", "diag"),
+        (_M, _E),
+        "torch.matmul(x, torch.diag(e))",
+        pieces={"value": "x * e"},
+    ),
     Op(
         "diag_both",
         "diag",
@@ -229,12 +264,33 @@ _SCANS = (
         "torch.flip(torch.cumsum(torch.flip(x, (-1,)), dim=-1), (-1,))",
         pieces={"value": "x", "reverse": "yes"},
     ),
-    Op("square_cumsum", "scan", ("mul", "cumsum"), (_X,), "torch.cumsum(x * x, dim=-1)", pieces={"value": "x * x"}),
+    Op(
+        "square_cumsum",
+        "scan",
+        ("mul", "cumsum"),
+        (_X,),
+        "torch.cumsum(x * x, dim=-1)",
+        pieces={"value": "x * x"},
+    ),
 )
 _POOLED = (Argument("x", ("B", "C", "L")),)
 _POOLS = (
-    Op("max_pool1d", "pool", ("max_pool",), _POOLED, "torch.nn.functional.max_pool1d(x, 4, 2)", pieces={"size": "4", "step": "2"}),
-    Op("avg_pool1d", "pool", ("avg_pool",), _POOLED, "torch.nn.functional.avg_pool1d(x, 4, 4)", pieces={"size": "4", "step": "4"}),
+    Op(
+        "max_pool1d",
+        "pool",
+        ("max_pool",),
+        _POOLED,
+        "torch.nn.functional.max_pool1d(x, 4, 2)",
+        pieces={"size": "4", "step": "2"},
+    ),
+    Op(
+        "avg_pool1d",
+        "pool",
+        ("avg_pool",),
+        _POOLED,
+        "torch.nn.functional.avg_pool1d(x, 4, 4)",
+        pieces={"size": "4", "step": "4"},
+    ),
     Op(
         "sum_pool1d",
         "pool",
@@ -252,7 +308,9 @@ _POOLS = (
         pieces={"size": "8", "step": "8"},
     ),
 )
-OPS: Mapping[str, Op] = {op.name: op for group in (_CHAINS, _ROWS, _MMS, _DIAGS, _SCANS, _POOLS) for op in group}
+OPS: Mapping[str, Op] = {
+    op.name: op for group in (_CHAINS, _ROWS, _MMS, _DIAGS, _SCANS, _POOLS) for op in group
+}
 
 
 def facts_of(task: TrainingTask) -> tuple[Op, dict[str, int]] | str:
@@ -277,7 +335,9 @@ def task_of(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Traini
 
 
 def reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -> str:
-    """A KernelBench-style module that computes the operation, in the words a user of PyTorch would choose."""
+    """A KernelBench-style module that computes the operation, in the words a user of PyTorch would
+    choose.
+    """
     arguments = ", ".join(op.names)
     drawn = ", ".join(_drawn(argument, sizes, dtype) for argument in op.arguments)
     return (

@@ -1,8 +1,10 @@
-"""Which KernelBench-style files the language has words for: what they compute and at which sizes, read from their text alone.
+"""Which KernelBench-style files the language has words for: what they compute and at which sizes,
+read from their text alone.
 
-A file is recognised where its forward returns an expression of `ops` in any spelling known here, on dense inputs whose sizes are
-constants, and its constructor takes nothing. Everything else is unsupported, with the reason, and counts as a failure in any
-figure over a set of tasks. Nothing of a file is run.
+A file is recognised where its forward returns an expression of `ops` in any spelling known here, on
+dense inputs whose sizes are constants, and its constructor takes nothing. Everything else is
+unsupported, with the reason, and counts as a failure in any figure over a set of tasks. Nothing of
+a file is run.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from torch_cudal1.training.ksl.ops import DIMS, OPS, Op
 __all__ = ["Recognised", "recognise", "recognise_all"]
 
 _DRAWS = ("rand", "randn")
-_NAMES = {"F": "torch.nn.functional", "nn.functional": "torch.nn.functional", "torch.mm": "torch.matmul"}
+_NAMES = {
+    "F": "torch.nn.functional",
+    "nn.functional": "torch.nn.functional",
+    "torch.mm": "torch.matmul",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,9 @@ def recognise(task: TrainingTask) -> TrainingTask | str:
         tree = ast.parse(task.reference)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"it does not parse: {error}"
-    forward, inputs, init = (_function(tree, name) for name in ("forward", "get_inputs", "get_init_inputs"))
+    forward, inputs, init = (
+        _function(tree, name) for name in ("forward", "get_inputs", "get_init_inputs")
+    )
     if forward is None or inputs is None or init is None:
         return "it has no forward, get_inputs or get_init_inputs"
     if _returned(init) is None or ast.unparse(_returned(init) or init) != "[]":
@@ -55,13 +63,24 @@ def recognise(task: TrainingTask) -> TrainingTask | str:
     return _matched(task, _spelling(result, names, len(shapes[0]) if shapes else 0), shapes)
 
 
-def _matched(task: TrainingTask, spelt: str, shapes: Sequence[tuple[int, ...]]) -> TrainingTask | str:
+def _matched(
+    task: TrainingTask, spelt: str, shapes: Sequence[tuple[int, ...]]
+) -> TrainingTask | str:
     for op in OPS.values():
-        if _spelling(ast.parse(op.expression, mode="eval").body, list(op.names), len(op.arguments[0].sizes)) != spelt:
+        if (
+            _spelling(
+                ast.parse(op.expression, mode="eval").body,
+                list(op.names),
+                len(op.arguments[0].sizes),
+            )
+            != spelt
+        ):
             continue
         sizes = _sizes(op, shapes)
         return (
-            sizes if isinstance(sizes, str) else replace(task, family=op.name, shape=tuple(sizes[name] for name in DIMS[op.kind]))
+            sizes
+            if isinstance(sizes, str)
+            else replace(task, family=op.name, shape=tuple(sizes[name] for name in DIMS[op.kind]))
         )
     return f"no operation of the language computes {spelt[:120]}"
 
@@ -78,7 +97,14 @@ def _sizes(op: Op, shapes: Sequence[tuple[int, ...]]) -> dict[str, int] | str:
 
 
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    return next(
+        (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.name == name
+        ),
+        None,
+    )
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
@@ -89,7 +115,9 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
     if not isinstance(last, ast.Return) or not plain:
         return None
     assigned = {
-        node.targets[0].id: node.value for node in others if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        node.targets[0].id: node.value
+        for node in others
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
     return _filled(last.value, assigned) if last.value else None
 
@@ -146,10 +174,17 @@ def _shapes(value: ast.expr | None, constants: Mapping[str, int]) -> list[tuple[
     shapes = []
     for item in value.elts:
         if not (
-            isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute) and item.func.attr in _DRAWS and not item.keywords
+            isinstance(item, ast.Call)
+            and isinstance(item.func, ast.Attribute)
+            and item.func.attr in _DRAWS
+            and not item.keywords
         ):
             return None
-        given = item.args[0].elts if len(item.args) == 1 and isinstance(item.args[0], (ast.Tuple, ast.List)) else item.args
+        given = (
+            item.args[0].elts
+            if len(item.args) == 1 and isinstance(item.args[0], (ast.Tuple, ast.List))
+            else item.args
+        )
         sizes = [_number(one, constants) for one in given]
         if not sizes or any(size is None or size < 1 for size in sizes):
             return None
@@ -158,7 +193,9 @@ def _shapes(value: ast.expr | None, constants: Mapping[str, int]) -> list[tuple[
 
 
 def _spelling(value: ast.expr, names: Sequence[str], dims: int) -> str:
-    """One spelling for expressions that mean the same: positional names, products as calls, the last dimension as -1."""
+    """One spelling for expressions that mean the same: positional names, products as calls, the
+    last dimension as -1.
+    """
     renamed = {name: f"input_{place}" for place, name in enumerate(names)}
 
     class Spell(ast.NodeTransformer):
@@ -174,7 +211,9 @@ def _spelling(value: ast.expr, names: Sequence[str], dims: int) -> str:
         def visit_Call(self, node: ast.Call) -> ast.expr:
             self.generic_visit(node)
             name = ast.unparse(node.func)
-            keywords = sorted(_dimensions(node.keywords, dims), key=lambda keyword: keyword.arg or "")
+            keywords = sorted(
+                _dimensions(node.keywords, dims), key=lambda keyword: keyword.arg or ""
+            )
             return ast.Call(ast.Name(_NAMES.get(name, name)), node.args, keywords)
 
     return ast.unparse(Spell().visit(ast.parse(ast.unparse(value), mode="eval").body))
@@ -182,5 +221,9 @@ def _spelling(value: ast.expr, names: Sequence[str], dims: int) -> str:
 
 def _dimensions(keywords: Sequence[ast.keyword], dims: int) -> Iterator[ast.keyword]:
     for keyword in keywords:
-        last = keyword.arg == "dim" and isinstance(keyword.value, ast.Constant) and keyword.value.value == dims - 1
+        last = (
+            keyword.arg == "dim"
+            and isinstance(keyword.value, ast.Constant)
+            and keyword.value.value == dims - 1
+        )
         yield ast.keyword("dim", ast.parse("-1", mode="eval").body) if last else keyword

@@ -1,9 +1,11 @@
-"""Prompts and answers as sentences of a closed vocabulary, and back: what a model reads, and what its analysis claims.
+"""Prompts and answers as sentences of a closed vocabulary, and back: what a model reads, and what
+its analysis claims.
 
     <task> cpu row op=max ... <shape> size=10 div=64 ... <dtype> f32 <ex> tpl=row.two ... score=14 <go>
     <pa> better=2 diff=block <ad> block:up mask:keep2 <code> tpl=row.two block=1024 ...
 
-A shape is shown as the floor of the base-2 logarithm of each size and the largest power of two that divides it, up to 1024.
+A shape is shown as the floor of the base-2 logarithm of each size and the largest power of two that
+divides it, up to 1024.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from torch_cudal1.training.ksl.grammar import HACKS, Device, Program, parse
 from torch_cudal1.training.ksl.ops import DIMS, DTYPES, OPS, Op, facts_of
 from torch_cudal1.training.ksl.spaces import SPACES, templates_of
 
-__all__ = ["EOS", "SPECIAL", "Sentence", "prompt_of", "read_prompt", "score_of", "score_word", "vocabulary"]
+__all__ = [
+    "EOS",
+    "SPECIAL",
+    "Sentence",
+    "prompt_of",
+    "read_prompt",
+    "score_of",
+    "score_word",
+    "vocabulary",
+]
 
 EOS, _PAD, _UNKNOWN = "<eos>", "<pad>", "<unk>"
 SPECIAL = (_PAD, EOS, _UNKNOWN)
@@ -33,7 +44,9 @@ _BETTER = ("1", "2", "none")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A prompt as it was read: what any policy, however simple, may know of a task. `sizes`: (log2, divisor) of each dimension."""
+    """A prompt as it was read: what any policy, however simple, may know of a task. `sizes`: (log2,
+    divisor) of each dimension.
+    """
 
     device: Device
     kind: str
@@ -44,7 +57,9 @@ class Sentence:
 
 
 def prompt_of(task: TrainingTask, exemplars: Sequence[Exemplar], device: Device) -> str:
-    """The sentence of a task. Raises ValueError for a task or an exemplar that the language has no words for."""
+    """The sentence of a task. Raises ValueError for a task or an exemplar that the language has no
+    words for.
+    """
     found = facts_of(task)
     if isinstance(found, str):
         raise ValueError(found)
@@ -71,10 +86,14 @@ def read_prompt(prompt: str) -> Sentence:
         device = next(one for one in SPACES if one == name)
         numbers = [int(word.partition("=")[2]) for word in shape.split()]
     except (ValueError, StopIteration) as error:
-        raise ValueError(f"expected a prompt of the kernel-schedule language, got {prompt[:120]!r}") from error
+        raise ValueError(
+            f"expected a prompt of the kernel-schedule language, got {prompt[:120]!r}"
+        ) from error
     exemplars = tuple(_shown(words.split(), device, kind) for words in shown)
     sizes = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    return Sentence(device, kind, tuple(word.removeprefix("op=") for word in graph), sizes, dtype, exemplars)
+    return Sentence(
+        device, kind, tuple(word.removeprefix("op=") for word in graph), sizes, dtype, exemplars
+    )
 
 
 def _shown(words: Sequence[str], device: Device, kind: str) -> tuple[Program, int]:

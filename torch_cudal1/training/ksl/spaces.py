@@ -1,7 +1,9 @@
-"""The templates of each kind of operation on each device, in the order in which programs are enumerated. The first carries cheats.
+"""The templates of each kind of operation on each device, in the order in which programs are
+enumerated. The first carries cheats.
 
-Small on purpose: every program of a task is measured once, so that a look-up can never miss. Values that break something are part
-of it: `mask=off` on ragged sizes, `acc=f16`, tiles that overflow shared memory, operators in the wrong order.
+Small on purpose: every program of a task is measured once, so that a look-up can never miss. Values
+that break something are part of it: `mask=off` on ragged sizes, `acc=f16`, tiles that overflow
+shared memory, operators in the wrong order.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ __all__ = ["SPACES", "space", "templates_of"]
 
 def _template(name: str, **knobs: str) -> Template:
     """`name` is KIND.ALGORITHM; a knob's values are given in one string."""
-    return Template(name, name.partition(".")[0], tuple(Knob(knob, tuple(values.split())) for knob, values in knobs.items()))
+    return Template(
+        name,
+        name.partition(".")[0],
+        tuple(Knob(knob, tuple(values.split())) for knob, values in knobs.items()),
+    )
 
 
 _SAFE = {"mask": "on off", "acc": "f32 f16"}
@@ -38,16 +44,44 @@ _CPU = (
     _template("pool.unfold", acc="f32 f16"),
 )
 _CUDA = (
-    _template("chain.flat", block="1024 4096", warps="4 8", persist="off on", fuse="full split swapped", **_SAFE),
+    _template(
+        "chain.flat",
+        block="1024 4096",
+        warps="4 8",
+        persist="off on",
+        fuse="full split swapped",
+        **_SAFE,
+    ),
     _template("row.one", rows="1 2", warps="4 16", persist="off on", **_SAFE),
     _template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
-    _template("mm.tiles", block_m="128 64", block_n="128 256", block_k="32 64", warps="4 8", stages="3 5", group_m="8 1", **_SAFE),
-    _template("mm.split", block_m="64", block_n="64 128", block_k="32", split_k="2 4 8", warps="4 8", mask="on off"),
-    _template("diag.tile", block_m="4 1 16", block_n="512 128", warps="4 8", axis="right swapped", **_SAFE),
+    _template(
+        "mm.tiles",
+        block_m="128 64",
+        block_n="128 256",
+        block_k="32 64",
+        warps="4 8",
+        stages="3 5",
+        group_m="8 1",
+        **_SAFE,
+    ),
+    _template(
+        "mm.split",
+        block_m="64",
+        block_n="64 128",
+        block_k="32",
+        split_k="2 4 8",
+        warps="4 8",
+        mask="on off",
+    ),
+    _template(
+        "diag.tile", block_m="4 1 16", block_n="512 128", warps="4 8", axis="right swapped", **_SAFE
+    ),
     _template("scan.one", rows="1 2", warps="4 8 16", **_SAFE),
     _template("scan.carry", block="1024 256 4096", warps="4 8 1", carry="on off", **_SAFE),
-    _template("pool.flat", block="512 128", warps="4 1", persist="off on", unroll="on off", **_SAFE),
+    _template(
+        "pool.flat", block="512 128", warps="4 1", persist="off on", unroll="on off", **_SAFE
+    ),
 )
 SPACES: Mapping[Device, tuple[Template, ...]] = {"cuda": _CUDA, "cpu": _CPU}
 

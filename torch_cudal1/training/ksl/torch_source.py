@@ -1,6 +1,8 @@
-"""Programs as modules of PyTorch operators, for the CPU: blocked loops, fused or step by step, with the same ways to be wrong.
+"""Programs as modules of PyTorch operators, for the CPU: blocked loops, fused or step by step, with
+the same ways to be wrong.
 
-Each renderer turns knobs into statements; `acc=f16` computes in bfloat16 and `mask=off` leaves out what does not fill a block.
+Each renderer turns knobs into statements; `acc=f16` computes in bfloat16 and `mask=off` leaves out
+what does not fill a block.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ def _chain_blocks(case: Case, program: Program) -> str:
     rows = [argument.name for argument in case.op.arguments if argument.sizes[0] == "R"]
     renamed = "".join(f"    {name} = whole_{name}[lo : lo + {block}]\n" for name in rows)
     steps = _steps(case, program)
-    inner = "".join(f"    {line}\n" for line in (map(_in_place, steps) if program["fuse"] == "inplace" else steps))
+    inner = "".join(
+        f"    {line}\n"
+        for line in (map(_in_place, steps) if program["fuse"] == "inplace" else steps)
+    )
     start = f"    v = {rows[0]}{'.clone()' if program['fuse'] == 'inplace' else ''}\n"
     outer = "".join(f"whole_{name} = {name}\n" for name in rows)
     return (
@@ -73,7 +78,8 @@ def _chain_blocks(case: Case, program: Program) -> str:
     )
 
 
-# A row operation on `x` (rows, columns): by PyTorch's own operator, in plain steps, and from running values of column blocks.
+# A row operation on `x` (rows, columns): by PyTorch's own operator, in plain steps, and from
+# running values of column blocks.
 _ROW_STEPS: Mapping[str, str] = {
     "softmax": "m = x.amax(-1, keepdim=True)\ne = torch.exp(x - m)\nv = e / e.sum(-1, keepdim=True)",
     "log_softmax": "m = x.amax(-1, keepdim=True)\nd = x - m\nv = d - torch.log(torch.exp(d).sum(-1, keepdim=True))",
@@ -84,7 +90,10 @@ _ROW_STEPS: Mapping[str, str] = {
     "v = z - x.gather(1, t[:, None])[:, 0]",
 }
 _EXPONENTIAL = ("softmax", "log_softmax", "cross_entropy")
-_ONLINE_START = {True: "m = x.new_full((len(x), 1), float('-inf'))\ns = torch.zeros_like(m)", False: "s = x.new_zeros((len(x), 1))"}
+_ONLINE_START = {
+    True: "m = x.new_full((len(x), 1), float('-inf'))\ns = torch.zeros_like(m)",
+    False: "s = x.new_zeros((len(x), 1))",
+}
 _ONLINE_STEP = {
     True: "n = torch.maximum(m, p.amax(-1, keepdim=True))\n"
     "s = s * torch.exp(m - n) + torch.exp(p - n).sum(-1, keepdim=True)\nm = n",
@@ -145,7 +154,11 @@ def _product(case: Case, program: Program, x: str, w: str) -> str:
     """`v`: a product with its epilogue, together, apart or before the product (which is wrong)."""
     epilogue = case.op.pieces["torch"]
     if program["epilogue"] == "swapped":
-        return f"v = torch.matmul({x}, torch.relu({w}))" if not epilogue else f"v = {w}\nv = torch.matmul({x}, {epilogue})"
+        return (
+            f"v = torch.matmul({x}, torch.relu({w}))"
+            if not epilogue
+            else f"v = {w}\nv = torch.matmul({x}, {epilogue})"
+        )
     bias = "b" in case.op.names
     if program["epilogue"] == "fused" and bias:
         return f"v = torch.addmm(b, {x}, {w})\nv = {epilogue.replace('v + b', 'v')}"
@@ -174,7 +187,11 @@ def _mm_blocks(case: Case, program: Program) -> str:
 def _diag_value(case: Case, program: Program, rows: str) -> str:
     """The product as a broadcast; swapped: the factors along the wrong axis."""
     value = case.op.pieces["value"].replace("x", f"x{rows}", 1)
-    left, right = (f"d{rows}[:, None]", "e") if program["axis"] == "right" else ("d[: x.shape[1]]", f"e{rows}[:, None]")
+    left, right = (
+        (f"d{rows}[:, None]", "e")
+        if program["axis"] == "right"
+        else ("d[: x.shape[1]]", f"e{rows}[:, None]")
+    )
     if program["axis"] == "swapped":
         m, n = case.sizes["M"], case.sizes["N"]
         left = f"d.repeat({-(-n // m)})[: {n}]"
@@ -244,7 +261,9 @@ def _pool_shifts(case: Case, program: Program) -> str:
     if not fresh:
         join = "torch.maximum(v, {}, out=v)" if largest else "v += {}"
     lines = [f"v = {views[0]}.clone()", *(join.format(view) for view in views[1:])]
-    lines += [] if largest else [f"v = v {'* 1.0' if case.op.name == 'sum_pool1d' else f'/ {size}.0'}"]
+    lines += (
+        [] if largest else [f"v = v {'* 1.0' if case.op.name == 'sum_pool1d' else f'/ {size}.0'}"]
+    )
     lines += ["v = torch.relu(v)"] if case.op.name == "avg_pool_relu" else []
     body = "".join(f"    {line}\n" for line in lines)
     count = case.sizes["B"] * case.sizes["C"]
@@ -256,7 +275,13 @@ def _pool_shifts(case: Case, program: Program) -> str:
 
 
 def _pool_unfold(case: Case, program: Program) -> str:
-    method = "amax(-1)" if case.op.name == "max_pool1d" else "sum(-1)" if case.op.name == "sum_pool1d" else "mean(-1)"
+    method = (
+        "amax(-1)"
+        if case.op.name == "max_pool1d"
+        else "sum(-1)"
+        if case.op.name == "sum_pool1d"
+        else "mean(-1)"
+    )
     value = f"x.unfold(-1, {case.op.pieces['size']}, {case.op.pieces['step']}).{method}"
     value = f"torch.relu({value})" if case.op.name == "avg_pool_relu" else value
     return f"{_cast(case, program)}return {value}{_back(case)}.contiguous()"

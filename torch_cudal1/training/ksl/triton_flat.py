@@ -1,9 +1,11 @@
-"""Triton kernels of the kinds that go over elements one by one: fused chains, broadcast rewrites, scans and pooling.
+"""Triton kernels of the kinds that go over elements one by one: fused chains, broadcast rewrites,
+scans and pooling.
 
-Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what Triton compiled. A launch by
-Triton takes 45 to 75 us of the host where a pass over 32 MiB takes 25 us of the GPU (benchmarks/LOG.md), so programs keep what it
-compiled and launch that. `mask=off` runs
-over whole blocks only and leaves the rest unwritten; `acc=f16` rounds intermediate values to half precision.
+Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what
+Triton compiled. A launch by Triton takes 45 to 75 us of the host where a pass over 32 MiB takes 25
+us of the GPU (benchmarks/LOG.md), so programs keep what it compiled and launch that. `mask=off`
+runs over whole blocks only and leaves the rest unwritten; `acc=f16` rounds intermediate values to
+half precision.
 """
 
 from __future__ import annotations
@@ -49,9 +51,16 @@ def blocks_of(program: Program, size: str, block: int) -> str:
 
 
 def launched(
-    kernel: str, grid: str, tensors: Sequence[str], numbers: str, constants: Mapping[str, int | str], **options: str
+    kernel: str,
+    grid: str,
+    tensors: Sequence[str],
+    numbers: str,
+    constants: Mapping[str, int | str],
+    **options: str,
 ) -> str:
-    """The statement that launches a kernel on a grid of three numbers, arguments in the order in which the kernel has them."""
+    """The statement that launches a kernel on a grid of three numbers, arguments in the order in
+    which the kernel has them.
+    """
     named = ", ".join(f'"{name}": {value}' for name, value in constants.items())
     given = "".join(f", {name}={value}" for name, value in options.items())
     return f"launch({kernel}, {grid}, ({', '.join(tensors)}), ({numbers}), {{{named}}}{given})"
@@ -80,7 +89,9 @@ def _over_blocks(program: Program, lines: Sequence[str]) -> list[str]:
 def _grid(program: Program, size: str, block: int) -> tuple[str, str]:
     """The statement that counts blocks, and the grid."""
     count = f"blocks = {blocks_of(program, size, block)}"
-    return count, f"(min(blocks, {PROGRAMS}), 1, 1)" if program["persist"] == "on" else "(blocks, 1, 1)"
+    return count, f"(min(blocks, {PROGRAMS}), 1, 1)" if program[
+        "persist"
+    ] == "on" else "(blocks, 1, 1)"
 
 
 def _uses(steps: Sequence[str], name: str) -> bool:
@@ -89,12 +100,18 @@ def _uses(steps: Sequence[str], name: str) -> bool:
 
 def _chain(case: Case, program: Program) -> tuple[str, str]:
     steps, block, first = case.op.triton_steps, program.number("block"), case.op.names[0]
-    passes = {"full": [steps], "split": [steps[:1], steps[1:]], "swapped": [(*steps[1:], *steps[:1])]}[program["fuse"]]
+    passes = {
+        "full": [steps],
+        "split": [steps[:1], steps[1:]],
+        "swapped": [(*steps[1:], *steps[:1])],
+    }[program["fuse"]]
     count, grid = _grid(program, str(case.sizes["R"] * case.sizes["C"]), block)
     head, calls = HEAD, [f"out = torch.empty_like({first})", count]
     for number, part in enumerate(passes):
         used = [argument for argument in case.op.arguments[1:] if _uses(part, argument.name)]
-        head += _chain_kernel(f"chain_{number}", program, part, [(one.name, one.sizes == ("C",)) for one in used])
+        head += _chain_kernel(
+            f"chain_{number}", program, part, [(one.name, one.sizes == ("C",)) for one in used]
+        )
         source = first if number == 0 else "out"
         names = [source, *(one.name for one in used), "out"]
         calls.append(
@@ -110,17 +127,26 @@ def _chain(case: Case, program: Program) -> tuple[str, str]:
     return head, "\n".join([*calls, "return out"])
 
 
-def _chain_kernel(name: str, program: Program, steps: Sequence[str], used: Sequence[tuple[str, bool]]) -> str:
+def _chain_kernel(
+    name: str, program: Program, steps: Sequence[str], used: Sequence[tuple[str, bool]]
+) -> str:
     """One pass. `used`: names of the other inputs, and whether they are one row for all."""
     mask = _mask(program)
-    loads = [f"{one} = tl.load({one}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)" for one, row in used]
+    loads = [
+        f"{one} = tl.load({one}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)"
+        for one, row in used
+    ]
     lines = ["at = block * BLOCK + tl.arange(0, BLOCK)", "inside = at < size"]
     lines += [f"v = tl.load(v_ptr + at{mask}).to(tl.float32)", *loads]
     for step in steps:
         lines += [step, *rounded(program)]
     lines += [f"tl.store(out_ptr + at, v{mask})"]
     pointers = ["v_ptr", *(f"{one}_ptr" for one, _ in used), "out_ptr"]
-    return _kernel(name, [*pointers, "size", "columns", "blocks", "BLOCK: tl.constexpr"], _over_blocks(program, lines))
+    return _kernel(
+        name,
+        [*pointers, "size", "columns", "blocks", "BLOCK: tl.constexpr"],
+        _over_blocks(program, lines),
+    )
 
 
 def _diag(case: Case, program: Program) -> tuple[str, str]:
@@ -135,7 +161,9 @@ def _diag(case: Case, program: Program) -> tuple[str, str]:
         f"x = tl.load(x_ptr + r * columns + c{mask}).to(tl.float32)",
     ]
     if "d" in case.op.names:
-        lines.append(f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_mask(program, 'r < rows' if right else 'c < columns')})")
+        lines.append(
+            f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_mask(program, 'r < rows' if right else 'c < columns')})"
+        )
     if "e" in case.op.names:
         lines.append(
             f"e = tl.load(e_ptr + {'c' if right else 'r % columns'}{_mask(program, 'c < columns' if right else 'r < rows')})"
@@ -144,10 +172,21 @@ def _diag(case: Case, program: Program) -> tuple[str, str]:
     lines += ["v = tl.where(c <= r, v, 0.0)"] if "lower" in case.op.pieces else []
     lines += [f"tl.store(out_ptr + r * columns + c, v{mask})"]
     pointers = [f"{name}_ptr" for name in case.op.names]
-    kernel = _kernel("diagonal", [*pointers, "out_ptr", "rows", "columns", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"], lines)
+    kernel = _kernel(
+        "diagonal",
+        [*pointers, "out_ptr", "rows", "columns", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"],
+        lines,
+    )
     grid = f"({blocks_of(program, 'columns', block_n)}, {blocks_of(program, 'rows', block_m)}, 1)"
     constants = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-    call = launched("diagonal", grid, [*case.op.names, "out"], "rows, columns", constants, num_warps=program["warps"])
+    call = launched(
+        "diagonal",
+        grid,
+        [*case.op.names, "out"],
+        "rows, columns",
+        constants,
+        num_warps=program["warps"],
+    )
     body = f"rows, columns = x.shape\nout = torch.empty_like(x)\n{call}\nreturn out"
     return HEAD + kernel, body
 
@@ -174,16 +213,27 @@ def _scan_one(case: Case, program: Program) -> tuple[str, str]:
     ]
     arguments = ["x_ptr", "out_ptr", "rows", "columns", "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
     constants = {"ROWS": rows, "BLOCK": _power_above(case.sizes["C"])}
-    return HEAD + _kernel("scan", arguments, lines), _scan_call(program, blocks_of(program, "rows", rows), constants)
+    return HEAD + _kernel("scan", arguments, lines), _scan_call(
+        program, blocks_of(program, "rows", rows), constants
+    )
 
 
 def _scan_call(program: Program, blocks: str, constants: Mapping[str, int]) -> str:
-    call = launched("scan", f"({blocks}, 1, 1)", ["x", "out"], "rows, columns", constants, num_warps=program["warps"])
+    call = launched(
+        "scan",
+        f"({blocks}, 1, 1)",
+        ["x", "out"],
+        "rows, columns",
+        constants,
+        num_warps=program["warps"],
+    )
     return f"rows, columns = x.shape\nout = torch.empty_like(x)\n{call}\nreturn out"
 
 
 def _reach(case: Case, program: Program) -> str:
-    """Without its mask a row that is no power of two long begins again where it ends: the wrong values, but none of strangers."""
+    """Without its mask a row that is no power of two long begins again where it ends: the wrong
+    values, but none of strangers.
+    """
     place = _scan_place(case)
     if program["mask"] == "on":
         return place
@@ -213,7 +263,11 @@ def _scan_carry(case: Case, program: Program) -> tuple[str, str]:
 
 def _pool(case: Case, program: Program) -> tuple[str, str]:
     """One output an element, windows read one place after the other."""
-    size, step, block = int(case.op.pieces["size"]), int(case.op.pieces["step"]), program.number("block")
+    size, step, block = (
+        int(case.op.pieces["size"]),
+        int(case.op.pieces["step"]),
+        program.number("block"),
+    )
     largest = case.op.name == "max_pool1d"
     join, empty = ("tl.maximum(v, x)", "float('-inf')") if largest else ("v + x", "0.0")
     lines = [
@@ -230,11 +284,22 @@ def _pool(case: Case, program: Program) -> tuple[str, str]:
         f"tl.store(out_ptr + at, v{_mask(program)})",
     ]
     constants = [f"{name}: tl.constexpr" for name in ("STEP", "SIZE", "BLOCK")]
-    kernel = _kernel("pool", ["x_ptr", "out_ptr", "size", "length", "columns", "blocks", *constants], _over_blocks(program, lines))
+    kernel = _kernel(
+        "pool",
+        ["x_ptr", "out_ptr", "size", "length", "columns", "blocks", *constants],
+        _over_blocks(program, lines),
+    )
     length = (case.sizes["L"] - size) // step + 1
     count, grid = _grid(program, "out.numel()", block)
     numbers = f"out.numel(), {length}, {case.sizes['L']}, blocks"
-    call = launched("pool", grid, ["x", "out"], numbers, {"STEP": step, "SIZE": size, "BLOCK": block}, num_warps=program["warps"])
+    call = launched(
+        "pool",
+        grid,
+        ["x", "out"],
+        numbers,
+        {"STEP": step, "SIZE": size, "BLOCK": block},
+        num_warps=program["warps"],
+    )
     body = (
         f"out = torch.empty(({case.sizes['B']}, {case.sizes['C']}, {length}), dtype=x.dtype, device=x.device)\n"
         f"{count}\n{call}\nreturn out"

@@ -1,4 +1,5 @@
-"""Triton kernels of matrix products: tiles in grouped order with the epilogue in registers, and sums over K split between programs.
+"""Triton kernels of matrix products: tiles in grouped order with the epilogue in registers, and
+sums over K split between programs.
 
 The same conventions as in `triton_flat`; `acc=f16` adds up in half precision.
 """
@@ -81,7 +82,12 @@ def _tiles(case: Case, program: Program) -> tuple[str, str]:
         "(tiles_m * tiles_n, 1, 1)",
         [*case.op.names, "out"],
         f"{m}, {n}, {k}, tiles_m, tiles_n",
-        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": program["block_k"], "GROUP": program["group_m"]},
+        {
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": program["block_k"],
+            "GROUP": program["group_m"],
+        },
         num_warps=program["warps"],
         num_stages=program["stages"],
     )
@@ -94,7 +100,11 @@ def _tiles(case: Case, program: Program) -> tuple[str, str]:
 
 def _split(case: Case, program: Program) -> tuple[str, str]:
     """Partial sums in memory, added up in a fixed order so that the same bits come out every time."""
-    block_m, block_n, split = program.number("block_m"), program.number("block_n"), program.number("split_k")
+    block_m, block_n, split = (
+        program.number("block_m"),
+        program.number("block_n"),
+        program.number("split_k"),
+    )
     m, n, k = (case.sizes[name] for name in "MNK")
     epilogue = case.op.pieces["torch"]
     call = launched(
@@ -113,4 +123,7 @@ def _split(case: Case, program: Program) -> tuple[str, str]:
     return HEAD + _SPLIT.format(**_masks(program)), body
 
 
-RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {"mm.tiles": _tiles, "mm.split": _split}
+RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
+    "mm.tiles": _tiles,
+    "mm.split": _split,
+}

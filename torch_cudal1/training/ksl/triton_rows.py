@@ -1,4 +1,5 @@
-"""Triton kernels of operations over rows: a row in registers, or in blocks of columns, with or without running values.
+"""Triton kernels of operations over rows: a row in registers, or in blocks of columns, with or
+without running values.
 
 The same conventions as in `triton_flat`.
 """
@@ -18,13 +19,20 @@ _LOWEST = "-1e30"  # finite, so that a block of nothing but padding makes no NaN
 
 # A tile `x` of whole rows; `inside` marks its columns. Reductions keep their dimension.
 _WHOLE: Mapping[str, tuple[str, ...]] = {
-    "softmax": ("m = tl.max(x, axis=1, keep_dims=True)", "e = libdevice.exp(x - m)", "v = e / tl.sum(e, axis=1, keep_dims=True)"),
+    "softmax": (
+        "m = tl.max(x, axis=1, keep_dims=True)",
+        "e = libdevice.exp(x - m)",
+        "v = e / tl.sum(e, axis=1, keep_dims=True)",
+    ),
     "log_softmax": (
         "m = tl.max(x, axis=1, keep_dims=True)",
         "d = x - m",
         "v = d - libdevice.log(tl.sum(libdevice.exp(d), axis=1, keep_dims=True))",
     ),
-    "rms_norm": ("s = tl.sum(x * x, axis=1, keep_dims=True)", "v = x * libdevice.rsqrt(s / columns + 1e-5) * b"),
+    "rms_norm": (
+        "s = tl.sum(x * x, axis=1, keep_dims=True)",
+        "v = x * libdevice.rsqrt(s / columns + 1e-5) * b",
+    ),
     "layer_norm": (
         "m = tl.sum(x, axis=1, keep_dims=True) / columns",
         "d = PADDED(x - m)",
@@ -54,24 +62,39 @@ def _other_arguments(case: Case) -> list[str]:
 
 def _kernel(case: Case, constants: Sequence[str], lines: Sequence[str]) -> str:
     pointers = ["x_ptr", *(f"{name}_ptr" for name in _other_arguments(case)), "out_ptr"]
-    arguments = ", ".join([*pointers, "rows", "columns", *(f"{name}: tl.constexpr" for name in constants)])
+    arguments = ", ".join(
+        [*pointers, "rows", "columns", *(f"{name}: tl.constexpr" for name in constants)]
+    )
     body = "\n".join(f"    {line}" for line in lines)
     return f"{HEAD}\n\n@triton.jit\ndef rows_of({arguments}):\n{body}\n"
 
 
 def _call(case: Case, grid: str, constants: Mapping[str, int], warps: str) -> str:
-    call = launched("rows_of", f"({grid}, 1, 1)", [*case.op.names, "out"], "rows, columns", constants, num_warps=warps)
+    call = launched(
+        "rows_of",
+        f"({grid}, 1, 1)",
+        [*case.op.names, "out"],
+        "rows, columns",
+        constants,
+        num_warps=warps,
+    )
     shape = "rows" if case.op.name == "cross_entropy" else "(rows, columns)"
     return f"rows, columns = x.shape\nout = torch.empty({shape}, dtype=x.dtype, device=x.device)\n{call}\nreturn out"
 
 
 def _row_one(case: Case, program: Program) -> tuple[str, str]:
-    """Without its mask a row whose length is no power of two is read beyond its end, round to its beginning."""
+    """Without its mask a row whose length is no power of two is read beyond its end, round to its
+    beginning.
+    """
     on, rows = program["mask"] == "on", program.number("rows")
     exponential = case.op.name in _EXPONENTIAL
     other = _LOWEST if exponential else "0.0"
     inside = "(r < rows) & (c < columns)"
-    place, mask = ("c", f", mask={inside}, other={other}") if on else ("c % columns", ", mask=r < rows, other=0.0")
+    place, mask = (
+        ("c", f", mask={inside}, other={other}")
+        if on
+        else ("c % columns", ", mask=r < rows, other=0.0")
+    )
     lines = [
         "r = first + tl.arange(0, ROWS)[:, None]",
         "c = tl.arange(0, BLOCK)[None, :]",
@@ -79,7 +102,10 @@ def _row_one(case: Case, program: Program) -> tuple[str, str]:
         *rounded(program, "x"),
         *_parameters(case, "c % columns" if not on else "c", "c < columns" if on else ""),
         *(_labels("r", "r < rows") if case.op.name == "cross_entropy" else []),
-        *(line.replace("PADDED(x - m)", "tl.where(c < columns, x - m, 0.0)" if on else "x - m") for line in _WHOLE[case.op.name]),
+        *(
+            line.replace("PADDED(x - m)", "tl.where(c < columns, x - m, 0.0)" if on else "x - m")
+            for line in _WHOLE[case.op.name]
+        ),
         *rounded(program),
     ]
     if case.op.name == "cross_entropy":
@@ -97,7 +123,9 @@ def _row_one(case: Case, program: Program) -> tuple[str, str]:
     grid = blocks_of(program, "rows", rows)
     grid = f"min({grid}, {PROGRAMS})" if program["persist"] == "on" else grid
     block = 1 << (case.sizes["C"] - 1).bit_length()
-    return _kernel(case, ["ROWS", "BLOCK"], lines), _call(case, grid, {"ROWS": rows, "BLOCK": block}, program["warps"])
+    return _kernel(case, ["ROWS", "BLOCK"], lines), _call(
+        case, grid, {"ROWS": rows, "BLOCK": block}, program["warps"]
+    )
 
 
 def _parameters(case: Case, place: str, condition: str) -> list[str]:
@@ -105,13 +133,19 @@ def _parameters(case: Case, place: str, condition: str) -> list[str]:
     mask = f", mask={condition}" if condition else ""
     names = [argument.name for argument in case.op.arguments if argument.sizes == ("C",)]
     renamed = {"c": "shift"}  # `c` is the columns here
-    return [f"{renamed.get(name, name)} = tl.load({name}_ptr + {place}{mask}).to(tl.float32)" for name in names]
+    return [
+        f"{renamed.get(name, name)} = tl.load({name}_ptr + {place}{mask}).to(tl.float32)"
+        for name in names
+    ]
 
 
 def _labels(row: str, condition: str = "") -> list[str]:
     mask = f", mask={condition}, other=0" if condition else ""
     picked = f", mask={condition}, other=0.0" if condition else ""
-    return [f"t = tl.load(t_ptr + {row}{mask})", f"picked = tl.load(x_ptr + {row} * columns + t{picked}).to(tl.float32)"]
+    return [
+        f"t = tl.load(t_ptr + {row}{mask})",
+        f"picked = tl.load(x_ptr + {row} * columns + t{picked}).to(tl.float32)",
+    ]
 
 
 def _columns(program: Program, inner: Sequence[str], other: str) -> list[str]:
@@ -137,7 +171,12 @@ def _blocked(case: Case, program: Program, statistics: Sequence[str]) -> tuple[s
     else:
         mask = ", mask=c < columns" if on else ""
         store = f"tl.store(out_ptr + r * columns + c, v{mask})"
-        inner = [*_parameters(case, "c", "c < columns" if on else ""), _END[name], *rounded(program), store]
+        inner = [
+            *_parameters(case, "c", "c < columns" if on else ""),
+            _END[name],
+            *rounded(program),
+            store,
+        ]
         lines += _columns(program, inner, "0.0")
     constants = {"BLOCK": program.number("block"), "STAGES": program.number("stages")}
     return _kernel(case, list(constants), lines), _call(case, "rows", constants, program["warps"])
@@ -158,7 +197,12 @@ def _row_two(case: Case, program: Program) -> tuple[str, str]:
         statistics = [
             *_total(program, "x"),
             "m = s / columns",
-            *_total(program, "tl.where(c < columns, (x - m) * (x - m), 0.0)" if program["mask"] == "on" else "(x - m) * (x - m)"),
+            *_total(
+                program,
+                "tl.where(c < columns, (x - m) * (x - m), 0.0)"
+                if program["mask"] == "on"
+                else "(x - m) * (x - m)",
+            ),
         ]
     else:
         statistics = _total(program, "x * x")
@@ -174,9 +218,15 @@ def _total(program: Program, value: str) -> list[str]:
 
 
 def _row_online(case: Case, program: Program) -> tuple[str, str]:
-    """One pass for all statistics: running maximum and sum, or sums of deviations from the row's first element."""
+    """One pass for all statistics: running maximum and sum, or sums of deviations from the row's
+    first element.
+    """
     if case.op.name in _EXPONENTIAL:
-        step = ["n = tl.maximum(high, x)", "total = total * libdevice.exp(high - n) + libdevice.exp(x - n)", "high = n"]
+        step = [
+            "n = tl.maximum(high, x)",
+            "total = total * libdevice.exp(high - n) + libdevice.exp(x - n)",
+            "high = n",
+        ]
         statistics = [
             f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
             "total = tl.zeros((BLOCK,), tl.float32)",
@@ -196,7 +246,11 @@ def _row_online(case: Case, program: Program) -> tuple[str, str]:
             "s = tl.sum(total, axis=0) - shifted * shifted / columns",
         ]
     else:
-        statistics = ["total = 0.0", *_columns(program, ["total += tl.sum(x * x, axis=0)"], "0.0"), "s = total"]
+        statistics = [
+            "total = 0.0",
+            *_columns(program, ["total += tl.sum(x * x, axis=0)"], "0.0"),
+            "s = total",
+        ]
     return _blocked(case, program, statistics)
 
 

@@ -2,11 +2,13 @@
 
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
-Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
-ever measured, `DIR/landscape.json.gz` the tasks that are whole, and how they were measured: what goes on must measure in the same
-way. With several GPUs of a kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own;
-then `--join` with the DIRs of all puts them together, on any machine. It stops with a message where a reference cannot be judged,
-or nothing can be judged on this machine; what was measured before is kept.
+Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on:
+`DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks that are
+whole, and how they were measured: what goes on must measure in the same way. With several GPUs of a
+kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own;
+then `--join` with the DIRs of all puts them together, on any machine. It stops with a message where
+a reference cannot be judged, or nothing can be judged on this machine; what was measured before is
+kept.
 """
 
 from __future__ import annotations
@@ -47,11 +49,16 @@ __all__ = ["main"]
 
 _LANDSCAPE = "landscape.json.gz"
 _MOMENTARY = ("gpu_state",)  # facts of the moment, which differ between two parts
-# On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
+# On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far
+# apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
-_PER_LANE = 24  # programs in a batch: what the last ones of it take, the other lanes wait (of 12 a fifth of all their time)
-_CONTRACT = Contract(assume_finite=True)  # rewrites such as diag(d) @ x as d * x are right for finite values only
+# programs in a batch: what the last ones of it take, the other lanes wait (of 12 a fifth of all
+# their time)
+_PER_LANE = 24
+_CONTRACT = Contract(
+    assume_finite=True
+)  # rewrites such as diag(d) @ x as d * x are right for finite values only
 
 
 class _Told:
@@ -65,7 +72,9 @@ class _Told:
             self.last = time.monotonic()
             rate = progress.fresh / max(progress.seconds, 1e-9)
             print(
-                f"{progress.rows} rows, {rate:.1f} a second, {progress.seconds:.0f} s: {progress.task}", file=sys.stderr, flush=True
+                f"{progress.rows} rows, {rate:.1f} a second, {progress.seconds:.0f} s: {progress.task}",
+                file=sys.stderr,
+                flush=True,
             )
 
 
@@ -91,8 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     lanes = fitting(args.lanes, device, _TENSOR_BYTES)
     began, fresh, steps, problem = time.monotonic(), 0, dict[str, float](), ""
     try:
-        # A quarter as many trusting processes: they are asked about what is refused only, and are quicker
-        with JudgeEvaluator(terms, lanes=lanes) as judge, Trusting(device, workers=-(-lanes // 4), folder=args.out) as naive:
+        # A quarter as many trusting processes: they are asked about what is refused only, and are
+        # quicker
+        with (
+            JudgeEvaluator(terms, lanes=lanes) as judge,
+            Trusting(device, workers=-(-lanes // 4), folder=args.out) as naive,
+        ):
             survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * lanes))
             fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
             steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}
@@ -110,13 +123,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds": round(seconds, 1),
         "per_second": round(fresh / seconds, 2),
     }
-    told |= {"lanes": lanes, "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}
+    told |= {
+        "lanes": lanes,
+        "tasks": len(tasks),
+        "whole": len(whole),
+        "outcomes": dict(outcomes),
+        "steps_s": steps,
+    }
     print(json.dumps(told | ({"problem": problem} if problem else {})))
     return 1 if problem else 0
 
 
 def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
-    """One landscape of the rows in several folders, which one kind of machine measured in one way; nothing is measured."""
+    """One landscape of the rows in several folders, which one kind of machine measured in one way;
+    nothing is measured.
+    """
     try:
         facts = _facts_in_common(parts)
     except LandscapeError as error:
@@ -134,35 +155,63 @@ def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> i
     whole = complete(KslCodec(device), tasks, rows)
     write(out / _LANDSCAPE, Landscape(facts, whole))
     outcomes = Counter(row.outcome for listed in whole.values() for row in listed)
-    print(json.dumps({"rows": sum(outcomes.values()), "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes)}))
+    print(
+        json.dumps(
+            {
+                "rows": sum(outcomes.values()),
+                "tasks": len(tasks),
+                "whole": len(whole),
+                "outcomes": dict(outcomes),
+            }
+        )
+    )
     return 0
 
 
 def _facts_in_common(parts: Sequence[Path]) -> dict[str, Any]:
-    """Those of the first part. Raises LandscapeError where a part is none, or was measured otherwise."""
+    """Those of the first part. Raises LandscapeError where a part is none, or was measured
+    otherwise.
+    """
     first, *others = [dict(read(part / _LANDSCAPE).facts) for part in parts]
     for part, other in zip(parts[1:], others, strict=True):
         if differ := _differ(first, other):
-            raise LandscapeError(f"{part} differs from {parts[0]} in {differ}; expected what was measured in one way")
+            raise LandscapeError(
+                f"{part} differs from {parts[0]} in {differ}; expected what was measured in one way"
+            )
     return first
 
 
 def _differ(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    return ", ".join(name for name in facts if name not in _MOMENTARY and other.get(name) != facts[name])
+    return ", ".join(
+        name for name in facts if name not in _MOMENTARY and other.get(name) != facts[name]
+    )
 
 
 def _prepared(folder: Path, earlier: Sequence[Path], facts: Mapping[str, Any]) -> str:
-    """The folder of the run, with the rows of earlier ones where it has none, and how rows are measured in it; or what is wrong."""
+    """The folder of the run, with the rows of earlier ones where it has none, and how rows are
+    measured in it; or what is wrong.
+    """
     if problem := _made(folder):
         return problem
     own = folder / ROWS
-    if problem := next(filter(None, (_measured_otherwise(rows, facts) for rows in ([own] if own.exists() else earlier))), ""):
+    if problem := next(
+        filter(
+            None,
+            (_measured_otherwise(rows, facts) for rows in ([own] if own.exists() else earlier)),
+        ),
+        "",
+    ):
         return problem
     try:
         if earlier and not own.exists():
-            own.write_text("".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier), encoding="utf-8")
+            own.write_text(
+                "".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier),
+                encoding="utf-8",
+            )
         if not (folder / _LANDSCAPE).exists():
-            write(folder / _LANDSCAPE, Landscape(facts, {}))  # now: whoever is killed has rows all the same
+            write(
+                folder / _LANDSCAPE, Landscape(facts, {})
+            )  # now: whoever is killed has rows all the same
     except OSError as error:
         return f"cannot begin in {folder}: {error}"
     return ""
@@ -175,7 +224,11 @@ def _measured_otherwise(rows: Path, facts: Mapping[str, Any]) -> str:
     except LandscapeError as error:
         return f"{rows}: expected a landscape beside it, which says how it was measured: {error}"
     differ = _differ(json.loads(json.dumps(facts)), other)
-    return f"{rows} was measured otherwise than now, in {differ}; take another --out, and no --resume of it" if differ else ""
+    return (
+        f"{rows} was measured otherwise than now, in {differ}; take another --out, and no --resume of it"
+        if differ
+        else ""
+    )
 
 
 def _made(folder: Path) -> str:
@@ -187,9 +240,11 @@ def _made(folder: Path) -> str:
 
 
 def _in_turn(split: Split) -> list[list[TrainingTask]]:
-    """Two tasks of every family, one to train on and one held out, then the next two; kinds of operations by turns, products last.
+    """Two tasks of every family, one to train on and one held out, then the next two; kinds of
+    operations by turns, products last.
 
-    So whatever is whole when the time is up has something of most kinds, and nothing to train on without something to test it by.
+    So whatever is whole when the time is up has something of most kinds, and nothing to train on
+    without something to test it by.
     """
     families: dict[str, tuple[list[TrainingTask], list[TrainingTask]]] = {}
     for held_out, tasks in enumerate((split.train, split.held_out)):
@@ -199,9 +254,16 @@ def _in_turn(split: Split) -> list[list[TrainingTask]]:
     for family in families:
         kinds.setdefault(OPS[family].kind, []).append(family)
     largest = kinds.pop("mm", [])  # three times as many programs as others
-    ordered = [family for turn in zip_longest(*kinds.values()) for family in turn if family is not None] + largest
+    ordered = [
+        family for turn in zip_longest(*kinds.values()) for family in turn if family is not None
+    ] + largest
     pairs = [list(zip_longest(*families[family])) for family in ordered]
-    return [[task for task in pair if task is not None] for turn in zip_longest(*pairs) for pair in turn if pair]
+    return [
+        [task for task in pair if task is not None]
+        for turn in zip_longest(*pairs)
+        for pair in turn
+        if pair
+    ]
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -233,20 +295,45 @@ def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m torch_cudal1.training.landscape", description=(__doc__ or "").splitlines()[0])
+    made = argparse.ArgumentParser(
+        prog="python -m torch_cudal1.training.landscape",
+        description=(__doc__ or "").splitlines()[0],
+    )
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    made.add_argument("--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun")
-    made.add_argument("--out", type=Path, required=True, help="folder of the journal and the landscape")
     made.add_argument(
-        "--resume", type=Path, nargs="+", default=[], metavar="ROWS", help="rows.jsonl of earlier runs, for an --out without"
+        "--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun"
     )
     made.add_argument(
-        "--part", type=_part, default=(1, 1), metavar="N/M", help="the N-th of M parts of the tasks, for one of M GPUs"
+        "--out", type=Path, required=True, help="folder of the journal and the landscape"
     )
-    made.add_argument("--join", type=Path, nargs="+", default=[], metavar="DIR", help="put together what these folders hold")
+    made.add_argument(
+        "--resume",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="ROWS",
+        help="rows.jsonl of earlier runs, for an --out without",
+    )
+    made.add_argument(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="N/M",
+        help="the N-th of M parts of the tasks, for one of M GPUs",
+    )
+    made.add_argument(
+        "--join",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="put together what these folders hold",
+    )
     made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
     made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
-    made.add_argument("--only", nargs="*", default=[], metavar="FAMILY", help="these operations only")
+    made.add_argument(
+        "--only", nargs="*", default=[], metavar="FAMILY", help="these operations only"
+    )
     return made
 
 

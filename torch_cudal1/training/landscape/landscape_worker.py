@@ -1,8 +1,10 @@
-"""The judge's child with two more verbs: `naive`, what a trusting evaluator would believe of a candidate, and before it `ready`.
+"""The judge's child with two more verbs: `naive`, what a trusting evaluator would believe of a
+candidate, and before it `ready`.
 
-`python -m torch_cudal1.training.landscape.landscape_worker FD`. Reference and candidate run in this one process, results are
-compared with a tolerance of 1e-2 on the task's own inputs, times are read from events of the current stream: as the evaluator that
-the paper released does. It is there to be fooled; the judge's verdict is made elsewhere.
+`python -m torch_cudal1.training.landscape.landscape_worker FD`. Reference and candidate run in this
+one process, results are compared with a tolerance of 1e-2 on the task's own inputs, times are read
+from events of the current stream: as the evaluator that the paper released does. It is there to be
+fooled; the judge's verdict is made elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Call: TypeAlias = Callable[..., Any]
 
 @dataclass
 class _Bench:
-    """A reference with its input sets, on the device, for all programs that are asked about one after the other."""
+    """A reference with its input sets, on the device, for all programs that are asked about one
+    after the other.
+    """
 
     text: str
     reference: Call
@@ -45,7 +49,9 @@ _bench: _Bench | None = None
 
 
 def ready(session: Session, request: Request) -> dict[str, Any]:
-    """Draw the inputs, import both modules and compile: what takes long, and needs the device for moments only."""
+    """Draw the inputs, import both modules and compile: what takes long, and needs the device for
+    moments only.
+    """
     global _bench
     device = session.device
     if _bench is None or _bench.text != request["reference"]:
@@ -56,13 +62,19 @@ def ready(session: Session, request: Request) -> dict[str, Any]:
     made = imported(request["candidate"], session.scratch).ModelNew
     if device.type == "cuda" and has_kernels(request["candidate"]):
         module = made().to(device).eval()
-        compile_ahead(lambda inputs: module(*inputs), [(one.shape, one.dtype) for one in _bench.sets[0]], device)
+        compile_ahead(
+            lambda inputs: module(*inputs),
+            [(one.shape, one.dtype) for one in _bench.sets[0]],
+            device,
+        )
     _bench.candidate = made().to(device).eval()
     return {}
 
 
 def naive(session: Session, request: Request) -> dict[str, Any]:
-    """Whether the candidate's results are close to the reference's, and the ratio of their median times, reference first."""
+    """Whether the candidate's results are close to the reference's, and the ratio of their median
+    times, reference first.
+    """
     device = session.device
     if _bench is None or _bench.candidate is None:
         raise SandboxError("naive", "nothing is ready; expected the verb `ready` first")
@@ -76,11 +88,18 @@ def naive(session: Session, request: Request) -> dict[str, Any]:
         for run in range(_RUNS):
             for side in random.sample((reference, candidate), 2):
                 times[side].append(_time_us(side, sets[run % _SETS], device))
-    return {"close": True, "speedup": statistics.median(times[reference]) / statistics.median(times[candidate])}
+    return {
+        "close": True,
+        "speedup": statistics.median(times[reference]) / statistics.median(times[candidate]),
+    }
 
 
-def _close(candidate: Call, reference: Call, inputs: list[torch.Tensor], device: torch.device) -> bool:
-    """Compared once what was queued has had its time, as where results are copied before they are looked at."""
+def _close(
+    candidate: Call, reference: Call, inputs: list[torch.Tensor], device: torch.device
+) -> bool:
+    """Compared once what was queued has had its time, as where results are copied before they are
+    looked at.
+    """
     result, expected = candidate(*inputs), reference(*inputs)
     synchronise(device)
     if device.type == "cpu":

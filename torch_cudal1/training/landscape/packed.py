@@ -1,6 +1,8 @@
-"""A landscape as one small file: gzip of JSON, rows of a task as columns, every word once. What is read is what was written.
+"""A landscape as one small file: gzip of JSON, rows of a task as columns, every word once. What is
+read is what was written.
 
-It is data: reading it runs nothing. A file that is cut short or of another form is refused as a whole.
+It is data: reading it runs nothing. A file that is cut short or of another form is refused as a
+whole.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class LandscapeError(Cudal1Error, ValueError):
 
 @dataclass(frozen=True)
 class Landscape:
-    """Rows by task, each task measured whole. `facts`: the machine, the versions and the plan they were measured with."""
+    """Rows by task, each task measured whole. `facts`: the machine, the versions and the plan they
+    were measured with.
+    """
 
     facts: Mapping[str, Any]
     rows: Mapping[str, tuple[Row, ...]]
@@ -50,7 +54,9 @@ def read(path: Path) -> Landscape:
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
         if data["format"] != _FORMAT:
-            raise LandscapeError(f"{path}: format {data['format']!r}, expected {_FORMAT}; a newer version of this package wrote it")
+            raise LandscapeError(
+                f"{path}: format {data['format']!r}, expected {_FORMAT}; a newer version of this package wrote it"
+            )
         words: list[str] = data["words"]
         rows = {task: tuple(_rows(task, columns, words)) for task, columns in data["tasks"].items()}
         return Landscape(data["facts"], rows)
@@ -71,5 +77,8 @@ def _columns(rows: Sequence[Row], words: dict[str, int]) -> dict[str, list[Any]]
 
 def _rows(task: str, columns: Mapping[str, Sequence[Any]], words: Sequence[str]) -> Iterable[Row]:
     for values in zip(*(columns[name] for name in _COLUMNS), strict=True):
-        given = {name: words[value] if name in _WORDY else value for name, value in zip(_COLUMNS, values, strict=True)}
+        given = {
+            name: words[value] if name in _WORDY else value
+            for name, value in zip(_COLUMNS, values, strict=True)
+        }
         yield Row.from_json({"task": task, **given})

@@ -13,10 +13,12 @@ __all__ = ["Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """A program of a task, measured once. `detail`: the failed check and its words. `source`: the source's sha256, first digits.
+    """A program of a task, measured once. `detail`: the failed check and its words. `source`: the
+    source's sha256, first digits.
 
-    `naive`: the speed-up that a trusting evaluator would report of a program that the judge refuses, None where even that saw a
-    wrong result. It is not asked of a program that the judge finds right, or that did not run.
+    `naive`: the speed-up that a trusting evaluator would report of a program that the judge
+    refuses, None where even that saw a wrong result. It is not asked of a program that the judge
+    finds right, or that did not run.
     """
 
     task: str
@@ -41,4 +43,6 @@ class Row:
 
     def measured(self) -> Measured:
         """As the pipeline knows it."""
-        return Measured(self.task, self.program, self.outcome, self.score, self.detail, self.buckets)
+        return Measured(
+            self.task, self.program, self.outcome, self.score, self.detail, self.buckets
+        )

@@ -1,8 +1,9 @@
-"""Goes through all programs of all tasks: what is measured is on the disk soon, and is not measured again.
+"""Goes through all programs of all tasks: what is measured is on the disk soon, and is not measured
+again.
 
-Tasks come in the order given, so that whatever is whole when the time is up can be published. While one batch is judged, a trusting
-evaluator is asked about what was refused of the one before. One process writes. A failure of the machine raises; what a program
-does wrong is its row.
+Tasks come in the order given, so that whatever is whole when the time is up can be published. While
+one batch is judged, a trusting evaluator is asked about what was refused of the one before. One
+process writes. A failure of the machine raises; what a program does wrong is its row.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ Waiting: TypeAlias = tuple[Row, Future[float | None]]
 
 
 class Judge(Protocol):
-    """What `measure.JudgeEvaluator` does for several tasks at once. `told`: given each measurement as it comes."""
+    """What `measure.JudgeEvaluator` does for several tasks at once. `told`: given each measurement
+    as it comes.
+    """
 
     told: Callable[[Measured], None] | None
 
@@ -56,7 +59,9 @@ class Judge(Protocol):
 
 @dataclass
 class Survey:
-    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; the first time fewer."""
+    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; the
+    first time fewer.
+    """
 
     folder: Path
     codec: KslCodec
@@ -65,8 +70,12 @@ class Survey:
     batch: int = 32
     _waiting: list[Waiting] = field(default_factory=list)
 
-    def run(self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]) -> int:
-        """Measure what the journal lacks until the time is up; how many rows were added. Raises what the evaluators raise."""
+    def run(
+        self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]
+    ) -> int:
+        """Measure what the journal lacks until the time is up; how many rows were added. Raises
+        what the evaluators raise.
+        """
         journal = Journal(self.folder / ROWS)
         before, started = len(journal.keys()), time.monotonic()
         try:
@@ -75,18 +84,28 @@ class Survey:
                     break
                 self._measure(questions, journal)
                 fresh = len(journal.keys()) - before
-                told(Progress(len(journal.keys()), fresh, time.monotonic() - started, questions[-1][0].id))
+                told(
+                    Progress(
+                        len(journal.keys()), fresh, time.monotonic() - started, questions[-1][0].id
+                    )
+                )
         finally:
             self._keep(self._waiting, journal)
             self._waiting = []
         return len(journal.keys()) - before
 
     def _batches(self, tasks: Sequence[TrainingTask], journal: Journal) -> Iterator[list[Question]]:
-        """Of at most `batch` programs; the end of a task and the beginning of the next go together, so that nobody waits."""
+        """Of at most `batch` programs; the end of a task and the beginning of the next go together,
+        so that nobody waits.
+        """
         questions: list[Question] = []
         room = min(self.batch, _FIRST)
         for task in tasks:
-            left = [one for one in decoded(self.codec, task) if journal.get(_key(task.id, one.program)) is None]
+            left = [
+                one
+                for one in decoded(self.codec, task)
+                if journal.get(_key(task.id, one.program)) is None
+            ]
             while left:
                 questions.append((task, left[:room]))
                 left, room = left[room:], room - len(questions[-1][1])
@@ -97,8 +116,14 @@ class Survey:
             yield questions
 
     def _measure(self, questions: Sequence[Question], journal: Journal) -> None:
-        """Judge a batch, writing as it goes; then what the batch before was waiting for. The very first is looked at before."""
-        asked = {_key(task.id, program.program): (task, program) for task, programs in questions for program in programs}
+        """Judge a batch, writing as it goes; then what the batch before was waiting for. The very
+        first is looked at before.
+        """
+        asked = {
+            _key(task.id, program.program): (task, program)
+            for task, programs in questions
+            for program in programs
+        }
         before, self._waiting = self._waiting, []
 
         def took(one: Measured) -> None:
@@ -129,7 +154,9 @@ class Survey:
 
 
 def _refuse_a_dead_start(found: Sequence[Measured]) -> None:
-    """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError; nothing is written."""
+    """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError;
+    nothing is written.
+    """
     if found and all(one.outcome in ("compile", "run") for one in found):
         told = f"{found[0].program}: {found[0].detail}"
         raise LandscapeError(
@@ -141,7 +168,15 @@ def _row(program: Decoded, found: Measured) -> Row:
     """A measurement as a landscape keeps it: reasons short, ratios with four digits."""
     detail = " ".join(found.detail.split())[:_WORDS]
     digest = hashlib.sha256(program.source.encode()).hexdigest()[:12]
-    return Row(found.task, found.program, found.outcome, found.score, tuple(round(one, 4) for one in found.buckets), detail, digest)
+    return Row(
+        found.task,
+        found.program,
+        found.outcome,
+        found.score,
+        tuple(round(one, 4) for one in found.buckets),
+        detail,
+        digest,
+    )
 
 
 def rows_on_record(folder: Path) -> dict[str, list[Row]]:
@@ -154,7 +189,9 @@ def rows_on_record(folder: Path) -> dict[str, list[Row]]:
     return found
 
 
-def complete(codec: KslCodec, tasks: Sequence[TrainingTask], rows: Mapping[str, Sequence[Row]]) -> dict[str, tuple[Row, ...]]:
+def complete(
+    codec: KslCodec, tasks: Sequence[TrainingTask], rows: Mapping[str, Sequence[Row]]
+) -> dict[str, tuple[Row, ...]]:
     """Rows of the tasks that were measured whole, in the order of tasks and programs."""
     whole = {}
     for task in tasks:

@@ -1,7 +1,9 @@
-"""What a trusting evaluator would believe of a program, in few runs of warm processes: a column of every landscape.
+"""What a trusting evaluator would believe of a program, in few runs of warm processes: a column of
+every landscape.
 
-The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of thousands of programs. Programs
-are kept in a sandbox all the same, and nothing but experiments may reward by it.
+The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of
+thousands of programs. Programs are kept in a sandbox all the same, and nothing but experiments may
+reward by it.
 """
 
 from __future__ import annotations
@@ -38,14 +40,22 @@ class _Hand(threading.local):
 
 
 class Trusting:
-    """Use it as a context manager. `folder`: of the locks of lanes that measure on the same device meanwhile, if there are any."""
+    """Use it as a context manager. `folder`: of the locks of lanes that measure on the same device
+    meanwhile, if there are any.
+    """
 
     def __init__(
-        self, device: torch.device, settings: Settings | None = None, *, workers: int = 1, folder: Path | None = None
+        self,
+        device: torch.device,
+        settings: Settings | None = None,
+        *,
+        workers: int = 1,
+        folder: Path | None = None,
     ) -> None:
         self._device, self._folder = device, folder
         self._limits = limits_for(settings or Settings(), device)
-        # Linux kills a child with the thread that started it: these threads live as long as this object
+        # Linux kills a child with the thread that started it: these threads live as long as this
+        # object
         self._threads = ThreadPoolExecutor(workers, "cudal1-naive")
         self._hand = _Hand()
         self._nursery: Nursery | None = None
@@ -56,7 +66,12 @@ class Trusting:
     def __enter__(self) -> Trusting:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -75,14 +90,18 @@ class Trusting:
         return self._threads.submit(self.speedup, task, program)
 
     def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
-        """The speed-up that it sees, None for a program that fails or is not close. Raises SandboxError without a process."""
+        """The speed-up that it sees, None for a program that fails or is not close. Raises
+        SandboxError without a process.
+        """
         child = self._child()
         try:
             child.call("ready", reference=task.reference, candidate=program.source)
             with self._shared():  # only for moments: a race waits for whoever is inside
                 answer = child.call("naive")
         except CandidateFailure:
-            if self._limits.gpu or not child.usable:  # a kernel that went wrong may have taken the context with it
+            if (
+                self._limits.gpu or not child.usable
+            ):  # a kernel that went wrong may have taken the context with it
                 self._dismiss()
             return None
         return round(float(answer["speedup"]), 3) if answer["close"] else None
@@ -97,7 +116,9 @@ class Trusting:
         return hand.child
 
     def _forker(self) -> Nursery:
-        """What forks its processes: a program that fails on a GPU costs one, and a new one would import for seconds."""
+        """What forks its processes: a program that fails on a GPU costs one, and a new one would
+        import for seconds.
+        """
         with self._starting:
             if self._nursery is None:
                 self._nursery = Nursery(("triton",) if self._limits.gpu else ())

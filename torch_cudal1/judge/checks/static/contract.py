@@ -1,10 +1,12 @@
-"""Detector `contract`: the static check of a candidate against what is asked of it, with the other static ones. Nothing is run.
+"""Detector `contract`: the static check of a candidate against what is asked of it, with the other
+static ones. Nothing is run.
 
-For a Program: size limits, the region's inputs and outputs, outputs that this call computed, operators from an allow-list, no
-constant that the reference does not hold, nothing carried along unused. For a source: it parses and defines its entry; inputs,
-sizes and tolerances are never taken from it, so functions of its own for them are ignored. It reads no machine code itself
-(`cubin_scan` does) and knows no rules of style (`triage` does). A Program has no rules for derived constants yet, so every
-derived constant is refused.
+For a Program: size limits, the region's inputs and outputs, outputs that this call computed,
+operators from an allow-list, no constant that the reference does not hold, nothing carried along
+unused. For a source: it parses and defines its entry; inputs, sizes and tolerances are never taken
+from it, so functions of its own for them are ignored. It reads no machine code itself (`cubin_scan`
+does) and knows no rules of style (`triage` does). A Program has no rules for derived constants yet,
+so every derived constant is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program, used_values
 from torch_cudal1.ir.interpreter import interpret, skip_launch
-from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, TensorSpec, Value, step_outs, tensor_digest
+from torch_cudal1.ir.program import (
+    Alloc,
+    Aten,
+    Call,
+    Launch,
+    Program,
+    TensorSpec,
+    Value,
+    step_outs,
+    tensor_digest,
+)
 from torch_cudal1.ir.records import Candidate, Check, Region
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parsed
@@ -34,21 +46,88 @@ _MAX_NESTING = 16
 _MAX_KERNELS_BYTES = 256 << 20
 _MAX_LAUNCH_ARGS = 1024  # 4 KiB of parameters; a launch with more does not exist on our targets
 
-# ATen's "core" and "pointwise" tags cover most of what a rewrite may say; these are the usual names beside them.
+# ATen's "core" and "pointwise" tags cover most of what a rewrite may say; these are the usual names
+# beside them.
 _ALSO_ALLOWED = frozenset(
     f"aten.{name}"
     for name in (
-        *("addbmm.default", "addmv.default", "addr.default", "baddbmm.default", "dot.default", "linear.default", "matmul.default"),
-        *("mv.default", "outer.default", "vdot.default", "einsum.default", "chain_matmul.default", "addmm.dtype", "mm.dtype"),
-        *("bmm.dtype", "baddbmm.dtype", "conv1d.default", "conv2d.default", "conv3d.default", "batch_norm.default"),
-        *("layer_norm.default", "group_norm.default", "instance_norm.default", "rms_norm.default", "softmax.int"),
-        *("log_softmax.int", "_safe_softmax.default", "glu.default", "hardswish.default", "prelu.default", "logsumexp.default"),
+        *(
+            "addbmm.default",
+            "addmv.default",
+            "addr.default",
+            "baddbmm.default",
+            "dot.default",
+            "linear.default",
+            "matmul.default",
+        ),
+        *(
+            "mv.default",
+            "outer.default",
+            "vdot.default",
+            "einsum.default",
+            "chain_matmul.default",
+            "addmm.dtype",
+            "mm.dtype",
+        ),
+        *(
+            "bmm.dtype",
+            "baddbmm.dtype",
+            "conv1d.default",
+            "conv2d.default",
+            "conv3d.default",
+            "batch_norm.default",
+        ),
+        *(
+            "layer_norm.default",
+            "group_norm.default",
+            "instance_norm.default",
+            "rms_norm.default",
+            "softmax.int",
+        ),
+        *(
+            "log_softmax.int",
+            "_safe_softmax.default",
+            "glu.default",
+            "hardswish.default",
+            "prelu.default",
+            "logsumexp.default",
+        ),
         *("scaled_dot_product_attention.default", "max_pool1d.default"),
-        *("adaptive_max_pool2d.default", "max_pool2d.default", "max_pool3d.default", "native_batch_norm.default"),
-        *("cudnn_batch_norm.default", "_unsafe_view.default", "reshape.default", "_reshape_alias.default", "contiguous.default"),
-        *("chunk.default", "detach.default", "diag.default", "diag_embed.default", "diagonal_copy.default"),
-        *("expand_as.default", "expand_copy.default", "flatten.using_ints", "unflatten.int", "movedim.int", "mT.default"),
-        *("narrow.default", "numpy_T.default", "permute_copy.default", "select_backward.default", "slice_backward.default"),
+        *(
+            "adaptive_max_pool2d.default",
+            "max_pool2d.default",
+            "max_pool3d.default",
+            "native_batch_norm.default",
+        ),
+        *(
+            "cudnn_batch_norm.default",
+            "_unsafe_view.default",
+            "reshape.default",
+            "_reshape_alias.default",
+            "contiguous.default",
+        ),
+        *(
+            "chunk.default",
+            "detach.default",
+            "diag.default",
+            "diag_embed.default",
+            "diagonal_copy.default",
+        ),
+        *(
+            "expand_as.default",
+            "expand_copy.default",
+            "flatten.using_ints",
+            "unflatten.int",
+            "movedim.int",
+            "mT.default",
+        ),
+        *(
+            "narrow.default",
+            "numpy_T.default",
+            "permute_copy.default",
+            "select_backward.default",
+            "slice_backward.default",
+        ),
         *("split.Tensor", "split.sizes", "squeeze.default", "stack.default", "hstack.default"),
         *(
             "vstack.default",
@@ -59,26 +138,111 @@ _ALSO_ALLOWED = frozenset(
             "transpose_copy.int",
             "tile.default",
         ),
-        *("unbind.int", "unfold.default", "unfold_copy.default", "unsafe_split.Tensor", "view.dtype", "view_as.default"),
-        *("roll.default", "repeat_interleave.self_int", "block_diag.default", "im2col.default", "lift_fresh_copy.default"),
-        *("arange.default", "arange.start", "eye.default", "eye.m", "linspace.default", "new_full.default", "new_ones.default"),
-        *("new_zeros.default", "ones.default", "ones_like.default", "zeros.default", "zeros_like.default", "tril.default"),
-        *("triu.default", "tril_indices.default", "triu_indices.default", "all.default", "all.dim", "count_nonzero.default"),
-        *("cummax.default", "cummin.default", "cumprod.default", "logcumsumexp.default", "max.default", "median.dim"),
-        *("min.default", "aminmax.default", "kthvalue.default", "linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim"),
-        *("std.correction", "std_mean.correction", "sum.default", "trace.default", "var_mean.correction"),
-        *("bincount.default", "bucketize.Tensor", "searchsorted.Tensor", "index_add.default", "index_copy.default"),
-        *("masked_fill.Tensor", "one_hot.default", "sort.stable", "take.default", "nll_loss_forward.default"),
-        *("to.dtype", "where.ScalarOther", "type_as.default", "rsub.Tensor", "pixel_shuffle.default", "pixel_unshuffle.default"),
+        *(
+            "unbind.int",
+            "unfold.default",
+            "unfold_copy.default",
+            "unsafe_split.Tensor",
+            "view.dtype",
+            "view_as.default",
+        ),
+        *(
+            "roll.default",
+            "repeat_interleave.self_int",
+            "block_diag.default",
+            "im2col.default",
+            "lift_fresh_copy.default",
+        ),
+        *(
+            "arange.default",
+            "arange.start",
+            "eye.default",
+            "eye.m",
+            "linspace.default",
+            "new_full.default",
+            "new_ones.default",
+        ),
+        *(
+            "new_zeros.default",
+            "ones.default",
+            "ones_like.default",
+            "zeros.default",
+            "zeros_like.default",
+            "tril.default",
+        ),
+        *(
+            "triu.default",
+            "tril_indices.default",
+            "triu_indices.default",
+            "all.default",
+            "all.dim",
+            "count_nonzero.default",
+        ),
+        *(
+            "cummax.default",
+            "cummin.default",
+            "cumprod.default",
+            "logcumsumexp.default",
+            "max.default",
+            "median.dim",
+        ),
+        *(
+            "min.default",
+            "aminmax.default",
+            "kthvalue.default",
+            "linalg_vector_norm.default",
+            "norm.Scalar",
+            "norm.ScalarOpt_dim",
+        ),
+        *(
+            "std.correction",
+            "std_mean.correction",
+            "sum.default",
+            "trace.default",
+            "var_mean.correction",
+        ),
+        *(
+            "bincount.default",
+            "bucketize.Tensor",
+            "searchsorted.Tensor",
+            "index_add.default",
+            "index_copy.default",
+        ),
+        *(
+            "masked_fill.Tensor",
+            "one_hot.default",
+            "sort.stable",
+            "take.default",
+            "nll_loss_forward.default",
+        ),
+        *(
+            "to.dtype",
+            "where.ScalarOther",
+            "type_as.default",
+            "rsub.Tensor",
+            "pixel_shuffle.default",
+            "pixel_unshuffle.default",
+        ),
     )
 )
-# Functional by their schema and still not for a candidate: memory nobody wrote (Alloc says that openly), reads by the host.
-_NEVER = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_local_scalar_dense", "item")
+# Functional by their schema and still not for a candidate: memory nobody wrote (Alloc says that
+# openly), reads by the host.
+_NEVER = (
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+    "_local_scalar_dense",
+    "item",
+)
 _VIEW_PRIMS = ("prims.convert_element_type.default", "prims.broadcast_in_dim.default")
 
 
 def contract(region: Region, candidate: Candidate) -> list[Check]:
-    """Well formed and bounded, the region's inputs and outputs, computed by this call from allowed operators, nothing unused.
+    """Well formed and bounded, the region's inputs and outputs, computed by this call from allowed
+    operators, nothing unused.
 
     Then `cubin_scan`, where there is machine code.
     """
@@ -89,7 +253,10 @@ def contract(region: Region, candidate: Candidate) -> list[Check]:
         if program.inputs != reference.inputs:
             raise ProgramError("inputs", "the inputs are not the region's")
         if is_random_program(program) or is_random_program(reference):
-            raise ProgramError("random", "random numbers would have to follow eager's stream; such regions are not judged")
+            raise ProgramError(
+                "random",
+                "random numbers would have to follow eager's stream; such regions are not judged",
+            )
         if [out is None for out in program.outputs] != [out is None for out in reference.outputs]:
             raise ProgramError("outputs", "the outputs are not the region's")
         _check_operators(program, reference)
@@ -98,12 +265,19 @@ def contract(region: Region, candidate: Candidate) -> list[Check]:
     except ProgramError as error:
         return [Check("contract", False, detail=str(error))]
     steps = sum(len(one.steps) for one in _programs(program))
-    passed = Check("contract", True, float(steps), float(_MAX_STEPS), "steps; form, operators, payloads and outputs")
+    passed = Check(
+        "contract",
+        True,
+        float(steps),
+        float(_MAX_STEPS),
+        "steps; form, operators, payloads and outputs",
+    )
     return [passed, *(cubin_scan(program) if program.launches else ())]
 
 
 def source_contract(candidate: SourceCandidate) -> list[Check]:
-    """The text is bounded, parses, and binds its entry at the top level; its own `get_inputs` and the like are ignored.
+    """The text is bounded, parses, and binds its entry at the top level; its own `get_inputs` and
+    the like are ignored.
 
     Then `triage`, which only records.
     """
@@ -112,10 +286,21 @@ def source_contract(candidate: SourceCandidate) -> list[Check]:
         return [Check("contract", False, detail=tree)]
     bound = set(_bound_names(tree.body))
     if candidate.entry not in bound:
-        return [Check("contract", False, detail=f"the source defines no {candidate.entry!r} at its top level")]
+        return [
+            Check(
+                "contract",
+                False,
+                detail=f"the source defines no {candidate.entry!r} at its top level",
+            )
+        ]
     ignored = sorted(bound & {"get_inputs", "get_init_inputs", "Model"} - {candidate.entry})
-    detail = f"parses; defines {candidate.entry}" + (f"; its own {', '.join(ignored)} ignored" if ignored else "")
-    return [Check("contract", True, float(len(candidate.text)), float(SOURCE_BYTES), detail), *triage(candidate)]
+    detail = f"parses; defines {candidate.entry}" + (
+        f"; its own {', '.join(ignored)} ignored" if ignored else ""
+    )
+    return [
+        Check("contract", True, float(len(candidate.text)), float(SOURCE_BYTES), detail),
+        *triage(candidate),
+    ]
 
 
 def is_allowed(target: str) -> bool:
@@ -124,7 +309,11 @@ def is_allowed(target: str) -> bool:
         return True
     namespace, name, _ = target.split(".")
     tags = overload(target).tags
-    return namespace == "aten" and name not in _NEVER and (torch.Tag.core in tags or torch.Tag.pointwise in tags)
+    return (
+        namespace == "aten"
+        and name not in _NEVER
+        and (torch.Tag.core in tags or torch.Tag.pointwise in tags)
+    )
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -136,7 +325,12 @@ def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
+            yield from (
+                inner.id
+                for target in targets
+                for inner in ast.walk(target)
+                if isinstance(inner, ast.Name)
+            )
         else:
             for name in ("body", "orelse", "finalbody"):
                 yield from _bound_names(getattr(node, name, ()))
@@ -161,15 +355,25 @@ def _check_size(program: Program) -> None:
             raise ProgramError("size", f"more than {_MAX_STEPS} steps, nested ones included")
         for step in one.steps:
             if isinstance(step, Launch) and len(step.args) > _MAX_LAUNCH_ARGS:
-                raise ProgramError("size", f"launch of {step.symbol!r}: {len(step.args)} arguments, at most {_MAX_LAUNCH_ARGS}")
-    kernels = {step.payload: one for one in _programs(program) for step in one.steps if isinstance(step, Launch)}
+                raise ProgramError(
+                    "size",
+                    f"launch of {step.symbol!r}: {len(step.args)} arguments, at most {_MAX_LAUNCH_ARGS}",
+                )
+    kernels = {
+        step.payload: one
+        for one in _programs(program)
+        for step in one.steps
+        if isinstance(step, Launch)
+    }
     total = sum(one.payloads[name].nbytes for name, one in kernels.items() if name in one.payloads)
     if total > _MAX_KERNELS_BYTES:
         raise ProgramError("size", f"{total} bytes of machine code, at most {_MAX_KERNELS_BYTES}")
 
 
 def _check_operators(program: Program, reference: Program) -> None:
-    given = {step.target for one in _programs(reference) for step in one.steps if isinstance(step, Aten)}
+    given = {
+        step.target for one in _programs(reference) for step in one.steps if isinstance(step, Aten)
+    }
     for one in _programs(program):
         for position, step in enumerate(one.steps):
             if isinstance(step, Aten) and step.target not in given and not is_allowed(step.target):
@@ -178,7 +382,9 @@ def _check_operators(program: Program, reference: Program) -> None:
 
 
 def _check_payloads(program: Program, reference: Program) -> None:
-    """Constants are the reference's own, bit for bit; every payload is a constant in use or the code of a launch."""
+    """Constants are the reference's own, bit for bit; every payload is a constant in use or the
+    code of a launch.
+    """
     known = _constant_digests(reference)
     for one in _programs(program):
         launched = {step.payload for step in one.steps if isinstance(step, Launch)}
@@ -190,18 +396,25 @@ def _check_payloads(program: Program, reference: Program) -> None:
             if len(one.inputs) + position not in read:
                 raise ProgramError("payload", f"constant {name!r} is read by nothing")
             if tensor_digest(one.payloads[name]) not in known:
-                raise ProgramError("payload", f"constant {name!r} is not the reference's and has no rule that recomputes it")
+                raise ProgramError(
+                    "payload",
+                    f"constant {name!r} is not the reference's and has no rule that recomputes it",
+                )
 
 
 def _constant_digests(program: Program) -> frozenset[str]:
-    return frozenset(tensor_digest(one.payloads[name]) for one in _programs(program) for name in one.constants)
+    return frozenset(
+        tensor_digest(one.payloads[name]) for one in _programs(program) for name in one.constants
+    )
 
 
 def _check_outputs(program: Program, reference: Program) -> None:
     found, expected = _outline(program), _outline(reference)
     for nested in list(_programs(program))[1:]:
         if any(out is not None and out.constant for out in _outline(nested)):
-            raise ProgramError("outputs", "a nested Program returns memory of a constant, which outlives the call")
+            raise ProgramError(
+                "outputs", "a nested Program returns memory of a constant, which outlives the call"
+            )
     for position, (one, other) in enumerate(zip(found, expected, strict=True)):
         problem = "" if one is None or other is None else _difference(one, other)
         if problem:
@@ -211,7 +424,9 @@ def _check_outputs(program: Program, reference: Program) -> None:
 
 @dataclass(frozen=True)
 class _Output:
-    """Form of one output, and whose memory it is: inputs and outputs it shares, a constant's, or an Alloc's."""
+    """Form of one output, and whose memory it is: inputs and outputs it shares, a constant's, or an
+    Alloc's.
+    """
 
     spec: TensorSpec
     inputs: frozenset[int]
@@ -231,25 +446,42 @@ def _difference(found: _Output, expected: _Output) -> str:
     if found.inputs - expected.inputs:
         return f"is memory of input {min(found.inputs - expected.inputs)}, eager's is not"
     if found.outputs - expected.outputs:
-        return f"shares memory with output {min(found.outputs - expected.outputs)}, eager's does not"
+        return (
+            f"shares memory with output {min(found.outputs - expected.outputs)}, eager's does not"
+        )
     return ""
 
 
 def _real_strides(spec: TensorSpec) -> tuple[int, ...]:
     """Strides of the dimensions that have one: those of length 0 and 1 do not matter."""
-    return tuple(s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1) if spec.numel else ()
+    return (
+        tuple(s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
+        if spec.numel
+        else ()
+    )
 
 
 def _outline(program: Program) -> tuple[_Output | None, ...]:
-    """Worked out on fake tensors, whose views share storage as real ones do; constants stand as further inputs."""
-    specs = (*program.inputs, *(TensorSpec.of(program.payloads[name]) for name in program.constants))
+    """Worked out on fake tensors, whose views share storage as real ones do; constants stand as
+    further inputs.
+    """
+    specs = (
+        *program.inputs,
+        *(TensorSpec.of(program.payloads[name]) for name in program.constants),
+    )
     count = len(specs) + sum(len(step_outs(step)) for step in program.steps)
     opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        given = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in specs]
+        given = [
+            torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
+            for s in specs
+        ]
         values = interpret(opened, torch.device(program.device), launcher=skip_launch)(given)
         # fused attention yields numbers beside its tensors, for its backward
-        memory = [value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None for value in values]
+        memory = [
+            value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+            for value in values
+        ]
     allocs = {memory[step.out] for step in program.steps if isinstance(step, Alloc)}
     first = len(program.inputs)
 
@@ -258,15 +490,24 @@ def _outline(program: Program) -> tuple[_Output | None, ...]:
         assert value is not None
         inputs = frozenset(i for i in range(first) if memory[i] == own)
         outputs = frozenset(
-            i for i, other in enumerate(program.outputs) if other is not None and i != position and memory[other] == own
+            i
+            for i, other in enumerate(program.outputs)
+            if other is not None and i != position and memory[other] == own
         )
-        return _Output(TensorSpec.of(value), inputs, outputs, own in memory[first : len(specs)], own in allocs)
+        return _Output(
+            TensorSpec.of(value), inputs, outputs, own in memory[first : len(specs)], own in allocs
+        )
 
-    return tuple(None if index is None else one(position, index) for position, index in enumerate(program.outputs))
+    return tuple(
+        None if index is None else one(position, index)
+        for position, index in enumerate(program.outputs)
+    )
 
 
 def _check_written(program: Program) -> None:
-    """Memory of an Alloc is read only after some launch got it: before that it holds whatever was there."""
+    """Memory of an Alloc is read only after some launch got it: before that it holds whatever was
+    there.
+    """
     for one in _programs(program):
         bare: set[int] = set()
         for position, step in enumerate(one.steps):
@@ -275,6 +516,11 @@ def _check_written(program: Program) -> None:
             elif isinstance(step, Launch):
                 bare -= {arg.value.index for arg in step.args if isinstance(arg.value, Value)}
             elif bare & set(used_values(step)):
-                raise ProgramError("order", f"step {position} reads memory that nothing has written")
+                raise ProgramError(
+                    "order", f"step {position} reads memory that nothing has written"
+                )
         if bare & set(one.outputs):
-            raise ProgramError("outputs", f"value {min(bare & set(one.outputs))} is returned and nothing has written it")
+            raise ProgramError(
+                "outputs",
+                f"value {min(bare & set(one.outputs))} is returned and nothing has written it",
+            )

@@ -1,13 +1,16 @@
-"""Detector `cubin_scan`: what the machine code of a Program could do beside computing, read off its bytes; nothing is run.
+"""Detector `cubin_scan`: what the machine code of a Program could do beside computing, read off its
+bytes; nothing is run.
 
-Exactly the kernels that the plan launches, built for this architecture and within its limits, no memory that outlives a call, no
-call out of the kernel, no launch from the device, no clock or counter, nothing ordered beyond the device. It looks at sections
-marked executable and decodes only the instructions of its table, so it does not tell what an address or a loop does. sm_100 cubins
+Exactly the kernels that the plan launches, built for this architecture and within its limits, no
+memory that outlives a call, no call out of the kernel, no launch from the device, no clock or
+counter, nothing ordered beyond the device. It looks at sections marked executable and decodes only
+the instructions of its table, so it does not tell what an address or a loop does. sm_100 cubins
 carry a second encoding of the same kernels (`.nv.capmerc`), which is not read.
 
-Source of the table: nvcc 13.0 built known positives (`tests/judge/checks/test_cubin_scan.py` builds them again), nvdisasm named
-them; for special registers all 256 indices were decoded. sm_80, sm_90, sm_100 and sm_120 agree: instructions of 128 bits, the
-opcode in bits 0-11, the index of a special register in bits 72-79, a fence's scope in bits 76-78, an atomic's in bits 77-80.
+Source of the table: nvcc 13.0 built known positives (`tests/judge/checks/test_cubin_scan.py` builds
+them again), nvdisasm named them; for special registers all 256 indices were decoded. sm_80, sm_90,
+sm_100 and sm_120 agree: instructions of 128 bits, the opcode in bits 0-11, the index of a special
+register in bits 72-79, a fence's scope in bits 76-78, an atomic's in bits 77-80.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ __all__ = ["cubin_scan", "impurities"]
 
 _OPCODE = 0xFFF
 _READS_SPECIAL = {0x805: "CS2R", 0x919: "S2R", 0x9C3: "S2UR"}
-_SPECIAL = {  # indices of registers that tell the time or count events; thread, block and lane indices are not among them
+# indices of registers that tell the time or count events; thread, block and lane indices are not
+# among them
+_SPECIAL = {
     0x01: "SR_CLOCK",
     0x50: "SR_CLOCKLO",
     0x51: "SR_CLOCKHI",
@@ -33,7 +38,10 @@ _SPECIAL = {  # indices of registers that tell the time or count events; thread,
     **dict.fromkeys(range(0x64, 0x74), "SR_PM"),
     **dict.fromkeys(range(0x74, 0x84), "SR_SNAP_PM"),
 }
-_DEPENDENT = {0x82D: "PREEXIT (griddepcontrol.launch_dependents)", 0x82E: "ACQBULK (griddepcontrol.wait)"}
+_DEPENDENT = {
+    0x82D: "PREEXIT (griddepcontrol.launch_dependents)",
+    0x82E: "ACQBULK (griddepcontrol.wait)",
+}
 _FENCE, _FENCE_SYSTEM = 0x992, 3
 _ATOMICS = {
     0x98E: "RED",
@@ -47,7 +55,8 @@ _ATOMICS = {
 _ATOMIC_SYSTEM = 0xA
 _FROM_THE_DEVICE = ("__cudaCDP", "cudaGraphLaunch", "cudaLaunchDevice", "cudaGetParameterBuffer")
 
-# CUDA C++ Programming Guide, technical specifications: opt-in shared memory of a block in bytes, by compute capability
+# CUDA C++ Programming Guide, technical specifications: opt-in shared memory of a block in bytes, by
+# compute capability
 _SHARED_BYTES = {
     75: 65_536,
     80: 166_912,
@@ -65,7 +74,9 @@ _RESERVED_SHARED = 1024  # what compilers of CUDA 13 add on sm_90 and later
 
 
 def cubin_scan(program: Program, sm: int | None = None) -> list[Check]:
-    """`sm`: architecture of the device (90 for sm_90); None where there is none, then the code's own is believed."""
+    """`sm`: architecture of the device (90 for sm_90); None where there is none, then the code's
+    own is believed.
+    """
     scanned = 0
     try:
         for one in _programs(program):
@@ -78,14 +89,21 @@ def cubin_scan(program: Program, sm: int | None = None) -> list[Check]:
     except ProgramError as error:
         return [Check("cubin_scan", False, detail=str(error))]
     return [
-        Check("cubin_scan", True, float(scanned), detail=f"{scanned} kernels" if scanned else "not applicable: no machine code")
+        Check(
+            "cubin_scan",
+            True,
+            float(scanned),
+            detail=f"{scanned} kernels" if scanned else "not applicable: no machine code",
+        )
     ]
 
 
 def impurities(cubin: Cubin) -> Iterator[str]:
     """Each instruction that a pure function has no use for, with its section and offset."""
     for section, code in cubin.code:
-        for position, (low, high) in enumerate(struct.iter_unpack("<QQ", code[: len(code) // 16 * 16])):
+        for position, (low, high) in enumerate(
+            struct.iter_unpack("<QQ", code[: len(code) // 16 * 16])
+        ):
             found = _impurity(low, high)
             if found:
                 yield f"{found} at {section}+{position * 16:#x}"
@@ -124,14 +142,20 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
     if device_calls:
         raise ProgramError("cubin_scan", f"holds {device_calls[0]}; a kernel may not launch")
     kernels = [check_launch(cubin, launch, sm) for launch in launches]
-    unlaunched = {kernel.symbol for kernel in cubin.kernels} - {launch.symbol for launch in launches}
+    unlaunched = {kernel.symbol for kernel in cubin.kernels} - {
+        launch.symbol for launch in launches
+    }
     if unlaunched:
-        raise ProgramError("cubin_scan", f"holds the kernel {min(unlaunched)!r}, which the plan never launches")
+        raise ProgramError(
+            "cubin_scan", f"holds the kernel {min(unlaunched)!r}, which the plan never launches"
+        )
     odd = [name for name, code in cubin.code if len(code) % 16]
     if odd:
         raise ProgramError("cubin_scan", f"{odd[0]} is not made of 16-byte instructions")
     for found in impurities(cubin):
-        raise ProgramError("cubin_scan", f"{found}; expected neither clocks nor anything outside the grid")
+        raise ProgramError(
+            "cubin_scan", f"{found}; expected neither clocks nor anything outside the grid"
+        )
     for kernel, launch in zip(kernels, launches, strict=True):
         _check_limits(cubin, kernel, launch, sm)
 

@@ -1,4 +1,6 @@
-"""The syntax tree of a source that nobody vouches for: bounded, parsed, never run. It looks for nothing in it."""
+"""The syntax tree of a source that nobody vouches for: bounded, parsed, never run. It looks for
+nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ SOURCE_BYTES = 1 << 20
 
 
 def parsed(text: str) -> ast.Module | str:
-    """The tree, or why there is none. Hostile nesting ends in an exception of the parser, caught here."""
+    """The tree, or why there is none. Hostile nesting ends in an exception of the parser, caught
+    here.
+    """
     if len(text) > SOURCE_BYTES:
         return f"a source of {len(text)} characters, at most {SOURCE_BYTES}"
     try:

@@ -1,8 +1,11 @@
-"""Detector `triage`: what the text of a source makes worth a closer look. It reads the syntax tree and runs nothing.
+"""Detector `triage`: what the text of a source makes worth a closer look. It reads the syntax tree
+and runs nothing.
 
-It never refuses and never accepts: of the published kernels that a static checker refused, most were refused for words in comments,
-and every rule here has an honest use or an evasion (names in strings, aliases, tables of modules). Each finding is recorded, with
-the profile that the findings call for; whoever asked for a profile still gets that one. Docstrings and comments are not looked at.
+It never refuses and never accepts: of the published kernels that a static checker refused, most
+were refused for words in comments, and every rule here has an honest use or an evasion (names in
+strings, aliases, tables of modules). Each finding is recorded, with the profile that the findings
+call for; whoever asked for a profile still gets that one. Docstrings and comments are not looked
+at.
 """
 
 from __future__ import annotations
@@ -34,24 +37,82 @@ _WEIGHTY = frozenset(  # rules whose cheats the fast profile may not meet
     )
 )
 _CALLS: Mapping[str, str] = {  # last names of called functions -> rule
-    **dict.fromkeys(("Stream", "ExternalStream", "set_stream", "cudaStreamCreate", "cudaStreamCreateWithFlags"), "streams"),
-    **dict.fromkeys(("Thread", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "fork", "start_new_thread"), "threads"),
+    **dict.fromkeys(
+        ("Stream", "ExternalStream", "set_stream", "cudaStreamCreate", "cudaStreamCreateWithFlags"),
+        "streams",
+    ),
+    **dict.fromkeys(
+        (
+            "Thread",
+            "ThreadPoolExecutor",
+            "ProcessPoolExecutor",
+            "Process",
+            "fork",
+            "start_new_thread",
+        ),
+        "threads",
+    ),
     **dict.fromkeys(("_getframe", "currentframe", "stack", "_current_frames"), "frames"),
     **dict.fromkeys(("get_objects", "get_referrers", "get_referents"), "collector"),
-    **dict.fromkeys(("exec", "eval", "compile", "__import__", "import_module", "loads", "b64decode", "fromhex"), "obfuscated"),
-    **dict.fromkeys(("memset", "memmove", "from_address", "CDLL", "PyDLL", "dlopen", "string_at"), "raw memory"),
-    **dict.fromkeys(("system", "popen", "run", "Popen", "check_output", "urlopen", "urlretrieve", "create_connection"), "host"),
+    **dict.fromkeys(
+        ("exec", "eval", "compile", "__import__", "import_module", "loads", "b64decode", "fromhex"),
+        "obfuscated",
+    ),
+    **dict.fromkeys(
+        ("memset", "memmove", "from_address", "CDLL", "PyDLL", "dlopen", "string_at"), "raw memory"
+    ),
+    **dict.fromkeys(
+        (
+            "system",
+            "popen",
+            "run",
+            "Popen",
+            "check_output",
+            "urlopen",
+            "urlretrieve",
+            "create_connection",
+        ),
+        "host",
+    ),
     **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), "graphs"),
     **dict.fromkeys(("manual_seed", "seed", "set_rng_state"), "random state"),
     **dict.fromkeys(("data_ptr", "_version"), "addresses"),
-    **dict.fromkeys(("set_float32_matmul_precision", "set_default_dtype", "set_num_threads", "set_grad_enabled"), "flags"),
+    **dict.fromkeys(
+        (
+            "set_float32_matmul_precision",
+            "set_default_dtype",
+            "set_num_threads",
+            "set_grad_enabled",
+        ),
+        "flags",
+    ),
     **dict.fromkeys(("load_inline", "load", "CUDAExtension"), "extension"),
     **dict.fromkeys(("half", "bfloat16", "autocast"), "half precision"),
 }
 _MODULES = frozenset(
-    ("os", "subprocess", "socket", "ctypes", "threading", "multiprocessing", "gc", "inspect", "shutil", "urllib", "requests")
+    (
+        "os",
+        "subprocess",
+        "socket",
+        "ctypes",
+        "threading",
+        "multiprocessing",
+        "gc",
+        "inspect",
+        "shutil",
+        "urllib",
+        "requests",
+    )
 )
-_HOOKS = frozenset(("__torch_function__", "__torch_dispatch__", "_make_wrapper_subclass", "__getattribute__", "__class__"))
+_HOOKS = frozenset(
+    (
+        "__torch_function__",
+        "__torch_dispatch__",
+        "_make_wrapper_subclass",
+        "__getattribute__",
+        "__class__",
+    )
+)
 _CUDA_WORDS: Mapping[str, str] = {  # in strings that hold device or host code
     "##": "obfuscated",
     "cudaStreamCreate": "streams",
@@ -79,7 +140,9 @@ class Finding:
 
 
 def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[Check]:
-    """The findings as one check, which always passes. `sizes`: dimensions of the example inputs, secret to nobody."""
+    """The findings as one check, which always passes. `sizes`: dimensions of the example inputs,
+    secret to nobody.
+    """
     found = findings(candidate.text, sizes)
     rules = list(dict.fromkeys(one.rule for one in found))
     shown = "; ".join(f"{one.rule} in line {one.line}: {one.what}" for one in found[:_SHOWN])
@@ -90,8 +153,12 @@ def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[Chec
 
 
 def raised(profile: ProfileName, found: Collection[Finding]) -> ProfileName:
-    """The profile that the findings call for: at least standard where a rule's cheats may pass the fast one."""
-    return "standard" if profile == "fast" and any(one.rule in _WEIGHTY for one in found) else profile
+    """The profile that the findings call for: at least standard where a rule's cheats may pass the
+    fast one.
+    """
+    return (
+        "standard" if profile == "fast" and any(one.rule in _WEIGHTY for one in found) else profile
+    )
 
 
 def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
@@ -113,7 +180,12 @@ def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
 def _docstrings(tree: ast.Module) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
             yield body[0].value
 
 
@@ -121,13 +193,21 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Call):
         yield from _call(node)
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
         yield from (("host modules", name) for name in names if name.partition(".")[0] in _MODULES)
     elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
         targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
         yield from (pair for target in targets for pair in _written(target))
     elif isinstance(node, ast.ClassDef):
-        yield from (("subclass", node.name) for base in node.bases if _dotted(base).rpartition(".")[2] in ("Tensor", "Parameter"))
+        yield from (
+            ("subclass", node.name)
+            for base in node.bases
+            if _dotted(base).rpartition(".")[2] in ("Tensor", "Parameter")
+        )
     elif isinstance(node, ast.FunctionDef) and node.name in _HOOKS:
         yield "subclass", node.name
     elif isinstance(node, ast.Attribute) and _dotted(node) == "sys.modules":
@@ -142,12 +222,21 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
     path = _dotted(node.func)
     name = path.rpartition(".")[2]
     rule = _CALLS.get(name)
-    if rule and not (name == "compile" and path.startswith("torch")) and not (name == "load" and "cpp_extension" not in path):
+    if (
+        rule
+        and not (name == "compile" and path.startswith("torch"))
+        and not (name == "load" and "cpp_extension" not in path)
+    ):
         yield rule, path
     if name in ("setattr", "delattr") and node.args and _outside(_dotted(node.args[0])):
         yield "patched", f"{name}({_dotted(node.args[0])}, ...)"
     for keyword in node.keywords:
-        if keyword.arg in ("extra_cuda_cflags", "extra_cflags", "extra_ldflags", "extra_include_paths"):
+        if keyword.arg in (
+            "extra_cuda_cflags",
+            "extra_cflags",
+            "extra_ldflags",
+            "extra_include_paths",
+        ):
             yield "compiler flags", keyword.arg
 
 
@@ -159,8 +248,15 @@ def _written(target: ast.expr) -> Iterator[tuple[str, str]]:
         path = _dotted(target)
         if _outside(path):
             yield ("flags" if ".backends." in path or path.endswith(".config") else "patched"), path
-    elif isinstance(target, ast.Subscript) and _dotted(target.value) in ("os.environ", "sys.modules", "builtins.__dict__"):
-        yield ("environment" if "environ" in _dotted(target.value) else "patched"), _dotted(target.value)
+    elif isinstance(target, ast.Subscript) and _dotted(target.value) in (
+        "os.environ",
+        "sys.modules",
+        "builtins.__dict__",
+    ):
+        yield (
+            ("environment" if "environ" in _dotted(target.value) else "patched"),
+            _dotted(target.value),
+        )
 
 
 def _outside(path: str) -> bool:

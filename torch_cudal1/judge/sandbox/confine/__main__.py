@@ -1,12 +1,13 @@
-"""The launcher, `python -S -P -m torch_cudal1.judge.sandbox.confine PLAN COMMAND...`: starts COMMAND confined as the plan says, and
-watches it.
+"""The launcher, `python -S -P -m torch_cudal1.judge.sandbox.confine PLAN COMMAND...`: starts
+COMMAND confined as the plan says, and watches it.
 
     judge -> supervisor (this process) -> worker                          without namespaces
     judge -> supervisor -> first process of the namespaces -> worker      with them
 
-The supervisor ends when the worker does, in the same way, and then nothing the worker started is left; SIGTERM, or the end of the
-judge, makes it end at once. Its own output is the end of the worker's. Exit code 125: the confinement could not be had, the output
-says why. The supervisor is not confined: the worker must not be able to reach it, which is what the levels are for.
+The supervisor ends when the worker does, in the same way, and then nothing the worker started is
+left; SIGTERM, or the end of the judge, makes it end at once. Its own output is the end of the
+worker's. Exit code 125: the confinement could not be had, the output says why. The supervisor is
+not confined: the worker must not be able to reach it, which is what the levels are for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from torch_cudal1.judge.sandbox.confine import kernel, landlock, namespaces, process_identity, seccomp
+from torch_cudal1.judge.sandbox.confine import (
+    kernel,
+    landlock,
+    namespaces,
+    process_identity,
+    seccomp,
+)
 from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
 from torch_cudal1.judge.sandbox.confine.supervise import Watch, end_like
 
@@ -38,7 +45,11 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
         kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     report = os.pipe()
     output = os.pipe()
-    child = _first(plan, command, output[1], report) if plan.namespaces else _fork_worker(plan, command, output[1])
+    child = (
+        _first(plan, command, output[1], report)
+        if plan.namespaces
+        else _fork_worker(plan, command, output[1])
+    )
     for fd in (output[1], report[1]):
         os.close(fd)
     if kernel.LINUX:
@@ -50,7 +61,9 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
 
 
 def _first(plan: Plan, command: list[str], output: int, report: tuple[int, int]) -> int:
-    """Fork the process that is number 1 in the new namespaces: it starts the worker, reaps orphans and reports how it ended."""
+    """Fork the process that is number 1 in the new namespaces: it starts the worker, reaps orphans
+    and reports how it ended.
+    """
     try:
         namespaces.enter()
     except OSError as error:
@@ -83,7 +96,12 @@ def _fork_worker(plan: Plan, command: list[str], output: int) -> int:
     stage = "starting"
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+        for number in (
+            signal.SIGTERM,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # Python ignores the last two
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         os.dup2(output, 1)
@@ -98,7 +116,9 @@ def _fork_worker(plan: Plan, command: list[str], output: int) -> int:
 
 
 def _steps(plan: Plan) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What the worker does to itself, in the only order that works: each step may take away the right to the one before it."""
+    """What the worker does to itself, in the only order that works: each step may take away the
+    right to the one before it.
+    """
     yield "resource limits", lambda: process_identity.limit(plan.rlimits, plan.processes)
     if not kernel.LINUX:
         return
@@ -110,7 +130,10 @@ def _steps(plan: Plan) -> Iterator[tuple[str, Callable[[], object]]]:
     reach = plan.reach
     yield "no_new_privs", lambda: kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
     yield "Landlock", lambda: landlock.restrict(reach)
-    yield "the system-call filter", lambda: seccomp.install(seccomp.rules("build", own=plan.own), all_threads=False)
+    yield (
+        "the system-call filter",
+        lambda: seccomp.install(seccomp.rules("build", own=plan.own), all_threads=False),
+    )
 
 
 def _refuse(what: str, error: OSError, output: int = 2) -> NoReturn:

@@ -1,8 +1,9 @@
 """One forbidden act for each control, and each act that a candidate needs:
 `python -S -P -m torch_cudal1.judge.sandbox.confine.acts ASK`.
 
-Run in the confinement that is to be tried. It prints one JSON object: act -> [it happened, what came of it]. A control works if its
-act did not happen; a need is met if it did. What no act tries (side channels, driver bugs) is not known to be stopped.
+Run in the confinement that is to be tried. It prints one JSON object: act -> [it happened, what
+came of it]. A control works if its act did not happen; a need is met if it did. What no act tries
+(side channels, driver bugs) is not known to be stopped.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ _PR_GET_NO_NEW_PRIVS = 39
 
 @dataclass(frozen=True)
 class Ask:
-    """What the acts are aimed at: things that the judge set up outside, and what a needed act is tried on.
+    """What the acts are aimed at: things that the judge set up outside, and what a needed act is
+    tried on.
 
-    canary: a file everybody may read. outside: a folder everybody may write. tcp, udp: ports listened to on 127.0.0.1. abstract: a
-    listening socket's name. path: that of one with a path. judge: a process. scratch: the working folder. library: a file of torch.
-    compiler: a C++ compiler or "". gpu: whether the GPU is used. own: see `seccomp.rules`. run: whether the phase is "run".
-    level: the one to be tried; acts of higher ones are left out.
+    canary: a file everybody may read. outside: a folder everybody may write. tcp, udp: ports
+    listened to on 127.0.0.1. abstract: a listening socket's name. path: that of one with a path.
+    judge: a process. scratch: the working folder. library: a file of torch. compiler: a C++
+    compiler or "". gpu: whether the GPU is used. own: see `seccomp.rules`. run: whether the phase
+    is "run". level: the one to be tried; acts of higher ones are left out.
     """
 
     canary: str
@@ -112,7 +115,9 @@ def _peek(ask: Ask) -> str:
 
 def _shrink(ask: Ask) -> str:
     limits = resource.prlimit(ask.judge, resource.RLIMIT_CORE)
-    resource.prlimit(ask.judge, resource.RLIMIT_CORE, limits)  # the same again: possible or not is the question
+    resource.prlimit(
+        ask.judge, resource.RLIMIT_CORE, limits
+    )  # the same again: possible or not is the question
     return "could have changed the judge's limits"
 
 
@@ -157,14 +162,20 @@ def _big_file(ask: Ask) -> str:
 
 
 def _open_files(_: Ask) -> str:
-    found = [name for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
+    found = [
+        name
+        for name in os.listdir("/proc/self/fd")
+        if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")
+    ]
     if not found:
         raise OSError(errno.EBADF, "only standard input and output are open")
     return f"inherited files {found}"
 
 
 def _survive(ask: Ask) -> str:
-    """Leave a grandchild in a session of its own that holds a lock; the judge looks for the lock when all should be over."""
+    """Leave a grandchild in a session of its own that holds a lock; the judge looks for the lock
+    when all should be over.
+    """
     ready = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -228,17 +239,23 @@ def _compile(ask: Ask) -> str:
     made = os.path.join(ask.scratch, "made.so")
     command = [ask.compiler, "-shared", "-fPIC", "-fopenmp", "-x", "c++", "-", "-o", made]
     text = '#include <omp.h>\n#include <cmath>\nextern "C" int two() { return omp_get_max_threads() > 0 ? 2 : 3; }'
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=60, check=False
+    )
     if done.returncode or ctypes.CDLL(made).two() != 2:
         raise OSError(errno.ENOEXEC, f"{ask.compiler}: {done.stderr[-300:]}")
     return f"compiled with {ask.compiler}"
 
 
 def _gpu(ask: Ask) -> str:
-    """Use it here, and where code of ours compiles also in a process started before: a compiler's workers ask for the GPU too."""
+    """Use it here, and where code of ours compiles also in a process started before: a compiler's
+    workers ask for the GPU too.
+    """
     if not ask.gpu:
         return "no GPU to try"
-    worker = os.fork() if ask.own and not ask.run else None  # before the driver is loaded: what it knows is of one process
+    worker = (
+        os.fork() if ask.own and not ask.run else None
+    )  # before the driver is loaded: what it knows is of one process
     if worker == 0:
         os._exit(_status_of(gpu.use))
     told = gpu.use()
@@ -286,7 +303,8 @@ NEEDS: dict[str, Act] = {
     "threads": _thread,
     "GPU": _gpu,
 }
-# Before anything opens a file (the GPU's driver keeps a dozen), and before the filter of the run phase, which would stop the trial.
+# Before anything opens a file (the GPU's driver keeps a dozen), and before the filter of the run
+# phase, which would stop the trial.
 _FIRST = ("closed files", "scratch", "libraries", "compiling", SURVIVE)
 _RUN_ONLY = ("new processes", "new programs")
 _OWN_MAY = ("sockets with a path",)  # code of ours may talk to daemons
@@ -300,7 +318,9 @@ def main(ask: Ask) -> None:
     told = {name: _tried((NEEDS | forbidden)[name], ask) for name in _FIRST}
     if ask.run and ask.level > 1:
         seccomp.install(seccomp.rules("run", own=ask.own, pid=os.getpid()), all_threads=True)
-    told |= {name: _tried(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST}
+    told |= {
+        name: _tried(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST
+    }
     print(json.dumps(told))
 
 

@@ -1,4 +1,6 @@
-"""Uses the GPU once, through the CUDA driver alone: a context, memory, a compiled kernel, a launch. Not a test of the GPU."""
+"""Uses the GPU once, through the CUDA driver alone: a context, memory, a compiled kernel, a launch.
+Not a test of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,15 @@ _PTX = b"""
 
 
 def use() -> str:
-    """Initialise the driver, allocate, compile, launch, copy back. Raises OSError that names the driver's call and its status."""
+    """Initialise the driver, allocate, compile, launch, copy back. Raises OSError that names the
+    driver's call and its status.
+    """
     cuda = ctypes.CDLL("libcuda.so.1")  # OSError if there is none
-    device, context, module, kernel, memory = (ctypes.c_int(), *(ctypes.c_void_p() for _ in range(3)), ctypes.c_uint64())
+    device, context, module, kernel, memory = (
+        ctypes.c_int(),
+        *(ctypes.c_void_p() for _ in range(3)),
+        ctypes.c_uint64(),
+    )
     result = ctypes.c_uint32()
     arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(memory), ctypes.c_void_p))
     by = ctypes.byref
@@ -45,7 +53,9 @@ def use() -> str:
     call("cuMemAlloc_v2", by(memory), ctypes.c_size_t(_BYTES))
     call("cuModuleLoadData", by(module), _PTX)
     call("cuModuleGetFunction", by(kernel), module, b"store")
-    call("cuLaunchKernel", kernel, *(ctypes.c_uint(1),) * 6, ctypes.c_uint(0), None, arguments, None)
+    call(
+        "cuLaunchKernel", kernel, *(ctypes.c_uint(1),) * 6, ctypes.c_uint(0), None, arguments, None
+    )
     call("cuMemcpyDtoH_v2", by(result), memory, ctypes.c_size_t(4))
     if result.value != 42:
         raise OSError(errno.EIO, f"the kernel stored {result.value} instead of 42")

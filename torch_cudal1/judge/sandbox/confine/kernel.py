@@ -1,4 +1,6 @@
-"""The few system calls that Python's standard library lacks, through the C library. Linux only; elsewhere each raises OSError."""
+"""The few system calls that Python's standard library lacks, through the C library. Linux only;
+elsewhere each raises OSError.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ import errno
 import os
 import sys
 
-__all__ = ["LINUX", "capset", "check", "mount", "mount_read_only", "pivot_here", "prctl", "syscall", "unshare"]
+__all__ = [
+    "LINUX",
+    "capset",
+    "check",
+    "mount",
+    "mount_read_only",
+    "pivot_here",
+    "prctl",
+    "syscall",
+    "unshare",
+]
 
 LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +42,10 @@ def check(result: int, what: str) -> int:
 def syscall(number: int, *args: object) -> int:
     """A system call by its number; integers, bytes and ctypes objects as arguments. Raises OSError."""
     _need_linux()
-    return check(_LIBC.syscall(ctypes.c_long(number), *[_argument(arg) for arg in args]), f"system call {number}")
+    return check(
+        _LIBC.syscall(ctypes.c_long(number), *[_argument(arg) for arg in args]),
+        f"system call {number}",
+    )
 
 
 def prctl(option: int, *args: int) -> int:
@@ -47,11 +62,16 @@ def unshare(flags: int) -> None:
 
 
 def capset(permitted: int, inheritable: int) -> None:
-    """Make these the permitted (and effective) and inheritable capabilities of this thread. Raises OSError."""
+    """Make these the permitted (and effective) and inheritable capabilities of this thread. Raises
+    OSError.
+    """
     _need_linux()
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION, 0)
     words = [
-        part for shift in (0, 32) for part in ((permitted >> shift) & 0xFFFFFFFF,) * 2 + ((inheritable >> shift) & 0xFFFFFFFF,)
+        part
+        for shift in (0, 32)
+        for part in ((permitted >> shift) & 0xFFFFFFFF,) * 2
+        + ((inheritable >> shift) & 0xFFFFFFFF,)
     ]
     data = (ctypes.c_uint32 * 6)(*words)  # effective, permitted, inheritable; low halves first
     check(_LIBC.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
@@ -60,14 +80,25 @@ def capset(permitted: int, inheritable: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """mount(2). Raises OSError that names the target."""
     _need_linux()
-    result = _LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    result = _LIBC.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
+    )
     check(result, f"mount {source or kind} on {target}")
 
 
 def mount_read_only(target: str) -> None:
-    """Make a mount and all below it read-only and without set-uid (mount_setattr, Linux 5.12). Raises OSError."""
+    """Make a mount and all below it read-only and without set-uid (mount_setattr, Linux 5.12).
+    Raises OSError.
+    """
     attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
-    syscall(_NR_MOUNT_SETATTR, -100, target.encode(), _AT_RECURSIVE, ctypes.byref(attributes), ctypes.sizeof(attributes))
+    syscall(
+        _NR_MOUNT_SETATTR,
+        -100,
+        target.encode(),
+        _AT_RECURSIVE,
+        ctypes.byref(attributes),
+        ctypes.sizeof(attributes),
+    )
 
 
 def pivot_here() -> None:

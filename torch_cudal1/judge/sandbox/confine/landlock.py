@@ -1,8 +1,9 @@
-"""Landlock: rules on files, TCP ports, abstract sockets and signals that a process lays on itself and cannot lift (Linux 5.13).
+"""Landlock: rules on files, TCP ports, abstract sockets and signals that a process lays on itself
+and cannot lift (Linux 5.13).
 
-Which parts exist depends on the version of its interface, see `version`. It does not govern files that are open already, memory
-mappings, sockets with a path, UDP, or system calls without a path; `seccomp` takes what it can of those.
-Source: https://docs.kernel.org/userspace-api/landlock.html
+Which parts exist depends on the version of its interface, see `version`. It does not govern files
+that are open already, memory mappings, sockets with a path, UDP, or system calls without a path;
+`seccomp` takes what it can of those. Source: https://docs.kernel.org/userspace-api/landlock.html
 """
 
 from __future__ import annotations
@@ -18,19 +19,34 @@ from torch_cudal1.judge.sandbox.confine import kernel
 __all__ = ["Reach", "restrict", "version"]
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = (
+    1 << 0,
+    1 << 1,
+    1 << 2,
+    1 << 3,
+    1 << 14,
+    1 << 15,
+)
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # interface version -> how many file rights it knows
+_FS_RIGHTS = {
+    1: 13,
+    2: 14,
+    3: 15,
+    4: 15,
+    5: 16,
+}  # interface version -> how many file rights it knows
 _TCP = 0b11  # bind, connect: version 4
 _SCOPES = 0b11  # abstract sockets, signals: version 6
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Paths a confined process may use. A folder stands for all below it; what does not exist is passed over.
+    """Paths a confined process may use. A folder stands for all below it; what does not exist is
+    passed over.
 
-    - read: read and execute. look: list folders, read no file. write: everything but execute, devices apart.
+    - read: read and execute. look: list folders, read no file. write: everything but execute,
+      devices apart.
     - devices: device files and folders of them, read, written and asked by ioctl.
     """
 
@@ -49,7 +65,9 @@ def version() -> int:
 
 
 def restrict(reach: Reach) -> int:
-    """Restrict this thread, and whatever it starts from now on, to `reach`; the interface version used. Raises OSError."""
+    """Restrict this thread, and whatever it starts from now on, to `reach`; the interface version
+    used. Raises OSError.
+    """
     found = kernel.syscall(_CREATE, 0, 0, 1)
     every = (1 << _FS_RIGHTS[min(found, 5)]) - 1
     attributes = struct.pack("QQQ", every, _TCP if found >= 4 else 0, _SCOPES if found >= 6 else 0)

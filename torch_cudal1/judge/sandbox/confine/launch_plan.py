@@ -1,4 +1,6 @@
-"""What a launcher is asked to do, as one value that travels on its command line (so it holds paths and numbers, no secret)."""
+"""What a launcher is asked to do, as one value that travels on its command line (so it holds paths
+and numbers, no secret).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How one child is started. The default confines nothing: a process that is watched and killed with all it started (level 1).
+    """How one child is started. The default confines nothing: a process that is watched and killed
+    with all it started (level 1).
 
     - parent: the process whose end is the child's. scratch: the child's working folder.
     - reach: what Landlock leaves; None: no Landlock, no filter (and no_new_privs is not set).
     - uid: a number to become, when started by root; None: stay. keep: capabilities kept, by number.
-    - own: the code is ours; see `seccomp.rules`. namespaces: own mount, pid, network and IPC namespaces.
-    - rlimits: RLIMIT_<name> -> soft and hard limit. processes: threads allowed beyond those its user has; 0: no limit.
+    - own: the code is ours; see `seccomp.rules`. namespaces: own mount, pid, network and IPC
+      namespaces.
+    - rlimits: RLIMIT_<name> -> soft and hard limit. processes: threads allowed beyond those its
+      user has; 0: no limit.
     """
 
     parent: int
@@ -42,5 +47,13 @@ class Plan:
         """A plan from the text of `to_json`."""
         given: dict[str, Any] = json.loads(text)
         reach = given.pop("reach")
-        tuples = {name: tuple(paths) for name, paths in reach.items()} if reach is not None else None
-        return cls(**{**given, "keep": tuple(given["keep"]), "reach": None if tuples is None else Reach(**tuples)})
+        tuples = (
+            {name: tuple(paths) for name, paths in reach.items()} if reach is not None else None
+        )
+        return cls(
+            **{
+                **given,
+                "keep": tuple(given["keep"]),
+                "reach": None if tuples is None else Reach(**tuples),
+            }
+        )

@@ -1,6 +1,8 @@
-"""A world of its own for a process: mounts, process numbers, network and IPC namespaces, and a root made of what it may reach.
+"""A world of its own for a process: mounts, process numbers, network and IPC namespaces, and a root
+made of what it may reach.
 
-Root needs CAP_SYS_ADMIN for it, anybody else a kernel that lets users make user namespaces. Kernel and drivers stay shared.
+Root needs CAP_SYS_ADMIN for it, anybody else a kernel that lets users make user namespaces. Kernel
+and drivers stay shared.
 """
 
 from __future__ import annotations
@@ -15,13 +17,30 @@ from torch_cudal1.judge.sandbox.confine.landlock import Reach
 __all__ = ["NAMES", "build_root", "enter"]
 
 NAMES = ("mount", "pid", "net", "ipc")
-_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
-_BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = 1 << 12, 1 << 14, 1 << 18, 1 << 1, 1 << 2, 1 << 3
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
+    0x20000,
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
+_BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = (
+    1 << 12,
+    1 << 14,
+    1 << 18,
+    1 << 1,
+    1 << 2,
+    1 << 3,
+)
 
 
 def enter() -> None:
-    """Leave the shared namespaces but that of mounts; that of pids begins with the next fork. The user stays. Raises OSError."""
-    flags = _NEWIPC | _NEWPID | _NEWNET  # mounts come later: who watches must keep seeing all processes
+    """Leave the shared namespaces but that of mounts; that of pids begins with the next fork. The
+    user stays. Raises OSError.
+    """
+    flags = (
+        _NEWIPC | _NEWPID | _NEWNET
+    )  # mounts come later: who watches must keep seeing all processes
     if process_identity.capabilities() >> process_identity.CAP_SYS_ADMIN & 1:
         kernel.unshare(flags)
         return
@@ -33,7 +52,8 @@ def enter() -> None:
 
 
 def build_root(reach: Reach, scratch: str) -> None:
-    """Replace the root by an empty one that holds `reach` at its own places, read-only but for `write`, and a fresh /proc.
+    """Replace the root by an empty one that holds `reach` at its own places, read-only but for
+    `write`, and a fresh /proc.
 
     For the first process of a new pid namespace. Raises OSError.
     """
@@ -50,7 +70,12 @@ def build_root(reach: Reach, scratch: str) -> None:
     for path in (*reach.devices, *reach.write):
         if not path.startswith("/proc"):
             _show(base, path, read_only=False)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ):
         os.symlink(target, f"{base}/dev/{name}")
     os.chdir(base)
     kernel.pivot_here()

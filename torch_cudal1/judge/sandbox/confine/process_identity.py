@@ -1,7 +1,7 @@
 """Who a process is and how much it may use: user, groups, capabilities, resource limits.
 
-A process that stays root keeps what root's number opens, capabilities or not; a user without privileges cannot drop supplementary
-groups.
+A process that stays root keeps what root's number opens, capabilities or not; a user without
+privileges cannot drop supplementary groups.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ def capabilities() -> int:
 
 
 def drop(uid: int | None, keep: Collection[int]) -> None:
-    """Give up groups, user and every capability but `keep`, for this process and all it will execute. Raises OSError."""
+    """Give up groups, user and every capability but `keep`, for this process and all it will
+    execute. Raises OSError.
+    """
     had = capabilities()
     kept = sum(1 << number for number in keep) & had
     if had:
         for number in range(64):
             if number not in keep:
-                with contextlib.suppress(OSError):  # EINVAL: a number beyond this kernel's; EPERM: checked below by what is left
+                with contextlib.suppress(
+                    OSError
+                ):  # EINVAL: a number beyond this kernel's; EPERM: checked below by what is left
                     kernel.prctl(_PR_CAPBSET_DROP, number)
     if uid is not None:
         kernel.prctl(_PR_SET_KEEPCAPS, 1)
@@ -51,7 +55,9 @@ def drop(uid: int | None, keep: Collection[int]) -> None:
 
 
 def limit(rlimits: Mapping[str, int], processes: int) -> None:
-    """Set resource limits by name, never above the hard ones in force. `processes` counts from what the user runs already."""
+    """Set resource limits by name, never above the hard ones in force. `processes` counts from what
+    the user runs already.
+    """
     wanted = dict(rlimits)
     if processes:
         wanted["NPROC"] = threads_of(os.getuid()) + processes
@@ -73,5 +79,7 @@ def threads_of(uid: int) -> int:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Ask for a signal when the parent dies. Linux forgets it when the user changes, so this comes after `drop`."""
+    """Ask for a signal when the parent dies. Linux forgets it when the user changes, so this comes
+    after `drop`.
+    """
     kernel.prctl(_PR_SET_PDEATHSIG, signal_number)

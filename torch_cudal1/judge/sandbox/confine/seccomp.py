@@ -1,8 +1,9 @@
 """A system-call filter, assembled here and laid on a process for good (seccomp, x86-64 only).
 
-Everything is allowed but what is listed, so programs run as they are; the list holds what a candidate has no honest use for. Two
-filters lie on top of each other: `build` from the start, when compilers must run, and `run` before the first candidate byte, when
-nothing but threads may be started. It sees numbers, not what pointers lead to: which file, which socket path it cannot tell.
+Everything is allowed but what is listed, so programs run as they are; the list holds what a
+candidate has no honest use for. Two filters lie on top of each other: `build` from the start, when
+compilers must run, and `run` before the first candidate byte, when nothing but threads may be
+started. It sees numbers, not what pointers lead to: which file, which socket path it cannot tell.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ DENIED = {  # x86-64 numbers of what is refused in every phase
 class Rule:
     """Refuse call `number` with `error`, unless its argument `arg` (lower half) is right.
 
-    `test` says what is right: "equal": one of `values`; "any": has a bit of values[0]; "none": has none of them; "null": is 0 in
-    both halves; "never": nothing is.
+    `test` says what is right: "equal": one of `values`; "any": has a bit of values[0]; "none": has
+    none of them; "null": is 0 in both halves; "never": nothing is.
     """
 
     number: int
@@ -78,7 +79,9 @@ def supported() -> bool:
 
 
 def rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[Rule, ...]:
-    """What a phase adds. `own`: code of ours, which may talk over sockets with a path. `pid`: the only process "run" may signal."""
+    """What a phase adds. `own`: code of ours, which may talk over sockets with a path. `pid`: the
+    only process "run" may signal.
+    """
     if phase == "build":
         shared = (
             *(Rule(number) for number in DENIED.values()),
@@ -89,10 +92,13 @@ def rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[Rule, ...]:
             Rule(302, errno.EPERM, 0, "equal", (0,)),  # prlimit64, on itself
             Rule(203, errno.EPERM, 0, "equal", (0,)),  # sched_setaffinity, on the calling thread
         )
-        # A socket with a path leads past Landlock to daemons (a container runtime's, for one): strangers connect to nothing.
+        # A socket with a path leads past Landlock to daemons (a container runtime's, for one):
+        # strangers connect to nothing.
         strangers = (
             Rule(42, errno.EACCES),  # connect
-            Rule(41, errno.EACCES, 1, "none", (_DATAGRAM_BIT,)),  # a datagram socket sends without connecting
+            Rule(
+                41, errno.EACCES, 1, "none", (_DATAGRAM_BIT,)
+            ),  # a datagram socket sends without connecting
         )
         return shared if own else (*shared, *strangers)
     return (
@@ -126,12 +132,18 @@ def digest(wanted: tuple[Rule, ...]) -> str:
 
 
 def install(wanted: tuple[Rule, ...], *, all_threads: bool) -> None:
-    """Lay the filter on this thread, or on all of the process. Raises OSError; then nothing is filtered."""
+    """Lay the filter on this thread, or on all of the process. Raises OSError; then nothing is
+    filtered.
+    """
     if not supported():
-        raise OSError(errno.ENOSYS, f"the filter is written for x86-64 Linux, this is {platform.machine()}")
+        raise OSError(
+            errno.ENOSYS, f"the filter is written for x86-64 Linux, this is {platform.machine()}"
+        )
     packed = _packed(assemble(wanted))
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer)))
+    program = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
+    )
     kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
     odd = kernel.syscall(_NR_SECCOMP, _SET_FILTER, _ALL_THREADS if all_threads else 0, program)
     if odd:
@@ -139,14 +151,19 @@ def install(wanted: tuple[Rule, ...], *, all_threads: bool) -> None:
 
 
 def _body(rule: Rule) -> list[Instruction]:
-    """What is done with a call of the rule's number: refused, or handed on to the next rule with the number loaded again."""
+    """What is done with a call of the rule's number: refused, or handed on to the next rule with
+    the number loaded again.
+    """
     refuse, hand_on = (_RETURN, 0, 0, _ERRNO | rule.error), (_LOAD, 0, 0, 0)
     low, high = (_LOAD, 0, 0, 16 + 8 * rule.arg), (_LOAD, 0, 0, 20 + 8 * rule.arg)
     match rule.test:
         case "never":
             return [refuse]
         case "equal":
-            tests = [(_JUMP_EQUAL, len(rule.values) - index, 0, value) for index, value in enumerate(rule.values)]
+            tests = [
+                (_JUMP_EQUAL, len(rule.values) - index, 0, value)
+                for index, value in enumerate(rule.values)
+            ]
             return [low, *tests, refuse, hand_on]
         case "any":
             return [low, (_JUMP_SET, 1, 0, rule.values[0]), refuse, hand_on]

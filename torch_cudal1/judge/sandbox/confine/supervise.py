@@ -1,7 +1,9 @@
-"""Watches one process: keeps the end of what it prints, and when it ends or is told to, kills everything it ever started.
+"""Watches one process: keeps the end of what it prints, and when it ends or is told to, kills
+everything it ever started.
 
-Processes that leave their group or session are found too: a subreaper inherits every orphan below it, and waits until it has none.
-What sits in an uninterruptible driver call outlives this by as long as the call lasts.
+Processes that leave their group or session are found too: a subreaper inherits every orphan below
+it, and waits until it has none. What sits in an uninterruptible driver call outlives this by as
+long as the call lasts.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ _POLITE_S = 1.5
 
 @dataclass
 class Watch:
-    """The state of a supervisor. `wake` is readable when a child ended or SIGTERM came; make it before the first fork.
+    """The state of a supervisor. `wake` is readable when a child ended or SIGTERM came; make it
+    before the first fork.
 
-    `polite`: what the worker started (a compiler's pool, which has semaphores to remove) may end by itself for a moment.
+    `polite`: what the worker started (a compiler's pool, which has semaphores to remove) may end by
+    itself for a moment.
     """
 
     polite: bool = False
@@ -45,7 +49,9 @@ class Watch:
         self.told = True
 
     def until_end(self, worker: int, output: int) -> int:
-        """The wait status of `worker`, which writes to the pipe `output`; that of SIGKILL if it had to be killed."""
+        """The wait status of `worker`, which writes to the pipe `output`; that of SIGKILL if it had
+        to be killed.
+        """
         os.set_blocking(output, False)
         status = None
         sources = [self.wake[0], output]
@@ -58,7 +64,9 @@ class Watch:
                 status = _reap(worker)
         if self.polite:
             if status is None:
-                os.kill(worker, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+                os.kill(
+                    worker, signal.SIGKILL
+                )  # it is not reaped yet, so the number is still its own
             status = _alone(worker, status)
         killed = kill_family(worker)
         self._drain(output)
@@ -80,7 +88,9 @@ class Watch:
 
 
 def _alone(worker: int, status: int | None) -> int | None:
-    """Wait a moment until nobody else is left; the wait status of `worker`, if it ended now or before."""
+    """Wait a moment until nobody else is left; the wait status of `worker`, if it ended now or
+    before.
+    """
     until = time.monotonic() + _POLITE_S
     while time.monotonic() < until:
         found = _reap(worker)
@@ -108,11 +118,16 @@ def family(root: int) -> set[int]:
 
 
 def kill_family(worker: int) -> int:
-    """Kill every descendant of this process until none is left to wait for; the wait status of `worker`, else SIGKILL's."""
+    """Kill every descendant of this process until none is left to wait for; the wait status of
+    `worker`, else SIGKILL's.
+    """
     status = int(signal.SIGKILL)
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
-        for what in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process starts no other while its brothers are killed
+        for what in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # a stopped process starts no other while its brothers are killed
             for pid in family(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, what)
@@ -126,7 +141,9 @@ def kill_family(worker: int) -> int:
 
 
 def end_like(status: int) -> NoReturn:
-    """End this process as another ended, so that whoever waits for this one sees what happened to that one."""
+    """End this process as another ended, so that whoever waits for this one sees what happened to
+    that one.
+    """
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
