@@ -1,0 +1,25 @@
+"""The one value for "no, because": what a function returns where it declines, instead of an exception or an empty text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Refusal"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not done, not there or not used. `str()` is the reason, for messages.
+
+    A function that may decline returns `Answer | Refusal`, or `Refusal | None` where it only objects. Raises ValueError for an
+    empty reason: nobody could act on it.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise ValueError("a Refusal needs a reason; return None where there is nothing to object to")
+
+    def __str__(self) -> str:
+        return self.reason
