@@ -4,22 +4,26 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types check wheel asan clean
+.PHONY: demo test test-all lint types check wheel asan clean
 
 demo: $(READY)            ## accelerate a set of real modules on this machine; writes cudal1-demo.html
 	$(BIN)/cudal1 demo --out cudal1-demo.html
 
-test: $(READY)            ## all tests (those that need a GPU are skipped without one)
+test: $(READY)            ## every module's tests, of large matrices a part; those that need a GPU are skipped without one
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not matrix"
+
+test-all: $(READY)        ## all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/style_limits.py
 
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test    ## what CI runs
+check: lint types test-all    ## what CI runs
 
 wheel: $(READY)           ## a wheel with the extension, in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .

@@ -25,8 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks import report
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Target
+from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 from torch_cudal1.store.cache.resolve import Hit
@@ -120,7 +121,7 @@ def look_ups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iterator
         right = (
             isinstance(found, Hit) and found.entry.region_key == key
             if there
-            else found == Miss("absent")
+            else found == Refusal("absent")
         )
         if not right:
             raise ValueError(f"look-up of {key} answered {found!r}")

@@ -30,7 +30,7 @@ from benchmarks.compare import Comparison, Reference, compare, reference
 from benchmarks.family_cases import CASES, Case
 from benchmarks.timing import Run, sample
 from torch_cudal1.core.errors import Cudal1Error, NotLowerableError
-from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
+from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.fusion.partition import Partition, partition, splice
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program
@@ -38,7 +38,7 @@ from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.benchmark.timing import device_time_us
 from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.expr.from_program import trace
+from torch_cudal1.kernels.registry import trace
 from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["Options", "Subject", "line", "main", "measured", "subject_of"]
@@ -92,10 +92,10 @@ def subject_of(case: Case, device: torch.device) -> Subject:
     with torch.random.fork_rng(), device:
         torch.manual_seed(0)
         module, inputs = case.module(), case.inputs()
-    call, traced = captured_call(module, inputs, {})
+    call, traced = capture_call_graphs(module, inputs, {})
     (graph,) = traced.graphs
     lowered = lower_captured(graph, module)
-    found = examples_of(lowered, graph, call)
+    found = get_examples(lowered, graph, call)
     assert found is not None, "an inference graph has all its inputs"
     # a module's own tensors change when it is called (running statistics): the Program keeps what
     # they are now
@@ -134,7 +134,7 @@ def choices(subject: Subject, options: Options) -> list[list[Proposal | None]]:
     """
     found = [
         propose(island.region.program, options.sm, most=options.per_case)
-        for island in subject.parts.islands
+        for island in subject.parts.groups
     ]
     count = max(map(len, found), default=0)
     return [
@@ -145,10 +145,10 @@ def choices(subject: Subject, options: Options) -> list[list[Proposal | None]]:
 
 def why_none(parts: Partition) -> str:
     """Why a case has nothing to try."""
-    if not parts.islands:
-        return f"no island: {'; '.join(sorted(parts.left))}"
+    if not parts.groups:
+        return f"no island: {'; '.join(sorted(parts.reasons_left_out))}"
     try:
-        families = [trace(island.region.program).family for island in parts.islands]
+        families = [trace(island.region.program).family for island in parts.groups]
     except NotLowerableError as error:
         return str(error)
     return f"no proposal of family {', '.join(families)}"
@@ -162,7 +162,7 @@ def attempt(
     try:
         pairs = [
             (island, one)
-            for island, one in zip(subject.parts.islands, chosen, strict=True)
+            for island, one in zip(subject.parts.groups, chosen, strict=True)
             if one is not None
         ]
         kernels = {island: build(island.region.program, one, options.sm) for island, one in pairs}

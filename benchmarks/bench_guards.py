@@ -22,10 +22,11 @@ import torch
 from benchmarks import report
 from benchmarks.bench_overhead import Row, measure
 from torch_cudal1.core import native
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.dynamo import capture_call
 from torch_cudal1.graph.dynamo_guards import GuardSplit
-from torch_cudal1.runtime.guard import ModuleGuard, Refusal
-from torch_cudal1.runtime.guard_builder import watch
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.guard_builder import record_module
 
 Check: TypeAlias = Callable[[], Any]
 _TEXT = {
@@ -70,7 +71,7 @@ def checks(
     Raises ValueError for a module that cannot be watched.
     """
     with torch.no_grad():
-        watched = watch(module)
+        watched = record_module(module)
         if isinstance(watched, Refusal):
             raise ValueError(watched.reason)
         capture = capture_call(module, (), kwargs)
@@ -83,12 +84,12 @@ def checks(
 
     rest, whole = capture.guards(count), capture.guards()
     call = {"module": module, "args": (), "kwargs": kwargs}
-    guard, kept = ModuleGuard(split.records()), bool(split.kept)
+    guard, kept = ModuleGuard(split.merge_records()), bool(split.kept_guards)
 
     def ours() -> bool:
         return guard.holds() and (not kept or rest(call))
 
-    return (lambda: whole(call)), ours, made, len(split.kept)
+    return (lambda: whole(call)), ours, made, len(split.kept_guards)
 
 
 def main() -> int:

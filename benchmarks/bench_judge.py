@@ -28,11 +28,17 @@ from benchmarks.report import document, environment, save
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Candidate, Contract
-from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge import (
+    Evaluation,
+    EvaluationConfig,
+    evaluate_candidate,
+    pool_scope,
+    rank_baselines,
+)
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 
 __all__ = [
     "GOAL_S",
@@ -125,18 +131,18 @@ def _programs_judged(
     torch.manual_seed(0)
     module, x = layer.build().eval().to(device), torch.randn(layer.shape, device=device)
     with torch.no_grad():
-        (region,) = captured_regions(module, (x,))
-    job = Job(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
+        (region,) = capture_regions(module, (x,))
+    job = EvaluationConfig(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
     candidate = Candidate(region.program, "eager", "benchmark", ("itself",))
     took: list[float] = []
     steps: dict[str, float] = {}
-    with kept_warm():
+    with pool_scope():
         begin = time.perf_counter()
         ranking = rank_baselines(region, ("eager",), job)
         shared = time.perf_counter() - begin
         for _ in range(repeats + 1):
             begin = time.perf_counter()
-            found = judge(region, candidate, ranking, job)
+            found = evaluate_candidate(region, candidate, ranking, job)
             took.append(time.perf_counter() - begin)
             if not found.verdict.passed:
                 return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
@@ -144,14 +150,14 @@ def _programs_judged(
     return _row(took, shared, steps)
 
 
-def _steps_of(found: Judgement, seconds: float) -> dict[str, float]:
+def _steps_of(found: Evaluation, seconds: float) -> dict[str, float]:
     """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and
     such.
     """
     validated = [
         event
         for event in telemetry.report().events
-        if (event.stage, event.what) == ("judge", "validated")
+        if (event.stage, event.what) == ("evaluate_candidate", "validated")
     ]
     steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
     if found.timing is not None:
@@ -177,9 +183,11 @@ def _sources_judged(
     took: list[float] = []
     steps: dict[str, float] = {}
     shared = 0.0
-    with PairCourt(PairJob(Settings(), Contract(), device, profile)) as court:
+    with SourceEvaluator(
+        SourceEvaluationConfig(Settings(), Contract(), device, profile)
+    ) as evaluator:
         for _ in range(repeats + 1):
-            found = court.judge(source.text("Model"), source.text("ModelNew"))
+            found = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
             if not found.verdict.passed:
                 return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
             own = {
@@ -229,7 +237,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_told(row), file=sys.stderr, flush=True)
             summary = _summary(rows, GOAL_S[device.type] if args.profile == "fast" else None)
             if args.out:  # at once: a run that is cut short has measured something
-                save(args.out, document("judge", options, rows, environment=facts, summary=summary))
+                save(
+                    args.out,
+                    document(
+                        "evaluate_candidate", options, rows, environment=facts, summary=summary
+                    ),
+                )
     missed = (
         summary["goal_s"] is not None
         and summary["worst_first_s"] is not None

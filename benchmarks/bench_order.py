@@ -11,8 +11,8 @@ looking them up. Two sources, both of real machines:
     programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
 Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones).
-`chosen`: what a search compiles with a model, a quarter explored. Of a family whose first eight
-proposals are known, four of them `chosen` first: `more` of these, as the model says; and
+`select_proposals`: what a search compiles with a model, a quarter explored. Of a family whose first eight
+proposals are known, four of them `select_proposals` first: `more` of these, as the model says; and
 `population`, children of contrasting parents as well, that are on record (`population-uniform`:
 parents drawn without regard to time).
 """
@@ -34,17 +34,22 @@ import torch
 
 from benchmarks import report
 from benchmarks.gemm_cases import Case
-from torch_cudal1.kernels.features import Island, island_of
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.kernels.features import KernelFeatures, extract_features
 from torch_cudal1.kernels.ops.matmul import Product
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.kernels.templates.gemm_tiles import METHODS, in_order
-from torch_cudal1.kernels.templates.gemm_tiles import read as schedule_of
-from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, disorder, learn
-from torch_cudal1.search.cost_model.timings import Timing, timing_of
-from torch_cudal1.search.evolution.buckets import contrasting
-from torch_cudal1.search.evolution.expected_order import chosen
-from torch_cudal1.search.evolution.generation import Draw, Legal, next_generation
-from torch_cudal1.training.landscape.packed import read
+from torch_cudal1.kernels.templates.gemm_tiles import METHODS, order_by_bound
+from torch_cudal1.kernels.templates.gemm_tiles import read_schedule as schedule_of
+from torch_cudal1.search.cost_model.predictor import (
+    CostModel,
+    fit_cost_model,
+    pairwise_rank_error,
+)
+from torch_cudal1.search.cost_model.timings import KernelTiming, make_timing
+from torch_cudal1.search.evolution.buckets import draw_contrasting
+from torch_cudal1.search.evolution.expected_order import select_proposals
+from torch_cudal1.search.evolution.generation import Draw, Legal, propose_generation
+from torch_cudal1.training.landscape.landscape_file import read_landscape
 
 __all__ = ["Table", "curves", "main", "products", "programs"]
 
@@ -70,7 +75,7 @@ class Table:
 
     name: str
     shape: str
-    island: Island
+    island: KernelFeatures
     us: Mapping[Proposal, float]
     ordered: bool
 
@@ -79,9 +84,9 @@ class Table:
         """Of all on record."""
         return min(self.us.values())
 
-    def timings(self) -> list[Timing]:
+    def timings(self) -> list[KernelTiming]:
         """As a search would have kept them."""
-        return [timing_of(self.island, one, us) for one, us in self.us.items()]
+        return [make_timing(self.island, one, us) for one, us in self.us.items()]
 
     def recorded(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Those that are on record: what else is legal cannot be looked up."""
@@ -115,10 +120,12 @@ def products(results: Path, *, exact: bool) -> list[Table]:
 
 
 def _product(case: Case, us: Mapping[Proposal, float]) -> Table:
-    island = island_of(case.program())
+    island = extract_features(case.program())
     assert island is not None
-    assert isinstance(island.subject, Product)
-    order = [one.proposal() for one in in_order(island.subject, [schedule_of(one) for one in us])]
+    assert isinstance(island.problem, Product)
+    order = [
+        one.proposal() for one in order_by_bound(island.problem, [schedule_of(one) for one in us])
+    ]
     shape = f"{max(1, case.batch)}x{case.m}x{case.n}x{case.k}"
     return Table(
         f"{case.name} {case.tail}".strip(),
@@ -132,12 +139,14 @@ def _product(case: Case, us: Mapping[Proposal, float]) -> Table:
 def programs(path: Path) -> list[Table]:
     """The tables of program spaces: times in units of eager's."""
     found = []
-    for task, rows in read(path).rows.items():
+    for task, rows in read_landscape(path).rows.items():
         operation, sizes, _ = task.split("/")
         numbers = {f"size_{at}": int(one) for at, one in enumerate(sizes.split("x"))}
         us = {_program(operation, row.program): 1 / row.score for row in rows if row.score}
         if len(us) > _FIRST:
-            found.append(Table(task, task, Island("program", numbers, 1.0), us, ordered=False))
+            found.append(
+                Table(task, task, KernelFeatures("program", numbers, 1.0), us, ordered=False)
+            )
     return found
 
 
@@ -152,7 +161,7 @@ def _program(operation: str, text: str) -> Proposal:
     )
 
 
-def curves(table: Table, model: CostModel | Unknown) -> dict[str, list[float]]:
+def curves(table: Table, model: CostModel | Refusal) -> dict[str, list[float]]:
     """By strategy: the share of the best known time after each of `_COUNTS` measurements."""
     family = list(table.us)
     orders = (
@@ -167,7 +176,9 @@ def curves(table: Table, model: CostModel | Unknown) -> dict[str, list[float]]:
             for count in _COUNTS
         ]
 
-    def bred(legal: Callable[[list[Proposal]], Legal], draw: Draw = contrasting) -> list[float]:
+    def bred(
+        legal: Callable[[list[Proposal]], Legal], draw: Draw = draw_contrasting
+    ) -> list[float]:
         runs = {
             id(order): _bred(table, order[:_KNOWN], model, legal(order), draw) for order in orders
         }
@@ -175,7 +186,9 @@ def curves(table: Table, model: CostModel | Unknown) -> dict[str, list[float]]:
 
     return {
         "family": mean(lambda order, count: order),
-        "chosen": mean(lambda order, count: chosen(order, table.island, model, count)),
+        "select_proposals": mean(
+            lambda order, count: select_proposals(order, table.island, model, count)
+        ),
         "more": bred(lambda order: lambda some: [one for one in some if one in order[:_KNOWN]]),
         "population": bred(lambda order: table.recorded),
         "population-uniform": bred(lambda order: table.recorded, _uniform),
@@ -187,13 +200,13 @@ def _uniform(scores: Sequence[float], dice: random.Random) -> list[int]:
 
 
 def _bred(
-    table: Table, known: Sequence[Proposal], model: CostModel | Unknown, legal: Legal, draw: Draw
+    table: Table, known: Sequence[Proposal], model: CostModel | Refusal, legal: Legal, draw: Draw
 ) -> list[Proposal]:
     """What a search with generations measures, in its order."""
-    taken = list(chosen(known, table.island, model, _FIRST))
+    taken = list(select_proposals(known, table.island, model, _FIRST))
     while len(taken) < max(_COUNTS):
         measured = {one: table.us[one] for one in taken}
-        children = next_generation(
+        children = propose_generation(
             measured, known, legal, table.island, model, count=_FIRST, seed=len(taken), draw=draw
         )
         if not children:
@@ -207,8 +220,8 @@ def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for table in tables:
         known = [one for other in tables if other.shape != table.shape for one in other.timings()]
-        model = learn(known, table.island.family)
-        off = None if isinstance(model, Unknown) else _off(table, model)
+        model = fit_cost_model(known, table.island.family)
+        off = None if isinstance(model, Refusal) else _off(table, model)
         for name, shares in curves(table, model).items():
             after = {
                 str(count): round(share, 4) for count, share in zip(_COUNTS, shares, strict=True)
@@ -220,7 +233,7 @@ def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
                 "records": len(known),
                 "off": off,
             }
-            facts |= {"why_no_model": model.reason} if isinstance(model, Unknown) else {}
+            facts |= {"why_no_model": model.reason} if isinstance(model, Refusal) else {}
             rows.append({**facts, "strategy": name, "share_after": after})
     return rows
 
@@ -229,16 +242,16 @@ def _off(table: Table, model: CostModel) -> dict[str, float]:
     """How much of all differences between the table's kernels the model, and the bound, have the
     other way round.
     """
-    guesses = [one.us for one in model.guess(table.island, list(table.us))]
-    bounds = [table.island.bound_us(one) for one in table.us]
+    guesses = [one.us for one in model.predict(table.island, list(table.us))]
+    bounds = [table.island.lower_bound_us(one) for one in table.us]
     times, model_us, bound_us = (
         torch.tensor(one, dtype=torch.float64).log2()
         for one in (list(table.us.values()), guesses, bounds)
     )
     alone = torch.zeros(len(times), dtype=torch.long)
     return {
-        "model": round(disorder(times, model_us, alone), 4),
-        "bound": round(disorder(times, bound_us, alone), 4),
+        "model": round(pairwise_rank_error(times, model_us, alone), 4),
+        "bound": round(pairwise_rank_error(times, bound_us, alone), 4),
     }
 
 

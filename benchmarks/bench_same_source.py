@@ -1,11 +1,11 @@
 """Is a source that is the reference itself ever called faster, and is it told the same speed?
 
-    python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--courts 3] [--out same-source.json]
+    python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--evaluators 3] [--out same-source.json]
 
 The reference under another name is judged again and again, in a process of its own each time, as
 `cudal1 judge` does. Its speed-up over eager is 1; that over another baseline, where one won, is
 what the medians of the race say. What two processes with one code differ by is in these figures,
-which `repeatability` in one process cannot see. Each court races its baselines anew.
+which `repeatability` in one process cannot see. Each evaluator races its baselines anew.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from benchmarks.report import document, environment, save
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 
 __all__ = ["Row", "main", "of_source"]
 
 Row = dict[str, Any]
 
 
-def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Iterator[Row]:
+def of_source(source: Source, device: torch.device, trials: int, evaluators: int) -> Iterator[Row]:
     """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the
     seconds on the clock and in all.
 
-    It is told after each court, with status `not done` until the last one. `failed` and the reason
+    It is told after each evaluator, with status `not done` until the last one. `failed` and the reason
     where it was refused or could not be timed: a check that refuses what is right is no speed.
     """
     row: Row = {
@@ -47,11 +47,13 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
         "timing_s": [],
         "judged_s": [],
     }
-    for count in _shares(trials, courts):
-        with PairCourt(PairJob(Settings(), Contract(), device, "fast")) as court:
+    for count in _shares(trials, evaluators):
+        with SourceEvaluator(
+            SourceEvaluationConfig(Settings(), Contract(), device, "fast")
+        ) as evaluator:
             for _ in range(count):
                 try:
-                    found = court.judge(source.text("Model"), source.text("ModelNew"))
+                    found = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
                 except Cudal1Error as error:
                     yield {**row, "status": "failed", "reason": str(error)[:300]}
                     return
@@ -76,11 +78,11 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
         )
 
 
-def _shares(trials: int, courts: int) -> list[int]:
+def _shares(trials: int, evaluators: int) -> list[int]:
     """As even as can be, none empty."""
     return [
         count
-        for count in (trials // courts + (at < trials % courts) for at in range(courts))
+        for count in (trials // evaluators + (at < trials % evaluators) for at in range(evaluators))
         if count
     ]
 
@@ -90,12 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     facts, rows = environment(), list[Row]()
     for number, source in enumerate(SOURCES):
-        for row in of_source(source, torch.device(args.device), args.trials, args.courts):
+        for row in of_source(source, torch.device(args.device), args.trials, args.evaluators):
             rows[number:] = [row]
             print(_told(row), file=sys.stderr, flush=True)
             summary = _summary(rows)
             if args.out:
-                options = {"device": args.device, "trials": args.trials, "courts": args.courts}
+                options = {
+                    "device": args.device,
+                    "trials": args.trials,
+                    "evaluators": args.evaluators,
+                }
                 save(
                     args.out,
                     document("same_source", options, rows, environment=facts, summary=summary),
@@ -131,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--trials", type=int, default=30, help="of each source")
     made.add_argument(
-        "--courts", type=int, default=3, help="references that are read and raced anew"
+        "--evaluators", type=int, default=3, help="references that are read and raced anew"
     )
     made.add_argument("--out", type=Path)
     return made

@@ -22,18 +22,18 @@ from typing import Any
 from benchmarks.report import document, environment, save
 from torch_cudal1.cli.view import plots
 from torch_cudal1.training.experiments.comparison import (
-    Comparison,
-    ceilings,
-    comparisons,
-    crossed,
-    stage_rise,
-    stage_tables,
-    summaries,
+    ArmComparison,
+    compare_arms,
+    compare_exemplar_effects,
+    compare_stages,
+    compute_optimum_means,
+    summarize_arms,
+    tabulate_stages,
 )
 from torch_cudal1.training.experiments.demo_plan import DEMO
-from torch_cudal1.training.experiments.exam import best_curves
-from torch_cudal1.training.experiments.paired_tests import Difference
-from torch_cudal1.training.experiments.plan import ARMS, Plan, read_plan
+from torch_cudal1.training.experiments.paired_tests import PairedDifference
+from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan, read_plan
+from torch_cudal1.training.experiments.policy_eval import compute_best_curves
 
 __all__ = ["found", "main", "rows_of"]
 
@@ -49,30 +49,30 @@ _STYLE = {  # for a picture without the page's style sheet
 _PARTS = 10  # lines of a curve that the file keeps
 
 
-def rows_of(plan: Plan, told: Mapping[str, Any]) -> list[Row]:
+def rows_of(plan: ExperimentPlan, told: Mapping[str, Any]) -> list[Row]:
     """One a comparison, difference, arm, stage and evaluator; `what` says which it is."""
     results = told["results"]
     rows: list[Row] = []
-    for one in comparisons(results, plan):
+    for one in compare_arms(results, plan):
         said = {"primary": one.primary, "says": one.says, "adjusted_p": one.adjusted}
         rows.append({"what": "comparison", "name": _name(one), **said} | _interval(one.difference))
-    others = {**stage_rise(results), **crossed(results, plan)}
+    others = {**compare_stages(results), **compare_exemplar_effects(results, plan)}
     rows += [
         {"what": "difference", "name": name} | _interval(difference)
         for name, difference in others.items()
     ]
     rows += [
         {"what": "arm", "name": f"{arm.arm} {arm.title}"} | asdict(arm)
-        for arm in summaries(results, plan)
+        for arm in summarize_arms(results, plan)
     ]
     rows += [{"what": "stage", **asdict(as_zero), "fast": {str(p): share for p, share in as_zero.fast.items()}}
-             for as_zero, _ in stage_tables(results)]  # fmt: skip
+             for as_zero, _ in tabulate_stages(results)]  # fmt: skip
     for name, steps in (told.get("cheats") or {}).items():
         rows.append({"what": "evaluator", "name": f"{name} evaluator", "steps": _picked(steps)})
     return rows
 
 
-def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
+def found(plan: ExperimentPlan, told: Mapping[str, Any]) -> dict[str, Any]:
     """The file as a value."""
     results = told["results"]
     labels = sorted({str(one["label"]) for one in results})
@@ -86,7 +86,7 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
             "held_out": asdict(plan.held_out),
         },
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
-        "ceilings": ceilings(results),
+        "compute_optimum_means": compute_optimum_means(results),
     }
     return document("training", {"plan": plan.name}, rows_of(plan, told), **more)
 
@@ -135,7 +135,7 @@ def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
     picture; "" of nothing.
     """
     lines = []
-    found = best_curves(results, kind)
+    found = compute_best_curves(results, kind)
     for arm in ARMS.values():
         curves = [
             curve for one, curve in zip(results, found, strict=True) if one["arm"] == arm.name
@@ -154,11 +154,11 @@ def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
         )
     if not lines:
         return ""
-    if (ceiling := ceilings(results).get(kind)) is not None:
+    if (ceiling := compute_optimum_means(results).get(kind)) is not None:
         ends = [1.0, max(line.x[-1] for line in lines)]
         lines.append(plots.Curve("the best there is", ends, [ceiling, ceiling]))
     label = f"Geometric mean of the best so far, held-out tasks ({kind}), {results[0]['label']}"
-    drawn = plots.curves(lines, label=label, x="different programs", y="speed-up", salt=kind)
+    drawn = plots.plot_curves(lines, label=label, x="different programs", y="speed-up", salt=kind)
     plain = re.sub(r"var\((--\w+)\)", lambda match: _STYLE[match[1]], drawn)
     return (
         plain
@@ -209,11 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
 
 
-def _name(one: Comparison) -> str:
+def _name(one: ArmComparison) -> str:
     return f"{one.one} - {one.other}, held-out {one.kind}"
 
 
-def _interval(difference: Difference) -> Row:
+def _interval(difference: PairedDifference) -> Row:
     return asdict(difference) | {"excludes_zero": difference.excludes_zero}
 
 

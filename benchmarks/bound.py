@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cudal1.api.accelerate import Dispatcher
-from torch_cudal1.api.binding import Bound, weights_of
+from torch_cudal1.api.binding import Bound, weight_identities
+from torch_cudal1.api.dispatcher import Dispatcher
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
 from torch_cudal1.ir.interpreter import Runner, interpret
 from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime import guard
-from torch_cudal1.runtime.dispatch import Direct
+from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.executor import launch_through_driver
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 
 __all__ = ["bind_to", "chain", "relu_kernel", "whole"]
 
@@ -40,7 +40,7 @@ def bind_to(
     guards of `captured` (None: it is captured here); it returns one tensor.
     """
     dispatcher = Dispatcher(module, Settings())
-    dispatcher._know_devices(args, {})
+    dispatcher._update_device_types(args, {})
     captured = captured or capture_module_call(module, args, {})
     held = captured.guard
 
@@ -49,11 +49,17 @@ def bind_to(
             0
         ]
 
-    direct = Direct(
+    direct = DirectCall(
         lambda: getattr(runner, "direct", runner), sources, None, captured.conditions
     )  # as `Swapped.direct`
     bound = Bound(
-        slow, held, (), "bound by a benchmark", weights_of(module), direct, captured.conditions
+        slow,
+        held,
+        (),
+        "bound by a benchmark",
+        weight_identities(module),
+        direct,
+        captured.conditions,
     )
     dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
     module._compiled_call_impl = dispatcher
@@ -65,12 +71,12 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
     the executor in plain Python).
     """
     device = args[0].device
-    (region,) = captured_regions(module, args)
+    (region,) = capture_regions(module, args)
     static = [position for position, role in enumerate(region.roles) if role != "input"]
     if schedule == "python":
         runner = interpret(region.program, device, launcher=launch_through_driver)
     else:
-        runner = build(region.program, schedule, device, static=static)
+        runner = build_runner(region.program, schedule, device, static=static)
     call, sources = _captured(module, args)
     return bind_to(module, args, runner, sources, call)
 
@@ -79,9 +85,9 @@ def _captured(
     module: nn.Module, args: tuple[torch.Tensor, ...]
 ) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
     """The call, and where each input of the module's region comes from."""
-    from torch_cudal1.graph.captured import captured_call, lower_captured
+    from torch_cudal1.graph.captured import capture_call_graphs, lower_captured
 
-    call, traced = captured_call(module, args, {})
+    call, traced = capture_call_graphs(module, args, {})
     (graph,) = traced.graphs
     origins = [graph.origins[position] for position in lower_captured(graph, module).order]
     assert call.sources is not None

@@ -31,14 +31,14 @@ import torch
 
 from benchmarks.report import environment, load, save
 from tests.adversarial.case import CaseFile, case_files
-from tests.adversarial.nursery import forked_children
+from tests.adversarial.fork_server import forked_children
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract, Verdict
-from torch_cudal1.judge import Job, check
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge import EvaluationConfig, validate_candidate
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 from torch_cudal1.judge.checks.static.contract import contract
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.wire.channel import load_tensors
 
 __all__ = ["SIDES", "TOLERANCES", "kernelbench", "main", "table"]
@@ -124,7 +124,7 @@ def kernelbench(reference: str, candidate: str, device: torch.device) -> dict[st
         tolerances=TOLERANCES, reference=reference, candidate=candidate, device=device.type
     )
     with Child(
-        limits_for(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()
+        make_limits(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()
     ) as child:
         path = child.new_file()
         try:
@@ -256,15 +256,15 @@ def _judged(task: _Task, device_name: str) -> Row:
         else module.REFERENCE
     )
     candidate = getattr(module, task.side.upper())
-    job = PairJob(
+    job = SourceEvaluationConfig(
         Settings(candidate_timeout_s=_TIMEOUT_S),
         Contract(),
         device,
         case.first_profile,
         all_pairs=True,
     )
-    with PairCourt(job) as court:
-        found = court.judge(reference, candidate, timed=case.timed)
+    with SourceEvaluator(job) as evaluator:
+        found = evaluator.evaluate(reference, candidate, timed=case.timed)
     return row | {
         "judge": _answer(found.verdict),
         "kernelbench": kernelbench(reference, candidate, device),
@@ -278,7 +278,9 @@ def _program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
     return (
         Verdict(tuple(failed))
         if failed
-        else check(region, candidate, Job(Settings(), Contract(), device, plan=plan))
+        else validate_candidate(
+            region, candidate, EvaluationConfig(Settings(), Contract(), device, plan=plan)
+        )
     )
 
 

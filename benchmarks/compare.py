@@ -17,8 +17,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torch_cudal1.judge.reference.compare import sampling_spread
-from torch_cudal1.judge.reference.error_statistics import spread_of
+from torch_cudal1.judge.reference.compare import sampling_margin
+from torch_cudal1.judge.reference.error_statistics import measure_errors
 
 __all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
 
@@ -83,7 +83,9 @@ def reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
             ((_rms_error(run[name], wanted), run[name]) for run in eager_runs),
             key=operator.itemgetter(0),
         )
-        found = spread_of((largest, largest, wanted), 0.0) if largest.is_floating_point() else None
+        found = (
+            measure_errors((largest, largest, wanted), 0.0) if largest.is_floating_point() else None
+        )
         effective[name] = wanted.numel() if found is None else found.effective
     return Reference(exact, eager_runs[0], rms, effective)
 
@@ -110,7 +112,7 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     ratio = _ratio(rms, max(eager_rms, _round_off(eager.dtype) * scale / LIMIT))
     # Of a scalar, eager's error is one draw, often a lucky one: the limit allows for the spread of
     # so few, as the judge's does.
-    limit = VOID_LIMIT if void else LIMIT * sampling_spread(ref.effective.get(name, got.numel()))
+    limit = VOID_LIMIT if void else LIMIT * sampling_margin(ref.effective.get(name, got.numel()))
     reason = (
         ""
         if ratio <= limit

@@ -25,10 +25,10 @@ import torch
 
 from benchmarks import report
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.judge.benchmark.protocol import Local, Measurement, Pairs, measure
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm, temperatures
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.device.gpu_state import read_gpu_state
+from torch_cudal1.judge.benchmark.protocol import LocalSampler, Measurement, Pairs, measure
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 
 __all__ = ["Kernel", "Row", "kernels", "main", "run", "summary"]
 
@@ -74,7 +74,7 @@ class Row:
         self.trials += 1
         self.faster += found.summary.low >= _MARGIN
         self.above_one += found.summary.low > 1
-        self.unsteady += not found.steady
+        self.unsteady += not found.uniform
         self.speedups.append(found.summary.speedup)
         for l2, each in found.summaries.items():
             self.us.setdefault(l2, []).append((each.a_us + each.b_us) / 2)
@@ -100,18 +100,18 @@ class Row:
 class _Warmed:
     """Sides that were settled once, for all their trials."""
 
-    sides: Local
-    known: tuple[Warm, Warm]
+    sides: LocalSampler
+    known: tuple[WarmCosts, WarmCosts]
 
     @property
     def temperatures(self) -> tuple[L2, ...]:
         return self.sides.temperatures
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         return self.known
 
-    def bucket(self, batch: Batch) -> Pairs:
-        return self.sides.bucket(batch)
+    def take_samples(self, batch: SampleBatch) -> Pairs:
+        return self.sides.take_samples(batch)
 
 
 def kernels(device: torch.device) -> list[Kernel]:
@@ -134,10 +134,10 @@ def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Ke
     """
     rows = [Row(kernel.name) for kernel in chosen]
     pairs = [
-        Local(kernel.make(device), kernel.make(device), device, temperatures(device, plan))
+        LocalSampler(kernel.make(device), kernel.make(device), device, temperatures(device, plan))
         for kernel in chosen
     ]
-    sides = [_Warmed(local, local.warm()) for local in pairs]
+    sides = [_Warmed(local, local.warm_up()) for local in pairs]
     short = replace(plan, side_us=plan.side_us / _SHORTER, margin=_MARGIN)  # as the judge decides
     for row, side in itertools.islice(itertools.cycle(zip(rows, sides, strict=True)), trials):
         row.add(measure(side, short))
@@ -179,13 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where a GPU misses a number."""
     args = _parser().parse_args(argv)
     device = torch.device(args.device)
-    environment, before, begin = report.environment(), gpu_state(device), time.monotonic()
+    environment, before, begin = report.environment(), read_gpu_state(device), time.monotonic()
     with torch.no_grad():
         rows = run(device, args.trials, TIMING_PLANS["fast"], kernels(device))
     told = summary(rows, judged=device.type == "cuda")
     states = {
         "before": before,
-        "after": gpu_state(device),
+        "after": read_gpu_state(device),
         "seconds": round(time.monotonic() - begin, 1),
     }
     value = report.document(

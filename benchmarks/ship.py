@@ -18,16 +18,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.files import NotStored, write_file
-from torch_cudal1.store.cache.inventory import Held, take_inventory
+from torch_cudal1.store.cache.files import write_file
+from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 
 __all__ = ["LIMIT_BYTES", "main", "ship"]
 
 LIMIT_BYTES = 40 << 20
 _ROOT = Path(__file__).resolve().parents[1]
-_Found: TypeAlias = dict[str, Held]
+_Found: TypeAlias = dict[str, CacheFile]
 
 
 class ShippingError(RuntimeError):
@@ -44,18 +45,20 @@ def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
         *before.values(),
         *(held for folder in folders for held in _held(folder).values()),
     ]:
-        known = found.get(held.place)
+        known = found.get(held.relative_path)
         if known is None or _created(known) < _created(held):
-            found[held.place] = held
+            found[held.relative_path] = held
     size = sum(held.size_bytes for held in found.values())
     if size > LIMIT_BYTES:
         raise ShippingError(
             f"{size / (1 << 20):.1f} MiB; at most {LIMIT_BYTES >> 20} may come with the package"
         )
-    new = [held for held in found.values() if held is not before.get(held.place)]
+    new = [held for held in found.values() if held is not before.get(held.relative_path)]
     for held in new:
-        if isinstance(told := write_file(into / held.place, held.path.read_bytes()), NotStored):
-            raise ShippingError(f"{into / held.place}: {told.reason}")
+        if isinstance(
+            told := write_file(into / held.relative_path, held.path.read_bytes()), Refusal
+        ):
+            raise ShippingError(f"{into / held.relative_path}: {told.reason}")
     for lock in into.rglob(
         "*.lock"
     ):  # of the writing just done; what is shipped is never written to
@@ -68,13 +71,13 @@ def _held(folder: Path) -> _Found:
     if inventory.broken:
         raise ShippingError(f"{inventory.broken[0].path}: {inventory.broken[0].reason}")
     return {
-        held.place: held
+        held.relative_path: held
         for held in inventory.entries
         if isinstance(held.content, Entry) and held.content.choice.program.launches
     }
 
 
-def _created(held: Held) -> str:
+def _created(held: CacheFile) -> str:
     assert isinstance(held.content, Entry)
     return held.content.created
 

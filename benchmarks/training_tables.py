@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.judge.pool.measured import Outcome
-from torch_cudal1.training.landscape.packed import read
-from torch_cudal1.training.landscape.rows import Row
+from torch_cudal1.training.landscape.landscape_file import read_landscape
+from torch_cudal1.training.landscape.rows import LandscapeRow
 from torch_cudal1.training.tasks import load_split
 
 __all__ = ["evaluated", "experiment", "landscapes"]
@@ -136,7 +136,7 @@ def landscapes(paths: Sequence[Path]) -> list[str]:
     """What each landscape holds, by operation."""
     lines: list[str] = []
     for path in paths:
-        found = read(path)
+        found = read_landscape(path)
         split = load_split("cuda" if found.facts["device"] == "cuda" else "cpu")
         held_out = {task.id for task in split.held_out}
         by_family: dict[str, list[str]] = {}
@@ -159,7 +159,7 @@ def landscapes(paths: Sequence[Path]) -> list[str]:
 
 
 def _family(
-    name: str, tasks: Sequence[str], rows: Mapping[str, Sequence[Row]], held_out: set[str]
+    name: str, tasks: Sequence[str], rows: Mapping[str, Sequence[LandscapeRow]], held_out: set[str]
 ) -> str:
     own = [row for task in tasks for row in rows[task]]
     counts = Counter(row.outcome for row in own)

@@ -99,7 +99,7 @@ struct FastPath {
 
 PyObject *depth_name, *level_name, *compiling_name;
 
-// Whether something records or transforms what happens inside a call: torch_cudal1.runtime.guard.tracing_reason, and the kill switch.
+// Whether something records or transforms what happens inside a call: torch_cudal1.runtime.guard.find_tracing, and the kill switch.
 bool is_watched(const FastPath* self) {
   if (at::impl::PythonTorchFunctionTLS::stack_len() != 0 || c10::impl::TorchDispatchModeTLS::stack_len() != 0) return true;
   if (at::tracer::impl::is_dispatch_enabled()) return true;  // torch.jit.trace

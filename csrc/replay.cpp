@@ -180,7 +180,7 @@ PyObject* replay_add(PyObject* object, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// The tuple of torch_cudal1.device.cuda.addresses.replay_addresses, in its order.
+// The tuple of torch_cudal1.device.cuda.addresses.find_replay_addresses, in its order.
 bool read_driver(GraphDriver& driver, PyObject* addresses) {
   CaptureApi& captures = driver.captures;
   std::vector<void**> places{&driver.context};

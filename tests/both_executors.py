@@ -22,12 +22,13 @@ import torch
 
 from tests.runtime.executors import assert_same, drawn, outcome
 from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.region_reference import _on_host
-from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+from torch_cudal1.runtime.compiled import compile_program
 from torch_cudal1.runtime.executor import launch_through_driver
 
 _MOST_BYTES = 1 << 28
@@ -122,7 +123,7 @@ def _compared(program: Program) -> tuple[str, str]:
         plain = interpret(program, device, launcher=launch_through_driver)
     except Cudal1Error as error:
         return f"not run: refused when it is loaded ({type(error).__name__})", ""
-    if isinstance(plan, NotCompiled):
+    if isinstance(plan, Refusal):
         return f"the Python executor alone: {plan.reason}", ""
     kinds = []
     for whole in (2, 1):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.entries import Runs, count_runs
+from tests.matrix_table import mark_matrix_cases
 from torch_cudal1.core import telemetry
 
 
@@ -77,7 +78,8 @@ def dynamo(clean: None) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Mark what `make test` leaves to `make test-all`; skip what needs a GPU where there is none."""
+    mark_matrix_cases(items)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.api.binding import make_known
+from torch_cudal1.api.known_calls import remember_call
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search.tune import Choice, end_to_end_name
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 Change = Callable[[Program], Program]
 
@@ -80,7 +80,7 @@ def shifted(program: Program) -> Program:
 
 def entry_for(region: Region, candidate: Candidate, settings: Settings) -> Entry:
     """The entry that a search would have stored had `candidate` won by 10x."""
-    place = place_for(torch.device("cpu"), settings)
+    place = make_context(torch.device("cpu"), settings)
     timing = {
         "speedup": 10.0,
         "low": 9.0,
@@ -114,7 +114,7 @@ def plant_regions(
     them.
     """
     settings = Settings(cache_dir=cache_dir)
-    place = place_for(torch.device(device), settings)
+    place = make_context(torch.device(device), settings)
     choices = []
     for region in regions:
         changed = change(region.program) if region.kind != "backward" else region.program
@@ -127,7 +127,7 @@ def plant_regions(
         "note": "planted",
         "candidates": [choice.candidate.digest for choice in choices],
     }
-    place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
+    place.cache.put_decision_record(end_to_end_name(choices), note, place.target, place.contract)
 
 
 def plant(
@@ -151,12 +151,12 @@ def plant(
         ),
         "cpu",
     )
-    plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule, device)
-    make_known(
+    plant_regions(capture_regions(module, given, kwargs), cache_dir, change, schedule, device)
+    remember_call(
         module,
         given,
         dict(kwargs or {}),
-        place_for(torch.device(device), Settings(cache_dir=cache_dir)),
+        make_context(torch.device(device), Settings(cache_dir=cache_dir)),
     )
 
 

@@ -23,12 +23,12 @@ import torch_cudal1
 from tests.architectures import ARCHITECTURES, TIMM, Architecture, build, build_timm
 from tests.entries import Runs, plant_regions
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
 from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.judge.reference.inputs import make_inputs
-from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionReference
 
 CPU = torch.device("cpu")
 TRAINED = (
@@ -138,7 +138,7 @@ def keys_of_backend(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
 def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
     """Each of them has a float64 run, which the judge compares candidates with."""
     for region in regions:
-        inputs = make_inputs(RegionSubject(region, Contract(), device), 1, "normal", device)
+        inputs = make_inputs(RegionReference(region, Contract(), device), 1, "normal", device)
         found = exact_outputs(region.program, inputs, device)
         assert not isinstance(found, Infeasible), f"{region.name}: {found.reason}"
 
@@ -153,7 +153,7 @@ def check_inference(
     with torch.no_grad():
         expected = model(**inputs)
         before = state_of(model)
-        regions = captured_regions(model, (), inputs)
+        regions = capture_regions(model, (), inputs)
         plant_regions(regions, cache_dir, device=str(next(iter(model.parameters())).device))
         if doors:
             assert_exact(regions)
@@ -184,7 +184,7 @@ def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> No
     found = build(name)
     own, inputs = copy.deepcopy(found.model), found.masked
     before = state_of(found.model)
-    regions = captured_regions(found.model, (), inputs)
+    regions = capture_regions(found.model, (), inputs)
     plant_regions(regions, tmp_path)
     assert_exact(regions)
     torch_cudal1.accelerate(found.model, inputs, cache_dir=tmp_path, strictness="error")
@@ -223,7 +223,7 @@ def test_models_of_timm_are_captured_by_both_doors(name: str, runs: Runs, tmp_pa
     with torch.no_grad():
         expected = model(x)
         before = state_of(model)
-        regions = captured_regions(model, (x,))
+        regions = capture_regions(model, (x,))
         plant_regions(regions, tmp_path, device="cuda:0")
         torch_cudal1.accelerate(model, x, cache_dir=tmp_path, strictness="error")
         assert_equal(state_of(model), before)
@@ -252,7 +252,7 @@ def test_models_of_timm_in_half_precision_have_a_float64_run(name: str) -> None:
     model, (x,) = build_timm(name, torch.device("cuda"))
     model, x = model.bfloat16(), x.bfloat16()
     model(x)  # some fill a table at their first call
-    assert_exact(captured_regions(model, (x,)), torch.device("cuda"))
+    assert_exact(capture_regions(model, (x,)), torch.device("cuda"))
 
 
 @pytest.mark.gpu
@@ -267,7 +267,7 @@ def test_models_of_transformers_in_half_precision_have_a_float64_run_on_a_gpu(na
         )
 
     found = build(name)
-    regions = captured_regions(
+    regions = capture_regions(
         found.model.to("cuda", torch.bfloat16), (), pytree.tree_map(on_gpu, found.masked)
     )
     assert_exact(regions, torch.device("cuda"))

@@ -24,12 +24,12 @@ from tests.entries import entry_for, plant, shifted
 from tests.signing import allow, make_signer
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -96,9 +96,9 @@ def test_a_damaged_note_about_the_whole_call_is_measured_again(text, net, x, tmp
 
 
 def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
-    (region,) = captured_regions(net, (x,))
+    (region,) = capture_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path)
-    place = place_for(torch.device("cpu"), settings)
+    place = make_context(torch.device("cpu"), settings)
     entry = entry_for(
         region, Candidate(shifted(region.program), "eager", "rewrites", ("planted",)), settings
     )
@@ -185,14 +185,14 @@ def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_
     name, net, x, runs, tmp_path
 ):
     changes, words = BROKEN_LAUNCHES[name]
-    (region,) = captured_regions(net, (x,))
+    (region,) = capture_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path)
     entry = entry_for(
         region,
         Candidate(launching(region.program, **changes), "eager", "rewrites", ("planted",)),
         settings,
     )
-    assert words in place_for(torch.device("cpu"), settings).cache.put(entry).reason
+    assert words in make_context(torch.device("cpu"), settings).cache.put(entry).reason
     path = entry_path(tmp_path, entry.region_key, entry.target, entry.contract)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode_entry(entry))

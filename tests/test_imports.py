@@ -139,9 +139,9 @@ def test_a_warm_look_up_needs_neither_judge_nor_kernels():
 import sys
 import torch
 import torch_cudal1.api.backend, torch_cudal1.api.ranks.consensus
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 from torch_cudal1.core.settings import Settings
-place_for(torch.device("cpu"), Settings()).alias("ab" * 32)
+make_context(torch.device("cpu"), Settings()).find_decision_record("ab" * 32)
 heavy = ("torch_cudal1.judge", "torch_cudal1.kernels", "huggingface_hub", "cryptography")
 loaded = [name for name in sys.modules if name.startswith(heavy)]
 assert not loaded, loaded

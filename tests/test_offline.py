@@ -21,7 +21,7 @@ from tests.entries import plant
 from torch_cudal1.api import targets
 from torch_cudal1.core.settings import PREFIX, Settings
 from torch_cudal1.store.bundle.bundle_file import write_bundle
-from torch_cudal1.store.bundle.lockfile import lock_of, write_lock
+from torch_cudal1.store.bundle.lockfile import make_lock, write_lock
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.signatures import load_signer, new_key
@@ -96,7 +96,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = cache_for(Settings(cache_dir=folder / "cache"))
     cache.sign(load_signer(folder / "team.pem", keep_out_of=()))
     write_bundle(folder / "kernels.bundle", take_inventory(cache))
-    write_lock(lock_of(take_inventory(cache)), folder / "cudal1.lock")
+    write_lock(make_lock(take_inventory(cache)), folder / "cudal1.lock")
     return folder
 
 

@@ -24,8 +24,8 @@ from torch_cudal1.api.backend import cudal1
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.captured import captured_call
-from torch_cudal1.graph.lower import Lowered, lower
+from torch_cudal1.graph.captured import capture_call_graphs
+from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import in_graph_order, swap
 from torch_cudal1.ir.check import is_random_program
@@ -101,11 +101,11 @@ def samples(
             )
 
 
-def filled(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[Lowered]]:
+def filled(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[LoweredRegion]]:
     """The operator as `accelerate` captures it, its graphs run as Programs, and what these were
     lowered from.
     """
-    call, traced = captured_call(Called(function), args, kwargs)
+    call, traced = capture_call_graphs(Called(function), args, kwargs)
     lowered = [lower(graph.module, static=graph.static, kind=graph.kind) for graph in traced.graphs]
     for item in lowered:
         program = item.region.program

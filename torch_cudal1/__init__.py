@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_cudal1.core.gc_pause import collector_paused
+from torch_cudal1.core.gc_pause import pause_gc
 from torch_cudal1.core.version import __version__
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
         )
     # No submodule has a public name of its own: importing it would replace the function of that
     # name here.
-    with collector_paused(keeps=True):
+    with pause_gc(keeps=True):
         value = getattr(import_module(f"torch_cudal1.{_HOME[name]}"), name)
     globals()[name] = value
     return value

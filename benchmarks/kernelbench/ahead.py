@@ -25,12 +25,13 @@ from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Program
-from torch_cudal1.ir.records import Candidate, Miss, Rejected
+from torch_cudal1.ir.records import Candidate, Rejected
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search import build_cache
-from torch_cudal1.search.group_kernels import proposals_of
-from torch_cudal1.search.strategy import islands_of
+from torch_cudal1.search.group_kernels import list_proposals
+from torch_cudal1.search.strategy import list_fusion_groups
 
 __all__ = ["Compiled", "compile_ahead"]
 
@@ -106,11 +107,11 @@ def _prepared(parent: int) -> None:
 
 def _asked(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
     """The island and the proposal of each kernel of a task, as JSON."""
-    regions = {island.region.key: island.region for island in islands_of(captured(task))}
+    regions = {island.region.key: island.region for island in list_fusion_groups(captured(task))}
     return [
         json.dumps([region.program.to_json(), proposal.to_json()])
         for region in regions.values()
-        for proposal in proposals_of(region, sm, rights)
+        for proposal in list_proposals(region, sm, rights)
     ]
 
 
@@ -118,7 +119,7 @@ def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
     """What became of one kernel: "known", "compiled", "refused", or "late"."""
     island, config = json.loads(asked)
     program, proposal = Program.from_json(island, {}), Proposal.from_json(config)
-    if not isinstance(build_cache.kept(cache, program, proposal, sm), Miss):
+    if not isinstance(build_cache.find_build(cache, program, proposal, sm), Refusal):
         return "known"
     if until is not None and time.monotonic() > until:
         return "late"
@@ -129,5 +130,5 @@ def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
         )
     except (NotLowerableError, ProgramError) as error:
         answer = Rejected(f"{type(error).__name__}: {error}", "build")
-    build_cache.keep(cache, program, proposal, sm, answer)
+    build_cache.store_build(cache, program, proposal, sm, answer)
     return "compiled" if isinstance(answer, Candidate) else "refused"

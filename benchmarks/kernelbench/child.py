@@ -41,8 +41,8 @@ from benchmarks.kernelbench.loading import (
 )
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import WHERE, die_with_parent
-from torch_cudal1.device.gpu_lock import held_for, lock_seconds
-from torch_cudal1.judge import kept_warm
+from torch_cudal1.device.gpu_lock import lock_seconds, lock_uses
+from torch_cudal1.judge import pool_scope
 
 __all__ = ["Bench", "main"]
 
@@ -159,7 +159,7 @@ def _prepare(bench: Bench, size: int | None) -> None:
     """
     bench.line.memory(None if size is None else int(_COMPILING * size))
     if bench.own:
-        bench.helpers.enter_context(kept_warm())
+        bench.helpers.enter_context(pool_scope())
         # a larger one would share more memory than a task may have before its turn
         shared = size if size is not None and size < _LARGE_BYTES else 0
         bench.shared_bytes = contenders.begin(bench.job, Path(bench.spec["cache"]), shared)
@@ -351,7 +351,7 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
         "stages_s": bench.stages_s,
         "state": dict(found.state),
-        "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": held_for()},
+        "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": lock_uses()},
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device)
         if bench.device.type == "cuda"
         else None,

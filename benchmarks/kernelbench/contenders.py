@@ -25,11 +25,11 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for
-from torch_cudal1.graph.functional_module import own_copy
+from torch_cudal1.graph.functional_module import copy_module
 from torch_cudal1.ir.records import Accepted
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 from torch_cudal1.judge.sandbox import worker_pool
-from torch_cudal1.judge.sandbox.child import limits_for
+from torch_cudal1.judge.sandbox.child import make_limits
 
 __all__ = ["Tuned", "begin", "judged", "tuned"]
 
@@ -57,14 +57,14 @@ class Tuned:
 
 def begin(job: Job, cache: Path, shared_bytes: int) -> int:
     """Start a process of the judge in the background: the search that follows, inside
-    `kept_warm()`, need not wait for it.
+    `pool_scope()`, need not wait for it.
 
     `shared_bytes`: of its device's memory, the tensors of one call. Returns how much of them is
     shared.
     """
     shared_bytes = min(shared_bytes, _MOST_SHARED_BYTES)
     settings, device = _settings(OURS, job, cache), torch.device(job.device)
-    worker_pool.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
+    worker_pool.prestart(make_limits(settings, device), contract_for(settings), shared_bytes)
     return shared_bytes
 
 
@@ -79,7 +79,7 @@ def tuned(
     """Search for this task now, within the profile's budget, in the present precision. Raises what
     `accelerate` raises.
     """
-    own = own_copy(module)
+    own = copy_module(module)
     for layer in own.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout
@@ -109,10 +109,12 @@ def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, A
     paired speed-up and over what.
     """
     settings = Settings(cache_dir=cache, offline=True)
-    asked = PairJob(settings, contract_for(settings), torch.device(job.device), gradients=False)
+    asked = SourceEvaluationConfig(
+        settings, contract_for(settings), torch.device(job.device), gradients=False
+    )
     try:
-        with PairCourt(asked) as court:
-            found = court.judge(reference, candidate)
+        with SourceEvaluator(asked) as evaluator:
+            found = evaluator.evaluate(reference, candidate)
     except SandboxError as error:
         return {"status": "failed", "reason": str(error)[:500]}
     timing = found.timing

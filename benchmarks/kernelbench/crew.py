@@ -30,7 +30,7 @@ from benchmarks.kernelbench.job import REDUCE, Job
 from benchmarks.kernelbench.line import receive, send
 from benchmarks.kernelbench.processes import end, freeze, thaw, where
 from benchmarks.kernelbench.tasks import Task
-from benchmarks.kernelbench.template import Forked, NoTemplate, Template
+from benchmarks.kernelbench.template import ForkedProcess, NoTemplate, Template
 
 __all__ = ["CACHE", "Broken", "Crew", "Plan", "Result"]
 
@@ -104,7 +104,7 @@ class _Running:
     """
 
     task: Task
-    process: subprocess.Popen[bytes] | Forked
+    process: subprocess.Popen[bytes] | ForkedProcess
     connection: Connection
     log: Path
     alone: bool
@@ -251,7 +251,7 @@ class Crew:
         name = f"level{task.level}_{task.number}"
         spec, log = folder / f"{name}.json", folder / f"{name}.log"
         spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
-        job = self.job.without(one.lost)
+        job = self.job.withdraw(one.lost)
         told: dict[str, Any] = {
             "job": job.to_json(),
             "source": task.source,
@@ -267,7 +267,7 @@ class Crew:
 
     def _process(
         self, spec: Path, line: int, output: IO[bytes]
-    ) -> subprocess.Popen[bytes] | Forked:
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
         """A task's process: forked, or started from nothing where there is no template, or none any
         more.
         """
@@ -469,7 +469,7 @@ class Crew:
         """
         if not reason or one.stage.startswith(("start", "load", "compile")):
             return None
-        job = self.job.without(one.lost)
+        job = self.job.withdraw(one.lost)
         if job.contenders:
             at_fault = [one.column] if one.column in job.contenders else job.contenders
             return {**one.lost, **dict.fromkeys(at_fault, reason)}

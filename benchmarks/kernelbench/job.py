@@ -121,7 +121,7 @@ class Job:
             self.arms
         )
 
-    def without(self, columns: Collection[str]) -> Job:
+    def withdraw(self, columns: Collection[str]) -> Job:
         """The same without some of the columns."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
         ours, judged = self.ours and OURS not in columns, "" if RELEASE in columns else self.judged

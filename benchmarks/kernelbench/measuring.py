@@ -24,9 +24,10 @@ from benchmarks.kernelbench.job import RELEASE, Job
 from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.device.peaks import ceiling
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.device.gpu_state import read_gpu_state
+from torch_cudal1.device.peaks import find_device_peaks
 from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, interleave
 
@@ -42,7 +43,7 @@ _LONG_S, _LONG_SHARE = (
     5e-4,
     0.2,
 )  # an empty GPU answers far sooner; processes on one take turns of milliseconds
-_MOST_ROUNDS = 100_000
+_MAX_WINDOW_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,13 @@ def measure(
     """
     device = torch.device(job.device)
     runs = {name: _turning(call, ring) for name, call in calls.items()}
-    with exclusive(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
+    with lock_gpu(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
         drained = device.type != "cuda" or is_drained(_probe(device))
-        state: dict[str, Any] = {"shared": shared, "drained": drained, "before": gpu_state(device)}
+        state: dict[str, Any] = {
+            "shared": str(shared or ""),
+            "drained": drained,
+            "before": read_gpu_state(device),
+        }
         for name in list(runs):
             try:
                 runs[name]()
@@ -79,7 +84,7 @@ def measure(
                 del runs[name]
         samples = _sampled(runs, device, job)
         apart = {name: _apart(run, device) for name, run in runs.items()}
-        state["after"] = gpu_state(device)
+        state["after"] = read_gpu_state(device)
     times = {
         name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()
     }
@@ -153,8 +158,8 @@ def floor_us(needs: Demand, device: torch.device) -> float | None:
     None on a CPU and on a GPU whose peaks are not known. IEEE float32 has a far lower peak: a task
     bound by products is above this.
     """
-    limits = ceiling(device)
-    if device.type != "cuda" or isinstance(limits, str):
+    limits = find_device_peaks(device)
+    if device.type != "cuda" or isinstance(limits, Refusal):
         return None
     return 1e6 * max(needs.least_bytes / limits.bytes_per_s, needs.flops / limits.flops_per_s[4])
 
@@ -176,7 +181,7 @@ def _sampled(
         ).items():
             samples[name] += values
         rounds = min(map(len, samples.values()))
-        if rounds >= _MOST_ROUNDS or (rounds >= FEWEST_PAIRS and time.monotonic() >= until):
+        if rounds >= _MAX_WINDOW_ROUNDS or (rounds >= FEWEST_PAIRS and time.monotonic() >= until):
             break
     return samples
 
@@ -195,7 +200,7 @@ def _paired(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
         "speedup": found.speedup,
         "low": found.low,
         "high": found.high,
-        "steady": int(found.steady),
+        "steady": int(found.uniform),
     }
 
 

@@ -15,7 +15,7 @@ from benchmarks.kernelbench.job import OURS
 from benchmarks.kernelbench.plots import Curve, Dot, curves, dots
 from benchmarks.kernelbench.statistics import BEST, fast_p, ratios, tuning_curve
 from benchmarks.kernelbench.tables import Group, Table, groups, of_level
-from torch_cudal1.cli.view.style import CSS
+from torch_cudal1.cli.view.templating import style_sheet
 
 __all__ = ["html_page", "markdown"]
 
@@ -44,7 +44,7 @@ def html_page(rows: Iterable[Mapping[str, Any]]) -> str:
         body.append("</section>")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_e(title)}</title>'
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{CSS}</style></head>\n<body>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{style_sheet()}</style></head>\n<body>\n'
         + "\n".join(body)
         + "\n</main></body></html>\n"
     )

@@ -25,17 +25,17 @@ from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.functional_module import Flat
-from torch_cudal1.graph.fusion.partition import Island, is_product, partition
+from torch_cudal1.graph.functional_module import FunctionalModule
+from torch_cudal1.graph.fusion.partition import FusionGroup, is_product, partition
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.graph.propose import rewrite_region
 from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import Region
-from torch_cudal1.kernels.expr.from_program import trace as expressions
-from torch_cudal1.kernels.templates.gemm import parts_of
-from torch_cudal1.kernels.templates.gemm_tiles import bound_s, read
-from torch_cudal1.search.group_kernels import proposals_of
-from torch_cudal1.search.strategy import islands_of
+from torch_cudal1.kernels.registry import trace as expressions
+from torch_cudal1.kernels.templates.gemm_tiled import read_parts
+from torch_cudal1.kernels.templates.gemm_tiles import estimate_s, read_schedule
+from torch_cudal1.search.group_kernels import list_proposals
+from torch_cudal1.search.strategy import list_fusion_groups
 
 __all__ = ["Covered", "Planned", "captured", "coverage_table", "covered", "plan", "table"]
 
@@ -113,17 +113,18 @@ def covered(task: Task, *, sm: int = 90, rights: Sequence[str] = ("conv",)) -> C
     first = Covered(task.key, task.name)
     try:
         region = captured(task)
-        variant = rewritten(region, assume_finite=False)
-        islands = islands_of(region)
+        variant = rewrite_region(region, assume_finite=False)
+        islands = list_fusion_groups(region)
     except Exception as error:  # noqa: BLE001  as for `plan`
         return replace(first, left=f"not captured: {' '.join(str(error).split())[:160]}")
-    found = {island.region.key: proposals_of(island.region, sm, rights) for island in islands}
+    found = {island.region.key: list_proposals(island.region, sm, rights) for island in islands}
     families = Counter(proposals[0].family for proposals in found.values() if proposals)
     rewrites = variant.techniques if variant is not None and variant.pays else ()
     left = (
         ""
         if rewrites or families
-        else "; ".join(partition(region, products=True).left) or "no kernel for its islands"
+        else "; ".join(partition(region, products=True).reasons_left_out)
+        or "no kernel for its islands"
     )
     return replace(first, rewrites=rewrites, families=tuple(sorted(families.items())), left=left)
 
@@ -154,14 +155,14 @@ def captured(task: Task) -> Region:
         path.write_text(task.source, encoding="utf-8")
         made = import_source(path)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            flat = Flat(fake_module(made).eval(), tuple(made.source.get_inputs()), {})
+            flat = FunctionalModule(fake_module(made).eval(), tuple(made.source.get_inputs()), {})
             (graph,) = trace(flat, flat.tensors).graphs
             region = lower(graph.module, static=graph.static, kind=graph.kind, name=task.key).region
     return replace(region, program=_on_cuda(region.program))
 
 
 def _tidied(region: Region) -> Region:
-    variant = rewritten(region, assume_finite=False)
+    variant = rewrite_region(region, assume_finite=False)
     return region if variant is None else replace(region, program=variant.program)
 
 
@@ -187,10 +188,10 @@ def _moved(value: Any) -> Any:
     return tuple(_moved(item) for item in value) if isinstance(value, tuple) else value
 
 
-def _products(region: Region) -> Iterator[list[Island]]:
+def _products(region: Region) -> Iterator[list[FusionGroup]]:
     """Islands around matrix products, equal ones together."""
-    found: dict[str, list[Island]] = {}
-    for island in partition(region, products=True).islands:
+    found: dict[str, list[FusionGroup]] = {}
+    for island in partition(region, products=True).groups:
         steps = island.region.program.steps
         if any(
             is_product(step)
@@ -202,7 +203,7 @@ def _products(region: Region) -> Iterator[list[Island]]:
     yield from found.values()
 
 
-def _planned(task: Task, islands: Sequence[Island], sm: int, compiling: bool) -> Planned:
+def _planned(task: Task, islands: Sequence[FusionGroup], sm: int, compiling: bool) -> Planned:
     program = islands[0].region.program
     targets = [
         step.target.removeprefix("aten.").split(".")[0]
@@ -211,12 +212,14 @@ def _planned(task: Task, islands: Sequence[Island], sm: int, compiling: bool) ->
     ]
     first = Planned(task.key, task.name, len(islands), "", tuple(targets[1:]), 0.0, ())
     try:
-        product = parts_of(expressions(program)).product
+        product = read_parts(expressions(program)).product
     except NotLowerableError as reason:
         return replace(first, reason=str(reason))
     sizes = f"{f'{product.batch} x ' if product.batch > 1 else ''}{product.m} x {product.n} x {product.k}"
     proposals = kernels.propose(program, sm)
-    labels = tuple((_label(one.config), bound_s(product, read(one)) * 1e6) for one in proposals)
+    labels = tuple(
+        (_label(one.config), estimate_s(product, read_schedule(one)) * 1e6) for one in proposals
+    )
     told = replace(
         first, sizes=sizes, plain_us=product.flops / _CUBLAS_FLOPS_PER_S * 1e6, proposals=labels
     )

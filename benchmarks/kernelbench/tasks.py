@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_cudal1.ingest.formats.cuda_l1 import BadLine, read_lines
+from torch_cudal1.ingest.formats.cuda_l1 import UnreadableLine, read_lines
 
 __all__ = [
     "LEVELS",
@@ -121,7 +121,7 @@ def release_candidates(path: Path) -> dict[str, str | None]:
     """
     found: dict[str, str | None] = {}
     for line in read_lines(path):
-        if isinstance(line, BadLine):
+        if isinstance(line, UnreadableLine):
             raise TaskError(f"{path} line {line.number}: {line.reason}")
         found[f"{line.level}/{line.task}"] = line.candidate
     return found
@@ -189,7 +189,7 @@ def _from_checkout(folder: Path) -> list[Task]:
 def _from_release(path: Path) -> list[Task]:
     found = []
     for line in read_lines(path):
-        if isinstance(line, BadLine):
+        if isinstance(line, UnreadableLine):
             raise TaskError(f"{path} line {line.number}: {line.reason}")
         if line.level not in LEVELS or not line.task.isdigit():
             raise TaskError(

@@ -25,7 +25,7 @@ from typing import IO, NoReturn
 from benchmarks.kernelbench.processes import die_with_parent
 from torch_cudal1.judge.worker.fork_server_main import reap
 
-__all__ = ["Forked", "NoTemplate", "Template"]
+__all__ = ["ForkedProcess", "NoTemplate", "Template"]
 
 _IMPORTS = (
     "benchmarks.kernelbench.child",
@@ -47,7 +47,7 @@ class NoTemplate(RuntimeError):
     """No process can be forked for tasks here; each must be started from nothing."""
 
 
-class Forked:
+class ForkedProcess:
     """A forked process, spoken to as the run speaks to a `Popen`."""
 
     def __init__(self, template: Template, pid: int) -> None:
@@ -105,10 +105,10 @@ class Template:
             )
         self._ours.settimeout(_ANSWER_S)
 
-    def start(self, spec: Path, line: int, log: IO[bytes]) -> Forked:
+    def start(self, spec: Path, line: int, log: IO[bytes]) -> ForkedProcess:
         """A task's process: `line` is its end of the pipe. Raises NoTemplate."""
         answer = self._ask({"verb": "start", "spec": str(spec)}, (line, log.fileno()))
-        return Forked(self, int(str(answer["pid"])))
+        return ForkedProcess(self, int(str(answer["pid"])))
 
     def status(self, pid: int) -> int | None:
         """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone, for
@@ -163,11 +163,11 @@ def _survey(device: str) -> None:
     import torch
 
     from torch_cudal1.core.settings import Settings
-    from torch_cudal1.judge.sandbox.limits import limits_for
-    from torch_cudal1.judge.sandbox.probe import survey
+    from torch_cudal1.judge.sandbox.limits import make_limits
+    from torch_cudal1.judge.sandbox.probe import find_levels
 
     for visible in (True, False):
-        survey(limits_for(Settings(), torch.device(device), visible_gpu=visible))
+        find_levels(make_limits(Settings(), torch.device(device), visible_gpu=visible))
 
 
 def _problem(device: str) -> str:

@@ -20,8 +20,8 @@ from benchmarks.compare import Reference, compare, reference
 from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for
-from torch_cudal1.graph.functional_module import own_copy
-from torch_cudal1.judge.reference.tf32_policy import UsingRights
+from torch_cudal1.graph.functional_module import copy_module
+from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding
 
 __all__ = ["Checked", "Expected", "check", "expected"]
 
@@ -71,7 +71,7 @@ def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
         if rights := contract_for(
             Settings()
         ).rights:  # everyone has them, whatever use cuDNN makes of them here
-            with UsingRights(rights):
+            with Tf32OperandRounding(rights):
                 runs.append(_outputs(module, inputs))
         return Expected(inputs, runs[0], reference(exact, runs))
     except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
@@ -105,7 +105,7 @@ def _in_float64(module: nn.Module) -> nn.Module:
     """A copy, with the tensors in its plain attributes (`self.h0 = torch.randn(...)`), which
     `Module.double` leaves alone.
     """
-    copied = own_copy(module).double()
+    copied = copy_module(module).double()
     for part in copied.modules():
         vars(part).update(
             {name: _double(value) for name, value in vars(part).items() if type(value) is Tensor}

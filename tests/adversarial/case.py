@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, TypeAlias, get_args
 
+from torch_cudal1.judge.checks.registry import CHECK_NAMES
+
 __all__ = [
     "DETECTORS",
     "FAMILIES",
@@ -48,41 +50,10 @@ Need: TypeAlias = Literal[
 ]
 
 PROFILES: tuple[Profile, ...] = get_args(Profile)
-DETECTORS = (
-    *("contract", "triage", "cubin_scan", "isolation", "protocol", "env_diff"),
-    *(
-        "numerics",
-        "rights",
-        "poison",
-        "guard_band",
-        "guard_page",
-        "impostor",
-        "perturb",
-        "update_path",
-    ),
-    *("shapes", "layouts", "dtypes", "special"),
-    *(
-        "fresh_output",
-        "call_history",
-        "stream_order",
-        "capture",
-        "reentrancy",
-        "repeat",
-        "grad",
-        "mode",
-        "sanitizer",
-        "resource",
-    ),
-    *(
-        "ghost",
-        "guard_domain",
-        "timing_state",
-        "sync_ratio",
-        "wall_slope",
-        "timed_output",
-        "roofline",
-    ),
-)
+# names of checks whose failure says that a candidate cheats or is wrong; of the others a failure says
+# that it is slow, that it did not run, or that nothing can be said
+_NO_CHEAT = ("unstable", "jump", "timing", "run", "inputs")
+DETECTORS = tuple(dict.fromkeys(check.name for check in CHECK_NAMES if check.name not in _NO_CHEAT))
 _STATIC = ("contract", "cubin_scan")
 _TIMING = ("timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline")
 

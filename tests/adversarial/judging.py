@@ -17,24 +17,26 @@ import torch
 
 from tests.adversarial.case import DETECTORS, CaseFile, Profile
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Candidate, Check, Contract, Region
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
-from torch_cudal1.judge.benchmark.source_timing import time_pair
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.profiles import PROFILES, TIMING_PLANS
+from torch_cudal1.ir.records import Candidate, CheckResult, Contract, Region
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
+from torch_cudal1.judge.benchmark.source_timing import time_source
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
+from torch_cudal1.judge.checks.registry import select_checks
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import contract, source_contract
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
-from torch_cudal1.judge.checks.validate import detectors_of, validate
-from torch_cudal1.judge.evaluate.source_baselines import rank, slot_of
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.evaluate.source_baselines import name_slot, rank_source_baselines
+from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.inputs import make_inputs
-from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionReference
 from torch_cudal1.judge.reference.source_reference import (
-    PairSubject,
     SourceCandidate,
+    SourceReference,
     read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
 __all__ = ["Bench", "Side", "TooBusy", "bench", "failures"]
 
@@ -45,7 +47,7 @@ _DEADLINE_S: dict[Profile, float] = {"fast": 20.0, "standard": 60.0, "strict": 3
 Side: TypeAlias = Literal["cheat", "honest"]
 
 
-def failures(checks: list[Check]) -> list[str]:
+def failures(checks: list[CheckResult]) -> list[str]:
     """The names of the checks that failed, in order, each once."""
     return list(dict.fromkeys(check.name for check in checks if not check.passed))
 
@@ -58,7 +60,7 @@ class Bench:
     _starter: ThreadPoolExecutor
     _next: Future[Child] | None = None
     _oracle: Child | None = None
-    _read: dict[str, tuple[PairSubject, list[torch.Tensor]]] = field(default_factory=dict)
+    _read: dict[str, tuple[SourceReference, list[torch.Tensor]]] = field(default_factory=dict)
 
     @property
     def terms(self) -> Contract:
@@ -67,7 +69,7 @@ class Bench:
 
     def judge(
         self, file: CaseFile, side: Side, profile: Profile = "fast", *, to_the_end: bool = False
-    ) -> list[Check]:
+    ) -> list[CheckResult]:
         """The checks of one side of a case, up to the first that fails, or all of them."""
         module = file.module
         if file.case.form == "source":
@@ -93,7 +95,7 @@ class Bench:
         *,
         to_the_end: bool = False,
         timed: bool = False,
-    ) -> list[Check]:
+    ) -> list[CheckResult]:
         """The checks of a source candidate."""
         candidate = SourceCandidate(text)
         checks = source_contract(candidate)
@@ -109,7 +111,7 @@ class Bench:
 
     def _program(
         self, region: Region, candidate: Candidate, profile: Profile, to_the_end: bool
-    ) -> list[Check]:
+    ) -> list[CheckResult]:
         checks = contract(region, candidate)
         if to_the_end or not failures(checks):
             checks += cubin_scan(candidate.program)
@@ -117,7 +119,7 @@ class Bench:
             return checks
         with self._child(profile) as child:
             trial = Trial(
-                RegionSubject(region, self.terms, self.device),
+                RegionReference(region, self.terms, self.device),
                 candidate,
                 self.terms,
                 self.device,
@@ -125,7 +127,7 @@ class Bench:
             )
             return checks + _asked(trial, profile, to_the_end)
 
-    def _subject(self, reference: str) -> tuple[PairSubject, list[torch.Tensor]]:
+    def _subject(self, reference: str) -> tuple[SourceReference, list[torch.Tensor]]:
         if self._oracle is None or not self._oracle.usable:
             self._oracle, self._read = self._start(), {}
         if reference not in self._read:
@@ -133,7 +135,7 @@ class Bench:
         return self._read[reference]
 
     def _start(self) -> Child:
-        limits = limits_for(Settings(candidate_timeout_s=_DEADLINE_S["strict"]), self.device)
+        limits = make_limits(Settings(candidate_timeout_s=_DEADLINE_S["strict"]), self.device)
         return Child(replace(limits, threads=1), self.terms)
 
     @contextmanager
@@ -170,12 +172,12 @@ def bench(device: torch.device) -> Iterator[Bench]:
             torch.set_num_threads(threads)
 
 
-def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[Check]:
+def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[CheckResult]:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
         return [
-            Check(
+            CheckResult(
                 "contract" if error.detector == "load_source" else error.detector,
                 False,
                 detail=error.found,
@@ -184,22 +186,22 @@ def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[Check]:
     trial.gradients = True
     if not to_the_end:
         return list(validate(trial, PROFILES[profile]).checks)
-    checks: list[Check] = []
-    for detector in detectors_of(PROFILES[profile]):
-        checks += _asked_alone(trial, profile, detector)
+    checks: list[CheckResult] = []
+    for check in select_checks(PROFILES[profile]):
+        checks += _asked_alone(trial, profile, check)
         if not trial.child.usable:
             break
     return checks
 
 
-def _asked_alone(trial: Trial, profile: Profile, detector: Detector) -> list[Check]:
-    """One detector, whatever the ones before found. What it needs of them is made up where they stopped early."""
+def _asked_alone(trial: Trial, profile: Profile, check: CheckSpec) -> list[CheckResult]:
+    """One check, whatever the ones before found. What it needs of them is made up where they stopped early."""
     try:
-        checks = list(validate(trial, PROFILES[profile], detectors=(detector,)).checks)
+        checks = list(validate(trial, PROFILES[profile], checks=(check,)).checks)
     except (KeyError, IndexError, ValueError, AssertionError) as error:
         return [
-            Check(
-                detector.__name__,
+            CheckResult(
+                check.label,
                 True,
                 detail=f"could not be asked after an earlier failure: {error!r}",
             )
@@ -215,9 +217,9 @@ class TooBusy(Exception):
     """This machine does too much else to time anything: nothing is said of the candidate."""
 
 
-def _timed(trial: Trial, subject: PairSubject) -> list[Check]:
+def _timed(trial: Trial, subject: SourceReference) -> list[CheckResult]:
     """What timing checks, against eager; noise passes on a later try. Raises TooBusy."""
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for _ in range(_TRIES):
         checks = _timed_once(trial, subject)
         if not {"unstable", "wall_slope"} & set(failures(checks)):
@@ -227,14 +229,14 @@ def _timed(trial: Trial, subject: PairSubject) -> list[Check]:
     return [check for check in checks if check.name in DETECTORS]
 
 
-def _timed_once(trial: Trial, subject: PairSubject) -> list[Check]:
+def _timed_once(trial: Trial, subject: SourceReference) -> list[CheckResult]:
     sets = [make_inputs(subject, randbits(62), "normal", trial.device) for _ in range(2)]
-    baseline = rank(subject, sets, eager_only=True)
-    side = ChildSpinner(
-        subject.oracle, slot_of(subject, baseline.best), list(baseline.sets), keep=False
+    baseline = rank_source_baselines(subject, sets, eager_only=True)
+    side = ChildBatchTimer(
+        subject.oracle, name_slot(subject, baseline.best), list(baseline.sets), keep=False
     )
     try:
-        found = time_pair(trial, side, _PLAN)
+        found = time_source(trial, side, _PLAN)
     except CandidateFailure as error:
-        return [Check(error.detector, False, detail=f"{error.stage}: {error.found}")]
+        return [CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")]
     return [check for check in found.checks if check.name != "unstable"]

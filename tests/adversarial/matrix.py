@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import torch
 
 from tests.adversarial.case import DETECTORS, PROFILES, CaseFile, Profile, case_files
+from tests.adversarial.fork_server import forked_children
 from tests.adversarial.judging import Side, TooBusy, bench, failures
-from tests.adversarial.nursery import forked_children
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
 
 Line: TypeAlias = dict[str, Any]
 Job: TypeAlias = tuple[str, Side, int]  # case id, side, repeat
@@ -200,7 +200,7 @@ def _judged(job: Job, profile: Profile | None) -> Line:
     try:
         checks = made.judge(file, side, profile, to_the_end=True)
     except TooBusy as error:
-        checks = [Check("too busy to time", False, detail=str(error))]
+        checks = [CheckResult("too busy to time", False, detail=str(error))]
     failed = failures(checks)
     details = {check.name: check.detail for check in reversed(checks) if not check.passed}
     seconds = round(time.monotonic() - began, 2)

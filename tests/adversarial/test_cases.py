@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.adversarial.case import PROFILES, Case, CaseFile, Profile, case_files, controls
+from tests.adversarial.fork_server import forked_children
 from tests.adversarial.judging import Bench, Side, TooBusy, bench, failures
-from tests.adversarial.nursery import forked_children
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
 
 FILES = case_files()
 CONTROLS = controls()
@@ -43,7 +43,7 @@ def profiles(request: pytest.FixtureRequest) -> tuple[Profile, ...]:
     return PROFILES[first : first + 1]
 
 
-def asked(made: Bench, file: CaseFile, side: Side, profile: Profile) -> list[Check]:
+def asked(made: Bench, file: CaseFile, side: Side, profile: Profile) -> list[CheckResult]:
     """The checks of one side; all detectors for a cheat that only one of them may catch."""
     try:
         return made.judge(file, side, profile, to_the_end=side == "cheat" and file.case.alone)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversarial.matrix import fair_share, limit_threads
-from torch_cudal1.judge.sandbox.filesystem_policy import environment
+from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_a_judged_process_gets_its_share_unless_the_user_gave_another(
         monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads(5)
     for own in (True, False):
-        assert environment(tmp_path, own=own, visible_gpu=False)["OMP_NUM_THREADS"] == given
+        assert make_environment(tmp_path, own=own, visible_gpu=False)["OMP_NUM_THREADS"] == given

@@ -13,31 +13,31 @@ import torch
 from tests.adversarial.mutants import REGIONS, Mutant, mutants
 from tests.adversarial.plans import candidate
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.checks.profiles import PROFILES
+from torch_cudal1.ir.records import CheckResult, Contract
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.input_set import Book
-from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.profiles import PROFILES
+from torch_cudal1.judge.reference.input_set import ReferenceCache
+from torch_cudal1.judge.reference.region_reference import RegionReference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 CPU = torch.device("cpu")
-BOOK: Book = {}
+BOOK: ReferenceCache = {}
 
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
-def judged(child: Child, mutant: Mutant, profile: str) -> list[Check]:
+def judged(child: Child, mutant: Mutant, profile: str) -> list[CheckResult]:
     region, proposal = REGIONS[mutant.region], candidate(mutant.program)
     checks = contract(region, proposal)
     if all(check.passed for check in checks):
         trial = Trial(
-            RegionSubject(region, Contract(), CPU), proposal, Contract(), CPU, child, book=BOOK
+            RegionReference(region, Contract(), CPU), proposal, Contract(), CPU, child, book=BOOK
         )
         trial.load("candidate", proposal)
         checks += validate(trial, PROFILES[profile]).checks  # type: ignore[index]

@@ -19,20 +19,20 @@ import torch
 import torch.distributed as dist
 
 from torch_cudal1.api.ranks import consensus
-from torch_cudal1.api.ranks.consensus import Apart, Told
+from torch_cudal1.api.ranks.consensus import Broadcast, NoConsensus
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 
 def become(rank: int, store: Any) -> None:
     """Let this process be a rank of two, without a process group."""
     consensus._store = lambda: store
-    consensus._numbers = itertools.count()
+    consensus._MEETING_NUMBERS = itertools.count()
     consensus.dist.get_rank = lambda: rank
     consensus.dist.get_world_size = lambda: 2
 
 
-def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> Place:
+def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> TuneContext:
     """Where nothing is looked up."""
     settings = Settings(
         ranks_heartbeat_s=heartbeat_s,
@@ -40,7 +40,7 @@ def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> Pla
         ranks_deciding_s=deciding_s,
         cache_dir=cache_dir,
     )
-    return place_for(torch.device("cpu"), settings)
+    return make_context(torch.device("cpu"), settings)
 
 
 def deadlock() -> None:
@@ -69,16 +69,18 @@ def main(port: int, heartbeat_s: float, how: str = "") -> None:
     print(store.port, flush=True)
     become(0, store)
 
-    def decide() -> tuple[str, Told]:
+    def decide() -> tuple[str, Broadcast]:
         print("deciding", flush=True)
         if how == "stuck":
             deadlock()
         sys.stdin.readline()
-        return "decided", Told("eager")
+        return "decided", Broadcast("eager")
 
     here = place(heartbeat_s, Path("no-such-folder"))
-    outcome = consensus.agreed(["graph"], here, decide=decide, follow=lambda told: "followed")
-    print(json.dumps(outcome.reason if isinstance(outcome, Apart) else outcome), flush=True)
+    outcome = consensus.reach_consensus(
+        ["graph"], here, decide=decide, follow=lambda told: "followed"
+    )
+    print(json.dumps(outcome.reason if isinstance(outcome, NoConsensus) else outcome), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from torch_cudal1.api.ranks import consensus
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.search.tune import choose
-from torch_cudal1.store.cache.quarantine import Quarantined, hold_back
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.cache.quarantine import QuarantineRecord, quarantine_candidate
+from torch_cudal1.store.context import make_context
 
 Seen = dict[str, Any]
 
@@ -118,7 +118,7 @@ class Scenes:
         """Both ranks are here, and nothing of an earlier scene is left to wait for."""
         dist.barrier()
         telemetry.reset()
-        consensus._kept_waiting = False
+        consensus._last_meeting_timed_out = False
 
     # --- one method a scene
 
@@ -164,11 +164,13 @@ class Scenes:
         self.plant("held")
         if self.rank == 1:
             with torch.no_grad():
-                (region,) = captured_regions(Net(), (self.x,))
+                (region,) = capture_regions(Net(), (self.x,))
             digest = choose(
-                region, place_for(torch.device("cpu"), Settings(cache_dir=self.cache("held")))
+                region, make_context(torch.device("cpu"), Settings(cache_dir=self.cache("held")))
             ).candidate.digest
-            hold_back(self.cache("held"), Quarantined(region.key, digest, "it was wrong here"))
+            quarantine_candidate(
+                self.cache("held"), QuarantineRecord(region.key, digest, "it was wrong here")
+            )
         return self.accelerated("held")
 
     def under_another_contract(self) -> Seen:
@@ -186,20 +188,20 @@ class Scenes:
 
     def too_large_to_hand_on(self) -> Seen:
         self.plant("large")
-        limit, consensus._LIMIT_BYTES = consensus._LIMIT_BYTES, 10
+        limit, consensus.MAX_BROADCAST_BYTES = consensus.MAX_BROADCAST_BYTES, 10
         try:
             return self.accelerated("large")
         finally:
-            consensus._LIMIT_BYTES = limit
+            consensus.MAX_BROADCAST_BYTES = limit
 
     def in_many_pieces(self) -> Seen:
         if self.rank == 0:
             self.plant("pieces")
-        size, consensus._CHUNK = consensus._CHUNK, 100
+        size, consensus.CHUNK_BYTES = consensus.CHUNK_BYTES, 100
         try:
             return self.accelerated("pieces")
         finally:
-            consensus._CHUNK = size
+            consensus.CHUNK_BYTES = size
 
     def nobody_knows_and_must(self) -> Seen:
         try:

@@ -246,6 +246,6 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> Seen:
         dist.barrier()
         telemetry.reset()
         torch._dynamo.reset()
-        consensus._kept_waiting = False
+        consensus._last_meeting_timed_out = False
         seen[scene.__name__] = scene(here)
     return seen

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_cudal1
 from tests.entries import plant, shifted
-from torch_cudal1.api.accelerate import Dispatcher
+from torch_cudal1.api.dispatcher import Dispatcher
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 

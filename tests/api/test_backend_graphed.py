@@ -20,7 +20,7 @@ from torch_cudal1.device.target import device_of
 from torch_cudal1.graph import swap
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.graph_digest import graph_digest
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 pytestmark = pytest.mark.usefixtures("dynamo")
 
@@ -145,10 +145,10 @@ def remember(net: nn.Module, x: torch.Tensor, cache_dir: Path) -> None:
     settings = Settings(cache_dir=cache_dir)
 
     def note(gm: Any, inputs: Sequence[Any]) -> Any:
-        place = place_for(device_of(list(inputs)), settings)
+        place = make_context(device_of(list(inputs)), settings)
         name = graph_digest(gm, inputs, extra=[repr(place.target), repr([])])
         assert isinstance(name, str)
-        place.cache.put_alias(
+        place.cache.put_decision_record(
             name, {"runs": "inductor+graph", "regions": []}, place.target, place.contract
         )
         return gm.forward

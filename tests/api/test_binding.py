@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.entries import entry_for, same
-from torch_cudal1.api import binding, gate
+from torch_cudal1.api import binding, contenders, end_to_end, module_trial
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.records import NOT_EAGERS, Candidate
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ir.records import DIFFERS_FROM_EAGER, Candidate
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
 from torch_cudal1.search.tune import Choice
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 CPU = torch.device("cpu")
 NET, X = torch.nn.Linear(4, 4), torch.randn(2, 4)
@@ -41,16 +41,20 @@ class Trial:
 
         return nullcontext(((X,), {}))
 
-    def against_own(self, call: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
+    def time_against_forward(
+        self, call: Any, args: Any, kwargs: Any, place: TuneContext
+    ) -> PairedSummary:
         return summary(*self.results[call])
 
-    def between(self, a: Any, b: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
+    def time_against_each_other(
+        self, a: Any, b: Any, args: Any, kwargs: Any, place: TuneContext
+    ) -> PairedSummary:
         return summary(*self.results[f"{b} over {a}"])
 
 
-def choices(place: Place, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
+def choices(place: TuneContext, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
     with torch.no_grad():
-        (region,) = captured_regions(NET, (X,))
+        (region,) = capture_regions(NET, (X,))
     candidate = Candidate(
         same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ()
     )
@@ -58,8 +62,8 @@ def choices(place: Place, origin: str, schedule: Any = "inductor") -> tuple[Choi
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return place_for(CPU, Settings(cache_dir=tmp_path))
+def place(tmp_path: Path) -> TuneContext:
+    return make_context(CPU, Settings(cache_dir=tmp_path))
 
 
 NOISY_GAIN, CLEAR_GAIN, LOSS = (0.97, 1.10, 1.20), (1.05, 1.08, 1.12), (0.90, 0.95, 0.99)
@@ -98,15 +102,15 @@ CASES = [  # origin of the choice, results by contender, winner
 
 @pytest.mark.parametrize(("origin", "results", "winner"), CASES)
 def test_the_gate_lets_through_what_wins(
-    origin: str, results: dict[str, tuple[float, float, float]], winner: str, place: Place
+    origin: str, results: dict[str, tuple[float, float, float]], winner: str, place: TuneContext
 ) -> None:
     chosen = choices(place, origin)
-    contenders = {name: name for name in results if name != OVER}
-    settled = binding._end_to_end(Trial(results), contenders, chosen, place)  # type: ignore[arg-type]
+    calls = {name: name for name in results if name != OVER}
+    settled = module_trial.run_trial(Trial(results), calls, chosen, place)  # type: ignore[arg-type]
     assert settled.winner == winner
     assert ("x [" in settled.note and "of torch.compile" in settled.note) is (OVER in results)
     assert settled.note.startswith("undone: ") is (winner == "eager")
-    again = binding._settled(contenders, chosen, place)
+    again = module_trial.find_remembered_decision(calls, chosen, place)
     assert again is not None
     assert (again.winner, again.note, again.call) == (settled.winner, settled.note, None)
 
@@ -126,23 +130,26 @@ MEASURED = [
 def test_a_disturbed_measurement_is_made_again(
     results: list[tuple[tuple[float, float, float], bool]],
     made: int,
-    place: Place,
+    place: TuneContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
-    monkeypatch.setattr(gate, "sample_pairs", lambda *_, **__: [])
-    monkeypatch.setattr(gate, "summarise", lambda _: waiting.pop(0))
-    found = gate.raced(lambda: None, lambda: None, place)
+    monkeypatch.setattr(end_to_end, "sample_pairs", lambda *_, **__: [])
+    monkeypatch.setattr(end_to_end, "summarise", lambda _: waiting.pop(0))
+    found = end_to_end.end_to_end_benchmark(lambda: None, lambda: None, place.device, margin=1.0)
     assert (found.low, found.speedup, found.high) == results[made - 1][0]
     assert len(waiting) == len(results) - made
 
 
-def test_a_decision_about_other_candidates_is_not_taken_over(place: Place) -> None:
-    binding._end_to_end(
+def test_a_decision_about_other_candidates_is_not_taken_over(place: TuneContext) -> None:
+    module_trial.run_trial(
         Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, choices(place, "rewrites"), place
     )  # type: ignore[arg-type]
     assert (
-        binding._settled({"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place) is None
+        module_trial.find_remembered_decision(
+            {"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place
+        )
+        is None
     )
 
 
@@ -167,7 +174,7 @@ BESIDE = [
         "baseline",
         "eager",
         {"eager": 100.0},
-        NOT_EAGERS,
+        DIFFERS_FROM_EAGER,
         False,
     ),  # a result that is not eager's is nobody's rival
     (
@@ -182,7 +189,12 @@ BESIDE = [
 
 @pytest.mark.parametrize(("origin", "schedule", "raced", "failed", "beside"), BESIDE)
 def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
-    origin: str, schedule: str, raced: dict[str, float], failed: str, beside: bool, place: Place
+    origin: str,
+    schedule: str,
+    raced: dict[str, float],
+    failed: str,
+    beside: bool,
+    place: TuneContext,
 ) -> None:
     (choice,) = choices(place, origin, schedule)
     assert choice.entry is not None
@@ -192,8 +204,8 @@ def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
         "baseline_failures": {"inductor": failed} if failed else {},
     }
     found = replace(choice, entry=replace(choice.entry, evidence=evidence))
-    assert binding._may_lose_to_compile(found) is beside
-    built = binding._contenders(NET, None, (found,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
+    assert contenders._may_lose_to_torch_compile(found) is beside
+    built = contenders.build_contenders(NET, None, (found,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
     assert ("torch.compile" in built) is beside
     assert ("cudal1" in built) is (origin != "baseline" or schedule != "eager")
 
@@ -205,28 +217,30 @@ class Failing(Trial):
         super().__init__(results)
         self.failing = failing
 
-    def against_own(self, call: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
+    def time_against_forward(
+        self, call: Any, args: Any, kwargs: Any, place: TuneContext
+    ) -> PairedSummary:
         if call == self.failing:
             raise RuntimeError("no compiler here\nmore")
-        return super().against_own(call, args, kwargs, place)
+        return super().time_against_forward(call, args, kwargs, place)
 
 
 def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(
-    place: Place,
+    place: TuneContext,
 ) -> None:
     both = {"torch.compile": "torch.compile", "cudal1": "cudal1"}
     chosen = choices(place, "baseline", "eager+graph")
-    settled = binding._end_to_end(
+    settled = module_trial.run_trial(
         Failing("torch.compile", {"cudal1": CLEAR_GAIN}), both, chosen, place
     )  # type: ignore[arg-type]
     assert settled.winner == "cudal1"
     assert "torch.compile failed (RuntimeError: no compiler here)" in settled.note
     with pytest.raises(RuntimeError, match="no compiler"):
-        binding._end_to_end(Failing("cudal1", {"torch.compile": LOSS}), both, chosen, place)  # type: ignore[arg-type]
+        module_trial.run_trial(Failing("cudal1", {"torch.compile": LOSS}), both, chosen, place)  # type: ignore[arg-type]
 
 
 def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """eager was the fastest of what ran, and torch.compile, which could not run in the judge, is
     faster here.
@@ -235,7 +249,7 @@ def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
 
     def end_to_end(trial: Any, contenders: Any, *_: Any) -> Any:
         asked.extend(contenders)
-        return binding._Settled("torch.compile", "measured", lambda args, kwargs: X)
+        return module_trial.EndToEndDecision("torch.compile", "measured", lambda args, kwargs: X)
 
     (choice,) = choices(place, "baseline", "eager")
     assert choice.entry is not None
@@ -246,7 +260,7 @@ def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
         "baseline_failures": {"inductor": "no"},
     }
     found = replace(choice, entry=replace(choice.entry, evidence=evidence))
-    monkeypatch.setattr(binding, "_end_to_end", end_to_end)
+    monkeypatch.setattr(binding, "run_trial", end_to_end)
     monkeypatch.setattr(binding, "choose", lambda *_, **__: found)
     with torch.no_grad():
         served = binding.bind(NET, (X,), {}, place.settings)

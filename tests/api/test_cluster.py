@@ -15,16 +15,16 @@ import pytest
 from tests.api.test_fleet_worker import comparable, planted
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.api.fleet import cluster
-from torch_cudal1.api.fleet.cluster import RayCrew, store, work
-from torch_cudal1.api.fleet.fleet_worker import perform
-from torch_cudal1.api.fleet.pool import carry_out
-from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.api.fleet.cluster import RayPool, run_on_cluster, store_files
+from torch_cudal1.api.fleet.fleet_worker import run_task
+from torch_cudal1.api.fleet.pool import run_tasks
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.local_cache import LocalCache, alias_path, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path, record_path
 from torch_cudal1.store.cache.resolve import Hit
 
 KEY = make_entry().region_key
@@ -66,9 +66,9 @@ class Ray:
         return reference()
 
 
-def result(**changes: Any) -> Answer:
-    return Answer(
-        Task("t"),
+def result(**changes: Any) -> WarmupAnswer:
+    return WarmupAnswer(
+        WarmupTask("t"),
         WarmupResult(
             **(
                 {"target": "t", "explanation": None, "error": None, "seconds": 0.1}
@@ -79,32 +79,32 @@ def result(**changes: Any) -> Answer:
     )
 
 
-def run(order: Order, ray: Ray, *tasks: Task) -> tuple[Answer, ...]:
-    return carry_out(
-        tasks, RayCrew(order, "auto", ray), journal_for(order, tasks), lambda what, fraction: None
+def run(order: WarmupOrder, ray: Ray, *tasks: WarmupTask) -> tuple[WarmupAnswer, ...]:
+    return run_tasks(
+        tasks, RayPool(order, "auto", ray), journal_for(order, tasks), lambda what, fraction: None
     ).answers
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
-    return Order(Settings(cache_dir=tmp_path / "cache"))
+def order(tmp_path: Path) -> WarmupOrder:
+    return WarmupOrder(Settings(cache_dir=tmp_path / "cache"))
 
 
 def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(
-    order: Order, tmp_path: Path, monkeypatch: Any
+    order: WarmupOrder, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "model.py").write_text("")
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
 
     def does(told: Any, target: str, signature: str, mark: str) -> Any:
-        assert Order.from_json(told) == order
+        assert WarmupOrder.from_json(told) == order
         assert Path(mark).is_file()
         seen.append(target)
         return {"answer": result().to_json(), "files": {}}
 
     ray = Ray(does, CPU=3.0)
-    answers = run(order, ray, Task("model.py:a"), Task("package.module:b"))
+    answers = run(order, ray, WarmupTask("model.py:a"), WarmupTask("package.module:b"))
     assert sorted(seen) == sorted([f"{tmp_path}/model.py:a", "package.module:b"])
     assert [answer.task.target for answer in answers] == ["model.py:a", "package.module:b"]
     assert [answer.result.target for answer in answers if answer.result] == [
@@ -117,17 +117,21 @@ def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(
         "neither mark nor journal is left"
     )
     gpus = Ray(does, GPU=4.0)
-    assert RayCrew(Order(order.settings, device="cuda"), "auto", gpus).size == 4
+    assert RayPool(WarmupOrder(order.settings, device="cuda"), "auto", gpus).size == 4
     assert gpus.asked[0]["num_gpus"] == 1
 
 
-def test_a_machine_with_a_cache_of_its_own_sends_what_it_stored(order: Order) -> None:
+def test_a_machine_with_a_cache_of_its_own_sends_what_it_stored(order: WarmupOrder) -> None:
     files = {PLACE: encode_entry(make_entry())}
-    run(order, Ray(lambda *args: {"answer": result().to_json(), "files": files}, CPU=1), Task("t"))
+    run(
+        order,
+        Ray(lambda *args: {"answer": result().to_json(), "files": files}, CPU=1),
+        WarmupTask("t"),
+    )
     assert isinstance(LocalCache(order.settings.cache_dir).get(KEY, HERE, CONTRACT), Hit)
 
 
-def test_a_task_that_dies_there_is_given_out_once_more(order: Order) -> None:
+def test_a_task_that_dies_there_is_given_out_once_more(order: WarmupOrder) -> None:
     calls: list[int] = []
 
     def does(*args: Any) -> Any:
@@ -136,7 +140,7 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: Order) -> None:
             raise RayError("the node died")
         return {"answer": result().to_json(), "files": {}}
 
-    assert run(order, Ray(does, CPU=1), Task("t"))[0].finished
+    assert run(order, Ray(does, CPU=1), WarmupTask("t"))[0].is_finished
     assert len(calls) == 2
     calls.clear()
 
@@ -144,7 +148,7 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: Order) -> None:
         calls.append(1)
         raise RayError("the node died")
 
-    assert "the node died" in run(order, Ray(never, CPU=1), Task("t"))[0].died
+    assert "the node died" in run(order, Ray(never, CPU=1), WarmupTask("t"))[0].died
     assert len(calls) == 2
 
 
@@ -157,48 +161,52 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: Order) -> None:
         ("warmup/x.jsonl", b"", "no place in a cache"),
         (PLACE, b"half", "unreadable"),
         (PLACE.replace("ab" * 32, "cd" * 32), encode_entry(make_entry()), "it holds the entry of"),
-        (str(alias_path(Path(), "ab" * 32, HERE, CONTRACT)), b"{}", "unreadable"),
+        (str(record_path(Path(), "ab" * 32, HERE, CONTRACT)), b"{}", "unreadable"),
     ],
     ids=["up", "absolute", "up inside", "elsewhere", "half", "another key", "alias"],
 )
 def test_files_that_are_broken_or_lie_about_their_place_are_not_stored(
-    order: Order, name: str, data: bytes, told: str
+    order: WarmupOrder, name: str, data: bytes, told: str
 ) -> None:
     cache = LocalCache(order.settings.cache_dir)
-    assert told in store({name: data}, cache)
+    assert told in store_files({name: data}, cache)
     assert not cache.root.exists()
     answer = run(
         order,
         Ray(lambda *args: {"answer": result().to_json(), "files": {name: data}}, CPU=1),
-        Task("t"),
+        WarmupTask("t"),
     )[0]
     assert told in answer.died
 
 
-def test_a_decision_that_is_here_already_stays_unless_its_machine_changed(order: Order) -> None:
+def test_a_decision_that_is_here_already_stays_unless_its_machine_changed(
+    order: WarmupOrder,
+) -> None:
     cache = LocalCache(order.settings.cache_dir)
     cache.put(make_entry(package="here"))
-    assert store({PLACE: encode_entry(make_entry(package="there"))}, cache) == ""
+    assert store_files({PLACE: encode_entry(make_entry(package="there"))}, cache) == ""
     assert cache.get(KEY, HERE, CONTRACT).entry.package == "here"  # type: ignore[union-attr]
     newer = make_entry(package="there").target.__class__(**{**vars(HERE), "torch": "9.9"})
-    assert store({PLACE: encode_entry(make_entry(package="there", target=newer))}, cache) == ""
+    assert (
+        store_files({PLACE: encode_entry(make_entry(package="there", target=newer))}, cache) == ""
+    )
     assert cache.get(KEY, newer, CONTRACT).entry.package == "there"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_work_itself_is_what_a_local_worker_does(tmp_path: Path, shared: bool) -> None:
     file, order = planted(tmp_path)
-    task = Task(f"{file}:make")
+    task = WarmupTask(f"{file}:make")
     mark = tmp_path / "mark"
     mark.touch()
     if shared:
-        told = work(order.to_json(), task.target, "", str(mark))
-        assert comparable(Answer.from_json(told["answer"])) == comparable(
-            perform(order, task, lambda what, fraction: None)
+        told = run_on_cluster(order.to_json(), task.target, "", str(mark))
+        assert comparable(WarmupAnswer.from_json(told["answer"])) == comparable(
+            run_task(order, task, lambda what, fraction: None)
         )
         assert told["files"] == {}
         return
-    bad = work(order.to_json(), f"{file}:bad", "", str(tmp_path / "not here"))
+    bad = run_on_cluster(order.to_json(), f"{file}:bad", "", str(tmp_path / "not here"))
     assert "no such checkpoint" in bad["answer"]["unusable"]
     assert bad["files"] == {}
 
@@ -209,24 +217,24 @@ def test_what_a_machine_without_the_folder_decides_comes_back(
     file, order = planted(tmp_path)
     seen: list[Path] = []
 
-    def decides(told: Order, task: Task, say: object) -> Answer:
+    def decides(told: WarmupOrder, task: WarmupTask, say: object) -> WarmupAnswer:
         seen.append(told.settings.cache_dir)
         LocalCache(told.settings.cache_dir).put(make_entry())
-        LocalCache(told.settings.cache_dir).put_alias("cd" * 32, {"a": 1}, HERE, CONTRACT)
+        LocalCache(told.settings.cache_dir).put_decision_record("cd" * 32, {"a": 1}, HERE, CONTRACT)
         return result()
 
     monkeypatch.setattr(cluster, "perform", decides)
-    told = work(order.to_json(), f"{file}:make", "", "")
+    told = run_on_cluster(order.to_json(), f"{file}:make", "", "")
     assert seen[0] != order.settings.cache_dir
     assert not seen[0].exists()
-    assert set(told["files"]) == {PLACE, str(alias_path(Path(), "cd" * 32, HERE, CONTRACT))}
+    assert set(told["files"]) == {PLACE, str(record_path(Path(), "cd" * 32, HERE, CONTRACT))}
     fresh = LocalCache(tmp_path / "fresh")
-    assert store(told["files"], fresh) == ""
-    assert fresh.get_alias("cd" * 32, HERE, CONTRACT) == {"a": 1}
+    assert store_files(told["files"], fresh) == ""
+    assert fresh.get_decision_record("cd" * 32, HERE, CONTRACT) == {"a": 1}
 
 
 def test_without_ray_the_message_says_what_to_install(
-    order: Order, monkeypatch: pytest.MonkeyPatch
+    order: WarmupOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
 
@@ -237,20 +245,20 @@ def test_without_ray_the_message_says_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingError, match=r"torch-cudal1\[ray\]"):
-        RayCrew(order)
+        RayPool(order)
 
 
-def test_a_cluster_that_is_not_there_or_has_no_such_device_is_refused(order: Order) -> None:
+def test_a_cluster_that_is_not_there_or_has_no_such_device_is_refused(order: WarmupOrder) -> None:
     with pytest.raises(SettingError, match="no cluster there"):
-        RayCrew(order, "nobody:1", Ray(lambda: None, CPU=1))
+        RayPool(order, "nobody:1", Ray(lambda: None, CPU=1))
     with pytest.raises(SettingError, match="with a GPU"):
-        RayCrew(Order(order.settings, device="cuda"), "auto", Ray(lambda: None, CPU=1))
+        RayPool(WarmupOrder(order.settings, device="cuda"), "auto", Ray(lambda: None, CPU=1))
 
 
-def test_offline_there_is_no_cluster(order: Order) -> None:
+def test_offline_there_is_no_cluster(order: WarmupOrder) -> None:
     ray = Ray(lambda: None, CPU=1)
     with pytest.raises(SettingError, match="while the setting 'offline' is on"):
-        RayCrew(Order(order.settings.but(offline=True)), "auto", ray)
+        RayPool(WarmupOrder(order.settings.but(offline=True)), "auto", ray)
     assert not ray.up
 
 
@@ -263,10 +271,10 @@ def test_ray_itself_carries_tasks_out(tmp_path: Path, monkeypatch: pytest.Monkey
     deadly = tmp_path / "deadly.py"
     deadly.write_text("import os\ndef make():\n    os._exit(3)\n")
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    tasks = [Task(f"{file}:make"), Task(f"{deadly}:make")]
-    answer, died = carry_out(
-        tasks, RayCrew(order), journal_for(order, tasks), lambda what, fraction: None
+    tasks = [WarmupTask(f"{file}:make"), WarmupTask(f"{deadly}:make")]
+    answer, died = run_tasks(
+        tasks, RayPool(order), journal_for(order, tasks), lambda what, fraction: None
     ).answers
-    assert comparable(answer) == comparable(perform(order, tasks[0], lambda what, fraction: None))
+    assert comparable(answer) == comparable(run_task(order, tasks[0], lambda what, fraction: None))
     assert died.died.startswith("given out 2 times")
     assert not ray.is_initialized()

@@ -18,7 +18,7 @@ from torch._dynamo import config
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from torch_cudal1.api import backend, dynamo_rnn
-from torch_cudal1.ir.ops.recurrent_ops import as_steps, served
+from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers, rewrite_as_one_step
 
 pytestmark = pytest.mark.usefixtures("dynamo", "frames")
 LAYERS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
@@ -46,7 +46,7 @@ class Seen:
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], *_: Any, **__: Any
     ) -> Callable[..., Any]:
         self.graphs.append(gm.graph)
-        self.layers += served(gm.graph)
+        self.layers += find_one_step_layers(gm.graph)
         self.traced_through.append(config.allow_rnn)
         return gm.forward
 
@@ -195,10 +195,12 @@ def test_a_graph_names_its_steps_for_inductors_caches(seen: Seen, x: torch.Tenso
         torch.compile(Tagger().eval(), backend=backend.cudal1)(x)
         (graph,) = seen.graphs
         module = torch.fx.GraphModule({}, graph)
-        assert "cudal1.lstm.default" in {str(node.target) for node in as_steps(module).graph.nodes}
-        assert served(graph) == [True]  # the caller's graph is only read
+        assert "cudal1.lstm.default" in {
+            str(node.target) for node in rewrite_as_one_step(module).graph.nodes
+        }
+        assert find_one_step_layers(graph) == [True]  # the caller's graph is only read
     plain = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    assert as_steps(plain) is plain
+    assert rewrite_as_one_step(plain) is plain
 
 
 _PROCESS = """

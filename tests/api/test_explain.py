@@ -16,7 +16,7 @@ from torch_cudal1.cli.view.tables import show_explanation
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Candidate, Entry
 
 MEDIANS = {"eager": 300.0, "inductor": 200.0, "eager+graph": 150.0}
@@ -31,7 +31,7 @@ def entry(
     **evidence: Any,
 ) -> Entry:
     with torch.no_grad():
-        (region,) = captured_regions(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
+        (region,) = capture_regions(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
     candidate = Candidate(
         same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ()
     )

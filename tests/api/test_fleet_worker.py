@@ -13,17 +13,17 @@ import torch
 
 from tests.entries import plant
 from torch_cudal1.api.fleet import local
-from torch_cudal1.api.fleet.fleet_worker import perform
-from torch_cudal1.api.fleet.local import LocalCrew, cpu_seats
-from torch_cudal1.api.fleet.pool import carry_out
-from torch_cudal1.api.fleet.task import Answer, Order, Task, signature_of
+from torch_cudal1.api.fleet.fleet_worker import run_task
+from torch_cudal1.api.fleet.local import LocalPool, cpu_slots
+from torch_cudal1.api.fleet.pool import run_tasks
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.store.recording_file import Mode, Seen
+from torch_cudal1.store.recording_file import CallRecord, Mode
 
 SOURCE = """\
 import os, time, torch
@@ -37,7 +37,7 @@ def hangs():
 """
 
 
-def planted(tmp_path: Path) -> tuple[Path, Order]:
+def planted(tmp_path: Path) -> tuple[Path, WarmupOrder]:
     """A target file, and an order whose cache has the decisions for `make` and `other`."""
     file = tmp_path / "model.py"
     file.write_text(SOURCE)
@@ -45,10 +45,10 @@ def planted(tmp_path: Path) -> tuple[Path, Order]:
         (loaded,) = load(f"{file}:{name}")
         with torch.no_grad():
             plant(loaded.module, loaded.inputs, tmp_path / "cache")
-    return file, Order(Settings(cache_dir=tmp_path / "cache", budget_s=1.0))
+    return file, WarmupOrder(Settings(cache_dir=tmp_path / "cache", budget_s=1.0))
 
 
-def comparable(answer: Answer) -> tuple[object, ...]:
+def comparable(answer: WarmupAnswer) -> tuple[object, ...]:
     assert answer.result is not None, answer
     return (
         answer.task,
@@ -61,10 +61,10 @@ def comparable(answer: Answer) -> tuple[object, ...]:
 
 def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
     file, order = planted(tmp_path)
-    tasks = [Task(f"{file}:{name}") for name in ("make", "bad", "other")]
-    here = [perform(order, task, lambda what, fraction: None) for task in tasks]
-    crew = LocalCrew(order, cpu_seats(1, sorted(os.sched_getaffinity(0))))
-    there = carry_out(tasks, crew, journal_for(order, tasks), lambda what, fraction: None).answers
+    tasks = [WarmupTask(f"{file}:{name}") for name in ("make", "bad", "other")]
+    here = [run_task(order, task, lambda what, fraction: None) for task in tasks]
+    crew = LocalPool(order, cpu_slots(1, sorted(os.sched_getaffinity(0))))
+    there = run_tasks(tasks, crew, journal_for(order, tasks), lambda what, fraction: None).answers
     assert [comparable(answer) for answer in there if answer.result] == [
         comparable(answer) for answer in here if answer.result
     ]
@@ -84,12 +84,14 @@ def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> Non
 
     def seen(form: object) -> str:
         return signature_of(
-            Seen("module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12)
+            CallRecord(
+                "module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12
+            )
         )
 
     recorded = seen(describe(((torch.ones(7, 3),), {})))
     own, other = (
-        perform(order, Task(f"{file}:make", signature), lambda what, fraction: None)
+        run_task(order, WarmupTask(f"{file}:make", signature), lambda what, fraction: None)
         for signature in ("", recorded)
     )
     assert own.keys != other.keys
@@ -100,13 +102,16 @@ def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> Non
         ("[", "no line of a recording"),
     ):
         assert (
-            told in perform(order, Task(f"{file}:make", bad), lambda what, fraction: None).unusable
+            told
+            in run_task(
+                order, WarmupTask(f"{file}:make", bad), lambda what, fraction: None
+            ).unusable
         )
     assert (
         "no call of"
-        in perform(
+        in run_task(
             order,
-            Task(f"{file}:other", recorded.replace("Linear", "Conv")),
+            WarmupTask(f"{file}:other", recorded.replace("Linear", "Conv")),
             lambda what, fraction: None,
         ).unusable
     )

@@ -17,23 +17,23 @@ import torch
 from tests.store.conftest import CONTRACT
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.gpu_comparison import (
+    GpuPrices,
     HardwareRow,
     Load,
     Price,
-    Prices,
     compare,
-    moved,
+    move_program,
     read_prices,
 )
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec, Value, canonical_json
 from torch_cudal1.ir.records import Candidate, Entry, Region, Target
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.recording_file import Mode, Seen, append
+from torch_cudal1.store.recording_file import CallRecord, Mode, append_calls
 
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
 
@@ -52,7 +52,7 @@ def decided(
 ) -> Entry:
     """A decision on `sku`: a baseline that takes `us`, or a kernel against one of `baseline_us`."""
     won = baseline_us is not None
-    program = moved(what.program, "cuda")
+    program = move_program(what.program, "cuda")
     timing = (
         {"candidate_us": us, "baseline_us": baseline_us, "low": 1.1, "baseline": "eager"}
         if won
@@ -90,7 +90,7 @@ def test_time_gain_and_price_are_those_of_the_evidence() -> None:
         decided(small, L4, 40.0),
         decided(large, L4, 80.0),
     ]
-    prices = Prices({H200: Price(3.6, 720.0), L4: Price(0.72)}, "EUR")
+    prices = GpuPrices({H200: Price(3.6, 720.0), L4: Price(0.72)}, "EUR")
     found = compare(loads, entries, prices)
     assert found.workload == ("a: 75% of the calls", "b: 25% of the calls")
     assert [row.hardware for row in found.rows] == [L4, H200], "the cheapest first"
@@ -121,7 +121,7 @@ def test_a_region_without_a_decision_leaves_no_time_and_is_named() -> None:
         decided(region(4), H200, 3.0),
         decided(region(512), H200, 4.0),
     ]
-    rows = by_name(compare(loads, entries, Prices({L4: Price(0.5), H200: Price(3.0)})).rows)
+    rows = by_name(compare(loads, entries, GpuPrices({L4: Price(0.5), H200: Price(3.0)})).rows)
     assert rows[H200].us_per_call == pytest.approx(3.5)
     assert (rows[L4].us_per_call, rows[L4].cost_per_million, rows[L4].gain) == (None, None, None)
     assert 0 < rows[L4].share_decided < 0.5, (
@@ -170,7 +170,7 @@ def test_drivers_and_versions_of_one_gpu_type_are_one_row_and_a_cpu_is_none() ->
 
 
 def test_a_price_without_evidence_is_a_row_that_says_so() -> None:
-    (row,) = compare([Load("a", (region(4),))], [], Prices({"NVIDIA B200": Price(6.0)})).rows
+    (row,) = compare([Load("a", (region(4),))], [], GpuPrices({"NVIDIA B200": Price(6.0)})).rows
     assert (row.hardware, row.us_per_call, row.share_decided) == ("NVIDIA B200", None, 0.0)
     assert "no decision that was made on a GPU of this name" in row.missing[0]
 
@@ -180,9 +180,9 @@ def test_a_program_moves_to_another_device_in_all_its_parts() -> None:
     full = Aten("aten.full.default", ((4,), 1.0), (("device", torch.device("cpu")),), (1,))
     inner = Program((spec,), (full,), (1,))
     program = Program((spec,), (Alloc(1, spec), Call(inner, (0,), (2,))), (2,))
-    there = moved(program, "cuda")
+    there = move_program(program, "cuda")
     assert "cpu" not in json.dumps(there.to_json())
-    assert moved(there, "cpu") == program
+    assert move_program(there, "cpu") == program
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_prices_are_read_and_a_missing_file_is_named(tmp_path: Path) -> None:
             {"currency": "EUR", L4: {"price_per_hour": 1, "watts": 72.5}, H200: {"watts": 700}}
         )
     )
-    assert read_prices(path) == Prices({L4: Price(1, 72.5), H200: Price(None, 700)}, "EUR")
+    assert read_prices(path) == GpuPrices({L4: Price(1, 72.5), H200: Price(None, 700)}, "EUR")
     with pytest.raises(SettingError, match="No such file"):
         read_prices(tmp_path / "none.json")
 
@@ -240,7 +240,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path.write_text(SOURCE)
     (loaded,) = load(f"{path}:make")
     with torch.no_grad():
-        (own,) = captured_regions(loaded.module, loaded.inputs)
+        (own,) = capture_regions(loaded.module, loaded.inputs)
     LocalCache(tmp_path / "h200").put(decided(own, H200, 5.0, baseline_us=10.0))
     LocalCache(tmp_path / "l4").put(decided(own, L4, 25.0))
     (tmp_path / "prices.json").write_text(
@@ -298,12 +298,12 @@ def test_plan_compare_weighs_by_what_was_recorded(
     mode = Mode(grad=False, training=False)
     forms = [canonical_json(describe(((torch.ones(rows, 3),), {}))) for rows in (4, 9)]
     for form, calls in zip(forms, (300, 100), strict=True):
-        append(
+        append_calls(
             tmp_path / "calls.jsonl",
-            [Seen("module", "Linear", identity_of(loaded.module), form, mode, calls)],
+            [CallRecord("module", "Linear", identity_of(loaded.module), form, mode, calls)],
         )
     with torch.no_grad():
-        (other,) = captured_regions(loaded.module, (torch.ones(9, 3),))
+        (other,) = capture_regions(loaded.module, (torch.ones(9, 3),))
     LocalCache(tmp_path / "h200").put(decided(other, H200, 45.0))
     line = ["plan", "--device", "cpu", "--compare", "--cache-dir", str(tmp_path / "h200")]
     line += ["--recorded", str(tmp_path / "calls.jsonl")]

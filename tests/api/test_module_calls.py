@@ -241,7 +241,7 @@ def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted
     looked: list[int] = []
     original = torch_cudal1.api.accelerate.bind
     monkeypatch.setattr(
-        "torch_cudal1.api.accelerate.bind", lambda *args: looked.append(1) or original(*args)
+        "torch_cudal1.api.dispatcher.bind", lambda *args: looked.append(1) or original(*args)
     )
     module = torch_cudal1.accelerate(
         Calls(lambda m, x: m.linear(x)), cache_dir=tmp_path, on_miss="tune"
@@ -276,7 +276,7 @@ def test_ever_new_shapes_cost_no_memory_and_no_look_up(tmp_path):
         module(x8[:1].expand(rows, 8))
     dispatcher = module._compiled_call_impl
     assert len(dispatcher.bindings) == 0
-    assert len(dispatcher._met) <= 64
+    assert len(dispatcher._unbound) <= 64
 
 
 @pytest.mark.parametrize(

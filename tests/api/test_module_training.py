@@ -32,7 +32,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def quick_gate(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torch_cudal1.api.gate._BUDGET_S", 0.1
+        "torch_cudal1.api.end_to_end._BUDGET_S", 0.1
     )  # what is measured is of no interest here
 
 
@@ -137,7 +137,8 @@ class Hidden(nn.Module):
 @pytest.mark.parametrize("winner", ["cudal1", "torch.compile"])
 def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "torch_cudal1.api.binding.those_that_pay", lambda contenders, *given, **how: ([], [winner])
+        "torch_cudal1.api.module_trial.select_faster",
+        lambda contenders, *given, **how: ([], [winner]),
     )
     module, x = Hidden(), x_of()
     ours, own = pair(module, x, tmp_path)

@@ -17,7 +17,7 @@ from torch import nn
 
 import torch_cudal1
 from tests.entries import Runs, plant, shifted
-from torch_cudal1.graph.functional_module import own_copy, stand_in
+from torch_cudal1.graph.functional_module import copy_module, copy_sharing_tensors
 
 
 class Tied(nn.Module):
@@ -290,7 +290,7 @@ def test_a_function_over_its_own_layers_is_captured_and_follows_them(
         expected = x + module.mlp(x)
         torch.testing.assert_close(accelerated(x), expected + 1)
         assert not torch.allclose(expected, plain)
-    twin = stand_in(module)
+    twin = copy_sharing_tensors(module)
     assert twin.mlp is not module.mlp
     assert twin.mlp.__closure__[0].cell_contents is not module.mlp.__closure__[0].cell_contents
     assert module.mlp.__closure__[1].cell_contents is module.parts  # the user's own is as it was
@@ -309,7 +309,7 @@ def test_a_copy_whose_function_calls_the_originals_layers_runs_its_own_forward()
 
 def test_a_copy_of_our_own_computes_with_its_own_layers() -> None:
     module, x = Closed().eval(), torch.randn(3, 8)
-    copied = own_copy(module)
+    copied = copy_module(module)
     with torch.no_grad():
         before = copied(x)
         module.parts["up"].weight.zero_()

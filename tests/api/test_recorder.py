@@ -23,13 +23,21 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.recording import recorder
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.call_signature import FormError, describe, make
+from torch_cudal1.core.call_signature import FormError, describe, make_inputs
 from torch_cudal1.core.errors import TargetError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Candidate
-from torch_cudal1.store.cache.files import NotStored, Stored
-from torch_cudal1.store.recording_file import Mode, Seen, _check, _parsed, append, read
+from torch_cudal1.store.cache.files import Stored
+from torch_cudal1.store.recording_file import (
+    CallRecord,
+    Mode,
+    _check,
+    _parse_line,
+    append_calls,
+    read_calls,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +80,7 @@ def accelerated(module: nn.Module, tmp_path: Path, example: Any = None, **option
 
 def counts(file: Path) -> dict[str, int]:
     """Calls by the shapes of the tensors."""
-    found = read(file)
+    found = read_calls(file)
     assert not found.problems
     return {
         str([leaf[1] for leaf in _tensors(json.loads(one.form))]): one.calls for one in found.seen
@@ -93,7 +101,9 @@ def _tensors(form: Any) -> list[Any]:
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_call_is_counted_by_its_form_on_the_quick_way_too(tmp_path, file, monkeypatch, quick):
     if not quick:
-        monkeypatch.setattr("torch_cudal1.runtime.dispatch.entry", lambda *, cuda: None)
+        monkeypatch.setattr(
+            "torch_cudal1.runtime.dispatch.make_dispatch_table", lambda *, cuda: None
+        )
     module, x = nn.Linear(4, 4), torch.randn(2, 4)
     plant(module, x, tmp_path / "cache")
     accelerated(module, tmp_path, x)
@@ -145,7 +155,7 @@ def test_modes_are_part_of_what_is_seen(tmp_path, file):
             module(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             module(x)
-    modes = {one.mode for one in read(file).seen}
+    modes = {one.mode for one in read_calls(file).seen}
     autocast = Mode(False, True, (("cpu", "bfloat16"),))
     assert modes == {Mode(False, False), Mode(False, True), Mode(True, True), autocast}
 
@@ -162,7 +172,7 @@ def test_graphs_of_the_backend_are_counted_and_named_by_arguments(tmp_path, file
         )
         for _ in range(3):
             compiled(*inputs)
-    (seen,) = read(file).seen
+    (seen,) = read_calls(file).seen
     assert (seen.kind, seen.calls) == ("graph", 3)
     assert sorted(json.loads(seen.form)["d"]) == ["scale", "tokens"]
     torch._dynamo.reset()
@@ -215,8 +225,8 @@ def test_no_value_and_no_text_is_written(tmp_path, file):
 # --- the file
 
 
-def seen(name: str = "Net", calls: int = 1) -> Seen:
-    return Seen("module", name, "0" * 16, '{"u":[]}', Mode(False, False), calls)
+def seen(name: str = "Net", calls: int = 1) -> CallRecord:
+    return CallRecord("module", name, "0" * 16, '{"u":[]}', Mode(False, False), calls)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the children write, and end
@@ -225,24 +235,24 @@ def test_lines_of_many_processes_are_all_there(file):
     for _ in range(4):
         child = os.fork()
         if child == 0:
-            stored = [append(file, [seen("a" * 300), seen("b")]) for _ in range(100)]
+            stored = [append_calls(file, [seen("a" * 300), seen("b")]) for _ in range(100)]
             os._exit(0 if all(isinstance(one, Stored) for one in stored) else 1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
-    found = read(file)
+    found = read_calls(file)
     assert not found.problems
     assert {one.name[0]: one.calls for one in found.seen} == {"a": 400, "b": 400}
 
 
 def test_what_is_damaged_or_foreign_is_named_and_the_rest_is_used(file):
-    append(file, [seen("first", 2)])
+    append_calls(file, [seen("first", 2)])
     good = file.read_bytes().strip()
     with open(file, "ab") as stream:
         stream.write(good.replace(b'"calls":2', b'"calls":9') + b"\n")  # changed
         stream.write(b"hello\n[1, 2]\n{}\n\xff\xfe\n" + b"[" * 100_000 + b"\n")
         stream.write(good[: len(good) // 2])  # cut short by a kill, without a line's end
-    append(file, [seen("last", 3)])
-    found = read(file)
+    append_calls(file, [seen("last", 3)])
+    found = read_calls(file)
     assert {one.name: one.calls for one in found.seen} == {"first": 2, "last": 3}
     assert [int(problem.split("line ")[1].split()[0]) for problem in found.problems] == [
         3,
@@ -257,7 +267,7 @@ def test_what_is_damaged_or_foreign_is_named_and_the_rest_is_used(file):
 
 
 def _parsed_body(body: Any) -> Any:
-    return _parsed(json.dumps({"body": body, "check": _check(body)}).encode())
+    return _parse_line(json.dumps({"body": body, "check": _check(body)}).encode())
 
 
 def test_a_line_that_lies_about_its_types_is_refused(file):
@@ -273,12 +283,12 @@ def test_a_line_that_lies_about_its_types_is_refused(file):
         body | {"name": 3},
     ]
     file.write_text("\n".join(json.dumps({"body": one, "check": _check(one)}) for one in bodies))
-    assert len(read(file).problems) == len(bodies)
+    assert len(read_calls(file).problems) == len(bodies)
 
 
 def test_the_file_stays_below_its_limit_and_the_report_says_so(tmp_path, file, monkeypatch):
-    assert isinstance(append(file, [seen()], limit_bytes=1000), Stored)
-    assert isinstance(append(file, [seen("x" * 2000)], limit_bytes=1000), NotStored)
+    assert isinstance(append_calls(file, [seen()], limit_bytes=1000), Stored)
+    assert isinstance(append_calls(file, [seen("x" * 2000)], limit_bytes=1000), Refusal)
     assert file.stat().st_size < 1000
     module = accelerated(nn.Linear(4, 4), tmp_path)
     with torch_cudal1.record(tmp_path):  # a folder: nothing can be appended
@@ -370,15 +380,15 @@ with torch.no_grad():
 )
 def test_what_is_made_has_the_form_that_was_described(value):
     form = json.loads(json.dumps(describe(value), allow_nan=False))
-    assert describe(make(form, torch.device("cpu"))) == form
+    assert describe(make_inputs(form, torch.device("cpu"))) == form
 
 
 def test_made_indices_are_those_of_the_example_and_made_flags_too():
     form = describe(torch.zeros(40, dtype=torch.int64))
-    made = make(form, torch.device("cpu"), torch.tensor([[3, 7]]))
+    made = make_inputs(form, torch.device("cpu"), torch.tensor([[3, 7]]))
     assert set(made.tolist()) == {3, 7}
-    assert not make(form, torch.device("cpu")).any()
-    assert not make(
+    assert not make_inputs(form, torch.device("cpu")).any()
+    assert not make_inputs(
         describe(torch.ones(9, dtype=torch.bool)), torch.device("cpu"), torch.tensor([False])
     ).any()
 
@@ -402,7 +412,7 @@ def test_made_indices_are_those_of_the_example_and_made_flags_too():
 )
 def test_a_form_that_nothing_can_be_made_of_is_refused(form):
     with pytest.raises(FormError):
-        make(form, torch.device("cpu"))
+        make_inputs(form, torch.device("cpu"))
 
 
 # --- warm-up
@@ -448,7 +458,7 @@ def test_every_recorded_form_is_warmed_and_then_known(tmp_path, file, searched):
     assert "texts are not recorded" in (
         results[1].error or ""
     )  # and the target has none of its own at that place
-    assert searched == [region.key for region in captured_regions(module, *calls[0])]
+    assert searched == [region.key for region in capture_regions(module, *calls[0])]
 
 
 def test_the_same_call_recorded_by_the_backend_is_warmed_for_it(

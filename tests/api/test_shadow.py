@@ -21,17 +21,22 @@ import torch_cudal1
 from tests.entries import entry_for, plant, plant_compiled, same
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.api.shadow import _difference, _Shadowed, _Tolerance, _tolerance
+from torch_cudal1.api.shadow import _CheckedCallable, _find_difference, _Tolerance, _tolerance
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph import swap as swapping
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.search.tune import choose
-from torch_cudal1.store.cache.quarantine import Quarantined, hold_back, reason_for, records
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.cache.quarantine import (
+    QuarantineRecord,
+    find_quarantine_reason,
+    list_quarantined,
+    quarantine_candidate,
+)
+from torch_cudal1.store.context import make_context
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -85,7 +90,7 @@ class Worn:
 
             return run
 
-        monkeypatch.setattr(swapping, "build", worn)
+        monkeypatch.setattr(swapping, "build_runner", worn)
 
 
 @pytest.fixture
@@ -140,7 +145,9 @@ def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_
     net, x, tmp_path, monkeypatch, caplog, fast
 ):
     if not fast:
-        monkeypatch.setattr("torch_cudal1.runtime.dispatch.entry", lambda *, cuda: None)
+        monkeypatch.setattr(
+            "torch_cudal1.runtime.dispatch.make_dispatch_table", lambda *, cuda: None
+        )
     elif not native.status()[0]:
         pytest.skip("the quick way needs the C++ extension")
     worn = Worn(monkeypatch, good=3)
@@ -233,14 +240,15 @@ with torch.no_grad():
 
 
 def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monkeypatch):
-    (region,) = captured_regions(net, (x,))
-    place = place_for(
+    (region,) = capture_regions(net, (x,))
+    place = make_context(
         torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune", budget_s=0.5)
     )
     candidate = Candidate(doubled_and_halved(region.program), "eager", "rewrites", ("planted",))
     judged: list[str] = []
     monkeypatch.setattr(
-        "torch_cudal1.judge.judge", lambda region, candidate, *rest: judged.append(candidate.digest)
+        "torch_cudal1.judge.evaluate_candidate",
+        lambda region, candidate, *rest: judged.append(candidate.digest),
     )
     ranking = type(
         "Ranking",
@@ -248,7 +256,7 @@ def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monke
         {"best": Candidate(region.program, "eager", "baseline"), "medians_us": {}, "failures": {}},
     )()
     monkeypatch.setattr("torch_cudal1.judge.rank_baselines", lambda *rest: ranking)
-    hold_back(tmp_path, Quarantined(region.key, candidate.digest, "it was wrong"))
+    quarantine_candidate(tmp_path, QuarantineRecord(region.key, candidate.digest, "it was wrong"))
     choice = choose(region, place)
     assert not choice.swapped
     assert judged == []
@@ -259,10 +267,10 @@ def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monke
 def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_too(
     net, x, tmp_path
 ):
-    (region,) = captured_regions(net, (x,))
-    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
+    (region,) = capture_regions(net, (x,))
+    place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
     held = choose(region, place).candidate
-    hold_back(tmp_path, Quarantined(region.key, held.digest, "it was wrong"))
+    quarantine_candidate(tmp_path, QuarantineRecord(region.key, held.digest, "it was wrong"))
     assert not choose(region, place).swapped
     place.cache.put(
         entry_for(
@@ -270,15 +278,15 @@ def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_t
         )
     )
     assert choose(region, place).swapped
-    assert reason_for([tmp_path], "0" * 64, held.digest) == ""
+    assert find_quarantine_reason([tmp_path], "0" * 64, held.digest) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"region_key": "x"}', b"[1, 2]", b"\xff\xff"])
 def test_a_damaged_record_still_holds_its_candidate_back(net, x, tmp_path, damage):
-    (region,) = captured_regions(net, (x,))
-    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
-    stored = hold_back(
-        tmp_path, Quarantined(region.key, choose(region, place).candidate.digest, "wrong")
+    (region,) = capture_regions(net, (x,))
+    place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
+    stored = quarantine_candidate(
+        tmp_path, QuarantineRecord(region.key, choose(region, place).candidate.digest, "wrong")
     )
     stored.path.write_bytes(damage)
     choice = choose(region, place)
@@ -287,11 +295,13 @@ def test_a_damaged_record_still_holds_its_candidate_back(net, x, tmp_path, damag
 
 
 def test_records_of_read_only_folders_hold_too(net, x, tmp_path):
-    (region,) = captured_regions(net, (x,))
+    (region,) = capture_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path, read_only_caches=(tmp_path / "shared",))
-    held = choose(region, place_for(torch.device("cpu"), settings)).candidate
-    hold_back(tmp_path / "shared", Quarantined(region.key, held.digest, "wrong elsewhere"))
-    assert "wrong elsewhere" in choose(region, place_for(torch.device("cpu"), settings)).reason
+    held = choose(region, make_context(torch.device("cpu"), settings)).candidate
+    quarantine_candidate(
+        tmp_path / "shared", QuarantineRecord(region.key, held.digest, "wrong elsewhere")
+    )
+    assert "wrong elsewhere" in choose(region, make_context(torch.device("cpu"), settings)).reason
 
 
 def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine(
@@ -301,7 +311,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine
     accelerated(net, x, tmp_path)
     (swapped,) = set(swapping._in_use) - before
     runner = swapped._runner
-    assert isinstance(runner, _Shadowed)
+    assert isinstance(runner, _CheckedCallable)
     (tmp_path / "v1" / "quarantine").write_text("a file where the folder should be")
     monkeypatch.setattr(
         runner, "_runner", lambda inputs: [out * 2 for out in runner._swapped.reference(inputs)]
@@ -317,7 +327,7 @@ def test_list_and_show_say_it_and_purge_lifts_it(net, x, tmp_path, monkeypatch, 
     Worn(monkeypatch, good=0)
     accelerated(net, x, tmp_path)
     net(x)
-    (record,) = records([tmp_path])
+    (record,) = list_quarantined([tmp_path])
     folder = ("--cache-dir", str(tmp_path))
     assert main(["list", *folder]) == 0
     assert "quarantined" in capsys.readouterr().out
@@ -325,9 +335,9 @@ def test_list_and_show_say_it_and_purge_lifts_it(net, x, tmp_path, monkeypatch, 
     assert "a shadow check found it wrong" in capsys.readouterr().out
     assert main(["purge", "--quarantined", *folder]) == 0
     assert "would be" in capsys.readouterr().out
-    assert records([tmp_path])
+    assert list_quarantined([tmp_path])
     assert main(["purge", "--quarantined", "--yes", *folder]) == 0
-    assert not records([tmp_path])
+    assert not list_quarantined([tmp_path])
     assert main(["list", *folder]) == 0
     shown = capsys.readouterr().out
     assert "1 entry" in shown  # the entry itself stayed
@@ -335,11 +345,11 @@ def test_list_and_show_say_it_and_purge_lifts_it(net, x, tmp_path, monkeypatch, 
 
 
 def test_purging_an_entry_takes_its_record_along(net, x, tmp_path):
-    (region,) = captured_regions(net, (x,))
-    hold_back(tmp_path, Quarantined(region.key, "a" * 64, "wrong"))
-    hold_back(tmp_path, Quarantined("b" * 64, "c" * 64, "wrong"))
+    (region,) = capture_regions(net, (x,))
+    quarantine_candidate(tmp_path, QuarantineRecord(region.key, "a" * 64, "wrong"))
+    quarantine_candidate(tmp_path, QuarantineRecord("b" * 64, "c" * 64, "wrong"))
     assert main(["purge", region.key[:16], "--yes", "--cache-dir", str(tmp_path)]) == 0
-    assert [record.region_key for record in records([tmp_path])] == ["b" * 64]
+    assert [record.region_key for record in list_quarantined([tmp_path])] == ["b" * 64]
 
 
 # --- whom it is told
@@ -380,7 +390,7 @@ def test_at_rate_zero_nothing_is_put_in_the_way(net, x, tmp_path):
     before = set(swapping._in_use)
     accelerated(net, x, tmp_path, shadow_rate=0.0)
     (swapped,) = set(swapping._in_use) - before
-    assert not isinstance(swapped._runner, _Shadowed)
+    assert not isinstance(swapped._runner, _CheckedCallable)
     net(x)
     assert "shadow_checks" not in torch_cudal1.report().counters
 
@@ -427,10 +437,12 @@ def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled
     swapped = SimpleNamespace(
         quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)]
     )
-    told = SimpleNamespace(key="", mismatch=ran.append, sway=lambda inputs, position: None)
+    told = SimpleNamespace(
+        key="", report_mismatch=ran.append, measure_input_sensitivity=lambda inputs, position: None
+    )
     kernel = lambda inputs: ran.append("kernel") or [torch.ones(2)]
-    shadowed = _Shadowed(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
-    shadowed._left = 1
+    shadowed = _CheckedCallable(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
+    shadowed._calls_left = 1
     shadowed([OnGpu()]), shadowed([OnGpu()])
     assert ran == ["kernel", "kernel"]
     capturing[0] = False
@@ -447,11 +459,11 @@ def test_indices_chosen_among_rounded_numbers_may_tie_and_not_be_wrong(wrong, to
     own = torch.arange(40)
     ours = own.clone()
     ours[:wrong] += 1
-    assert told in _difference([ours], [own], _Tolerance("match", 1, 0.0, True))
-    assert _difference(
+    assert told in str(_find_difference([ours], [own], _Tolerance("match", 1, 0.0, True)))
+    assert _find_difference(
         [ours], [own], _Tolerance("match", 1, 0.0, False)
     )  # of integers alone, each must be the same
-    assert bool(_difference([ours], [own], _Tolerance("match", 1, 0.0, True))) == bool(told)
+    assert bool(_find_difference([ours], [own], _Tolerance("match", 1, 0.0, True))) == bool(told)
 
 
 def test_a_baseline_that_cannot_run_now_does_not_cost_the_call(net, x, tmp_path, monkeypatch):
@@ -485,22 +497,22 @@ class Mixed(nn.Module):
 
 def test_formats_inside_the_region_widen_the_tolerance_and_still_catch_a_wrong_result(tmp_path):
     module, x = Mixed(), torch.randn(32, 64)
-    (region,) = captured_regions(module, (x,))
-    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
+    (region,) = capture_regions(module, (x,))
+    place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
     plant(module, x, tmp_path, change=doubled_and_halved)
     tolerance = _tolerance(choose(region, place), place)
     own = module(x)
     in_float32 = x
     for layer in module.layers:
         in_float32 = layer(in_float32).relu()
-    assert _difference(
+    assert _find_difference(
         [in_float32], [own], replace(tolerance, drift=0.0)
     )  # so the drift is what admits it
-    assert _difference([in_float32], [own], tolerance) == ""
-    assert "rms" in _difference([own * 1.5], [own], tolerance)
-    assert "missing" in _difference([None], [own], tolerance)
-    assert "expected" in _difference([own[:1]], [own], tolerance)
-    assert "NaN" in _difference([own * torch.nan], [own], tolerance)
+    assert _find_difference([in_float32], [own], tolerance) is None
+    assert "rms" in str(_find_difference([own * 1.5], [own], tolerance))
+    assert "missing" in str(_find_difference([None], [own], tolerance))
+    assert "expected" in str(_find_difference([own[:1]], [own], tolerance))
+    assert "NaN" in str(_find_difference([own * torch.nan], [own], tolerance))
 
 
 def test_on_miss_error_still_raises_for_what_is_not_known(x, tmp_path):

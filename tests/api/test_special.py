@@ -19,7 +19,7 @@ from torch import nn
 
 import cudal1
 from torch_cudal1.api.special import log_bessel_i, log_bessel_k
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.ops import bessel
 
 ORDERS = (0.0, 1e-3, 0.5, 1.0, 2.7, 33.3, 1e3, 1e5)
@@ -93,7 +93,7 @@ def test_any_two_numbers_come_to_an_end_and_to_a_number(kind: str, order: float,
 def test_numbers_of_every_size_come_to_a_number_in_few_steps(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, summed = [0], bessel._summed
+    taken, summed = [0], bessel._integrate
 
     def counting(
         exponent: Callable[[torch.Tensor], torch.Tensor], *rest: torch.Tensor
@@ -104,7 +104,7 @@ def test_numbers_of_every_size_come_to_a_number_in_few_steps(
 
         return summed(counted, *rest)
 
-    monkeypatch.setattr(bessel, "_summed", counting)
+    monkeypatch.setattr(bessel, "_integrate", counting)
     sizes = torch.pow(10.0, torch.linspace(-323, 300, 46, dtype=F64))
     orders = torch.cat([torch.zeros(1, dtype=F64), sizes])
     found = EXACT[kind][0](orders[:, None], sizes)
@@ -188,7 +188,7 @@ def test_a_module_with_one_is_captured_compiled_and_accelerated(tmp_path: Path) 
     with torch.no_grad():
         expected = module(kappa)
         assert torch.isfinite(expected).all()
-        (region,) = captured_regions(module, (kappa,))
+        (region,) = capture_regions(module, (kappa,))
         assert "cudal1.log_bessel_i.default" in [step.target for step in region.program.steps]  # type: ignore[union-attr]
         torch.testing.assert_close(torch.compile(module, fullgraph=True)(kappa), expected)
         served = cudal1.accelerate(

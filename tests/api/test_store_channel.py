@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from tests.api.rank_leader import place
 from torch_cudal1.api.ranks import consensus
-from torch_cudal1.api.ranks.consensus import Apart
-from torch_cudal1.api.ranks.store_channel import Line
+from torch_cudal1.api.ranks.consensus import NoConsensus
+from torch_cudal1.api.ranks.store_channel import StoreChannel
 
 ROOT = Path(__file__).parents[2]
 # below the ten minutes that a decision may take, far above what a busy machine adds to two seconds
@@ -88,14 +88,14 @@ class Leader:
 @pytest.fixture
 def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`follower(leader)` is what rank 1, this process, comes to."""
-    monkeypatch.setattr(consensus, "_numbers", itertools.count())
+    monkeypatch.setattr(consensus, "_MEETING_NUMBERS", itertools.count())
     monkeypatch.setattr(consensus.dist, "get_rank", lambda: 1)
     monkeypatch.setattr(consensus.dist, "get_world_size", lambda: 2)
 
     def agree(leader: Leader, deciding_s: float = 600.0) -> Any:
         monkeypatch.setattr(consensus, "_store", lambda: leader.store)
         here = place(leader.heartbeat_s, tmp_path, deciding_s)
-        return consensus.agreed(
+        return consensus.reach_consensus(
             ["graph"],
             here,
             decide=lambda: pytest.fail("it does not lead"),
@@ -103,7 +103,7 @@ def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
         )
 
     yield agree
-    consensus._silent = consensus._kept_waiting = False
+    consensus._store_was_silent = consensus._last_meeting_timed_out = False
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_leader_that_is_killed_is_not_waited_for(
     leader.once_deciding(leader.process.kill)
     began = time.monotonic()
     outcome = follower(leader)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert (
         "rank 0 gave no sign of life for 2 s while the others waited for its decision"
         in outcome.reason
@@ -140,7 +140,7 @@ def test_a_leader_that_is_stopped_is_not_waited_for_and_takes_the_baseline_too_w
     leader.once_deciding(lambda: leader.process.send_signal(signal.SIGSTOP))
     began = time.monotonic()
     outcome = follower(leader)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert "no sign of life" in outcome.reason
     assert time.monotonic() - began < LONG_S
     leader.process.send_signal(signal.SIGCONT)
@@ -164,7 +164,7 @@ def test_a_leader_that_is_slow_and_lives_is_waited_for(
         leader.go_on()
 
     leader.once_deciding(slowly)
-    assert not isinstance(follower(leader), Apart)
+    assert not isinstance(follower(leader), NoConsensus)
     assert json.loads(leader.line()) == "decided"
 
 
@@ -174,9 +174,10 @@ def test_a_leader_that_lives_and_is_stuck_is_given_up_and_hardly_waited_for_agai
 ) -> None:
     began = time.monotonic()
     outcome = follower(leader, 6.0)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert (
-        "rank 0 told nothing within 6 s while the others waited for its decision" in outcome.reason
+        "rank 0 decided nothing within 6 s while the others waited for its decision"
+        in outcome.reason
     )
     while (
         int(leader.store.get("torch_cudal1/0/beat/0")) < 2
@@ -184,7 +185,7 @@ def test_a_leader_that_lives_and_is_stuck_is_given_up_and_hardly_waited_for_agai
         time.sleep(0.05)
     assert leader.process.poll() is None
     outcome = follower(leader, 6.0)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert "only ranks [1] of 2 came within 1 s" in outcome.reason
     assert time.monotonic() - began < LONG_S
 
@@ -196,7 +197,7 @@ def test_a_leader_that_takes_the_store_with_it_is_not_waited_for(
     leader.once_deciding(leader.process.kill)
     began = time.monotonic()
     outcome = follower(leader)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert "the store of the process group failed" in outcome.reason
     assert time.monotonic() - began < LONG_S
 
@@ -208,20 +209,20 @@ def test_a_stopped_leader_whose_store_answers_nothing_is_not_waited_for(
     leader.once_deciding(lambda: leader.process.send_signal(signal.SIGSTOP))
     began = time.monotonic()
     outcome = follower(leader)
-    assert isinstance(outcome, Apart)
+    assert isinstance(outcome, NoConsensus)
     assert "the store of the process group failed: no answer within 2 s" in outcome.reason
     assert time.monotonic() - began < LONG_S
-    assert isinstance(follower(leader), Apart)  # and the next time for a second at the most
-    assert consensus._silent
+    assert isinstance(follower(leader), NoConsensus)  # and the next time for a second at the most
+    assert consensus._store_was_silent
 
 
 def test_a_beat_that_goes_on_for_ever_is_not_waited_for_for_ever() -> None:
     store = dist.HashStore()
-    line = Line(store, "base", 10.0)
-    with line.beating("beat", 0.4):
+    line = StoreChannel(store, "base", 10.0)
+    with line.send_heartbeats("beat", 0.4):
         assert (
-            line.wait_while_beating("told", "closed", "beat", (10.0, 0.5))
-            == "told nothing within 0.5 s"
+            line.wait_while_alive("told", "closed", "beat", (10.0, 0.5))
+            == "decided nothing within 0.5 s"
         )
     store.set("base/told", "yes")
-    assert line.wait_while_beating("told", "closed", "beat", (10.0, 0.5)) == ""
+    assert line.wait_while_alive("told", "closed", "beat", (10.0, 0.5)) == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.report import EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.core.settings import Settings
@@ -47,21 +47,23 @@ EXPLANATION = Explanation(
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(Task("t", "[4, 8]"), WarmupResult("t", EXPLANATION, None, 1.5, 2, 3)),
-        Answer(Task("t"), WarmupResult("t", None, "it broke", 1.5, 0, 0)),
-        Answer(Task("t"), unusable="no file"),
-        Answer(Task("t"), died="twice"),
+        WarmupAnswer(WarmupTask("t", "[4, 8]"), WarmupResult("t", EXPLANATION, None, 1.5, 2, 3)),
+        WarmupAnswer(WarmupTask("t"), WarmupResult("t", None, "it broke", 1.5, 0, 0)),
+        WarmupAnswer(WarmupTask("t"), unusable="no file"),
+        WarmupAnswer(WarmupTask("t"), died="twice"),
     ],
 )
-def test_an_answer_comes_back(answer: Answer) -> None:
-    assert Answer.from_json(json.loads(json.dumps(answer.to_json(), allow_nan=False))) == answer
+def test_an_answer_comes_back(answer: WarmupAnswer) -> None:
+    assert (
+        WarmupAnswer.from_json(json.loads(json.dumps(answer.to_json(), allow_nan=False))) == answer
+    )
 
 
 def test_an_answer_is_one_thing() -> None:
     with pytest.raises(ValueError, match="one of"):
-        Answer(Task("t"))
+        WarmupAnswer(WarmupTask("t"))
     with pytest.raises(ValueError, match="one of"):
-        Answer(Task("t"), unusable="a", died="b")
+        WarmupAnswer(WarmupTask("t"), unusable="a", died="b")
 
 
 def test_an_order_comes_back_without_what_concerns_serving(tmp_path: Path) -> None:
@@ -72,6 +74,8 @@ def test_an_order_comes_back_without_what_concerns_serving(tmp_path: Path) -> No
         on_mismatch=print,
         record=tmp_path / "r",
     )
-    order = Order.from_json(json.loads(json.dumps(Order(settings, True, "cuda").to_json())))
-    assert order == Order(settings.but(on_mismatch=None, record=None), True, "cuda")
+    order = WarmupOrder.from_json(
+        json.loads(json.dumps(WarmupOrder(settings, True, "cuda").to_json()))
+    )
+    assert order == WarmupOrder(settings.but(on_mismatch=None, record=None), True, "cuda")
     assert order.with_cache(tmp_path / "c").settings.read_only_caches == ()

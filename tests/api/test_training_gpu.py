@@ -10,9 +10,9 @@ import torch
 import cudal1
 from benchmarks.nets import FeedForward
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,8 +38,8 @@ def test_both_graphs_of_a_step_are_searched_for_kernels_and_gradients_are_eagers
     found = gradients(served, x)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
-    place = place_for(x.device, settings)
-    for region in captured_regions(cudal1.restore(served), (x,)):
+    place = make_context(x.device, settings)
+    for region in capture_regions(cudal1.restore(served), (x,)):
         hit = resolve(region, place.sources, place.target, place.contract).hit
         assert hit is not None
         tried = [*hit.entry.choice.techniques, *(str(one) for one in hit.entry.tried)]

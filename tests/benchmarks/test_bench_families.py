@@ -23,7 +23,7 @@ from benchmarks.report import load
 from benchmarks.tables import render
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.functional_module import Flat
+from torch_cudal1.graph.functional_module import FunctionalModule
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Aten, Program
@@ -43,7 +43,7 @@ CHOICES = (Proposal("softmax", {"rows": 1}), Proposal("softmax", {"rows": 2}))
 def captured_for_cuda(case: Case) -> Region:
     """The case's region without memory, as if its tensors were on a GPU."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        flat = Flat(case.module(), case.inputs(), {})
+        flat = FunctionalModule(case.module(), case.inputs(), {})
         (graph,) = trace(flat, flat.tensors).graphs
         region = lower(graph.module, static=graph.static, kind=graph.kind, name=case.name).region
     return replace(region, program=_on_cuda(region.program))
@@ -55,7 +55,7 @@ def test_every_case_has_a_proposal_on_an_h200_or_a_reason() -> None:
     # what the CPU captures a fused attention as is the CPU's own, which no kernel is for
     for case in (case for case in CASES if not case.name.startswith("fused")):
         parts = partition(captured_for_cuda(case), products=case.products)
-        if not any(propose(island.region.program, 90, most=1) for island in parts.islands):
+        if not any(propose(island.region.program, 90, most=1) for island in parts.groups):
             reasons[case.name] = why_none(parts)
     assert reasons == {"average pool 2-D": "a window of (11, 11) over torch.float32"}
 

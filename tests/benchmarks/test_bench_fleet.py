@@ -14,7 +14,7 @@ from benchmarks import bench_fleet
 from benchmarks.bench_fleet import Run, goal, main, write_tasks
 from benchmarks.report import load
 from torch_cudal1.api.targets import load as load_target
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 
 ONE = Run(1, 2, "ok", seconds=10.0, tasks_per_s=0.2, task_seconds=(4.0, 4.0))
 
@@ -49,7 +49,7 @@ def test_tasks_are_targets_with_a_region_each_and_all_different(tmp_path: Path) 
     for path in write_tasks(tmp_path / "tasks", 3, rows=4, first_width=16):
         (loaded,) = load_target(str(path), device="cpu")
         with torch.no_grad():
-            keys |= {region.key for region in captured_regions(loaded.module, loaded.inputs)}
+            keys |= {region.key for region in capture_regions(loaded.module, loaded.inputs)}
     assert len(keys) == 3
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import bench_judge
 from benchmarks.bench_judge import Layer, Source
-from tests.benchmarks.courts import seated
+from tests.benchmarks.evaluators import seated
 
 LAYER = Layer("relu", nn.ReLU, (4, 8))
 PASSED = SimpleNamespace(passed=True, failure=None)
@@ -30,7 +30,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def evaluator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seated(monkeypatch, bench_judge)
 
 
@@ -42,9 +42,9 @@ def test_a_layer_is_judged_once_and_again(judged: list[Any]) -> None:
     assert not judged
 
 
-def test_a_refusal_is_a_failed_row(judged: list[Any], court: list[Any]) -> None:
+def test_a_refusal_is_a_failed_row(judged: list[Any], evaluator: list[Any]) -> None:
     judged += [PASSED, REFUSED]
-    court += [SimpleNamespace(verdict=REFUSED, elapsed_s={})]
+    evaluator += [SimpleNamespace(verdict=REFUSED, elapsed_s={})]
     (row,) = bench_judge.of_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
     (other,) = bench_judge.of_sources(
         bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 3
@@ -54,9 +54,9 @@ def test_a_refusal_is_a_failed_row(judged: list[Any], court: list[Any]) -> None:
     ] * 2
 
 
-def test_what_candidates_share_is_not_counted_as_judging(court: list[Any]) -> None:
+def test_what_candidates_share_is_not_counted_as_judging(evaluator: list[Any]) -> None:
     first = {"start": 3.0, "reference": 1.0, "baselines": 9.0, "numerics": 0.5, "timing": 1.5}
-    court += [
+    evaluator += [
         SimpleNamespace(verdict=PASSED, elapsed_s=first),
         SimpleNamespace(verdict=PASSED, elapsed_s={"start": 2.0, "timing": 1.0}),
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import bench_order
 from benchmarks.bench_order import curves, means, products, replayed
-from torch_cudal1.search.cost_model.predictor import Unknown
+from torch_cudal1.core.refusal import Refusal
 
 RESULTS = Path(bench_order.__file__).parent / "results"
 COMMITTED = json.loads((RESULTS / "schedule-order.json").read_text())
@@ -31,7 +31,7 @@ def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_th
 
 def test_without_a_model_what_is_chosen_is_the_familys_order() -> None:
     for table in products(RESULTS, exact=False)[:2]:
-        found = curves(table, Unknown("nothing"))
+        found = curves(table, Refusal("nothing"))
         assert found["chosen"] == found["family"]
         assert not math.isnan(found["family"][0])
 

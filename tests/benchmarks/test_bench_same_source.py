@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_same_source
-from tests.benchmarks.courts import seated
-from torch_cudal1.ir.records import Accepted, Check, Rejected, Timing, Verdict
+from tests.benchmarks.evaluators import seated
+from torch_cudal1.ir.records import Accepted, CheckResult, Rejected, Timing, Verdict
 
-PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+PASSED = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
 
 
 def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> Any:
@@ -30,14 +30,14 @@ def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> An
 
 
 @pytest.fixture
-def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def evaluator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seated(monkeypatch, bench_same_source)
 
 
 def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
-    court: list[Any], tmp_path: Path
+    evaluator: list[Any], tmp_path: Path
 ) -> None:
-    court += [
+    evaluator += [
         judged(1.0),
         judged(1.1, accepted=True),
         judged(0.9),
@@ -48,26 +48,26 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
     out = tmp_path / "same.json"
     assert (
         bench_same_source.main(
-            ["--device", "cpu", "--trials", "3", "--courts", "2", "--out", str(out)]
+            ["--device", "cpu", "--trials", "3", "--evaluators", "2", "--out", str(out)]
         )
         == 1
     )
     saved = json.loads(out.read_text())
     assert saved["summary"] == {"trials": 6, "accepted": 1, "failed": 0, "passed": False}
     assert saved["rows"][0]["speedups"] == [1.0, 1.1, 0.9]
-    assert not court
+    assert not evaluator
 
 
-def test_speed_is_told_over_eager_whatever_won(court: list[Any]) -> None:
-    court += [judged(0.8, baseline="inductor")]
+def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
+    evaluator += [judged(0.8, baseline="inductor")]
     *_, row = bench_same_source.of_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1
     )
     assert row["speedups"] == [1.0]
 
 
-def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(court: list[Any]) -> None:
-    court += [judged(1.0), judged(0.9), judged(1.1)]
+def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(evaluator: list[Any]) -> None:
+    evaluator += [judged(1.0), judged(0.9), judged(1.1)]
     first, second = bench_same_source.of_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2
     )
@@ -76,11 +76,11 @@ def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(court: list[Any
     assert bench_same_source._summary([first])["failed"] == 1
 
 
-def test_a_refusal_is_a_failed_row(court: list[Any]) -> None:
+def test_a_refusal_is_a_failed_row(evaluator: list[Any]) -> None:
     refused = SimpleNamespace(
         timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics")
     )
-    court += [judged(1.0), refused]
+    evaluator += [judged(1.0), refused]
     *_, row = bench_same_source.of_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1
     )

@@ -10,7 +10,7 @@ import torch
 from benchmarks.repeatability import Kernel, Row, kernels, run, summary
 from torch_cudal1.judge.benchmark.protocol import Measurement
 from torch_cudal1.judge.benchmark.statistics import summarise
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 
 FAST = TIMING_PLANS["fast"]
 

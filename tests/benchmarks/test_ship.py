@@ -13,7 +13,7 @@ from benchmarks import ship
 from tests.ir.test_check import KERNEL
 from tests.store.conftest import make_entry
 from torch_cudal1.ir.records import Candidate, Entry
-from torch_cudal1.store.cache.inventory import Held, take_inventory
+from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.trust.trust_policy import SHIPPED
 
@@ -79,14 +79,14 @@ def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(
     assert "is no cache folder" in capsys.readouterr().err
 
 
-def held_in(folder: Path) -> tuple[Held, ...]:
+def held_in(folder: Path) -> tuple[CacheFile, ...]:
     return take_inventory(LocalCache(folder)).entries
 
 
 def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
     found = take_inventory(LocalCache(SHIPPED))
     assert found.broken == ()
-    assert found.aliases == ()
+    assert found.records == ()
     assert len(found.entries) > 100
     assert sum(held.size_bytes for held in found.entries) <= ship.LIMIT_BYTES
     for held in found.entries:

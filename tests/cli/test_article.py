@@ -38,10 +38,10 @@ def page() -> str:
             Curve("b", (0, 1), (1.0, 0.5)),
         ]
         parts.append(
-            Figure(NASTY, plots.curves(lines, label=NASTY, x="step", y="speed-up", salt="one"))
+            Figure(NASTY, plots.plot_curves(lines, label=NASTY, x="step", y="speed-up", salt="one"))
         )
         parts.append(
-            Figure("two", plots.curves(lines, label="two", x="step", y="share", salt="two"))
+            Figure("two", plots.plot_curves(lines, label="two", x="step", y="share", salt="two"))
         )
     return article(NASTY, NASTY, [Section(NASTY, parts)], {NASTY: NASTY})
 
@@ -66,7 +66,7 @@ def test_two_figures_share_no_id():
 
 @pytest.mark.skipif(not plots.available()[0], reason=plots.available()[1])
 def test_a_curve_is_drawn_in_the_pages_colours_with_its_name_as_it_is():
-    drawn = plots.curves(
+    drawn = plots.plot_curves(
         [Curve("$a$ <b>", (0, 1), (1.0, 2.0))], label="x", x="step", y="y", salt="s"
     )
     assert "$a$ &lt;b&gt;" in drawn

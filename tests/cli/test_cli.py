@@ -23,7 +23,7 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search import tune as tune_module
 from torch_cudal1.store.cache import files
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.context import TuneContext
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = """\
@@ -350,7 +350,7 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(
 def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The search answers "eager" without measuring."""
 
-    def tune(region: Region, place: Place, **_: object) -> Entry:
+    def tune(region: Region, place: TuneContext, **_: object) -> Entry:
         evidence = {
             "timing": None,
             "checks": [],

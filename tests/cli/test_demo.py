@@ -58,7 +58,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         demo, "MODELS", (Model("Twice", "adds", lambda: (Twice().eval(), (torch.randn(64),))),)
     )
-    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
+    monkeypatch.setattr(end_to_end_measurement, "_compile_module", lambda module, inputs: None)
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     return given
 

@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import doctor
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.judge.sandbox.confinement_level import Control, Probed
+from torch_cudal1.judge.sandbox.confinement_level import Control, ProbeResult
 
 SANDBOXES = ["sandbox, own code", "sandbox, sources of others"]
 NAMES = [
@@ -102,11 +102,11 @@ def test_the_sandboxs_limits_are_said_plainly(tmp_path: Path, name: str) -> None
     assert "Does not stop" in found[name].what
 
 
-def broken_probe(asked: int) -> Probed:
+def broken_probe(asked: int) -> ProbeResult:
     right = Control("scratch", 0, True, "")
     if asked == 1:
-        return Probed(1, (right, Control("file size", 1, True, "")))
-    return Probed(asked, (), error="no Landlock here")
+        return ProbeResult(1, (right, Control("file size", 1, True, "")))
+    return ProbeResult(asked, (), error="no Landlock here")
 
 
 @pytest.mark.parametrize("unsafe", [False, True])
@@ -126,7 +126,7 @@ def test_sources_of_others_are_refused_below_level_2_with_the_way_out(
 
 
 def test_a_cache_that_everybody_may_write_is_told(tmp_path: Path) -> None:
-    def cache() -> doctor.Finding:
+    def cache() -> doctor.HealthCheck:
         return next(f for f in doctor.examine(Settings(cache_dir=tmp_path)) if f.name == "cache")
 
     assert cache().ok

@@ -26,23 +26,23 @@ RMS = math.sqrt(25 / 3)
 def test_an_error_is_scaled_by_the_output_and_a_nan_is_infinitely_wrong(
     found: list[float], expected: float
 ) -> None:
-    error = end_to_end_measurement.scaled_error(torch.tensor(found), REFERENCE)
+    error = end_to_end_measurement.compute_scaled_error(torch.tensor(found), REFERENCE)
     assert error == pytest.approx(expected)
 
 
 def test_nan_and_infinity_in_the_same_places_are_right() -> None:
     special = torch.tensor([math.nan, math.inf, 1.0])
-    assert end_to_end_measurement.scaled_error(special, special.double()) == 0.0
+    assert end_to_end_measurement.compute_scaled_error(special, special.double()) == 0.0
 
 
 def test_every_output_counts_and_integers_do_not() -> None:
     found = (REFERENCE.float(), {"n": torch.tensor(3)}, REFERENCE.float() + 1)
     reference = (REFERENCE, {"n": torch.tensor(9)}, REFERENCE)
-    assert end_to_end_measurement.scaled_error(found, reference) == pytest.approx(1 / RMS)
+    assert end_to_end_measurement.compute_scaled_error(found, reference) == pytest.approx(1 / RMS)
 
 
 def test_without_a_reference_there_is_no_error() -> None:
-    assert end_to_end_measurement.scaled_error(REFERENCE, None) is None
+    assert end_to_end_measurement.compute_scaled_error(REFERENCE, None) is None
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
@@ -53,7 +53,9 @@ def test_a_demo_model_runs_and_float32_is_close_to_its_float64_run(model: Model)
     assert not module.training
     with torch.no_grad():
         found = module(*inputs)
-    error = end_to_end_measurement.scaled_error(found, end_to_end_measurement.exact(module, inputs))
+    error = end_to_end_measurement.compute_scaled_error(
+        found, end_to_end_measurement.run_in_float64(module, inputs)
+    )
     assert error is not None
     assert error < 1e-5
 
@@ -80,8 +82,8 @@ class Slow(torch.nn.Module):
 def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
-    timed = end_to_end_measurement.end_to_end(
+    monkeypatch.setattr(end_to_end_measurement, "_compile_module", lambda module, inputs: None)
+    timed = end_to_end_measurement.time_end_to_end(
         Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5
     )
     assert timed.vs_eager.value > 2
@@ -96,9 +98,11 @@ def test_where_eager_runs_itself_it_is_one_by_construction_and_only_torch_compil
 ) -> None:
     slow = Slow()
     monkeypatch.setattr(
-        end_to_end_measurement, "_compiled", lambda module, inputs: lambda: slow(slow(inputs[0]))
+        end_to_end_measurement,
+        "_compile_module",
+        lambda module, inputs: lambda: slow(slow(inputs[0])),
     )
-    timed = end_to_end_measurement.end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
+    timed = end_to_end_measurement.time_end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
     assert (timed.vs_eager.low, timed.vs_eager.value, timed.vs_eager.high) == (1.0, 1.0, 1.0)
     assert timed.vs_inductor is not None
     assert timed.vs_inductor.value > 1.4

@@ -22,7 +22,7 @@ from torch_cudal1.cli.commands import device, doctor
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.recording_file import Mode, Seen, append
+from torch_cudal1.store.recording_file import CallRecord, Mode, append_calls
 
 Run = Callable[..., int]
 
@@ -80,14 +80,14 @@ def test_devices_are_gpus_with_one_worker_each(
     monkeypatch.setattr(device, "without_cuda", lambda: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     seen: list[Any] = []
-    real = local.LocalCrew.__init__
+    real = local.LocalPool.__init__
 
-    def spied(self: local.LocalCrew, order: Any, seats: Any) -> None:
+    def spied(self: local.LocalPool, order: Any, seats: Any) -> None:
         seen.extend((order.device, [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in seats]))
         real(self, order, seats)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(local.LocalCrew, "__init__", spied)
+    monkeypatch.setattr(local.LocalPool, "__init__", spied)
     assert run("do:0", "do2:0", "--devices", "all") == 0
     assert seen == ["cuda", ["0", "1"]]
     assert run("do:0", "--devices", "2") == 2
@@ -137,9 +137,9 @@ def test_each_recorded_form_of_a_target_is_a_task(
     mode = Mode(grad=False, training=False)
     for rows, calls in ((4, 30), (9, 10)):
         form = canonical_json(describe(((torch.ones(rows, 3),), {})))
-        append(
+        append_calls(
             tmp_path / "calls",
-            [Seen("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)],
+            [CallRecord("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)],
         )
     other = tmp_path / "other.py"
     other.write_text(

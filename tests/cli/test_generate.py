@@ -19,14 +19,14 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import generate
 from torch_cudal1.cli.commands.generate import tasks_of
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.ingest.formats.published_task import Task
-from torch_cudal1.ingest.published.adopt import Adopted
-from torch_cudal1.judge.benchmark.candidate_timing import Timed, stability
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
+from torch_cudal1.ingest.formats.task import PublishedTask
+from torch_cudal1.ingest.published.adopt import AdoptionOutcome
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult, check_stability
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
 from torch_cudal1.judge.benchmark.protocol import Measurement
-from torch_cudal1.judge.benchmark.quick import Ready
+from torch_cudal1.judge.benchmark.quick import PreparedBenchmark
 from torch_cudal1.judge.benchmark.statistics import summarise
-from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.pool import evaluator
 from torch_cudal1.judge.pool.slot import Lane
 from torch_cudal1.judge.reference.trial import Trial
@@ -51,12 +51,12 @@ def answer(result: str) -> str:
     return f"## Analysis\n\nSorting is not needed.\n\n## Code\n\n```python{PROGRAM.format(result=result)}```\n"
 
 
-def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+def timed(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> PreparedBenchmark:
     """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not
     the test's business.
     """
     found = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-    return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
+    return Scripted(lambda: BenchmarkResult(found, tuple(check_stability(found)), {}))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +82,7 @@ def target(tmp_path: Path) -> Path:
 class Shelf:
     """An `Adoption` that takes the first it is offered, or none."""
 
-    offered: list[Task]
+    offered: list[PublishedTask]
     takes: bool
 
     def __init__(self, *given: Any) -> None:
@@ -94,12 +94,12 @@ class Shelf:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def adopt(self, task: Task) -> Adopted:
+    def adopt(self, task: PublishedTask) -> AdoptionOutcome:
         type(self).offered.append(task)
         return (
-            Adopted("accepted", stored=True, low=1.4)
+            AdoptionOutcome("accepted", stored=True, low=1.4)
             if self.takes
-            else Adopted("not_faster", "it is not", low=1.0)
+            else AdoptionOutcome("not_faster", "it is not", low=1.0)
         )
 
 
@@ -209,13 +209,13 @@ def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is
     target: Path, through: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
-    from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
+    from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec, create_tiny
 
     words = ("import", "torch", "class", "def", "return", "Code", "```python", "```")
     folder = create_tiny(
         target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024)
     )
-    model = Writer.load(folder, max_new_tokens=8)
+    model = LanguageModel.load(folder, max_new_tokens=8)
     asked: list[str] = []
 
     def complete(prompt: str) -> str:

@@ -15,16 +15,16 @@ from tests.entries import plant
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import import_kernels
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.ingest.formats.flashinfer import Definition, Solution, Trace
-from torch_cudal1.ingest.formats.published_task import Task
-from torch_cudal1.ingest.published.adopt import Adopted
+from torch_cudal1.ingest.formats.flashinfer import Definition, FlashInferTrace, Solution
+from torch_cudal1.ingest.formats.task import PublishedTask
+from torch_cudal1.ingest.published.adopt import AdoptionOutcome
 
 FATES = {
-    "fast": Adopted("accepted", "", "", "a" * 64, True, 3.0, 2.5, "x -> eager"),
-    "slow": Adopted("not_faster", "0.99x", "timing", "a" * 64, False, 0.99, 0.98),
-    "wrong": Adopted("rejected", "a bias is missing", "numerics"),
-    "odd": Adopted("not_lowerable", "state in Python"),
-    "broken": Adopted("reference_unusable", "no Model", "inputs"),
+    "fast": AdoptionOutcome("accepted", "", "", "a" * 64, True, 3.0, 2.5, "x -> eager"),
+    "slow": AdoptionOutcome("not_faster", "0.99x", "timing", "a" * 64, False, 0.99, 0.98),
+    "wrong": AdoptionOutcome("rejected", "a bias is missing", "numerics"),
+    "odd": AdoptionOutcome("not_lowerable", "state in Python"),
+    "broken": AdoptionOutcome("reference_unusable", "no Model", "inputs"),
 }
 EXITS = {"fast": 0, "slow": 4, "wrong": 3, "odd": 3, "broken": 2}
 MODEL = """
@@ -54,10 +54,10 @@ class StandIn:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def adopt(self, task: Task) -> Adopted:
+    def adopt(self, task: PublishedTask) -> AdoptionOutcome:
         self._progress("judging", 0.5)
         if task.candidate is None:
-            return Adopted("withdrawn", "no code")
+            return AdoptionOutcome("withdrawn", "no code")
         if task.candidate == "machine":
             raise SandboxError("starting", "no sandbox here")
         StandIn.asked.append(task.candidate)
@@ -227,8 +227,8 @@ def test_a_stored_decision_is_written_as_flashinfer_trace(
         Solution.from_json(json.loads(texts["solutions"])),
     )
     assert solution.definition == definition.name
-    assert Trace.from_json(json.loads(texts["traces"])).solution == solution.name
-    assert Trace.from_json(json.loads(texts["workloads"])).solution is None
+    assert FlashInferTrace.from_json(json.loads(texts["traces"])).solution == solution.name
+    assert FlashInferTrace.from_json(json.loads(texts["workloads"])).solution is None
 
 
 def test_a_target_that_cannot_be_loaded_is_wrong_usage(

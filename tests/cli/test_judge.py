@@ -13,14 +13,16 @@ import pytest
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import judge, release
 from torch_cudal1.cli.commands.verdicts import EXIT_CODES, SCHEMA
-from torch_cudal1.ir.records import Accepted, Check, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import Accepted, CheckResult, Rejected, Timing, Verdict
 from torch_cudal1.judge.evaluate.source_baselines import Baselines
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob, PairJudgement
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluation, SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-RIGHT = Verdict((Check("numerics", True, 1.01, 2.0, "normal inputs"), Check("special", True)))
-WRONG = Verdict((Check("numerics", False, 7.0, 2.0, "a bias is missing"),))
+RIGHT = Verdict(
+    (CheckResult("numerics", True, 1.01, 2.0, "normal inputs"), CheckResult("special", True))
+)
+WRONG = Verdict((CheckResult("numerics", False, 7.0, 2.0, "a bias is missing"),))
 KEYS = {
     *(
         "schema",
@@ -65,17 +67,19 @@ JUDGED = {  # a candidate's text, and what becomes of it
     "wrong": (Rejected("a bias is missing", "numerics", {"value": 7.0, "limit": 2.0}), WRONG),
     "odd": (
         Rejected("eager refuses the inputs made for it", "inputs"),
-        Verdict((Check("inputs", False),)),
+        Verdict((CheckResult("inputs", False),)),
     ),
 }
 
 
 class StandIn:
-    """A court that answers by the candidate's text."""
+    """A evaluator that answers by the candidate's text."""
 
     asked: list[str]
 
-    def __init__(self, job: PairJob, progress: Any = None, *, ahead: bool = False) -> None:
+    def __init__(
+        self, job: SourceEvaluationConfig, progress: Any = None, *, ahead: bool = False
+    ) -> None:
         self.job = job
 
     def __enter__(self) -> StandIn:
@@ -84,7 +88,7 @@ class StandIn:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def judge(self, reference: str, candidate: str) -> PairJudgement:
+    def judge(self, reference: str, candidate: str) -> SourceEvaluation:
         StandIn.asked.append(candidate)
         if reference == "broken":
             raise ReferenceFailure("reading the reference", "it defines no Model")
@@ -94,7 +98,7 @@ class StandIn:
             if verdict is RIGHT
             else None
         )
-        return PairJudgement(
+        return SourceEvaluation(
             SourceCandidate(candidate),
             decision,
             verdict,
@@ -106,7 +110,7 @@ class StandIn:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     StandIn.asked = []
-    monkeypatch.setattr(release, "PairCourt", StandIn)
+    monkeypatch.setattr(release, "SourceEvaluator", StandIn)
     monkeypatch.setattr(
         judge,
         "judge_pair",

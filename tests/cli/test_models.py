@@ -234,7 +234,7 @@ def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_cou
             ),
         )
 
-    monkeypatch.setattr(models.ahead, "collect", collect)
+    monkeypatch.setattr(models.inductor_ahead, "collect", collect)
     stand_in(monkeypatch, warmup=warmup)
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--with-inductor"]) == code
     assert asked == [([f"{target}:good"], "cpu", True)]

@@ -173,7 +173,9 @@ def test_without_matplotlib_the_page_says_why_there_are_no_plots(
 
 
 def test_plots_take_the_pages_colours_and_do_not_style_the_page() -> None:
-    svg = plots.speedups([plots.SpeedupPair("#010203 $x$", MEASURED.vs_eager, None)], label="l")
+    svg = plots.plot_speedups(
+        [plots.SpeedupPair("#010203 $x$", MEASURED.vs_eager, None)], label="l"
+    )
     assert "var(--ink)" in svg
     assert "<style" not in svg
     assert "#010203 $x$" in svg
@@ -181,7 +183,7 @@ def test_plots_take_the_pages_colours_and_do_not_style_the_page() -> None:
 
 @pytest.mark.parametrize("values", [(1.0, 1.0, 1.0), (0.4, 0.3, 0.5), (4000.0, 3000.0, 5000.0)])
 def test_plots_hold_any_speed_up(values: tuple[float, float, float]) -> None:
-    svg = plots.speedups([plots.SpeedupPair("m", Interval(*values), None)], label="l")
+    svg = plots.plot_speedups([plots.SpeedupPair("m", Interval(*values), None)], label="l")
     assert ">1x<" in svg
 
 
@@ -244,7 +246,7 @@ def test_a_candidate_that_was_never_judged_is_neither_good_nor_bad() -> None:
         ],
         {},
     )
-    assert '<span class="">not judged</span>' in content
+    assert '<span class="">not validated</span>' in content
 
 
 def test_what_the_whole_call_gained_is_not_told_as_left_out() -> None:

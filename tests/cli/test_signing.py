@@ -211,7 +211,7 @@ def test_the_doctor_says_whom_this_machine_believes(
 ) -> None:
     publishers = tmp_path / "publishers.toml"
 
-    def trust(**settings: Any) -> doctor.Finding:
+    def trust(**settings: Any) -> doctor.HealthCheck:
         return next(
             f for f in doctor.examine(Settings(cache_dir=tmp_path, **settings)) if f.name == "trust"
         )

@@ -19,7 +19,7 @@ from tests.entries import plant
 from torch_cudal1.__main__ import main
 from torch_cudal1.api import targets
 from torch_cudal1.ir.records import Contract, Entry
-from torch_cudal1.store.bundle.imported import imported_roots
+from torch_cudal1.store.bundle.imported import list_imported_roots
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 
@@ -78,7 +78,10 @@ def test_a_lock_is_written_and_agrees_with_its_cache(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run(capsys, "lock", "model.py:make", "--device", "cpu")
-    assert (done.code, done.out) == (0, "cudal1.lock: 1 entry and 1 alias for cpu-x86_64\n")
+    assert (done.code, done.out) == (
+        0,
+        "cudal1.lock: 1 entry and 1 decision record for cpu-x86_64\n",
+    )
     body = json.loads((here / "cudal1.lock").read_text())
     assert list(body["targets"]) == ["model.py:make"]
     assert body["targets"]["model.py:make"] == [body["entries"][0]["key"]]
@@ -143,10 +146,10 @@ def test_a_bundle_goes_from_one_cache_to_another(
     assert run(capsys, "lock").code == 0
     done = run(capsys, "export", "kernels.bundle")
     assert done.code == 0
-    assert done.out.startswith("kernels.bundle: 1 entry and 2 aliases for cpu-x86_64, ")
+    assert done.out.startswith("kernels.bundle: 1 entry and 2 decision records for cpu-x86_64, ")
     done = run(capsys, "import", "kernels.bundle", cache="new")
     assert done.code == 0
-    assert "1 entry, 2 aliases" in done.out
+    assert "1 entry, 2 decision records" in done.out
     assert run(capsys, "lock", "--check", cache="new").code == 0
     assert "without a signature that counts here" in done.out
     assert "was there already" in run(capsys, "import", "kernels.bundle", cache="new").out
@@ -201,7 +204,7 @@ def test_a_refused_bundle_is_named_with_its_rule(
     done = run(capsys, "import", "x.bundle", cache="new")
     assert done.code == 1
     assert done.err.startswith("cudal1: x.bundle refused by rule 'digest': 0/v1/")
-    assert imported_roots(here / "new") == ()
+    assert list_imported_roots(here / "new") == ()
     assert run(capsys, "import", "absent.bundle", cache="new").code == 2
 
 
@@ -244,7 +247,8 @@ def test_coverage_is_what_explain_finds(here: Path, capsys: pytest.CaptureFixtur
     run(capsys, "import", "x.bundle", cache="new")
     for cache, code in (("cache", 0), ("new", 1)):
         assert (
-            len(take_inventory(LocalCache(here / cache, imported_roots(here / cache))).entries) == 1
+            len(take_inventory(LocalCache(here / cache, list_imported_roots(here / cache))).entries)
+            == 1
         )
         for command in (("coverage",), ("explain", "--fail-on-miss", "--quiet")):
             assert (

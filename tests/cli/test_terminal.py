@@ -18,11 +18,11 @@ class Terminal(io.StringIO):
 
 class Seen:
     def __init__(self) -> None:
-        self.shown: list[tuple[str, float | None, str]] = []
+        self.lines: list[tuple[str, float | None, str]] = []
         self.closed = False
 
     def show(self, what: str, fraction: float | None, left: str) -> None:
-        self.shown.append((what, fraction, left))
+        self.lines.append((what, fraction, left))
 
     def close(self) -> None:
         self.closed = True
@@ -34,41 +34,41 @@ def screen(out: io.StringIO | None = None, **how: bool) -> Screen:
 
 def test_work_of_under_two_seconds_shows_no_progress() -> None:
     now = [0.0]
-    seen = Seen()
-    with Progress(seen, lambda: now[0]).shown() as report:
+    display = Seen()
+    with Progress(display, lambda: now[0]).open_display() as report:
         for at in (0.0, 1.0, 1.9):
             now[0] = at
             report("judging", 0.5)
-        assert seen.shown == []
+        assert display.lines == []
         now[0] = 4.0
         report("judging", 0.25)
-    assert seen.shown == [("judging", 0.25, "about 12 s left")]
-    assert seen.closed
+    assert display.lines == [("judging", 0.25, "about 12 s left")]
+    assert display.closed
 
 
 def test_the_display_is_closed_when_the_work_fails() -> None:
-    seen = Seen()
-    with pytest.raises(KeyError), Progress(seen).shown():
+    display = Seen()
+    with pytest.raises(KeyError), Progress(display).open_display():
         raise KeyError("x")
-    assert seen.closed
+    assert display.closed
 
 
 @pytest.mark.parametrize(
-    ("passed", "fraction", "shown"),
+    ("passed", "fraction", "sentence"),
     [(10.0, 0.5, "about 10 s left"), (10.0, None, "10 s so far"), (10.0, 0.001, "10 s so far")],
 )
 def test_time_left_is_only_promised_when_something_is_known(
-    passed: float, fraction: float | None, shown: str
+    passed: float, fraction: float | None, sentence: str
 ) -> None:
-    assert time_left(passed, fraction) == shown
+    assert time_left(passed, fraction) == sentence
 
 
 def test_a_fraction_outside_its_range_is_clipped() -> None:
-    now, seen = [0.0], Seen()
-    progress = Progress(seen, lambda: now[0])
+    now, display = [0.0], Seen()
+    progress = Progress(display, lambda: now[0])
     now[0] = 5.0
     progress.update("x", 7.0)
-    assert seen.shown == [("x", 1.0, "about 0.0 s left")]
+    assert display.lines == [("x", 1.0, "about 0.0 s left")]
 
 
 def test_json_output_is_one_value_and_nothing_else() -> None:

@@ -96,9 +96,9 @@ def test_numbers_are_aligned_to_the_right() -> None:
 
 
 def test_one_is_singular() -> None:
-    assert [text.counted(n, "entry", "entries") for n in (0, 1, 2)] == [
+    assert [text.count_text(n, "entry", "entries") for n in (0, 1, 2)] == [
         "0 entries",
         "1 entry",
         "2 entries",
     ]
-    assert text.counted(2, "region") == "2 regions"
+    assert text.count_text(2, "region") == "2 regions"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.core.gc_pause import collector_paused
+from torch_cudal1.core.gc_pause import pause_gc
 from torch_cudal1.graph.capture import trace
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +30,8 @@ def collector_as_it_was() -> Iterator[None]:
 
 
 def test_it_is_off_inside_and_on_again_after_the_outermost():
-    with collector_paused():
-        with collector_paused():
+    with pause_gc():
+        with pause_gc():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -39,13 +39,13 @@ def test_it_is_off_inside_and_on_again_after_the_outermost():
 
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
-    with collector_paused():
+    with pause_gc():
         pass
     assert not gc.isenabled()
 
 
 def test_it_is_on_again_after_an_error():
-    with pytest.raises(ZeroDivisionError), collector_paused():
+    with pytest.raises(ZeroDivisionError), pause_gc():
         1 / 0  # noqa: B018
     assert gc.isenabled()
 
@@ -53,7 +53,7 @@ def test_it_is_on_again_after_an_error():
 def test_it_stays_off_until_the_last_thread_has_left():
     inside, leave = threading.Event(), threading.Event()
 
-    @collector_paused()
+    @pause_gc()
     def other() -> None:
         inside.set()
         leave.wait()
@@ -62,7 +62,7 @@ def test_it_stays_off_until_the_last_thread_has_left():
     thread.start()
     try:
         inside.wait()
-        with collector_paused():
+        with pause_gc():
             pass
         assert not gc.isenabled()
     finally:
@@ -78,7 +78,7 @@ def is_young(thing: object) -> bool:
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_stays_is_old_at_once_and_what_may_be_garbage_is_not(keeps: bool):
     gc.collect()
-    with collector_paused(keeps=keeps):
+    with pause_gc(keeps=keeps):
         made: list[object] = []
     assert is_young(made) is not keeps
     assert gc.get_freeze_count() == 0
@@ -87,7 +87,7 @@ def test_what_stays_is_old_at_once_and_what_may_be_garbage_is_not(keeps: bool):
 def test_what_a_user_has_frozen_stays_so():
     gc.freeze()
     try:
-        with collector_paused(keeps=True):
+        with pause_gc(keeps=True):
             pass
         assert gc.get_freeze_count() > 0
     finally:
@@ -97,9 +97,9 @@ def test_what_a_user_has_frozen_stays_so():
 FORKS = """
 import gc
 import os
-from torch_cudal1.core.gc_pause import collector_paused
+from torch_cudal1.core.gc_pause import pause_gc
 
-with collector_paused():
+with pause_gc():
     child = os.fork()
     if child == 0:
         os._exit(0 if gc.isenabled() else 1)

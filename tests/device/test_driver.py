@@ -84,7 +84,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lambda device: SimpleNamespace(cuda_stream=state.stream + device.index),
     )
     driver._open_library.cache_clear()
-    driver.opened.cache_clear()
+    driver.open_driver.cache_clear()
     library = driver._open_library()
     for place, size in enumerate(SIZES):
         (ctypes.c_int * 32).in_dll(library, "param_sizes")[place] = size
@@ -92,7 +92,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     state.library = library
     yield state
     driver._open_library.cache_clear()
-    driver.opened.cache_clear()
+    driver.open_driver.cache_clear()
 
 
 def number(cuda: Any, name: str) -> int:

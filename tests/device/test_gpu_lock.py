@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device import gpu_lock
-from torch_cudal1.device.gpu_lock import exclusive
+from torch_cudal1.device.gpu_lock import lock_gpu
 
 GPU = torch.device("cuda", 0)
 NOBODY = 65534
@@ -39,8 +40,8 @@ class Holder:
     def _hold(pipe: Any, uid: int | None) -> None:
         if uid is not None:
             os.setuid(uid)
-        with exclusive(GPU, "a test") as why:
-            pipe.send(why)
+        with lock_gpu(GPU, "a test") as why:
+            pipe.send(str(why or ""))
             pipe.recv()
 
     def let_go(self) -> None:
@@ -57,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="made-up")
     )
     monkeypatch.setattr(gpu_lock, "_FOLDER", tmp_path / "gpus")
-    monkeypatch.setattr(gpu_lock, "_in_vain", set())
+    monkeypatch.setattr(gpu_lock, "_timed_out_locks", set())
     return tmp_path / "gpus"
 
 
@@ -77,13 +78,13 @@ def holder(folder: Path) -> Iterator[Callable[..., Holder]]:
 
 
 def tried(wait_s: float = 0.05) -> str:
-    with exclusive(GPU, "a test", wait_s=wait_s) as why:
-        return why
+    with lock_gpu(GPU, "a test", wait_s=wait_s) as why:
+        return str(why or "")
 
 
 def test_the_cpu_is_nobodys(folder: Path) -> None:
-    with exclusive(torch.device("cpu"), "a test") as why:
-        assert why == "not a CUDA device"
+    with lock_gpu(torch.device("cpu"), "a test") as why:
+        assert why == Refusal("not a CUDA device")
     assert not folder.exists()
 
 
@@ -114,20 +115,20 @@ def test_a_process_that_holds_it_and_is_stopped_costs_less_each_time(
     process.signal(signal.SIGKILL)
     process.process.join()
     assert tried(wait_s=1.0) == ""
-    assert not gpu_lock._in_vain
+    assert not gpu_lock._timed_out_locks
 
 
 def test_two_threads_exclude_each_other_too(folder: Path) -> None:
-    with exclusive(GPU, "a test") as first:
+    with lock_gpu(GPU, "a test") as first:
         second: list[str] = []
         thread = threading.Thread(target=lambda: second.append(tried()))
         thread.start()
         thread.join()
-        assert (first, "another judge" in second[0]) == ("", True)
+        assert (first, "another judge" in second[0]) == (None, True)
 
 
 def test_what_the_body_raises_lets_go_of_the_lock(folder: Path) -> None:
-    with pytest.raises(OSError, match="of the body"), exclusive(GPU, "a test"):
+    with pytest.raises(OSError, match="of the body"), lock_gpu(GPU, "a test"):
         raise OSError("of the body")
     assert tried() == ""
 
@@ -137,8 +138,8 @@ def test_a_lock_file_that_was_cleaned_away_is_not_waited_for(
 ) -> None:
     holder()
     (folder / "made-up.lock").unlink()
-    with exclusive(GPU, "a test", wait_s=600.0) as why:
-        assert why == ""
+    with lock_gpu(GPU, "a test", wait_s=600.0) as why:
+        assert why is None
         assert "another judge" in tried()  # who comes now finds the new file
 
 
@@ -212,7 +213,7 @@ def test_waiting_and_timing_are_counted_apart(holder: Callable[..., Holder]) -> 
     process = holder()
     threading.Timer(0.3, process.let_go).start()
     (waited, held), worked = gpu_lock.lock_seconds(), gpu_lock.working_s()
-    with exclusive(GPU, "a test", wait_s=600.0):
+    with lock_gpu(GPU, "a test", wait_s=600.0):
         time.sleep(0.1)
     now = gpu_lock.lock_seconds()
     assert now[0] - waited >= 0.2
@@ -221,8 +222,8 @@ def test_waiting_and_timing_are_counted_apart(holder: Callable[..., Holder]) -> 
 
 
 def test_what_it_was_held_for_is_told(holder: Callable[..., Holder]) -> None:
-    before = gpu_lock.held_for().get("a race", 0.0)
+    before = gpu_lock.lock_uses().get("a race", 0.0)
     for _ in range(2):
-        with exclusive(GPU, "a race"):
+        with lock_gpu(GPU, "a race"):
             time.sleep(0.05)
-    assert 0.1 <= gpu_lock.held_for()["a race"] - before < 5.0
+    assert 0.1 <= gpu_lock.lock_uses()["a race"] - before < 5.0

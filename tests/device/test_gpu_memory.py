@@ -34,5 +34,7 @@ def test_what_was_freed_goes_back_where_a_large_message_has_little_room(
 
 
 def test_the_host_has_nothing_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "give_back", lambda device: pytest.fail("there is no GPU"))
+    monkeypatch.setattr(
+        gpu_memory, "release_cached_memory", lambda device: pytest.fail("there is no GPU")
+    )
     make_room(torch.device("cpu"), 100 * GIB)

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda import nvrtc
 from torch_cudal1.device.cuda.cubin import inspect_cubin
-from torch_cudal1.device.cuda.nvrtc import Built, NotBuilt, compile_cuda, nvrtc_status
+from torch_cudal1.device.cuda.nvrtc import CompiledCuda, compile_cuda, nvrtc_status
 from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime.executor import prepare
 
@@ -36,7 +37,7 @@ def looked_up_afresh() -> Iterator[None]:
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_source_becomes_machine_code_of_the_architecture(sm):
     built = compile_cuda(SCALE, f"sm_{sm}")
-    assert isinstance(built, Built), built
+    assert isinstance(built, CompiledCuda), built
     found = inspect_cubin(built.cubin)
     assert found.sm == sm
     assert "scale" in str(found)
@@ -58,7 +59,7 @@ def test_source_becomes_machine_code_of_the_architecture(sm):
 )
 def test_what_does_not_compile_says_why(source, arch, options, reason):
     answer = compile_cuda(source, arch, options=options)
-    assert isinstance(answer, NotBuilt)
+    assert isinstance(answer, Refusal)
     assert reason in answer.reason
     assert len(answer.reason) < 5_000
 
@@ -66,8 +67,10 @@ def test_what_does_not_compile_says_why(source, arch, options, reason):
 @needs_nvrtc
 def test_options_change_the_code():
     source = 'extern "C" __global__ void f(int* x) { *x = N; }'
-    assert isinstance(compile_cuda(source, "sm_90"), NotBuilt)
-    assert isinstance(compile_cuda(source, "sm_90", options=("-DN=3", "--use_fast_math")), Built)
+    assert isinstance(compile_cuda(source, "sm_90"), Refusal)
+    assert isinstance(
+        compile_cuda(source, "sm_90", options=("-DN=3", "--use_fast_math")), CompiledCuda
+    )
 
 
 def test_a_null_character_is_refused():
@@ -80,7 +83,7 @@ def test_without_the_library_the_answer_says_what_to_install(monkeypatch):
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-that-is-not-there.so"]))
     assert not nvrtc_status()[0]
     answer = compile_cuda(SCALE, "sm_90")
-    assert isinstance(answer, NotBuilt)
+    assert isinstance(answer, Refusal)
     assert "libnvrtc-that-is-not-there.so" in answer.reason
     assert "nvidia-cuda-nvrtc" in answer.reason
 
@@ -112,7 +115,7 @@ def test_pytorch_s_own_cuda_major_comes_first(monkeypatch, tmp_path):
 def test_what_was_compiled_runs_on_the_device():
     major, minor = torch.cuda.get_device_capability()
     built = compile_cuda(SCALE, f"sm_{major}{minor}")
-    assert isinstance(built, Built), built
+    assert isinstance(built, CompiledCuda), built
     spec = TensorSpec("float32", (500,), (1,), "cuda")
     args = (
         LaunchArg("ptr", Value(0)),

@@ -18,7 +18,8 @@ from tests.device.test_cubin import build  # noqa: F401  (fixtures, here and bel
 from tests.device.test_driver import GPU, cuda, number, recorder_path  # noqa: F401
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError
-from torch_cudal1.device.cuda.timer import timer
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.timer import make_timer
 
 pytestmark = pytest.mark.skipif(
     native.extension() is None, reason=f"no C++ timer: {native.status()[1]}"
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 def test_calls_come_in_the_order_of_the_schedule_with_their_times():
     called: list[int] = []
     calls = tuple(lambda i=i: (called.append(i), time.sleep(0.002 * i)) for i in range(3))
-    samples = timer(CPU).run(calls, [2, 0, 1, 0, 2])
+    samples = make_timer(CPU).run(calls, [2, 0, 1, 0, 2])
     assert called == [index for index, *_ in samples] == [2, 0, 1, 0, 2]
     for index, wall, host, device in samples:
         assert wall == host >= 2_000 * index
@@ -37,7 +38,7 @@ def test_calls_come_in_the_order_of_the_schedule_with_their_times():
 
 
 def test_python_s_clocks_do_not_matter(monkeypatch):
-    watch = timer(CPU)
+    watch = make_timer(CPU)
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
         monkeypatch.setattr(time, name, lambda: 0)
     ((_, wall, _, _),) = watch.run((lambda: sum(range(100_000)),), [0])
@@ -53,7 +54,7 @@ def test_results_die_after_the_clock_has_stopped():
             time.sleep(0.05)
 
     before = time.monotonic_ns()
-    ((_, wall, _, _),) = timer(CPU).run((Slow,), [0])
+    ((_, wall, _, _),) = make_timer(CPU).run((Slow,), [0])
     assert wall * 1e3 <= died[0] - before  # had it died inside, the sleep would be in its time
 
 
@@ -69,13 +70,15 @@ def test_a_sample_of_several_calls_is_the_time_of_them_all_and_holds_one_result(
         def __del__(self) -> None:
             alive[0] -= 1
 
-    ((_, many, _, _), _) = timer(CPU).run((Result, lambda: others.append(1)), [0, 1], None, (5, 1))
+    ((_, many, _, _), _) = make_timer(CPU).run(
+        (Result, lambda: others.append(1)), [0, 1], None, (5, 1)
+    )
     assert many >= 10_000
     assert (alive, most, others) == ([0], [1], [1])
 
 
 def test_ten_thousand_samples_leak_nothing_whether_calls_return_or_raise():
-    watch = timer(CPU)
+    watch = make_timer(CPU)
 
     def calls(count: int) -> None:
         watch.run((lambda: torch.empty(100),), [0] * count, None, (2,))
@@ -97,7 +100,7 @@ def test_what_a_call_raises_is_the_caller_s():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        timer(CPU).run((broken,), [0])
+        make_timer(CPU).run((broken,), [0])
 
 
 @pytest.mark.parametrize(
@@ -118,11 +121,11 @@ def test_what_a_call_raises_is_the_caller_s():
 )
 def test_a_schedule_that_makes_no_sense_is_refused(arguments: Any, error: type[Exception]):
     with pytest.raises(error):
-        timer(CPU).run(*arguments)
+        make_timer(CPU).run(*arguments)
 
 
 def test_on_a_device_every_call_is_flushed_joined_and_between_events(cuda):
-    watch = timer(GPU)
+    watch = make_timer(GPU)
     memory = torch.ones(1000, dtype=torch.uint8)
     samples = watch.run(
         (lambda: None, lambda: time.sleep(0.002)), [0, 1, 1], (memory.data_ptr(), 1000)
@@ -143,12 +146,12 @@ def test_a_call_that_fails_leaves_the_context_as_it_was(cuda):
         raise KeyError("mine")
 
     with pytest.raises(KeyError):
-        timer(GPU).run((broken,), [0])
+        make_timer(GPU).run((broken,), [0])
     assert number(cuda, "calls_push") == number(cuda, "calls_pop")
 
 
 def test_a_driver_that_refuses_is_an_error_with_its_name(cuda):
-    watch = timer(GPU)
+    watch = make_timer(GPU)
     ctypes.c_int.in_dll(cuda.library, "fail_stream").value = 7
     with pytest.raises(DriverError, match="the current stream"):
         watch.run((print,), [0])
@@ -158,7 +161,7 @@ def test_a_driver_that_refuses_is_an_error_with_its_name(cuda):
 def test_without_the_extension_it_says_why(monkeypatch):
     monkeypatch.setattr(native, "extension", lambda: None)
     monkeypatch.setattr(native, "status", lambda: (False, "not built: no compiler"))
-    assert timer(CPU) == "not built: no compiler"
+    assert make_timer(CPU) == Refusal("not built: no compiler")
 
 
 @pytest.mark.gpu
@@ -171,7 +174,7 @@ def test_the_device_clock_sees_the_kernel_and_the_host_clock_every_stream():
         with torch.cuda.stream(side):
             torch.cuda._sleep(4_000_000)
 
-    watch = timer(x.device)
+    watch = make_timer(x.device)
     watch.run((lambda: x + 1, elsewhere), [0, 1])
     samples = watch.run((lambda: x + 1, elsewhere), [0, 1] * 5, (flush.data_ptr(), flush.numel()))
     for index, wall, host, device in samples:

@@ -38,14 +38,18 @@ from tests.kernels.islands import island
 from torch_cudal1 import judge
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
-from torch_cudal1.graph.propose import few_product_islands, product_islands, rewritten
+from torch_cudal1.graph.propose import (
+    find_minor_product_groups,
+    find_product_groups,
+    rewrite_region,
+)
 from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import (
     Accepted,
     Candidate,
-    Check,
+    CheckResult,
     Region,
     Rejected,
     Target,
@@ -54,15 +58,15 @@ from torch_cudal1.ir.records import (
 )
 from torch_cudal1.kernels import build, propose
 from torch_cudal1.kernels.lowering import lower
-from torch_cudal1.kernels.proposal import Kernel
+from torch_cudal1.kernels.proposal import KernelSource
 from torch_cudal1.search.tune import tune
 from torch_cudal1.store.bundle.bundle_file import write_bundle
-from torch_cudal1.store.bundle.lockfile import lock_of, write_lock
-from torch_cudal1.store.cache.decision_record import encode_alias
+from torch_cudal1.store.bundle.lockfile import make_lock, write_lock
+from torch_cudal1.store.cache.decision_record import encode_record
 from torch_cudal1.store.cache.entry_file import encode_entry, open_entry
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 __all__ = ["GOLDEN", "SECTIONS"]
 
@@ -81,7 +85,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _facts_of(kernel: Kernel) -> list[Any]:
+def _facts_of(kernel: KernelSource) -> list[Any]:
     """What a compiler is given; positions instead of names, which may change."""
     cuda = kernel.cuda and [kernel.cuda.defines, kernel.cuda.shared_bytes, kernel.cuda.cluster]
     return [
@@ -218,7 +222,7 @@ def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
     module = workload.module.train(train)
     with torch.set_grad_enabled(train):
         try:
-            return captured_regions(module, workload.inputs)
+            return capture_regions(module, workload.inputs)
         except NotLowerableError:
             return ()  # an LSTM in training, which Dynamo does not trace
 
@@ -226,13 +230,13 @@ def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
 def _islands_of(region: Region) -> list[Any]:
     on_gpu = replace(region, program=_on_a_gpu(region.program))
     found = [
-        *partition(on_gpu, products=True).islands,
-        *partition(on_gpu).islands,
-        *product_islands(on_gpu),
+        *partition(on_gpu, products=True).groups,
+        *partition(on_gpu).groups,
+        *find_product_groups(on_gpu),
     ]
     return [
         (island.region.key, island.region.name, island.inputs)
-        for island in (*found, *few_product_islands(on_gpu))
+        for island in (*found, *find_minor_product_groups(on_gpu))
     ]
 
 
@@ -242,11 +246,11 @@ def graphs() -> dict[str, Any]:
     for name in models.MODELS:
         for train in (False, True):
             for region in _regions(name, train=train):
-                variant = rewritten(region, assume_finite=False)
+                variant = rewrite_region(region, assume_finite=False)
                 label = f"{name} {'training' if train else 'inference'} {region.kind}"
                 digests[label] = {
                     "key": _digest(region.key),
-                    "rewritten": None
+                    "rewrite_region": None
                     if variant is None
                     else [_digest(variant.program.digest), "+".join(variant.techniques)],
                     "islands": _digest(_islands_of(region)),
@@ -257,9 +261,11 @@ def graphs() -> dict[str, Any]:
 class _Scripted:
     """An evaluator whose answers are computed from names alone: the same in every process."""
 
-    def rank_baselines(self, region: Region, schedules: Sequence[Any], job: Any) -> judge.Ranking:
+    def rank_baselines(
+        self, region: Region, schedules: Sequence[Any], job: Any
+    ) -> judge.BaselineRanking:
         medians = {name: 100.0 + len(name) for name in schedules}
-        return judge.Ranking(
+        return judge.BaselineRanking(
             Candidate(region.program, min(medians, key=medians.__getitem__), "baseline"),
             medians,
             {},
@@ -267,15 +273,17 @@ class _Scripted:
 
     def judge(
         self, region: Region, candidate: Candidate, ranking: Any, job: Any
-    ) -> judge.Judgement:
-        verdict = Verdict((Check("numerics", True, 1.0, 2.0),))
+    ) -> judge.Evaluation:
+        verdict = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
         share = int(candidate.digest[:4], 16) / 0xFFFF
         if share < 0.2:
-            return judge.Judgement(
-                candidate, Rejected("scripted", "numerics"), Verdict((Check("numerics", False),))
+            return judge.Evaluation(
+                candidate,
+                Rejected("scripted", "numerics"),
+                Verdict((CheckResult("numerics", False),)),
             )
         gain = 1.1 + share
-        return judge.Judgement(
+        return judge.Evaluation(
             candidate,
             Accepted(Timing(verdict, "eager", 100 / gain, 100.0, gain, gain, gain, 14)),
             verdict,
@@ -315,14 +323,14 @@ def decisions() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(judge, "rank_baselines", scripted.rank_baselines),
-        mock.patch.object(judge, "judge", scripted.judge),
-        mock.patch.object(judge, "begin", return_value=None),
+        mock.patch.object(judge, "evaluate_candidate", scripted.judge),
+        mock.patch.object(judge, "prestart_worker", return_value=None),
     ):
-        place = place_for(torch.device("cpu"), Settings(cache_dir=Path(folder), shipped=False))
+        place = make_context(torch.device("cpu"), Settings(cache_dir=Path(folder), shipped=False))
         for name, (function, shapes) in _SEARCHED.items():
             inputs = tuple(torch.zeros(shape) for shape in shapes)
             with torch.no_grad():
-                (region,) = captured_regions(_Function(function), inputs)
+                (region,) = capture_regions(_Function(function), inputs)
             entry = tune(region, place)
             digests[name] = {
                 "key": entry.region_key[:16],
@@ -361,14 +369,14 @@ def files() -> dict[str, Any]:
         )
         inventory = take_inventory(cache)
         write_bundle(Path(folder) / "cache.bundle", inventory)
-        write_lock(lock_of(inventory), Path(folder) / "cudal1.lock")
+        write_lock(make_lock(inventory), Path(folder) / "cudal1.lock")
         entry = open_entry(paths[0].read_bytes()).entry
         return {
             "places": _digest(places),
             "bundle": _digest((Path(folder) / "cache.bundle").read_bytes()),
             "lock": _digest((Path(folder) / "cudal1.lock").read_bytes()),
             "decision record": _digest(
-                encode_alias("ab" * 32, {"regions": ["cd" * 32]}, entry.target, entry.contract)
+                encode_record("ab" * 32, {"regions": ["cd" * 32]}, entry.target, entry.contract)
             ),
             "json": _digest(canonical_json({"b": (1, 2.5), "a": None})),
         }

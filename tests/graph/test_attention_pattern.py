@@ -1,4 +1,4 @@
-"""Attention of half types with its softmax in fp32 is one island of a transformer's graph, as a
+"""Attention of half types with its softmax in fp32 is one fusion group of a transformer's graph, as a
 GPU's process captures it.
 """
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
-from torch_cudal1.graph.fusion.partition import Island, partition, splice
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Aten, Program, Value
@@ -107,11 +107,11 @@ def targets(program: Program) -> list[str]:
     return [step.target for step in program.steps]  # type: ignore[union-attr]
 
 
-def attention_in(region: Region) -> list[Island]:
-    """Its islands with a softmax or a batched product."""
+def attention_in(region: Region) -> list[FusionGroup]:
+    """Its fusion groups with a softmax or a batched product."""
     return [
         i
-        for i in partition(region, products=True).islands
+        for i in partition(region, products=True).groups
         if {BMM, SOFTMAX} & set(targets(i.region.program))
     ]
 
@@ -119,25 +119,25 @@ def attention_in(region: Region) -> list[Island]:
 # fp16 scores need no conversion before a softmax that yields fp32
 @pytest.mark.parametrize(("dtype", "conversions"), [(torch.bfloat16, 2), (torch.float16, 1)])
 @pytest.mark.parametrize("capped", [False, True])
-def test_the_whole_attention_of_a_layer_is_one_island_with_a_kernel(
+def test_the_whole_attention_of_a_layer_is_one_fusion_group_with_a_kernel(
     dtype: torch.dtype, conversions: int, *, capped: bool
 ) -> None:
-    (island,) = attention_in(layer_on_a_gpu(dtype, capped=capped))
-    found = targets(island.region.program)
+    (fusion_group,) = attention_in(layer_on_a_gpu(dtype, capped=capped))
+    found = targets(fusion_group.region.program)
     assert (found.count(BMM), found.count(SOFTMAX), found.count(CONVERSION)) == (2, 1, conversions)
-    assert len(propose(island.region.program, 90)) >= 2
+    assert len(propose(fusion_group.region.program, 90)) >= 2
 
 
-def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_inside_rows() -> (
+def test_its_fusion_group_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_inside_rows() -> (
     None
 ):
     region = layer_on_a_gpu(torch.bfloat16)
-    (island,) = attention_in(region)
+    (fusion_group,) = attention_in(region)
     values = (
         BATCH * LENGTH,
         SHARED * SIZE,
     )  # rows of the projection: what makes heads of them is layout, and inside
-    given = {spec.shape for spec in island.region.program.inputs}
+    given = {spec.shape for spec in fusion_group.region.program.inputs}
     assert given == {(BATCH, n, LENGTH, SIZE) for n in (HEADS, SHARED)} | {
         (BATCH, 1, LENGTH, LENGTH),
         values,
@@ -145,7 +145,7 @@ def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_i
     readers = [
         step.target
         for step in region.program.steps
-        if isinstance(step, Aten) and Value(island.outputs[0]) in step.args
+        if isinstance(step, Aten) and Value(fusion_group.outputs[0]) in step.args
     ]
     assert readers == ["aten.mm.default"]
 
@@ -153,10 +153,10 @@ def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_i
 def test_a_layer_whose_attention_is_spliced_back_computes_the_same() -> None:
     region = layer_on_a_gpu(torch.bfloat16)
     region = replace(region, program=on_the_cpu(region.program))
-    (island,) = attention_in(region)
-    spliced = splice(region.program, {island: island.region.program})
+    (fusion_group,) = attention_in(region)
+    spliced = splice(region.program, {fusion_group: fusion_group.region.program})
     check_program(spliced)
-    assert len(spliced.steps) == len(region.program.steps) - len(island.steps) + 1
+    assert len(spliced.steps) == len(region.program.steps) - len(fusion_group.steps) + 1
     given = [torch.randn(spec.shape).to(torch.bfloat16) for spec in region.program.inputs]
     (expected,), (found,) = (
         prepare(program, torch.device("cpu"))(given) for program in (region.program, spliced)
@@ -175,18 +175,18 @@ def test_scores_of_another_type_than_the_values_are_left_in_parts() -> None:
         scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(2, 3)) * 0.25
         return torch.matmul(scores.softmax(-1).to(v.dtype), v)
 
-    islands = attention_in(
+    fusion_groups = attention_in(
         lower(
             graph_on_a_gpu(model, *[(BATCH, HEADS, LENGTH, SIZE)] * 3, dtype=torch.bfloat16)
         ).region
     )
     products = [
-        targets(island.region.program)
-        for island in islands
-        if BMM in targets(island.region.program)
+        targets(fusion_group.region.program)
+        for fusion_group in fusion_groups
+        if BMM in targets(fusion_group.region.program)
     ]
     assert [found.count(BMM) for found in products] == [1, 1]
-    assert all(propose(island.region.program, 90) for island in islands)
+    assert all(propose(fusion_group.region.program, 90) for fusion_group in fusion_groups)
 
 
 def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outside() -> None:
@@ -202,13 +202,13 @@ def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outsid
 
     wide, sums = (batch, length, heads, 16), (batch, heads, length)
     region = lower(graph_on_a_gpu(model, wide, wide, sums, wide, (length, length))).region
-    (island,) = attention_in(region)
-    found = targets(island.region.program)
+    (fusion_group,) = attention_in(region)
+    found = targets(fusion_group.region.program)
     assert found.count(BMM) == 2
     assert {"aten.sub.Tensor", "aten.masked_fill.Scalar", "aten.exp.default"} <= set(found)
     assert "aten.eq.Scalar" not in found
-    assert (length, length) in {spec.shape for spec in island.region.program.inputs}
-    assert len(propose(island.region.program, 90)) >= 2
+    assert (length, length) in {spec.shape for spec in fusion_group.region.program.inputs}
+    assert len(propose(fusion_group.region.program, 90)) >= 2
 
 
 def test_weights_on_the_right_of_the_second_product_are_weights() -> None:
@@ -221,9 +221,11 @@ def test_weights_on_the_right_of_the_second_product_are_weights() -> None:
         return torch.bmm(x.transpose(1, 2), weights)
 
     region = lower(graph_on_a_gpu(model, (6, 64, 16), (6, 64, 16), (6, 64, 64), (6, 64, 32))).region
-    (island,) = attention_in(region)
-    assert targets(island.region.program).count(BMM) == 2
-    assert {proposal.family for proposal in propose(island.region.program, 90)} == {"attention"}
+    (fusion_group,) = attention_in(region)
+    assert targets(fusion_group.region.program).count(BMM) == 2
+    assert {proposal.family for proposal in propose(fusion_group.region.program, 90)} == {
+        "attention"
+    }
 
 
 def test_a_product_of_three_matrices_is_no_attention_for_being_read_from_the_right() -> None:
@@ -231,8 +233,8 @@ def test_a_product_of_three_matrices_is_no_attention_for_being_read_from_the_rig
         return torch.bmm(a, torch.bmm(b, c))
 
     products = [
-        targets(island.region.program)
-        for island in attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
+        targets(fusion_group.region.program)
+        for fusion_group in attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
     ]
     assert all(found.count(BMM) < 2 for found in products)
 
@@ -245,12 +247,12 @@ def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(q.sigmoid() * 2, k.transpose(1, 2)).relu(), v)
 
-    (island,) = attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
-    assert "aten.sigmoid.default" not in targets(island.region.program)
-    assert len(propose(island.region.program, 90)) >= 2
+    (fusion_group,) = attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
+    assert "aten.sigmoid.default" not in targets(fusion_group.region.program)
+    assert len(propose(fusion_group.region.program, 90)) >= 2
 
 
-def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None:
+def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_fusion_group() -> None:
     """Its softmax is 0 where a row has no key: fp32 with few heads of keys has no fused operator."""
 
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -258,13 +260,13 @@ def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None
         return torch.matmul(torch.ops.aten._safe_softmax(scores, -1), v)
 
     heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, 1, LENGTH, LENGTH)
-    (island,) = attention_in(lower(graph_on_a_gpu(model, heads, heads, heads, mask)).region)
-    found = targets(island.region.program)
+    (fusion_group,) = attention_in(lower(graph_on_a_gpu(model, heads, heads, heads, mask)).region)
+    found = targets(fusion_group.region.program)
     assert (found.count(BMM), found.count("aten._safe_softmax.default")) == (2, 1)
     assert mask in {
-        spec.shape for spec in island.region.program.inputs
+        spec.shape for spec in fusion_group.region.program.inputs
     }  # not written out for all heads
-    assert len(propose(island.region.program, 90)) >= 2
+    assert len(propose(fusion_group.region.program, 90)) >= 2
 
 
 @pytest.mark.parametrize("operator", ["efficient", "cudnn"])
@@ -279,5 +281,5 @@ def test_a_fused_operator_with_a_mask_has_kernels(operator: str) -> None:
         mask,
         dtype=torch.float16,
     )
-    (island,) = partition(lower(graph).region, products=True).islands
-    assert len(propose(island.region.program, 90)) >= 2
+    (fusion_group,) = partition(lower(graph).region, products=True).groups
+    assert len(propose(fusion_group.region.program, 90)) >= 2

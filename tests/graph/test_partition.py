@@ -1,4 +1,4 @@
-"""Islands: convex, computing the same when spliced back, and every step left out has a reason."""
+"""Fusion groups: convex, computing the same when spliced back, and every step left out has a reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from tests.graph.test_lower import Flat
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.fusion.partition import partition, splice, with_inputs
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.propose import rewritten
-from torch_cudal1.ir.check import check_program, used_values
-from torch_cudal1.ir.program import step_outs
+from torch_cudal1.graph.propose import rewrite_region
+from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.runtime.executor import prepare
 
@@ -81,10 +80,13 @@ def plain_attention():
 
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
-def test_splicing_every_island_back_changes_nothing(name, products):
+def test_splicing_every_fusion_group_back_changes_nothing(name, products):
     region = region_of(*NETS[name])
-    islands = partition(region, products=products).islands
-    spliced = splice(region.program, {island: island.region.program for island in islands})
+    fusion_groups = partition(region, products=products).groups
+    spliced = splice(
+        region.program,
+        {fusion_group: fusion_group.region.program for fusion_group in fusion_groups},
+    )
     check_program(spliced)
     inputs = random_inputs(region)
     for ours, plain in zip(
@@ -92,30 +94,30 @@ def test_splicing_every_island_back_changes_nothing(name, products):
     ):
         assert torch.equal(ours, plain)
     assert len(spliced.steps) == len(region.program.steps) - sum(
-        len(island.steps) - 1 for island in islands
+        len(fusion_group.steps) - 1 for fusion_group in fusion_groups
     )
 
 
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
-def test_islands_are_convex_and_disjoint(name, products):
+def test_fusion_groups_are_convex_and_disjoint(name, products):
     region = region_of(*NETS[name])
-    islands = partition(region, products=products).islands
-    taken = [step for island in islands for step in island.steps]
+    fusion_groups = partition(region, products=products).groups
+    taken = [step for fusion_group in fusion_groups for step in fusion_group.steps]
     assert len(taken) == len(set(taken))
-    for island in islands:
-        tainted = set()  # values outside the island that depend on it
-        inside = set(island.steps)
-        produced = {out for step in inside for out in step_outs(region.program.steps[step])}
+    for fusion_group in fusion_groups:
+        tainted = set()  # values outside the fusion group that depend on it
+        inside = set(fusion_group.steps)
+        produced = {out for step in inside for out in region.program.steps[step].writes}
         for position, step in enumerate(region.program.steps):
-            used = set(used_values(step))
+            used = set(step.reads)
             if position in inside:
-                assert not used & tainted, "a path leaves the island and comes back"
+                assert not used & tainted, "a path leaves the fusion group and comes back"
             elif used & (produced | tainted):
-                tainted |= set(step_outs(step))
+                tainted |= set(step.writes)
 
 
-def test_a_product_starts_its_own_island_and_takes_what_follows_it():
+def test_a_product_starts_its_own_fusion_group_and_takes_what_follows_it():
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -127,7 +129,7 @@ def test_a_product_starts_its_own_island_and_takes_what_follows_it():
     region = region_of(Layer(), torch.randn(2, 6, 16))
     found = [
         [region.program.steps[s].target.split(".")[1] for s in i.steps]
-        for i in partition(region, products=True).islands
+        for i in partition(region, products=True).groups
     ]
     products = [names for names in found if "addmm" in names]
     assert products == [["addmm", "view", "tanh"]]
@@ -135,27 +137,30 @@ def test_a_product_starts_its_own_island_and_takes_what_follows_it():
     assert not any(
         "addmm" in names
         for names in (
-            [step.target for step in i.region.program.steps] for i in partition(region).islands
+            [step.target for step in i.region.program.steps] for i in partition(region).groups
         )
     )
 
 
-def test_equal_islands_of_different_models_share_a_key():
+def test_equal_fusion_groups_of_different_models_share_a_key():
     norm = [nn.LayerNorm(16), nn.GELU()]
     one = region_of(nn.Sequential(nn.Linear(8, 16), *norm), torch.randn(4, 8))
     two = region_of(
         nn.Sequential(nn.Linear(32, 16, bias=False), *norm, nn.Linear(16, 2)), torch.randn(4, 32)
     )
-    keys = [{island.region.key for island in partition(region).islands} for region in (one, two)]
+    keys = [
+        {fusion_group.region.key for fusion_group in partition(region).groups}
+        for region in (one, two)
+    ]
     assert keys[0] & keys[1]
 
 
 def test_what_is_left_out_has_a_reason():
     region = region_of(*NETS["mlp"])
-    left = partition(region).left
+    left = partition(region).reasons_left_out
     assert any("addmm" in reason and "Inductor" in reason for reason in left)
     assert sum(left.values()) + sum(
-        len(island.steps) for island in partition(region).islands
+        len(fusion_group.steps) for fusion_group in partition(region).groups
     ) == len(region.program.steps)
 
 
@@ -169,7 +174,7 @@ def test_a_rewritten_region_keeps_all_inputs_even_those_it_no_longer_reads():
             return self.first(x).sum(-1, keepdim=True) * 2 + 0 * 0
 
     region = region_of(Wasteful(), torch.randn(16, 64))
-    variant = rewritten(region, assume_finite=True)
+    variant = rewrite_region(region, assume_finite=True)
     assert variant is not None
     check_program(variant.program)
     assert variant.program.inputs == region.program.inputs
@@ -211,13 +216,13 @@ class Losses(nn.Module):
         return triplet, nn.functional.cross_entropy(a, target), (a.softmax(1) * p).mean()
 
 
-def names_of(island):
-    return [step.target.split(".")[1] for step in island.region.program.steps]
+def names_of(fusion_group):
+    return [step.target.split(".")[1] for step in fusion_group.region.program.steps]
 
 
-def test_layout_around_a_scan_is_in_its_island_and_nothing_else_is():
+def test_layout_around_a_scan_is_in_its_fusion_group_and_nothing_else_is():
     region = region_of(Scans(), torch.randn(3, 10), torch.rand(3, 10))
-    found = [names_of(island) for island in partition(region).islands]
+    found = [names_of(fusion_group) for fusion_group in partition(region).groups]
     assert sorted(names for names in found if "cumsum" in names) == [
         ["mul", "flip", "cumsum", "flip"],
         ["select", "unsqueeze", "zeros_like", "slice", "cumsum", "cat"],
@@ -225,9 +230,11 @@ def test_layout_around_a_scan_is_in_its_island_and_nothing_else_is():
     assert all("tanh" not in names for names in found if "cumsum" in names)
 
 
-def test_sums_of_what_rows_yield_are_in_the_rows_island():
+def test_sums_of_what_rows_yield_are_in_the_rows_fusion_group():
     inputs = (*(torch.randn(6, 10) for _ in range(3)), torch.randint(0, 10, (6,)))
-    found = [names_of(island) for island in partition(region_of(Losses(), *inputs)).islands]
+    found = [
+        names_of(fusion_group) for fusion_group in partition(region_of(Losses(), *inputs)).groups
+    ]
     assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
     assert ["_log_softmax", "nll_loss_forward"] in found
     assert any(
@@ -282,9 +289,9 @@ MAKING = [
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     region = region_of(FourBits(), torch.randn(rows, 64))
-    (found,) = partition(region, products=True).islands
+    (found,) = partition(region, products=True).groups
     assert names_of(found) == [*MAKING, "addmm", "gelu"]
-    assert all("addmm" not in names_of(island) for island in partition(region).islands)
+    assert all("addmm" not in names_of(fusion_group) for fusion_group in partition(region).groups)
 
 
 @pytest.mark.parametrize(
@@ -294,8 +301,10 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
 )
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
     found = [
-        names_of(island)
-        for island in partition(region_of(module, torch.randn(rows, 64)), products=True).islands
+        names_of(fusion_group)
+        for fusion_group in partition(
+            region_of(module, torch.randn(rows, 64)), products=True
+        ).groups
     ]
     assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)
 
@@ -304,7 +313,7 @@ def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
     """Instead of copies before and after it; but for what is element-wise, which it reads."""
     found = [
         names_of(i)
-        for i in partition(region_of(*NETS["chunk"]), products=True).islands
+        for i in partition(region_of(*NETS["chunk"]), products=True).groups
         if "bmm" in names_of(i)
     ]
     assert found == [
@@ -340,9 +349,11 @@ def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
 )
 def test_a_product_takes_the_batch_norm_of_inference_that_follows_it(layers, x, names):
     region = region_of(nn.Sequential(*layers), x)
-    assert [names_of(island) for island in partition(region, products=True).islands] == [names]
+    assert [names_of(fusion_group) for fusion_group in partition(region, products=True).groups] == [
+        names
+    ]
     assert all(
-        NORM not in names_of(island) for island in partition(region).islands
+        NORM not in names_of(fusion_group) for fusion_group in partition(region).groups
     )  # Inductor does that as well
 
 
@@ -353,11 +364,11 @@ def test_copies_that_cost_little_beside_their_product_stay_outside():
 
     found = partition(
         region_of(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True
-    ).islands
-    assert [names_of(island)[0] for island in found] == ["bmm"]
+    ).groups
+    assert [names_of(fusion_group)[0] for fusion_group in found] == ["bmm"]
 
 
-def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_island_without_it():
+def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_fusion_group_without_it():
     class Cut(nn.Module):
         def forward(self, x, y):
             rows = x.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format)
@@ -365,20 +376,20 @@ def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_island_without_it():
 
     found = partition(
         region_of(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True
-    ).islands
-    assert ["bmm"] in [names_of(island) for island in found]
+    ).groups
+    assert ["bmm"] in [names_of(fusion_group) for fusion_group in found]
 
 
-def test_layout_after_a_product_that_nothing_of_its_island_reads_stays_outside():
+def test_layout_after_a_product_that_nothing_of_its_fusion_group_reads_stays_outside():
     class Heads(nn.Module):
         def forward(self, x, y):
             return torch.bmm(x, y).view(2, 3, 4, 6).permute(0, 2, 1, 3), torch.bmm(x.tanh(), y)
 
     found = partition(
         region_of(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True
-    ).islands
-    assert ["bmm", "view"] in [names_of(island) for island in found]
-    assert all("permute" not in names_of(island) for island in found)
+    ).groups
+    assert ["bmm", "view"] in [names_of(fusion_group) for fusion_group in found]
+    assert all("permute" not in names_of(fusion_group) for fusion_group in found)
 
 
 class Sliced(nn.Module):
@@ -392,13 +403,13 @@ class Sliced(nn.Module):
         return torch.sigmoid(torch.tanh((x @ x)[:, self.first :]) * 2)
 
 
-@pytest.mark.parametrize(("first", "islands"), [(1, 0), (4, 1)])
-def test_what_reads_an_unaligned_view_is_no_island_and_says_so(first, islands):
+@pytest.mark.parametrize(("first", "fusion_groups"), [(1, 0), (4, 1)])
+def test_what_reads_an_unaligned_view_is_no_fusion_group_and_says_so(first, fusion_groups):
     found = partition(region_of(Sliced(first), torch.randn(8, 8)))
-    assert len(found.islands) == islands
-    assert any("begins at no multiple of 16 bytes" in reason for reason in found.left) == (
-        islands == 0
-    )
+    assert len(found.groups) == fusion_groups
+    assert any(
+        "begins at no multiple of 16 bytes" in reason for reason in found.reasons_left_out
+    ) == (fusion_groups == 0)
 
 
 class Rotary(nn.Module):
@@ -422,16 +433,22 @@ class Rotary(nn.Module):
 ROTATED = torch.rand(2, 9, 4, 16), torch.rand(2, 9, 2, 16), torch.rand(9, 16), torch.rand(9, 16)
 
 
-def test_a_rotary_embedding_is_one_island_a_tensor():
+def test_a_rotary_embedding_is_one_fusion_group_a_tensor():
     region = region_of(Rotary(), *ROTATED)
-    islands = partition(region).islands
+    fusion_groups = partition(region).groups
     assert [
-        sum(step.target == "aten.cat.default" for step in island.region.program.steps)
-        for island in islands
+        sum(step.target == "aten.cat.default" for step in fusion_group.region.program.steps)
+        for fusion_group in fusion_groups
     ] == [1, 1]
-    assert all(len(island.outputs) == 1 and len(island.steps) == 5 for island in islands)
+    assert all(
+        len(fusion_group.outputs) == 1 and len(fusion_group.steps) == 5
+        for fusion_group in fusion_groups
+    )
     inputs = random_inputs(region)
-    spliced = splice(region.program, {island: island.region.program for island in islands})
+    spliced = splice(
+        region.program,
+        {fusion_group: fusion_group.region.program for fusion_group in fusion_groups},
+    )
     for new, old in zip(
         prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True
     ):
@@ -442,19 +459,22 @@ def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor
     across = region_of(Rotary(dim=2), *ROTATED[:2], torch.rand(9, 16), torch.rand(9, 16))
     assert not [
         s
-        for i in partition(across).islands
+        for i in partition(across).groups
         for s in i.region.program.steps
         if s.target == "aten.cat.default"
     ]
     shared = region_of(Rotary(kept=True), *ROTATED)
     joined = [
         s
-        for i in partition(shared).islands
+        for i in partition(shared).groups
         for s in i.region.program.steps
         if s.target == "aten.cat.default"
     ]
     assert (
         len(joined) >= 1
-    )  # the queries' at least; whatever the keys' is, results of two sizes are never one island's
-    for island in partition(shared).islands:
-        assert len({s.shape for s in (value_specs(shared.program)[v] for v in island.outputs)}) == 1
+    )  # the queries' at least; whatever the keys' is, results of two sizes are never one fusion group's
+    for fusion_group in partition(shared).groups:
+        assert (
+            len({s.shape for s in (value_specs(shared.program)[v] for v in fusion_group.outputs)})
+            == 1
+        )

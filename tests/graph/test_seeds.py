@@ -12,9 +12,9 @@ import torch.fx as fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from tests.fake_gpu import graph_on_a_gpu
-from torch_cudal1.graph.fusion.partition import Island, partition, splice
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.seeds import without_undefined_seeds
+from torch_cudal1.graph.seeds import remove_undefined_seeds
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.kernels import build, propose
@@ -93,7 +93,7 @@ def test_no_seed_leaves_the_forward_or_enters_the_backward(kind: str) -> None:
     plain = cut(joint(0.0, kind))
     assert integers(plain[0], results=True), "nothing to take out"
     graph = joint(0.0, kind)
-    without_undefined_seeds(graph)
+    remove_undefined_seeds(graph)
     forward, backward = cut(graph)
     assert not integers(forward, results=True)
     assert not integers(backward, results=False)
@@ -105,14 +105,14 @@ def test_no_seed_leaves_the_forward_or_enters_the_backward(kind: str) -> None:
 def test_seeds_of_a_dropout_stay(kind: str) -> None:
     graph = joint(0.1, kind)
     before = graph.code
-    without_undefined_seeds(graph)
+    remove_undefined_seeds(graph)
     assert graph.code == before
 
 
 def test_a_graph_without_attention_is_left_as_it_is() -> None:
     graph = graph_on_a_gpu(lambda x, y: x @ y, (4, 4), (4, 4))
     before = graph.code
-    without_undefined_seeds(graph)
+    remove_undefined_seeds(graph)
     assert graph.code == before
 
 
@@ -120,13 +120,17 @@ def test_a_graph_without_attention_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int, kind: str) -> None:
     graph = joint(0.0, kind)
-    without_undefined_seeds(graph)
-    islands: tuple[Island, ...] = partition(lower(cut(graph)[side]).region, products=True).islands
+    remove_undefined_seeds(graph)
+    fusion_groups: tuple[FusionGroup, ...] = partition(
+        lower(cut(graph)[side]).region, products=True
+    ).groups
     found = [
-        island for island in islands if "scaled_dot_product" in str(island.region.program.steps)
+        fusion_group
+        for fusion_group in fusion_groups
+        if "scaled_dot_product" in str(fusion_group.region.program.steps)
     ]
     assert len(found) == 2
-    assert all(propose(island.region.program, 90) for island in found)
+    assert all(propose(fusion_group.region.program, 90) for fusion_group in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,16 +139,18 @@ def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candida
     side: int, kind: str
 ) -> None:
     graph = joint(0.0, kind)
-    without_undefined_seeds(graph)
+    remove_undefined_seeds(graph)
     region = lower(cut(graph)[side]).region
-    islands = [
-        island
-        for island in partition(region, products=True).islands
-        if "scaled_dot" in str(island.region.program.steps)
+    fusion_groups = [
+        fusion_group
+        for fusion_group in partition(region, products=True).groups
+        if "scaled_dot" in str(fusion_group.region.program.steps)
     ]
     kernels = {
-        island: build(island.region.program, propose(island.region.program, 90)[0], 90)
-        for island in islands
+        fusion_group: build(
+            fusion_group.region.program, propose(fusion_group.region.program, 90)[0], 90
+        )
+        for fusion_group in fusion_groups
     }
     whole = Candidate(splice(region.program, kernels), "eager", "builtin", ("attention",))
     checks = contract(region, whole)

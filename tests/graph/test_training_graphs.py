@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-import torch_cudal1.search.strategy as searching
 from torch_cudal1 import judge
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.graph.fusion.partition import Island, partition
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.search import space as search_space
+from torch_cudal1.store.context import TuneContext, make_context
 
 
 class Block(nn.Module):
@@ -41,15 +41,15 @@ class Recorder:
     """Stands for the search for kernels; what was begun is kept, nothing is compiled."""
 
     def __init__(self, *_: Any) -> None:
-        self.islands: list[Island] = []
+        self.groups: list[FusionGroup] = []
 
-    def begin(self, islands: Sequence[Island]) -> None:
-        self.islands += islands
+    def begin(self, fusion_groups: Sequence[FusionGroup]) -> None:
+        self.groups += fusion_groups
 
 
 def graphs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, Region]:
     """By kind, as they would be on a GPU."""
-    found = {region.kind: region for region in captured_regions(module, inputs)}
+    found = {region.kind: region for region in capture_regions(module, inputs)}
     return {kind: replace(region, program=on_gpu(region)) for kind, region in found.items()}
 
 
@@ -59,12 +59,19 @@ def on_gpu(region: Region) -> Any:
     )
 
 
-def searched(region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> searching.Search:
-    monkeypatch.setattr(searching, "IslandKernels", Recorder)
+def searched(
+    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> search_space.SearchSpace:
+    monkeypatch.setattr(search_space, "GroupKernels", Recorder)
     settings = Settings(cache_dir=str(tmp_path))
-    place: Place = replace(place_for(torch.device("cpu"), settings), device=torch.device("cuda"))
-    return searching.search(
-        region, place, judge.Job(settings, place.contract, place.device, None), lambda *_: None
+    place: TuneContext = replace(
+        make_context(torch.device("cpu"), settings), device=torch.device("cuda")
+    )
+    return search_space.build_search_space(
+        region,
+        place,
+        judge.EvaluationConfig(settings, place.contract, place.device, None),
+        lambda *_: None,
     )
 
 
@@ -77,18 +84,18 @@ def test_every_product_of_a_step_has_kernels(activation: nn.Module) -> None:
     for kind, products in (("forward", 2), ("backward", 4)):
         found = [
             i
-            for i in partition(step[kind], products=True).islands
+            for i in partition(step[kind], products=True).groups
             if "mm.default" in str(i.region.program.steps)
         ]
         assert len(found) == products
-        assert all(propose(island.region.program, 90) for island in found)
+        assert all(propose(fusion_group.region.program, 90) for fusion_group in found)
 
 
 def test_the_gradient_of_an_activation_is_taken_into_the_product_before_it() -> None:
     backward = graphs(Block(nn.GELU()), torch.randn(8, 128, 256, requires_grad=True))["backward"]
     targets = [
-        [step.target for step in island.region.program.steps]
-        for island in partition(backward, products=True).islands
+        [step.target for step in fusion_group.region.program.steps]
+        for fusion_group in partition(backward, products=True).groups
     ]  # type: ignore[union-attr]
     assert [
         "aten.mm.default",
@@ -109,7 +116,7 @@ def test_a_search_begins_with_the_products_of_a_training_graph(
     )
     assert not space.is_empty
     assert space.kernels is not None
-    assert space.kernels.islands == list(space.dense)  # type: ignore[attr-defined]
+    assert space.kernels.groups == list(space.dominant_groups)  # type: ignore[attr-defined]
 
 
 def test_a_training_graph_without_products_is_left_to_inductor(
@@ -133,6 +140,6 @@ def test_a_step_that_no_kernel_has_keeps_no_product_from_its_own() -> None:
 
     with torch.no_grad():
         (region,) = graphs(Turned(), torch.randn(128, 64), torch.randn(64, 96)).values()
-    (product, *_) = partition(region, products=True).islands
+    (product, *_) = partition(region, products=True).groups
     assert [step.target for step in product.region.program.steps] == ["aten.mm.default"]  # type: ignore[union-attr]
     assert propose(product.region.program, 90)

@@ -13,21 +13,25 @@ import pytest
 import torch
 
 import torch_cudal1
-from tests.adversarial.nursery import forked_children
+from tests.adversarial.fork_server import forked_children
 from tests.entries import entry_for
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ingest.formats.published_task import Task
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ingest.formats.task import PublishedTask
 from torch_cudal1.ingest.published import adopt
 from torch_cudal1.ingest.published.adopt import Adoption
-from torch_cudal1.ir.records import Candidate, Check, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import Candidate, CheckResult, Entry, Region, Rejected, Timing, Verdict
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob, PairJudgement
+from torch_cudal1.judge.evaluate.source_evaluator import (
+    SourceEvaluation,
+    SourceEvaluationConfig,
+    SourceEvaluator,
+)
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.search import tune
 from torch_cudal1.search.tune import Choice, end_to_end_name
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 CPU = torch.device("cpu")
 HEAD = "import torch\n"
@@ -49,8 +53,8 @@ FAST = "return (x * self.weight).amax(1)"
 REFERENCE = HEAD + MODULE.format(name="Model", body=SLOW) + INPUTS
 
 
-def task(body: str = FAST) -> Task:
-    return Task(
+def task(body: str = FAST) -> PublishedTask:
+    return PublishedTask(
         "here:1",
         "level 1 task 7",
         REFERENCE,
@@ -60,16 +64,18 @@ def task(body: str = FAST) -> Task:
 
 
 class Believer:
-    """A court that finds every source right: what comes after it must stand alone."""
+    """A evaluator that finds every source right: what comes after it must stand alone."""
 
-    def __init__(self, job: PairJob, progress: Any = None) -> None:
+    def __init__(self, job: SourceEvaluationConfig, progress: Any = None) -> None:
         self.judged = 0
 
-    def judge(self, reference: str, candidate: str, *, timed: bool) -> PairJudgement:
+    def judge(self, reference: str, candidate: str, *, timed: bool) -> SourceEvaluation:
         assert not timed
         self.judged += 1
-        verdict = Verdict((Check("contract", True),))
-        return PairJudgement(SourceCandidate(candidate), Rejected("not timed", "timing"), verdict)
+        verdict = Verdict((CheckResult("contract", True),))
+        return SourceEvaluation(
+            SourceCandidate(candidate), Rejected("not timed", "timing"), verdict
+        )
 
     def close(self) -> None:
         pass
@@ -92,7 +98,7 @@ def won(trial: Any, ranking: Any, verdict: Verdict, job: Any) -> tuple[Verdict, 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nursery() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     with forked_children():
         yield
 
@@ -108,32 +114,35 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return place_for(CPU, Settings(cache_dir=tmp_path / "cache", candidate_timeout_s=30.0))
+def place(tmp_path: Path) -> TuneContext:
+    return make_context(CPU, Settings(cache_dir=tmp_path / "cache", candidate_timeout_s=30.0))
 
 
 @pytest.fixture
-def adoption(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adoption]:
-    monkeypatch.setattr(adopt, "PairCourt", Believer)
+def adoption(place: TuneContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adoption]:
+    monkeypatch.setattr(adopt, "SourceEvaluator", Believer)
     with Adoption(
-        place, PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")
+        place,
+        SourceEvaluationConfig(
+            place.settings, place.contract, CPU, gradients=False, trust="foreign"
+        ),
     ) as made:
         yield made
 
 
-def entries(place: Place) -> list[Any]:
+def entries(place: TuneContext) -> list[Any]:
     return list(place.cache.entries())
 
 
-def measured_whole(region: Region, entry: Entry, place: Place) -> None:
+def measured_whole(region: Region, entry: Entry, place: TuneContext) -> None:
     """Remember that the whole call is faster with it: `accelerate` asks its own clock otherwise."""
     choices = [Choice(region, entry.choice, entry, "")]
     note = {"winner": "cudal1", "note": "planted", "candidates": [entry.choice.digest]}
-    place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
+    place.cache.put_decision_record(end_to_end_name(choices), note, place.target, place.contract)
 
 
 def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
-    adoption: Adoption, place: Place
+    adoption: Adoption, place: TuneContext
 ) -> None:
     found = adoption.adopt(task())
     assert (found.outcome, found.stored) == ("accepted", True), found
@@ -146,7 +155,7 @@ def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
     model, x = space["Model"](512).eval(), torch.randn(256, 512)
     with torch.no_grad():
         expected = model(x)
-        measured_whole(captured_regions(model, (x,))[0], entry, place)
+        measured_whole(capture_regions(model, (x,))[0], entry, place)
         before = telemetry.report().counters
         torch_cudal1.accelerate(model, x, cache_dir=place.settings.cache_dir, strictness="error")
         torch.testing.assert_close(model(x), expected)
@@ -159,12 +168,12 @@ def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
 
 
 def test_a_program_for_which_no_time_was_left_is_not_rejected(
-    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+    adoption: Adoption, place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = [{"label": "one -> eager", "decision": "not judged", "reason": "the budget was spent"}]
 
     def raced_too_long(
-        region: Region, place: Place, programs: Any, *, origin: str, **_: Any
+        region: Region, place: TuneContext, programs: Any, *, origin: str, **_: Any
     ) -> Entry:
         baseline = Candidate(region.program, "eager", "baseline")
         return replace(entry_for(region, baseline, place.settings), tried=tuple(late))
@@ -177,7 +186,9 @@ def test_a_program_for_which_no_time_was_left_is_not_rejected(
     assert entries(place) == []
 
 
-def entry_at(low: float, region: Region, place: Place, candidate: Candidate, **told: Any) -> Entry:
+def entry_at(
+    low: float, region: Region, place: TuneContext, candidate: Candidate, **told: Any
+) -> Entry:
     """What a search would have made of a candidate."""
     entry = entry_for(region, candidate, place.settings)
     timing = {**entry.evidence["timing"], "speedup": low * 1.1, "low": low}
@@ -187,7 +198,9 @@ def entry_at(low: float, region: Region, place: Place, candidate: Candidate, **t
 def measured(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
     """Let whatever is judged come out at `low`."""
 
-    def stand_in(region: Region, place: Place, programs: Any, *, origin: str, **_: Any) -> Entry:
+    def stand_in(
+        region: Region, place: TuneContext, programs: Any, *, origin: str, **_: Any
+    ) -> Entry:
         ((program, techniques),) = programs
         return entry_at(low, region, place, Candidate(program, "eager", origin, techniques))
 
@@ -195,7 +208,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
 
 
 def test_a_stored_decision_goes_only_for_a_faster_one(
-    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+    adoption: Adoption, place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for low, stored in ((2.0, True), (1.5, False), (3.0, True)):
         measured(monkeypatch, low)
@@ -209,7 +222,7 @@ def test_a_stored_decision_goes_only_for_a_faster_one(
 
 
 def test_a_program_that_is_right_and_no_faster_is_not_stored(
-    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+    adoption: Adoption, place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {
         "label": "x -> eager",
@@ -220,7 +233,7 @@ def test_a_program_that_is_right_and_no_faster_is_not_stored(
         "low": 0.98,
     }
 
-    def stand_in(region: Region, place: Place, programs: Any, **_: Any) -> Entry:
+    def stand_in(region: Region, place: TuneContext, programs: Any, **_: Any) -> Entry:
         return entry_at(
             1.0, region, place, Candidate(region.program, "eager", "baseline"), tried=(slow,)
         )
@@ -246,7 +259,7 @@ LIES = {  # right when it is run, and not what it lets itself be traced as
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(
-    name: str, adoption: Adoption, place: Place
+    name: str, adoption: Adoption, place: TuneContext
 ) -> None:
     found = adoption.adopt(task(LIES[name]))
     assert found.outcome == "rejected", found
@@ -254,10 +267,12 @@ def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(
     assert not entries(place)
 
 
-def test_a_cheating_source_is_refused_before_it_is_lowered(place: Place) -> None:
-    job = PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")
+def test_a_cheating_source_is_refused_before_it_is_lowered(place: TuneContext) -> None:
+    job = SourceEvaluationConfig(
+        place.settings, place.contract, CPU, gradients=False, trust="foreign"
+    )
     with Adoption(place, job) as adoption:
-        assert isinstance(adoption._court, PairCourt)
+        assert isinstance(adoption._evaluator, SourceEvaluator)
         found = adoption.adopt(
             task(
                 "self.last = getattr(self, 'last', None)\nif self.last is None: self.last = x.amax(1)\nreturn self.last".replace(
@@ -272,7 +287,7 @@ def test_a_cheating_source_is_refused_before_it_is_lowered(place: Place) -> None
 
 
 def test_what_is_not_lowerable_says_why_and_stores_nothing(
-    adoption: Adoption, place: Place
+    adoption: Adoption, place: TuneContext
 ) -> None:
     found = adoption.adopt(task(f"if x.sum() > 0: pass\n        {FAST}"))
     assert found.outcome == "not_lowerable"
@@ -281,16 +296,18 @@ def test_what_is_not_lowerable_says_why_and_stores_nothing(
 
 
 def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(adoption: Adoption) -> None:
-    broken = Task("here:1", "x", REFERENCE.replace("[512]", "[513]"), task().candidate)
+    broken = PublishedTask("here:1", "x", REFERENCE.replace("[512]", "[513]"), task().candidate)
     assert adoption.adopt(broken).outcome in ("reference_unusable", "not_lowerable")
-    unreadable = Task("here:1", "x", "class Model(:", task().candidate)
+    unreadable = PublishedTask("here:1", "x", "class Model(:", task().candidate)
     found = adoption.adopt(unreadable)
     assert found.outcome == "reference_unusable"
     assert "SyntaxError" in found.reason
 
 
 def test_withdrawn_and_foreign_tasks_cost_nothing(adoption: Adoption) -> None:
-    assert adoption.adopt(Task("here", "x", REFERENCE, None)).outcome == "withdrawn"
-    found = adoption.adopt(Task("here", "x", REFERENCE, "", foreign="it is written in cuda"))
+    assert adoption.adopt(PublishedTask("here", "x", REFERENCE, None)).outcome == "withdrawn"
+    found = adoption.adopt(
+        PublishedTask("here", "x", REFERENCE, "", foreign="it is written in cuda")
+    )
     assert (found.outcome, found.reason) == ("not_lowerable", "it is written in cuda")
-    assert adoption._court.judged == 0  # type: ignore[attr-defined]
+    assert adoption._evaluator.judged == 0  # type: ignore[attr-defined]

@@ -7,16 +7,16 @@ import pytest
 
 from tests.adversarial.case import FOLDER, case_files, controls
 from tests.training.sources import TASK, program, source
-from torch_cudal1.ingest.llm.casebase import Case, CaseBase, likeness
-from torch_cudal1.ingest.llm.checker import Checked, Finding, ModelChecker, RuleChecker
-from torch_cudal1.ingest.llm.database import Sample
+from torch_cudal1.ingest.llm.casebase import CaseBase, CheatCase, likeness
+from torch_cudal1.ingest.llm.checker import CheckedEvaluator, ModelChecker, Opinion, RuleChecker
+from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 SHIPPED = CaseBase.shipped()
 REWARDED = ("timing", "caching", "laziness", "tampering", "host")
 
 
-def verdict(source_text: str, cases: CaseBase = SHIPPED) -> Finding:
+def verdict(source_text: str, cases: CaseBase = SHIPPED) -> Opinion:
     return RuleChecker(cases).check(TASK, program("p", source_text), 9.0, None)
 
 
@@ -103,14 +103,14 @@ class Suspicious:
 
     def check(
         self, task: TrainingTask, program: Decoded, score: float, best: float | None
-    ) -> Finding:
+    ) -> Opinion:
         self.asked.append((program.program, score, best))
-        return Finding(True, "it smells", "nose")
+        return Opinion(True, "it smells", "nose")
 
 
 def test_only_jumps_are_checked_and_each_program_once() -> None:
     checker = Suspicious()
-    checked = Checked(Script(a=1.2, b=2.3, c=2.5, d=6.0), checker, CaseBase([]))
+    checked = CheckedEvaluator(Script(a=1.2, b=2.3, c=2.5, d=6.0), checker, CaseBase([]))
     outcomes = [checked.measure(TASK, [program(name, source(name))])[0].outcome for name in "abcdd"]
     assert [one[0] for one in checker.asked] == ["d"]
     assert outcomes == ["ok", "ok", "ok", "hack", "hack"]
@@ -123,7 +123,7 @@ def test_only_jumps_are_checked_and_each_program_once() -> None:
 def test_what_the_checker_calls_a_cheat_has_no_score_and_joins_the_cases(tmp_path: Path) -> None:
     grown = tmp_path / "cases.jsonl"
     cases = CaseBase([], grown)
-    checked = Checked(Script(a=9.0, b="cache: seen before"), Suspicious(), cases)
+    checked = CheckedEvaluator(Script(a=9.0, b="cache: seen before"), Suspicious(), cases)
     found = checked.measure(
         TASK, [program("a", source("x + 1")), program("b", source("x + 2 * x"))]
     )
@@ -137,18 +137,18 @@ def test_what_the_checker_calls_a_cheat_has_no_score_and_joins_the_cases(tmp_pat
 def test_a_case_is_confirmed_once_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     grown = tmp_path / "cases.jsonl"
     cases = CaseBase([], grown)
-    sample = Sample("s", Measured("relu", "p", "hack", detail="why"), source())
-    assert isinstance(cases.confirm(sample), Case)
+    sample = StoredSample("s", Measured("relu", "p", "hack", detail="why"), source())
+    assert isinstance(cases.confirm(sample), CheatCase)
     assert cases.confirm(sample) is None
-    assert cases.confirm(Sample("t", Measured("relu", "", "hack"))) is None
+    assert cases.confirm(StoredSample("t", Measured("relu", "", "hack"))) is None
     grown.write_text(grown.read_text() + '{"name": "half')
     assert len(CaseBase([], grown)) == 1
 
 
 def test_earlier_scores_are_no_jumps_again() -> None:
     checker = Suspicious()
-    checked = Checked(Script(a=2.9), checker, CaseBase([]))
-    checked.learn([Sample("s", Measured("relu", "p", "ok", 2.0))])
+    checked = CheckedEvaluator(Script(a=2.9), checker, CaseBase([]))
+    checked.learn([StoredSample("s", Measured("relu", "p", "ok", 2.0))])
     assert checked.measure(TASK, [program("a", source())])[0].score == 2.9
     assert not checker.asked
 
@@ -213,7 +213,9 @@ def test_measurements_are_told_as_they_come_and_checked(tmp_path: Path) -> None:
             return answers
 
     told: list[str] = []
-    checked = Checked(Telling(a=1.2, b=9.0), Suspicious(), CaseBase([], tmp_path / "cases.jsonl"))
+    checked = CheckedEvaluator(
+        Telling(a=1.2, b=9.0), Suspicious(), CaseBase([], tmp_path / "cases.jsonl")
+    )
     assert checked.memory == "its memory"
     checked.told = lambda one: told.append(f"{one.program} {one.outcome}")
     found = checked.measure(TASK, [program("a", source()), program("b", source("x + 1"))])

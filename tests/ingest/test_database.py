@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.database import Database, Sample
+from torch_cudal1.ingest.llm.database import Database, StoredSample
 from torch_cudal1.judge.pool.measured import Measured
 
 
-def good(name: str, program: str, score: float, task: str = "t") -> Sample:
-    return Sample(
+def good(name: str, program: str, score: float, task: str = "t") -> StoredSample:
+    return StoredSample(
         name,
         Measured(task, program, "ok", score, buckets=(score,) * 7),
         source=f"source of {program}",
@@ -23,8 +23,8 @@ def good(name: str, program: str, score: float, task: str = "t") -> Sample:
     )
 
 
-def bad(name: str, program: str, outcome: str, task: str = "t") -> Sample:
-    return Sample(name, Measured(task, program, outcome, detail="why"))  # type: ignore[arg-type]
+def bad(name: str, program: str, outcome: str, task: str = "t") -> StoredSample:
+    return StoredSample(name, Measured(task, program, outcome, detail="why"))  # type: ignore[arg-type]
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:

@@ -7,31 +7,31 @@ import pytest
 from tests.training import loopback as acts
 from tests.training.loopback import Loopback, loopback, reply, status
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.endpoint import (
-    Answer,
+    Completion,
     Endpoint,
     EndpointError,
-    NoAnswer,
-    Patience,
-    Prices,
+    RetryPolicy,
+    TokenPrices,
 )
 
 
 def client(server: Loopback, pauses: list[float] | None = None, **more: object) -> Endpoint:
-    patience = Patience(attempts=4, timeout_s=30.0, pause_s=1.0, longest_pause_s=20.0)
+    patience = RetryPolicy(attempts=4, timeout_s=30.0, pause_s=1.0, longest_pause_s=20.0)
     record = [] if pauses is None else pauses
     return Endpoint(server.url, "tiny", patience=patience, sleep=record.append, **more)  # type: ignore[arg-type]
 
 
-def asked(endpoint: Endpoint) -> Answer | NoAnswer:
+def asked(endpoint: Endpoint) -> Completion | Refusal:
     return endpoint.ask("hello", temperature=0.7, seed=3)
 
 
 def test_a_completion_comes_with_its_tokens_and_its_price() -> None:
     with loopback(reply("hi")) as server:
-        found = asked(client(server, prices=Prices(2.0, 10.0)))
-    assert found == Answer("hi", 100, 10, pytest.approx(0.0003), False, "stop")
+        found = asked(client(server, prices=TokenPrices(2.0, 10.0)))
+    assert found == Completion("hi", 100, 10, pytest.approx(0.0003), False, "stop")
     (body,) = server.seen
     assert body["messages"] == [{"role": "user", "content": "hello"}]
     assert (body["model"], body["temperature"], body["seed"]) == ("tiny", 0.7, 3)
@@ -52,11 +52,11 @@ def test_a_completion_comes_with_its_tokens_and_its_price() -> None:
 )
 def test_a_fault_is_tried_again_and_one_that_stays_is_told(fault: acts.Act, told: str) -> None:
     with loopback(fault, fault, reply("hi")) as server:
-        assert asked(client(server)) == Answer("hi", 100, 10, 0.0, False, "stop")
+        assert asked(client(server)) == Completion("hi", 100, 10, 0.0, False, "stop")
         assert len(server.seen) == 3
     with loopback(fault) as server:
         found = asked(client(server))
-        assert isinstance(found, NoAnswer)
+        assert isinstance(found, Refusal)
         assert told in found.reason
         assert "(4 attempts)" in found.reason
         assert len(server.seen) == 4
@@ -64,20 +64,20 @@ def test_a_fault_is_tried_again_and_one_that_stays_is_told(fault: acts.Act, told
 
 def test_a_server_that_is_too_slow_is_given_up_and_asked_again() -> None:
     with loopback(acts.slow, reply("hi")) as server:
-        patience = Patience(attempts=20, timeout_s=1.0)
+        patience = RetryPolicy(attempts=20, timeout_s=1.0)
         assert isinstance(
-            asked(Endpoint(server.url, "tiny", patience=patience, sleep=lambda s: None)), Answer
+            asked(Endpoint(server.url, "tiny", patience=patience, sleep=lambda s: None)), Completion
         )
     with loopback(acts.slow) as server:
         found = asked(
             Endpoint(
                 server.url,
                 "tiny",
-                patience=Patience(attempts=2, timeout_s=0.2),
+                patience=RetryPolicy(attempts=2, timeout_s=0.2),
                 sleep=lambda s: None,
             )
         )
-        assert isinstance(found, NoAnswer)
+        assert isinstance(found, Refusal)
         assert "timed out" in found.reason
 
 
@@ -113,17 +113,17 @@ def test_nobody_at_the_other_end_is_told() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
         found = asked(
             Endpoint(
-                url, "tiny", patience=Patience(attempts=2, timeout_s=1.0), sleep=lambda s: None
+                url, "tiny", patience=RetryPolicy(attempts=2, timeout_s=1.0), sleep=lambda s: None
             )
         )
-    assert isinstance(found, NoAnswer)
+    assert isinstance(found, Refusal)
     assert "refused" in found.reason
 
 
 def test_tokens_are_estimated_where_the_server_does_not_say() -> None:
     with loopback(reply("x" * 41, usage=False)) as server:
         found = asked(client(server))
-    assert isinstance(found, Answer)
+    assert isinstance(found, Completion)
     assert (found.prompt_tokens, found.completion_tokens, found.estimated) == (2, 11, True)
 
 

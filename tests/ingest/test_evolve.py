@@ -16,8 +16,9 @@ from tests.training import loopback as acts
 from tests.training.loopback import Loopback, loopback, reply, status
 from tests.training.sources import TASK, source
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.endpoint import Answer, Endpoint, NoAnswer, Patience, Prices
-from torch_cudal1.ingest.llm.evolve import Budget, Evolution, Evolved, LocalWriter, Plan
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.endpoint import Completion, Endpoint, RetryPolicy, TokenPrices
+from torch_cudal1.ingest.llm.evolve import Budget, Evolution, EvolutionPlan, Evolved, LocalWriter
 from torch_cudal1.ingest.llm.selectors import Nothing
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
@@ -62,12 +63,12 @@ def improving() -> Callable[[str], str]:
 
 
 def endpoint(server: Loopback, **more: Any) -> Endpoint:
-    patience = Patience(attempts=2, timeout_s=30.0)
+    patience = RetryPolicy(attempts=2, timeout_s=30.0)
     return Endpoint(server.url, "tiny", patience=patience, parallel=2, sleep=lambda s: None, **more)
 
 
 def evolved(
-    server: Loopback, folder: Path, plan: Plan, scores: Scores | None = None, **more: Any
+    server: Loopback, folder: Path, plan: EvolutionPlan, scores: Scores | None = None, **more: Any
 ) -> Evolved:
     with Evolution(
         TASK, endpoint(server, **more), TextCodec(), scores or Scores(), folder
@@ -77,7 +78,7 @@ def evolved(
 
 def test_later_prompts_show_what_earlier_rounds_found(tmp_path: Path) -> None:
     with loopback(answer=improving()) as server:
-        found = evolved(server, tmp_path, Plan(rounds=3, samples=4))
+        found = evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=4))
     prompts = [body["messages"][0]["content"] for body in server.seen]
     assert len(prompts) == 12
     assert all("Earlier versions" not in prompt for prompt in prompts[:4])
@@ -92,7 +93,7 @@ def test_later_prompts_show_what_earlier_rounds_found(tmp_path: Path) -> None:
 def test_faults_of_a_server_cost_no_round_and_become_no_samples(tmp_path: Path) -> None:
     faults = [status(429), acts.junk, status(500), acts.half]
     with loopback(*faults, answer=improving()) as server:
-        found = evolved(server, tmp_path, Plan(rounds=2, samples=4))
+        found = evolved(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
     assert found.rounds == 2
     assert not found.stopped
     assert set(found.outcomes) == {"ok"}
@@ -105,7 +106,7 @@ def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown
     half = answer(9.0)[:-12]
     texts = iter(["I would rather not.", half, answer(-1), answer(1.5), *[answer(2.0)] * 4])
     with loopback(answer=lambda prompt: next(texts)) as server:
-        found = evolved(server, tmp_path, Plan(rounds=2, samples=4))
+        found = evolved(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
     assert found.outcomes == {"undecodable": 2, "wrong": 1, "ok": 5}
     assert [entry.score for entry in found.winners] == [2.0, 1.5]
     shown = "".join(body["messages"][0]["content"] for body in server.seen[4:])
@@ -117,21 +118,24 @@ def test_a_server_that_is_down_ends_the_run_with_its_words_and_keeps_what_was_fo
     tmp_path: Path,
 ) -> None:
     with loopback(answer=improving()) as server:
-        evolved(server, tmp_path, Plan(rounds=1, samples=2))
+        evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=2))
     with loopback(status(503, body=b"out for lunch")) as server:
-        found = evolved(server, tmp_path, Plan(rounds=3, samples=2))
+        found = evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2))
         assert "gave no answer to 2 prompts" in found.stopped
         assert "out for lunch" in found.stopped
         assert (found.rounds, found.best) == (1, 1.25)
     with loopback(answer=improving()) as server:
-        assert evolved(server, tmp_path, Plan(rounds=3, samples=2)).rounds == 3
+        assert evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).rounds == 3
         assert len(server.seen) == 4
 
 
 @pytest.mark.parametrize("code", [400, 401])
 def test_a_refusal_ends_the_run_with_its_words(tmp_path: Path, code: int) -> None:
     with loopback(status(code)) as server:
-        assert f"status {code}" in evolved(server, tmp_path, Plan(rounds=3, samples=2)).stopped
+        assert (
+            f"status {code}"
+            in evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).stopped
+        )
         assert len(server.seen) == 2
 
 
@@ -153,16 +157,16 @@ def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(
 
             def ask_all(
                 self, wanted: Sequence[tuple[str, int]], *, temperature: float
-            ) -> list[Answer | NoAnswer]:
+            ) -> list[Completion | Refusal]:
                 ((_, seed),) = wanted
                 count[0] += 1
                 if count[0] == dies_at:
                     raise Killed
-                return [Answer(texts.setdefault(seed, answer(1 + seed % 97 / 10)), 1, 1, 0.5)]
+                return [Completion(texts.setdefault(seed, answer(1 + seed % 97 / 10)), 1, 1, 0.5)]
 
         def life() -> Evolved | None:
             with Evolution(TASK, Mortal(), TextCodec(), scores, folder) as evolution:
-                return evolution.run(Plan(rounds=2, samples=4))
+                return evolution.run(EvolutionPlan(rounds=2, samples=4))
 
         try:
             found = life()
@@ -189,8 +193,8 @@ def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(
     ],
 )
 def test_a_budget_is_kept_over_all_lives(tmp_path: Path, budget: Budget, told: str) -> None:
-    prices = Prices(prompt=10.0, completion=100.0)
-    plan = Plan(rounds=9, samples=4, budget=budget)
+    prices = TokenPrices(prompt=10.0, completion=100.0)
+    plan = EvolutionPlan(rounds=9, samples=4, budget=budget)
     with loopback(answer=improving()) as server:
         for _ in range(2):
             found = evolved(server, tmp_path, plan, prices=prices)
@@ -204,9 +208,11 @@ def test_a_budget_is_kept_over_all_lives(tmp_path: Path, budget: Budget, told: s
 
 def test_a_round_cut_short_by_its_budget_is_finished_when_there_is_more(tmp_path: Path) -> None:
     with loopback(answer=improving()) as server:
-        short = evolved(server, tmp_path, Plan(rounds=1, samples=4, budget=Budget(tokens=250)))
+        short = evolved(
+            server, tmp_path, EvolutionPlan(rounds=1, samples=4, budget=Budget(tokens=250))
+        )
         assert (short.rounds, short.outcomes, short.best) == (0, {"ok": 2}, 1.25)
-        found = evolved(server, tmp_path, Plan(rounds=1, samples=4))
+        found = evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=4))
         assert (found.rounds, found.outcomes) == (1, {"ok": 4})
         assert len(server.seen) == 4
 
@@ -232,7 +238,7 @@ def test_a_local_policy_is_a_writer_too(tmp_path: Path) -> None:
     with Evolution(
         TASK, LocalWriter(Local(), tokens=len), TextCodec(), Scores(), tmp_path
     ) as evolution:
-        found = evolution.run(Plan(rounds=1, samples=2, selector=Nothing()))
+        found = evolution.run(EvolutionPlan(rounds=1, samples=2, selector=Nothing()))
     assert found.best == 1.5
     assert found.spent.money == 0
     assert found.spent.tokens == 2 * (len(TextCodec().prompt(TASK)) + len(answer(1.5)))
@@ -243,9 +249,9 @@ def test_a_local_policy_is_a_writer_too(tmp_path: Path) -> None:
 def test_nonsense_plans_are_refused() -> None:
     for bad in ({"rounds": 0}, {"samples": 0}, {"temperature": 0.0}):
         with pytest.raises(ValueError, match="expected rounds and samples"):
-            Plan(**bad)  # type: ignore[arg-type]
+            EvolutionPlan(**bad)  # type: ignore[arg-type]
 
 
 def test_a_reply_without_usage_is_estimated_and_said_to_be(tmp_path: Path) -> None:
     with loopback(reply(answer(1.5), usage=False)) as server:
-        assert evolved(server, tmp_path, Plan(rounds=1, samples=1)).spent.estimated
+        assert evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=1)).spent.estimated

@@ -14,12 +14,19 @@ import pytest
 import torch
 
 from tests.entries import entry_for
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ingest.formats.flashinfer import Definition, Evaluation, Solution, Trace, Workload
-from torch_cudal1.ingest.formats.flashinfer_export import Exported, NotExpressible, exported
-from torch_cudal1.ingest.formats.flashinfer_tasks import is_dataset, tasks_in
-from torch_cudal1.ingest.formats.published_task import Damaged, Task
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ingest.formats.flashinfer import (
+    Definition,
+    Evaluation,
+    FlashInferTrace,
+    Solution,
+    Workload,
+)
+from torch_cudal1.ingest.formats.flashinfer_export import ExportedEntry, export_entry
+from torch_cudal1.ingest.formats.registry import find_format, read_tasks
+from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Region
 
@@ -83,7 +90,7 @@ RECORDS = {
     "definition": (Definition, DEFINITION),
     "solution": (Solution, SOLUTION),
     "workload": (Workload, WORKLOAD),
-    "trace": (Trace, TRACE),
+    "trace": (FlashInferTrace, TRACE),
 }
 
 
@@ -193,7 +200,7 @@ BAD: dict[str, tuple[type, dict[str, Any], str]] = {
         "status TIMEOUT",
     ),
     "a status of no kind": (Evaluation, without(EVALUATION, "status", value="FINE"), "'FINE'"),
-    "no object": (Trace, ["a"], "expected a JSON object"),  # type: ignore[dict-item]
+    "no object": (FlashInferTrace, ["a"], "expected a JSON object"),  # type: ignore[dict-item]
 }
 
 
@@ -235,9 +242,9 @@ def called(text: str, entry: str, inputs: Any = None) -> Any:
 
 
 def test_a_solution_on_a_workload_is_a_pair_that_computes_the_same(tmp_path: Path) -> None:
-    assert is_dataset(dataset(tmp_path))
-    (task,) = tasks_in(tmp_path)
-    assert isinstance(task, Task)
+    assert find_format(dataset(tmp_path)).name == "FlashInfer-Trace"
+    (task,) = read_tasks(tmp_path)
+    assert isinstance(task, PublishedTask)
     assert task.labels == {"definition": "scaled_gemm", "solution": "fused", "workload": "w1"}
     assert task.claims == {"evaluations": [EVALUATION]}
     expected, inputs = called(task.reference, "Model")
@@ -257,18 +264,18 @@ def test_what_cannot_be_read_does_not_stop_the_rest(tmp_path: Path) -> None:
         value="w2",
     )
     root = dataset(tmp_path, solutions=(SOLUTION, other, "{", cuda), traces=(TRACE, "[1", foreign))
-    found = list(tasks_in(root))
-    reasons = " ".join(one.reason for one in found if isinstance(one, Damaged))
+    found = list(read_tasks(root))
+    reasons = " ".join(one.reason for one in found if isinstance(one, UnreadableTask))
     for word in ("'unheard_of'", "Expecting", "input 'x' lies in a tensor file"):
         assert word in reasons
-    tasks = {task.name: task for task in found if isinstance(task, Task)}
+    tasks = {task.name: task for task in found if isinstance(task, PublishedTask)}
     assert set(tasks) == {"fused on w1", "c on w1"}
     assert tasks["c on w1"].foreign.startswith("it is written in cuda")
 
 
 def test_a_variable_axis_without_a_workload_is_said(tmp_path: Path) -> None:
-    (found,) = tasks_in(dataset(tmp_path, traces=()))
-    assert isinstance(found, Damaged)
+    (found,) = read_tasks(dataset(tmp_path, traces=()))
+    assert isinstance(found, UnreadableTask)
     assert "no workload" in found.reason
 
 
@@ -280,7 +287,7 @@ def region_of(
             return forward(x, y)
 
     with torch.no_grad():
-        (region,) = captured_regions(Module(), inputs)
+        (region,) = capture_regions(Module(), inputs)
     return region
 
 
@@ -299,9 +306,9 @@ def test_a_stored_decision_that_is_written_is_read_back_as_the_same_region_and_p
     entry = entry_for(
         region, Candidate(better.program, "inductor", "rewrites", ("planted",)), Settings()
     )
-    made = exported(region, entry)
-    assert isinstance(made, Exported)
-    (task,) = tasks_in(
+    made = export_entry(region, entry)
+    assert isinstance(made, ExportedEntry)
+    (task,) = read_tasks(
         dataset(
             tmp_path,
             definitions=(made.definition.to_json(),),
@@ -309,7 +316,7 @@ def test_a_stored_decision_that_is_written_is_read_back_as_the_same_region_and_p
             traces=(made.trace.to_json(),),
         )
     )
-    assert isinstance(task, Task)
+    assert isinstance(task, PublishedTask)
     assert task.candidate is not None
     space: dict[str, Any] = {}
     exec(task.reference, space)
@@ -317,8 +324,8 @@ def test_a_stored_decision_that_is_written_is_read_back_as_the_same_region_and_p
     theirs: dict[str, Any] = {}
     exec(task.candidate, theirs)
     with torch.no_grad():
-        assert captured_regions(space["Model"](), tuple(given))[0].key == region.key
-        assert captured_regions(theirs["ModelNew"](), tuple(given))[0].program == better.program
+        assert capture_regions(space["Model"](), tuple(given))[0].key == region.key
+        assert capture_regions(theirs["ModelNew"](), tuple(given))[0].program == better.program
     (told,) = task.claims["evaluations"]
     assert told["performance"]["speedup_factor"] == 10.0
     assert told["correctness"]["max_absolute_error"] == "NaN"  # never measured, so never claimed
@@ -347,6 +354,6 @@ def test_what_the_format_cannot_say_is_said() -> None:
 
 
 def refusal(region: Region, entry: Any) -> str:
-    found = exported(region, entry)
-    assert isinstance(found, NotExpressible)
+    found = export_entry(region, entry)
+    assert isinstance(found, Refusal)
     return found.reason

@@ -60,7 +60,7 @@ def module(body: str, folder: Path) -> ModuleType:
 
 def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
     """As `trace.traced` has it, with tensors on the CPU in the place of those on a GPU."""
-    with torch.no_grad(), launches.traceable(sm):
+    with torch.no_grad(), launches.trace_launches(sm):
         found = run_once(
             module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {}
         )
@@ -168,7 +168,7 @@ def test_without_a_gpu_there_is_nothing_to_compile_for(tmp_path: Path) -> None:
 
 
 def test_a_region_may_not_hold_a_kernel(tmp_path: Path) -> None:
-    with torch.no_grad(), launches.traceable(SM):
+    with torch.no_grad(), launches.trace_launches(SM):
         found = run_once(
             module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(),
             (torch.randn(4), torch.randn(4)),
@@ -182,6 +182,6 @@ def test_tracing_leaves_tritons_own_launch_as_it_was() -> None:
     from triton.runtime.jit import KernelInterface
 
     before = KernelInterface.__getitem__
-    with launches.traceable(SM):
+    with launches.trace_launches(SM):
         assert KernelInterface.__getitem__ is not before
     assert KernelInterface.__getitem__ is before

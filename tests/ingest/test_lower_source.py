@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
+from tests.adversarial.fork_server import forked_children
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.cuda.cubin import inspect_cubin
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ingest.published import lower_source
 from torch_cudal1.ingest.published.lower_source import (
-    NotLowerable,
     Reference,
-    fitted,
-    lowered,
-    reference_of,
+    capture_reference,
+    fit_to_reference,
+    lower_candidate,
 )
 from torch_cudal1.ir.aten import is_functional
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks.static.contract import is_allowed
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.runtime.executor import prepare
 
@@ -74,22 +74,22 @@ def candidate(body: str = RESULT, *, top: str = "", init: str = "pass") -> str:
 
 
 @pytest.fixture(scope="module")
-def job() -> PairJob:
-    return PairJob(
+def job() -> SourceEvaluationConfig:
+    return SourceEvaluationConfig(
         Settings(candidate_timeout_s=20.0), Contract(), CPU, gradients=False, trust="foreign"
     )
 
 
 @pytest.fixture(scope="module")
-def reference(job: PairJob) -> Iterator[Reference]:
+def reference(job: SourceEvaluationConfig) -> Iterator[Reference]:
     with forked_children():
-        found = reference_of(REFERENCE, job)
+        found = capture_reference(REFERENCE, job)
         assert isinstance(found, Reference)
         yield found
 
 
-def program_of(text: str, reference: Reference, job: PairJob) -> Program:
-    found = lowered(text, "ModelNew", reference, job)
+def program_of(text: str, reference: Reference, job: SourceEvaluationConfig) -> Program:
+    found = lower_candidate(text, "ModelNew", reference, job)
     assert isinstance(found, Program), found
     return found
 
@@ -104,13 +104,13 @@ def module() -> tuple[torch.nn.Module, list[torch.Tensor]]:
 def test_the_references_region_is_the_one_that_accelerate_looks_up(reference: Reference) -> None:
     model, inputs = module()
     with torch.no_grad():
-        (region,) = captured_regions(model, tuple(inputs))
+        (region,) = capture_regions(model, tuple(inputs))
     assert region.key == reference.region.key
     assert region.roles == reference.region.roles
 
 
 def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(
-    reference: Reference, job: PairJob
+    reference: Reference, job: SourceEvaluationConfig
 ) -> None:
     program = program_of(candidate(), reference, job)
     inputs = reference.inputs()
@@ -124,7 +124,7 @@ def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(
 
 
 def test_results_that_are_written_into_fresh_memory_are_plain_results(
-    reference: Reference, job: PairJob
+    reference: Reference, job: SourceEvaluationConfig
 ) -> None:
     written = f"out = torch.empty(x.shape)\nout.copy_({RESULT.removeprefix('return ')})\nreturn out"
     assert program_of(candidate(written), reference, job) == program_of(candidate(), reference, job)
@@ -177,20 +177,22 @@ NOT_LOWERABLE = {
 
 
 @pytest.mark.parametrize("name", NOT_LOWERABLE)
-def test_what_has_no_data_form_says_why(name: str, reference: Reference, job: PairJob) -> None:
+def test_what_has_no_data_form_says_why(
+    name: str, reference: Reference, job: SourceEvaluationConfig
+) -> None:
     text, word = NOT_LOWERABLE[name]
     short = (
         replace(job, settings=replace(job.settings, candidate_timeout_s=3.0))
         if name == "an endless loop"
         else job
     )
-    found = lowered(text, "ModelNew", reference, short)
-    assert isinstance(found, NotLowerable), found
+    found = lower_candidate(text, "ModelNew", reference, short)
+    assert isinstance(found, Refusal), found
     assert word in found.reason, found.reason
 
 
 def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_the_sandbox(
-    tmp_path: Path, reference: Reference, job: PairJob
+    tmp_path: Path, reference: Reference, job: SourceEvaluationConfig
 ) -> None:
     tmp_path.chmod(0o777)
     victim = tmp_path / "victim"
@@ -203,12 +205,15 @@ def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_th
             f"open({str(tmp_path / 'new')!r}, 'w').write('theirs')",
             f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1).sendall(b'hello')",
         )
-        tried = [lowered(candidate(f"{act}\n{RESULT}"), "ModelNew", reference, job) for act in acts]
+        tried = [
+            lower_candidate(candidate(f"{act}\n{RESULT}"), "ModelNew", reference, job)
+            for act in acts
+        ]
         quietly = "\n".join(f"try:\n    {act}\nexcept OSError: pass" for act in acts)
-        kept_on = lowered(candidate(f"{quietly}\n{RESULT}"), "ModelNew", reference, job)
+        kept_on = lower_candidate(candidate(f"{quietly}\n{RESULT}"), "ModelNew", reference, job)
         with pytest.raises(TimeoutError):
             server.accept()
-    assert all(isinstance(found, NotLowerable) for found in tried), (
+    assert all(isinstance(found, Refusal) for found in tried), (
         tried
     )  # no such file, or no permission, as the level has it
     assert isinstance(kept_on, Program)  # refused acts that it shrugs off cost it nothing
@@ -281,13 +286,18 @@ def test_an_answer_that_is_none_is_a_reason_and_nothing_else(
         found: Any = lower_source._read(answer, path)
     except lower_source.MISREAD:
         return
-    assert isinstance(fitted(found.program, found.sources, found.writes, reference), NotLowerable)
+    assert isinstance(
+        fit_to_reference(found.program, found.sources, found.writes, reference), Refusal
+    )
 
 
 def test_the_truth_is_taken(tmp_path: Path, reference: Reference) -> None:
     answer = honest(reference.region.program, tmp_path)
     found = lower_source._read(answer, Path(answer["payloads"][2]))
-    assert fitted(found.program, found.sources, found.writes, reference) == reference.region.program
+    assert (
+        fit_to_reference(found.program, found.sources, found.writes, reference)
+        == reference.region.program
+    )
 
 
 def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(
@@ -295,12 +305,15 @@ def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(
 ) -> None:
     tied = replace(reference, same={"offset": "shift"})
     sources = (0, 1, "scale", "offset")
-    assert fitted(reference.region.program, sources, (), tied) == reference.region.program
-    assert isinstance(fitted(reference.region.program, sources, (), reference), NotLowerable)
+    assert fit_to_reference(reference.region.program, sources, (), tied) == reference.region.program
+    assert isinstance(fit_to_reference(reference.region.program, sources, (), reference), Refusal)
 
 
 def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: PairJob, reference: Reference
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: SourceEvaluationConfig,
+    reference: Reference,
 ) -> None:
     """`aten.from_file` writes to nothing by its schema, and with shared=True it makes the file."""
     target = tmp_path / "made"
@@ -318,8 +331,8 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
         lower_source, "read_reference", lambda *given: (Subject, list(reference.examples))
     )
     monkeypatch.setattr(lower_source, "read_program", lambda *given: program)
-    found = reference_of(REFERENCE, job)
-    assert isinstance(found, NotLowerable)
+    found = capture_reference(REFERENCE, job)
+    assert isinstance(found, Refusal)
     assert "aten.from_file.default" in found.reason
     assert not target.exists()
 
@@ -351,7 +364,9 @@ def kernel(x, y, scale, shift, out, BLOCK: tl.constexpr):
 """
 
 
-def test_a_triton_kernel_is_compiled_inside_the_sandbox(reference: Reference, job: PairJob) -> None:
+def test_a_triton_kernel_is_compiled_inside_the_sandbox(
+    reference: Reference, job: SourceEvaluationConfig
+) -> None:
     pytest.importorskip("triton")
     body = "out = torch.empty_like(x)\nkernel[(8,)](x, y, self.scale, self.shift, out, BLOCK=16)\nreturn out"
     program = program_of(candidate(body, top=TRITON), reference, job)

@@ -19,18 +19,18 @@ from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.endpoint import Endpoint
 from torch_cudal1.ingest.llm.policy import (
+    LanguageModel,
     TinySpec,
-    Writer,
     create_tiny,
-    recovered,
-    replaced,
+    recover_folder,
+    replace_folder,
     token_logprobs,
 )
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.replay import ReplayEvaluator
-from torch_cudal1.training.stages import CollectConfig, collect, collected, rows
-from torch_cudal1.training.supervised import FitConfig, fit
+from torch_cudal1.training.stages import CollectConfig, build_sft_rows, collect, count_outcomes
+from torch_cudal1.training.supervised import FitConfig, fine_tune
 
 SPEC = TinySpec(hidden=32, layers=1, heads=2, context=96)
 CODEC = KslCodec("cpu")
@@ -65,7 +65,7 @@ def test_the_same_seed_makes_the_same_weights_and_leaves_the_callers_numbers_alo
 
 
 def test_embeddings_are_tied_and_every_word_of_the_language_is_one_token(folder):
-    model = Writer.load(folder)
+    model = LanguageModel.load(folder)
     assert model.model.get_input_embeddings().weight is model.model.get_output_embeddings().weight
     task = ReplayEvaluator.load().split().train[0]
     prompt = CODEC.prompt(task)
@@ -74,7 +74,7 @@ def test_embeddings_are_tied_and_every_word_of_the_language_is_one_token(folder)
 
 
 def test_the_same_seed_samples_the_same_and_another_one_does_not(folder):
-    model = Writer.load(folder, max_new_tokens=8)
+    model = LanguageModel.load(folder, max_new_tokens=8)
     first = model.sample(["<task> cpu row", "<go>"], count=3, temperature=1.0, seed=1)
     assert [len(each) for each in first] == [3, 3]
     assert first == model.sample(["<task> cpu row", "<go>"], count=3, temperature=1.0, seed=1)
@@ -82,7 +82,7 @@ def test_the_same_seed_samples_the_same_and_another_one_does_not(folder):
 
 
 def test_batches_are_joined_with_padding_that_moves_nothing(folder):
-    model = Writer.load(folder, max_new_tokens=8)
+    model = LanguageModel.load(folder, max_new_tokens=8)
     model.batch = 2
     rollout = model.rollout(
         ["<go>", "<task> cpu row op=max <go>", "<task> <go>"], count=2, temperature=1.0, seed=3
@@ -104,7 +104,7 @@ def test_batches_are_joined_with_padding_that_moves_nothing(folder):
 
 
 def test_the_mask_ends_with_the_first_end_token(folder):
-    model = Writer.load(folder)
+    model = LanguageModel.load(folder)
     end = model.tokenizer.eos_token_id
     mask = model.answered(torch.tensor([[5, end, 7, end], [5, 6, 7, 8], [end, end, 5, 6]]))
     assert mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
@@ -112,7 +112,7 @@ def test_the_mask_ends_with_the_first_end_token(folder):
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(folder):
     with pytest.raises(SettingError, match=r"90 tokens.*1 to 32"):
-        Writer.load(folder, max_new_tokens=64).sample(
+        LanguageModel.load(folder, max_new_tokens=64).sample(
             ["<go> " * 90], count=1, temperature=1.0, seed=0
         )
 
@@ -125,7 +125,7 @@ def test_a_size_that_no_model_has_is_refused(wrong):
 
 def test_a_folder_without_a_model_and_a_word_with_a_space_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"config\.json"):
-        Writer.load(tmp_path)
+        LanguageModel.load(tmp_path)
     with pytest.raises(SettingError, match="two words"):
         create_tiny(tmp_path / "x", ["two words"], SPEC)
     assert not (tmp_path / "x").exists()
@@ -133,22 +133,22 @@ def test_a_folder_without_a_model_and_a_word_with_a_space_are_refused(tmp_path):
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     target = tmp_path / "model"
-    with replaced(target) as fresh:
+    with replace_folder(target) as fresh:
         (fresh / "a").write_text("first")
-    with suppress(KeyboardInterrupt), replaced(target) as fresh:
+    with suppress(KeyboardInterrupt), replace_folder(target) as fresh:
         (fresh / "a").write_text("half")
         raise KeyboardInterrupt
     assert (target / "a").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     target.rename(tmp_path / "model.old")  # what a kill between the two renames leaves
-    assert recovered(target)
+    assert recover_folder(target)
     assert (target / "a").read_text() == "first"
 
 
 def test_a_model_writes_programs_from_its_folder_and_behind_a_server(folder, tmp_path):
     evaluator = ReplayEvaluator.load()
     tasks = evaluator.split().train[:2]
-    taught = Writer.load(folder, max_new_tokens=16)
+    taught = LanguageModel.load(folder, max_new_tokens=16)
     with Database(None) as database:
         collect(
             Appraiser(CODEC, evaluator, database),
@@ -157,16 +157,16 @@ def test_a_model_writes_programs_from_its_folder_and_behind_a_server(folder, tmp
             CollectConfig(),
             seed=0,
         )
-        fit(
+        fine_tune(
             taught,
-            rows(CODEC, tasks, database, seed=0),
+            build_sft_rows(CODEC, tasks, database, seed=0),
             FitConfig(steps=60, batch=8, learning_rate=1e-2),
             seed=0,
         )
     taught.save(tmp_path / "taught")
     local, served = (
-        Writer.load(tmp_path / "taught", max_new_tokens=16),
-        Writer.load(tmp_path / "taught", max_new_tokens=16),
+        LanguageModel.load(tmp_path / "taught", max_new_tokens=16),
+        LanguageModel.load(tmp_path / "taught", max_new_tokens=16),
     )
     lock, calls = threading.Lock(), [0]
 
@@ -184,7 +184,7 @@ def test_a_model_writes_programs_from_its_folder_and_behind_a_server(folder, tmp
             CollectConfig(attempts=8),
             seed=0,
         )
-        counts = collected(database)
+        counts = count_outcomes(database)
     assert problems == []
     assert json.loads(json.dumps(server.seen[0]))["messages"][0]["content"].endswith("<go>")
     assert counts[local.name]["ok"] >= 1, counts

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from torch_cudal1.ingest.llm.reward import reward_of
-from torch_cudal1.judge.evaluate.decide import Unstable, conservative, surprising
+from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, round_towards_one
 from torch_cudal1.judge.pool.measured import Measured
 from torch_cudal1.judge.pool.score import bucket_means, score_of
 
@@ -36,7 +36,7 @@ def test_the_score_is_the_median_of_bucket_means_rounded_towards_one(
         )
         == score
     )
-    assert conservative(mean) == score
+    assert round_towards_one(mean) == score
 
 
 def test_a_mean_over_runs_would_be_moved_by_the_outlier_that_the_median_ignores() -> None:
@@ -65,8 +65,8 @@ def test_means_that_mean_nothing_are_refused(means: list[float]) -> None:
 
 
 def test_a_score_is_surprising_above_three_or_twice_the_best() -> None:
-    assert [surprising(score, None) for score in (2.99, 3.0, 3.01)] == [False, False, True]
-    assert [surprising(score, 1.0) for score in (2.0, 2.01)] == [False, True]
+    assert [is_surprising(score, None) for score in (2.99, 3.0, 3.01)] == [False, False, True]
+    assert [is_surprising(score, 1.0) for score in (2.0, 2.01)] == [False, True]
 
 
 def test_a_failure_becomes_a_number_only_here() -> None:

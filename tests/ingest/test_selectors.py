@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudal1.ingest.llm.database import Database, Sample, View
+from torch_cudal1.ingest.llm.database import Database, DatabaseView, StoredSample
 from torch_cudal1.ingest.llm.selectors import SELECTORS, Buckets, Islands, exemplars, selector
 from torch_cudal1.judge.pool.measured import Measured
 
 
-def view_of(scores: list[float], task: str = "t", generations: int = 1) -> View:
+def view_of(scores: list[float], task: str = "t", generations: int = 1) -> DatabaseView:
     database = Database(None)
     for index, score in enumerate(scores):
-        database.add(Sample(str(index), Measured(task, f"program {index}", "ok", score)))
+        database.add(StoredSample(str(index), Measured(task, f"program {index}", "ok", score)))
         if (index + 1) % math.ceil(len(scores) / generations) == 0:
             database.commit()
     database.commit()
@@ -43,14 +43,14 @@ def test_other_seeds_tasks_and_generations_draw_otherwise(name: str) -> None:
     for index, score in enumerate(SPREAD * 3):
         for task in ("t", "u"):
             database.add(
-                Sample(
+                StoredSample(
                     f"{task}{index}",
                     Measured(task, f"program {index}", "ok", score * (1 + index / 100)),
                 )
             )
     database.commit()
     first = database.view()
-    database.add(Sample("of another task", Measured("v", "program", "ok", 1.0)))
+    database.add(StoredSample("of another task", Measured("v", "program", "ok", 1.0)))
     database.commit()
     chosen = selector(name)
     drawn = [exemplars(chosen, seed, "t", first) for seed in range(20)]
@@ -63,7 +63,7 @@ def test_two_ranks_draw_the_same(tmp_path: Path) -> None:
     path = tmp_path / "db.jsonl"
     with Database(path) as database:
         for index, score in enumerate(SPREAD):
-            database.add(Sample(str(index), Measured("t", f"program {index}", "ok", score)))
+            database.add(StoredSample(str(index), Measured("t", f"program {index}", "ok", score)))
         database.commit()
     code = """
 import json, sys
@@ -175,7 +175,7 @@ def test_islands_evolve_apart_until_the_weaker_half_starts_again() -> None:
 def test_failures_are_never_shown() -> None:
     database = Database(None)
     for index, outcome in enumerate(("wrong", "hack", "compile", "run", "unstable", "undecodable")):
-        database.add(Sample(str(index), Measured("t", f"bad {index}", outcome)))  # type: ignore[arg-type]
+        database.add(StoredSample(str(index), Measured("t", f"bad {index}", outcome)))  # type: ignore[arg-type]
     database.commit()
     for name in SELECTORS:
         assert exemplars(selector(name), 0, "t", database.view()) == ()

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.sources import TASK, source
-from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.ingest.llm.text_codec import VERSION, TextCodec
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 
@@ -109,7 +110,7 @@ def test_the_same_program_is_found_however_it_is_wrapped(answer: str) -> None:
 )
 def test_half_a_block_or_junk_is_undecodable_with_its_reason(answer: str, reason: str) -> None:
     found = CODEC.decode(TASK, answer)
-    assert isinstance(found, Undecodable)
+    assert isinstance(found, Refusal)
     assert reason in found.reason
 
 
@@ -117,7 +118,7 @@ def test_every_cut_of_an_answer_is_undecodable_or_the_whole_program() -> None:
     answer = ANSWER.format(code=source())
     for length in range(len(answer)):
         found = CODEC.decode(TASK, answer[:length])
-        assert isinstance(found, Undecodable) or found.program == source().strip("\n") + "\n"
+        assert isinstance(found, Refusal) or found.program == source().strip("\n") + "\n"
 
 
 def test_a_reference_may_hold_braces_and_fences() -> None:

@@ -15,7 +15,7 @@ from tests.runtime.executors import assert_same, drawn
 from tests.runtime.test_cuda_graph import CPU, gpu, needs_extension
 from tests.runtime.test_split_last_kernel import program_of
 from torch_cudal1.ir import constant_folding
-from torch_cudal1.ir.constant_folding import computed_once
+from torch_cudal1.ir.constant_folding import fold_constants
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime.executor import prepare
@@ -49,7 +49,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many steps ar
 def test_results_are_the_same_with_less_to_do(name: str) -> None:
     function, fewer = PROGRAMS[name]
     program = program_of(function, torch.randn(X))
-    less = computed_once(program, CPU, interpret)
+    less = fold_constants(program, CPU, interpret)
     assert len(program.steps) - len(less.steps) == fewer
     assert (less is program) == (fewer == 0)
     if "drawn" in name:
@@ -73,11 +73,11 @@ def test_the_executor_in_cpp_has_fewer_steps() -> None:
 
 def test_what_is_too_large_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of(lambda x: x + torch.arange(4096.0)[:4], torch.randn(X))
-    assert computed_once(program, CPU, interpret) is not program
+    assert fold_constants(program, CPU, interpret) is not program
     monkeypatch.setattr(
-        constant_folding, "MOST_BYTES", 4096 * 4 - 1
+        constant_folding, "MAX_FOLDED_BYTES", 4096 * 4 - 1
     )  # of the memory, not of the view
-    assert computed_once(program, CPU, interpret) is program
+    assert fold_constants(program, CPU, interpret) is program
 
 
 def test_what_fails_fails_when_it_is_called() -> None:
@@ -98,7 +98,7 @@ def test_what_lies_on_another_device_stays_a_step() -> None:
         (spec,), (meta, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,)
     )
     assert (
-        computed_once(program, torch.device("meta"), lambda one, _: interpret(one, CPU)) is program
+        fold_constants(program, torch.device("meta"), lambda one, _: interpret(one, CPU)) is program
     )
 
 
@@ -111,14 +111,14 @@ def test_a_nested_program_that_hands_its_operand_on_gets_no_constant() -> None:
     ):
         ones = Aten("aten.ones.default", ((4,),), (), (1,))
         program = Program((spec,), (ones, Call(passes, (1,), (2,))), (2, 0))
-        assert len(program.steps) - len(computed_once(program, CPU, interpret).steps) == fewer
+        assert len(program.steps) - len(fold_constants(program, CPU, interpret).steps) == fewer
 
 
 def test_a_kernel_s_own_program_stays_as_it_is() -> None:
     spec = TensorSpec("float32", (4,), (1,), "cuda")
     steps = (Alloc(1, spec), Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(1)),)))
     program = Program((spec,), steps, (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
-    assert computed_once(program, CPU, interpret) is program
+    assert fold_constants(program, CPU, interpret) is program
 
 
 def test_the_default_dtype_is_that_of_the_moment_and_part_of_a_region_s_key() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.ir.cost import estimate
+from torch_cudal1.ir.cost import estimate_cost
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn"])
@@ -21,7 +21,7 @@ def test_attention_counts_two_products_for_every_head_of_queries(
     graph = graph_on_a_gpu(
         lambda q, k, v: operator(q, k, v, *further)[0], q, k, k, dtype=torch.float16
     )
-    cost = estimate(lower(graph).region.program)
+    cost = estimate_cost(lower(graph).region.program)
     assert cost.flops == 2 * (2 * 8 * 70 * 50 * 32) * 2
-    assert cost.least_bytes == 2 * (2 * (2 * 8 * 70 * 32) + 2 * (2 * heads_of_keys * 50 * 32))
+    assert cost.min_bytes == 2 * (2 * (2 * 8 * 70 * 32) + 2 * (2 * heads_of_keys * 50 * 32))
     assert cost.steps == 1

@@ -8,9 +8,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.executors import assert_same
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir import interpreter
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.runtime import compiled, executor
+from torch_cudal1.runtime import executor
 
 CPU = torch.device("cpu")
 TRACED = "aten._native_batch_norm_legit_no_training.default"
@@ -52,9 +53,7 @@ def eager(
 @pytest.mark.parametrize("python", [False, True], ids=["C++", "Python"])
 def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
     if python:
-        monkeypatch.setattr(
-            executor, "compile_program", lambda *_: compiled.NotCompiled("the test says so")
-        )
+        monkeypatch.setattr(executor, "compile_program", lambda *_: Refusal("the test says so"))
     program, given = norm(CPU)
     run = executor.prepare(program, CPU)
     with torch.no_grad():

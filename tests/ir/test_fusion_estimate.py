@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_cudal1.ir.fusion_estimate import in_one_pass
+from torch_cudal1.ir.fusion_estimate import approximate_fused_epilogue
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 
@@ -27,7 +27,7 @@ def test_a_convolution_leaves_its_bias_to_the_pass_behind_it() -> None:
     whole = program(
         CONV, step("hardswish.default", Value(3), out=4), step("mul.Tensor", Value(4), 2.0, out=5)
     )
-    found = in_one_pass(whole)
+    found = approximate_fused_epilogue(whole)
     assert found is not None
     assert [one.target for one in found.steps if isinstance(one, Aten)] == [
         "aten.convolution.default",
@@ -45,7 +45,7 @@ def test_what_comes_before_the_product_and_a_bias_that_it_adds_itself_stay() -> 
         step("gelu.default", Value(5), out=6),
         inputs=(x, w, B),
     )
-    found = in_one_pass(whole)
+    found = approximate_fused_epilogue(whole)
     assert found is not None
     assert torch.equal(interpret(found, CPU)([x, w, B])[0], torch.addmm(B, x, w.t()).relu())
 
@@ -74,4 +74,4 @@ def test_what_comes_before_the_product_and_a_bias_that_it_adds_itself_stay() -> 
     ],
 )
 def test_what_inductor_would_not_do_so_is_not_told(steps: tuple[Aten, ...]) -> None:
-    assert in_one_pass(program(*steps)) is None
+    assert approximate_fused_epilogue(program(*steps)) is None

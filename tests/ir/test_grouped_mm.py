@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 
-from torch_cudal1.ir.ops.grouped_mm import operator_of, with_own_operator
+from torch_cudal1.ir.ops.grouped_mm import operator_of, replace_library_operators
 
 PRODUCTS = operator_of("cudal1.grouped_mm.default")
 ENDS = torch.tensor([4, 4, 9], dtype=torch.int32)
@@ -74,7 +74,7 @@ def test_the_operator_of_transformers_is_replaced_however_it_is_called() -> None
         graph.call_function(fallback.default, (left, right, ends)),
     ]
     graph.output(tuple(nodes))
-    with_own_operator(graph)
+    replace_library_operators(graph)
     assert [node.target for node in nodes] == [PRODUCTS, PRODUCTS]
     given = torch.randn(9, 8), torch.randn(3, 8, 4), ENDS
     for found in torch.fx.GraphModule({}, graph)(*given):

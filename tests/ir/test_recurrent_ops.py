@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.captured import captured_call
+from torch_cudal1.graph.captured import capture_call_graphs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.aten import is_random, name_of, overload
 from torch_cudal1.ir.interpreter import interpret
@@ -21,7 +21,7 @@ from torch_cudal1.ir.ops import recurrent_ops
 from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 
 CPU = torch.device("cpu")
 LAYERS: dict[str, Any] = {
@@ -53,7 +53,7 @@ class Tagger(nn.Module):
 def program_of(module: nn.Module, x: torch.Tensor) -> tuple[Program, list[torch.Tensor]]:
     """The module's region, and its inputs in the region's order."""
     with torch.no_grad():
-        call, traced = captured_call(module, (x,), {})
+        call, traced = capture_call_graphs(module, (x,), {})
     (graph,) = traced.graphs
     lowered = lower(graph.module, static=graph.static)
     origins = [graph.origins[position] for position in lowered.order]
@@ -76,10 +76,10 @@ def test_the_step_has_eagers_result_and_knows_its_shape_beforehand(
     x = torch.randn(3, 4, 5)
     with torch.no_grad():
         expected = pytree.tree_leaves(layer(x))
-        with recurrent_ops.whole():
+        with recurrent_ops.OneStepRecurrence():
             found = pytree.tree_leaves(layer(x))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode, recurrent_ops.whole():
+        with mode, recurrent_ops.OneStepRecurrence():
             told = pytree.tree_leaves(layer(mode.from_tensor(x)))
     for real, same, fake in zip(expected, found, told, strict=True):
         assert torch.equal(real, same)
@@ -110,7 +110,7 @@ def test_a_module_with_a_recurrent_layer_is_one_graph_with_one_step_for_it(name:
 def test_inductor_takes_the_layer_as_one_node() -> None:
     module, x = Tagger(nn.LSTM(5, 7, batch_first=True)).eval(), torch.randn(3, 6, 5)
     program, inputs = program_of(module, x)
-    (found,) = build(program, "inductor", CPU)(inputs)
+    (found,) = build_runner(program, "inductor", CPU)(inputs)
     torch.testing.assert_close(found, module(x).detach(), rtol=1e-6, atol=1e-6)
 
 
@@ -132,7 +132,7 @@ def test_tracing_leaves_the_layer_as_it_was() -> None:
     layer = nn.LSTM(5, 7)
     before, weights = set(vars(layer)), layer._flat_weights
     with torch.no_grad():
-        captured_call(layer, (torch.randn(6, 3, 5),), {})
+        capture_call_graphs(layer, (torch.randn(6, 3, 5),), {})
     assert set(vars(layer)) == before
     assert all(a is b for a, b in zip(layer._flat_weights, weights, strict=True))
 
@@ -140,7 +140,7 @@ def test_tracing_leaves_the_layer_as_it_was() -> None:
 def test_a_layer_whose_gradient_is_wanted_is_left_to_pytorch() -> None:
     layer = nn.LSTM(5, 7)
     with pytest.raises(NotLowerableError, match="LSTM"):  # Dynamo breaks the graph there
-        captured_call(layer, (torch.randn(2, 3, 5),), {})
+        capture_call_graphs(layer, (torch.randn(2, 3, 5),), {})
 
 
 @pytest.mark.parametrize("case", ["packed", "dropout", "autocast", "gradient"])
@@ -164,7 +164,7 @@ def test_what_is_not_a_pure_step_is_left_to_pytorch(case: str) -> None:
         torch.autocast("cpu", enabled=case == "autocast"),
         torch.set_grad_enabled(case == "gradient"),
         Watch(),
-        recurrent_ops.whole(),
+        recurrent_ops.OneStepRecurrence(),
     ):
         layer(given)
     assert asked
@@ -200,7 +200,7 @@ def test_cudnns_layer_is_served_under_every_schedule(name: str, schedule: str) -
         torch.randn(3, 6, 5, device="cuda"),
     )
     program, inputs = program_of(module, x)
-    run = build(
+    run = build_runner(
         program,
         schedule,
         torch.device("cuda"),

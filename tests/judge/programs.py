@@ -8,7 +8,7 @@ import torch
 
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Region
-from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionReference
 
 V = Value
 BATCH, WIDE, OUT = 32, 48, 64
@@ -43,5 +43,7 @@ def candidate(program: Program, name: str = "attack", schedule: str = "eager") -
     return Candidate(program, schedule, "test", (name,))  # type: ignore[arg-type]
 
 
-def subject(region: Region, contract: Contract | None = None, device: str = "cpu") -> RegionSubject:
-    return RegionSubject(region, contract or Contract(), torch.device(device))
+def subject(
+    region: Region, contract: Contract | None = None, device: str = "cpu"
+) -> RegionReference:
+    return RegionReference(region, contract or Contract(), torch.device(device))

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.adversarial.nursery import forked_children
+from tests.adversarial.fork_server import forked_children
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.checks import Detector
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import (
-    PairSubject,
     SourceCandidate,
+    SourceReference,
     read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
 __all__ = ["FORWARD", "HEAD", "REFERENCE", "SourceBench", "source", "source_bench"]
 
@@ -64,23 +64,23 @@ def source(*, top: str = "", init: str = "", before: str = "pass", result: str =
 class SourceBench:
     """One oracle for all; each candidate meets a process of its own."""
 
-    subject: PairSubject
+    reference: SourceReference
     examples: list[torch.Tensor]
 
-    def checks(self, text: str, *detectors: Detector) -> list[Check]:
+    def checks(self, text: str, *detectors: CheckSpec) -> list[CheckResult]:
         """What the detectors say of a candidate, up to the first failed check. `numerics` draws the
         inputs most of them need.
         """
         candidate, terms = SourceCandidate(text), Contract()
-        with Child(limits_for(Settings(), CPU), terms) as child:
-            trial = Trial(self.subject, candidate, terms, CPU, child, self.examples)
+        with Child(make_limits(Settings(), CPU), terms) as child:
+            trial = Trial(self.reference, candidate, terms, CPU, child, self.examples)
             try:
                 trial.load("candidate", candidate)
             except CandidateFailure as error:
-                return [Check(error.detector, False, detail=error.found)]
-            return list(validate(trial, detectors=detectors).checks)
+                return [CheckResult(error.detector, False, detail=error.found)]
+            return list(validate(trial, checks=detectors).checks)
 
-    def last(self, text: str, *detectors: Detector) -> Check:
+    def last(self, text: str, *detectors: CheckSpec) -> CheckResult:
         """The check that decided."""
         return self.checks(text, *detectors)[-1]
 
@@ -88,5 +88,5 @@ class SourceBench:
 @contextmanager
 def source_bench(reference: str = REFERENCE) -> Iterator[SourceBench]:
     """A bench whose processes end with the block."""
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as oracle:
+    with forked_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
         yield SourceBench(*read_reference(oracle, reference, CPU))

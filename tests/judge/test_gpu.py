@@ -10,18 +10,18 @@ from torch import nn
 
 from tests.judge.programs import V, candidate, linear_relu, op
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Program, TensorSpec
-from torch_cudal1.ir.records import (
-    SCHEDULES,
-    Accepted,
-    Candidate,
-    Contract,
-    Region,
-    Rejected,
-    Target,
+from torch_cudal1.ir.records import Accepted, Candidate, Contract, Region, Rejected, Target
+from torch_cudal1.ir.schedule import SCHEDULES
+from torch_cudal1.judge import (
+    BaselineRanking,
+    EvaluationConfig,
+    build_candidates,
+    evaluate_candidate,
+    make_evidence,
+    rank_baselines,
 )
-from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
 from torch_cudal1.kernels import propose
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
 CUDA = torch.device("cuda", 0)
-JOB = Job(Settings(), Contract(), CUDA)
+JOB = EvaluationConfig(Settings(), Contract(), CUDA)
 
 
 def cuda(*shape: int) -> TensorSpec:
@@ -61,7 +61,7 @@ def test_every_schedule_runs_and_one_wins() -> None:
     ranking = rank_baselines(replace(region, program=program), schedules, JOB)
     assert set(ranking.medians_us) == set(schedules), ranking.failures
     assert ranking.best.schedule in schedules
-    judgement = judge(
+    judgement = evaluate_candidate(
         replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB
     )
     assert judgement.verdict.passed, judgement.verdict.failure
@@ -74,7 +74,7 @@ def test_inductor_races_where_a_model_has_many_kernels() -> None:
         for i in range(1, 13)
     ]
     with torch.no_grad():
-        (region,) = captured_regions(
+        (region,) = capture_regions(
             nn.Sequential(*blocks).cuda().eval(), (torch.randn(32, 64, device="cuda"),)
         )
     schedules = [name for name in SCHEDULES if "autotune" not in name]
@@ -88,15 +88,15 @@ def test_a_built_kernel_is_judged_with_numbers() -> None:
         ("input",),
     )
     proposals = propose(region.program, 90)[:2]
-    built = build(region, proposals, JOB, target())
+    built = build_candidates(region, proposals, JOB, target())
     assert all(isinstance(one, Candidate) for one in built), built
     ranking = rank_baselines(region, ("eager", "inductor"), JOB)
     for one in built:
         assert isinstance(one, Candidate)
-        judgement = judge(region, one, ranking, JOB)
+        judgement = evaluate_candidate(region, one, ranking, JOB)
         assert judgement.verdict.passed, judgement.verdict.failure
         assert judgement.timing is not None
-        print(judgement.decision, evidence(judgement, ranking)["timing"])
+        print(judgement.decision, make_evidence(judgement, ranking)["timing"])
 
 
 @pytest.mark.parametrize(("rights", "detector"), [((), "numerics"), (("matmul",), None)])
@@ -116,11 +116,11 @@ def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | No
     rounded = Program(
         region.program.inputs, (*steps, op("aten.mm.default", V(4), V(7), out=8)), (8,)
     )
-    job = Job(
+    job = EvaluationConfig(
         Settings(), Contract(rights=rights, assume_finite=True), CUDA
     )  # the split of an infinity is NaN
-    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    decision = judge(region, candidate(rounded), ranking, job).decision
+    ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    decision = evaluate_candidate(region, candidate(rounded), ranking, job).decision
     assert not isinstance(decision, Accepted)  # it does more work than the product alone
     assert isinstance(decision, Rejected)
     assert decision.detector == (detector or "timing"), decision
@@ -128,10 +128,10 @@ def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | No
 
 def test_the_users_switches_are_as_before() -> None:
     before = (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
-    judge(
+    evaluate_candidate(
         product(64),
         candidate(product(64).program),
-        Ranking(Candidate(product(64).program, "eager", "baseline"), {}),
+        BaselineRanking(Candidate(product(64).program, "eager", "baseline"), {}),
         JOB,
     )
     assert (

@@ -20,16 +20,16 @@ from torch import Tensor
 from tests.kernels.compare import errors
 from tests.kernels.islands import interpret, island
 from torch_cudal1.kernels import Proposal, propose
-from torch_cudal1.kernels.templates.gemm_tiles import Schedule
+from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 
 Function = Callable[..., Any]
 TILES = (
-    Schedule("tf32x3", 16, 32, 16, 4, 2, 2),
-    Schedule("bf16x6", 32, 16, 32, 4, 2, 8),
-    Schedule("tf32x3", 64, 64, 64, 4, 2, 1, 3),
-    Schedule("tf32", 32, 32, 32, 4, 2, 4, 2),
+    GemmSchedule("tf32x3", 16, 32, 16, 4, 2, 2),
+    GemmSchedule("bf16x6", 32, 16, 32, 4, 2, 8),
+    GemmSchedule("tf32x3", 64, 64, 64, 4, 2, 1, 3),
+    GemmSchedule("tf32", 32, 32, 32, 4, 2, 4, 2),
 )
-HALF = (Schedule("half", 32, 32, 32, 4, 2, 8), Schedule("half", 16, 64, 16, 4, 2, 2, 2))
+HALF = (GemmSchedule("half", 32, 32, 32, 4, 2, 8), GemmSchedule("half", 16, 64, 16, 4, 2, 2, 2))
 
 
 def normal(*shape: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from tests.kernels.islands import emitted
 from torch_cudal1.ir.program import Alloc, Launch, Program, Value
-from torch_cudal1.kernels.proposal import Kernel, Proposal
+from torch_cudal1.kernels.proposal import KernelSource, Proposal
 
 __all__ = ["compiler", "run_on_cpu"]
 
@@ -56,7 +56,7 @@ def run_on_cpu(
     return [values[value] for value in built.outputs if value is not None]
 
 
-def _compiled(kernels: Sequence[Kernel], folder: Path) -> ctypes.CDLL:
+def _compiled(kernels: Sequence[KernelSource], folder: Path) -> ctypes.CDLL:
     kernel = kernels[0]
     assert kernel.cuda is not None
     runs = [

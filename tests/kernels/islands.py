@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_cudal1.ir.program import Alloc, Aten, Launch, Program, TensorSpec, Value
 from torch_cudal1.kernels.codegen.compile import load_source
-from torch_cudal1.kernels.lowering import Cubin, Lowered, assemble, lower
+from torch_cudal1.kernels.lowering import CompiledKernel, LoweredKernels, assemble, lower
 from torch_cudal1.kernels.proposal import Proposal
 
 GUARD = 64  # elements before and after each output that a kernel must not touch
@@ -121,13 +121,13 @@ def _tuples(arg: Any) -> Any:
     return tuple(_tuples(a) for a in arg) if isinstance(arg, (list, tuple)) else arg
 
 
-def emitted(program: Program, proposal: Proposal) -> tuple[Program, Lowered]:
+def emitted(program: Program, proposal: Proposal) -> tuple[Program, LoweredKernels]:
     """The emitted Program with placeholder machine code, and the sources of its kernels."""
     lowered = lower(program, proposal)
     cubins = {}
     for kernel in lowered.kernels:
         body = torch.frombuffer(bytearray(kernel.text.encode()), dtype=torch.uint8)
-        cubins[kernel.symbol] = Cubin(
+        cubins[kernel.symbol] = CompiledKernel(
             hashlib.sha256(kernel.text.encode()).hexdigest(), body, kernel.warps, 0
         )
     return assemble(program, lowered, cubins), lowered

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.kernels.expr.affine import Atom, Cut, Form, flatten, natural, row_major, unflatten
+from torch_cudal1.kernels.expr.affine import (
+    AffineExpr,
+    Atom,
+    AtomSplit,
+    flatten,
+    linear_index,
+    row_major,
+    unflatten,
+)
 
 # atoms of the iteration space -> sizes it is read as
 AFFINE = [
@@ -24,19 +32,19 @@ AFFINE = [
 
 def settle(
     sizes: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[tuple[Atom, ...], tuple[Form, ...]]:
+) -> tuple[tuple[Atom, ...], tuple[AffineExpr, ...]]:
     """Refine the atoms until the target's digits are affine, as the scheduler does."""
     parts = list(sizes)
     for _ in range(8):
         atoms = tuple(Atom(i, size) for i, size in enumerate(parts))
         try:
-            return atoms, unflatten(natural(atoms), target)
-        except Cut as cut:
+            return atoms, unflatten(linear_index(atoms), target)
+        except AtomSplit as cut:
             parts[cut.atom.id : cut.atom.id + 1] = [parts[cut.atom.id] // cut.inner, cut.inner]
     raise AssertionError("never settles")
 
 
-def value(form: Form, at: dict[Atom, int]) -> int:
+def value(form: AffineExpr, at: dict[Atom, int]) -> int:
     return form.offset + sum(c * at[a] for a, c in form.terms)
 
 
@@ -56,7 +64,7 @@ def test_a_reshape_reads_every_element_at_numpys_index(
 
 
 def test_flatten_undoes_unflatten() -> None:
-    form = natural((Atom(0, 6), Atom(1, 2), Atom(2, 2)))
+    form = linear_index((Atom(0, 6), Atom(1, 2), Atom(2, 2)))
     for sizes in ((6, 2, 2), (6, 4), (12, 2), (24,)):
         assert flatten(unflatten(form, sizes), row_major(sizes)) == form
 
@@ -65,8 +73,8 @@ def test_flatten_undoes_unflatten() -> None:
 def test_digits_that_are_not_affine_are_refused(
     sizes: tuple[int, ...], target: tuple[int, ...]
 ) -> None:
-    with pytest.raises((NotLowerableError, Cut)):
-        unflatten(natural(tuple(Atom(i, size) for i, size in enumerate(sizes))), target)
+    with pytest.raises((NotLowerableError, AtomSplit)):
+        unflatten(linear_index(tuple(Atom(i, size) for i, size in enumerate(sizes))), target)
 
 
 def test_a_shifted_slice_that_would_carry_is_refused() -> None:
@@ -75,8 +83,11 @@ def test_a_shifted_slice_that_would_carry_is_refused() -> None:
     """
     atom = Atom(0, 3)
     with pytest.raises(NotLowerableError, match="carries"):
-        unflatten(Form(2, ((atom, 1),)), (2, 3))
-    assert unflatten(Form(3, ((atom, 1),)), (2, 3)) == (Form(1), Form(0, ((atom, 1),)))
+        unflatten(AffineExpr(2, ((atom, 1),)), (2, 3))
+    assert unflatten(AffineExpr(3, ((atom, 1),)), (2, 3)) == (
+        AffineExpr(1),
+        AffineExpr(0, ((atom, 1),)),
+    )
 
 
 def test_row_major_strides() -> None:

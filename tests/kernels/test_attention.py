@@ -19,7 +19,7 @@ from tests.kernels.islands import Step, island
 from tests.once import interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.ir.check import check_program
@@ -231,7 +231,7 @@ def targets(region: Region) -> list[str]:
 def test_written_out_attention_is_one_island_and_splices_back() -> None:
     region = whole(also=True)
     found = [
-        i for i in partition(region, products=True).islands if targets(i.region).count("bmm") == 2
+        i for i in partition(region, products=True).groups if targets(i.region).count("bmm") == 2
     ]
     assert len(found) == 1
     assert "_softmax" in targets(found[0].region)
@@ -243,7 +243,7 @@ def test_written_out_attention_is_one_island_and_splices_back() -> None:
     given = [torch.randn(spec.shape) for spec in region.program.inputs]
     spliced = splice(
         region.program,
-        {island: island.region.program for island in partition(region, products=True).islands},
+        {island: island.region.program for island in partition(region, products=True).groups},
     )
     for expected, got in zip(
         prepare(region.program, torch.device("cpu"))(given),
@@ -256,9 +256,9 @@ def test_written_out_attention_is_one_island_and_splices_back() -> None:
 def test_attention_of_long_queries_or_without_products_stays_in_parts() -> None:
     assert all(
         targets(i.region).count("bmm") < 2
-        for i in partition(whole(inner=512), products=True).islands
+        for i in partition(whole(inner=512), products=True).groups
     )
-    assert all("bmm" not in targets(i.region) for i in partition(whole()).islands)
+    assert all("bmm" not in targets(i.region) for i in partition(whole()).groups)
 
 
 def heads_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
@@ -287,7 +287,7 @@ def test_a_fused_operator_reads_the_few_heads_of_keys_that_there_are(times: int)
     region = fused_on_a_gpu(times=times)
     (island,) = (
         i
-        for i in partition(region, products=True).islands
+        for i in partition(region, products=True).groups
         if "_scaled_dot_product_flash_attention" in targets(i.region)
     )
     assert sorted(spec.shape for spec in island.region.program.inputs) == [
@@ -302,7 +302,7 @@ def test_repeated_keys_that_something_else_reads_are_written_once() -> None:
     region = fused_on_a_gpu(times=4, also=True)
     (island,) = (
         i
-        for i in partition(region, products=True).islands
+        for i in partition(region, products=True).groups
         if "_scaled_dot_product_flash_attention" in targets(i.region)
     )
     assert sorted(spec.shape for spec in island.region.program.inputs) == [
@@ -354,7 +354,7 @@ def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(
         torch.randn(2, 512, 256, device="cuda", dtype=dtype),
     )
     with torch.no_grad():
-        (region,) = captured_regions(module, (x,))
+        (region,) = capture_regions(module, (x,))
         assert any("_scaled_dot_product" in target for target in targets(region))
         expected = module(x)  # before: the module itself is what is accelerated
         served = cudal1.accelerate(

@@ -20,20 +20,20 @@ from tests.kernels.compare_products import normal
 from tests.once import interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
-from torch_cudal1.graph.fusion.partition import Island, partition
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition
 from torch_cudal1.graph.lower import lower as lower_graph
-from torch_cudal1.graph.propose import product_islands
+from torch_cudal1.graph.propose import find_product_groups
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.cost import estimate
+from torch_cudal1.ir.cost import estimate_cost
 from torch_cudal1.ir.program import Aten, Launch, Program, Value
 from torch_cudal1.ir.records import Region
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lowering import lower
-from torch_cudal1.kernels.templates.attention_backward import FAMILY
-from torch_cudal1.search.shortlist import RACED
+from torch_cudal1.kernels.registry import is_shortlisted
 
+FAMILY = "attention_backward"
 ROOT = Path(__file__).parents[2]
 # of the result's type: a chain of three products and an exponential, relative to results that are
 # small beside their terms. In fp32 NumPy's order of sums differs between processors, up to 420
@@ -302,9 +302,9 @@ def test_in_the_exact_result_nothing_that_the_mask_hides_takes_part() -> None:
 
 def test_it_counts_five_products_and_the_longest_sum() -> None:
     program = Case(normal(1, 2, 150, 16), normal(1, 2, 70, 16), normal(1, 2, 70, 48)).program()
-    assert estimate(program).flops == 2 * (1 * 2 * 150 * 70) * (3 * 16 + 2 * 48)
+    assert estimate_cost(program).flops == 2 * (1 * 2 * 150 * 70) * (3 * 16 + 2 * 48)
     assert analyse(program).longest_reduction == 150
-    assert FAMILY in RACED
+    assert is_shortlisted(FAMILY)
 
 
 def step_on_a_gpu(*, causal: bool) -> Region:
@@ -328,10 +328,10 @@ def step_on_a_gpu(*, causal: bool) -> Region:
     return lower_graph(graph_on_a_gpu(model, (8, 1024, 128), (128, 384), (8, 1024, 128))).region
 
 
-def backward_island(region: Region) -> Island:
+def backward_island(region: Region) -> FusionGroup:
     found = [
         i
-        for i in product_islands(region)
+        for i in find_product_groups(region)
         if "efficient_attention_backward" in str(i.region.program.steps)
     ]
     assert len(found) == 1
@@ -359,7 +359,7 @@ def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposal
 def test_without_products_it_stays_with_inductor() -> None:
     assert all(
         "attention" not in str(i.region.program.steps)
-        for i in partition(step_on_a_gpu(causal=True)).islands
+        for i in partition(step_on_a_gpu(causal=True)).groups
     )
 
 

@@ -22,7 +22,7 @@ from torch_cudal1.ir.program import Launch
 from torch_cudal1.kernels.codegen.compile import build
 from torch_cudal1.kernels.lowering import lower, propose
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.kernels.templates.conv_tiles import Schedule
+from torch_cudal1.kernels.templates.conv_tiles import ConvSchedule
 from torch_cudal1.runtime.executor import prepare
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -37,9 +37,9 @@ def normal(*shape: int) -> Tensor:
     return ((whole.view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
-def cut(**how: int) -> Schedule:
+def cut(**how: int) -> ConvSchedule:
     """A schedule, most of it the usual."""
-    return Schedule(
+    return ConvSchedule(
         **{"z": 1, "y": 1, "channels": 8, "taps": 1, "wide": 1, "stages": 3, "blocks": 1, **how}
     )
 
@@ -54,7 +54,7 @@ def normed(y: Tensor, *vectors: Tensor) -> Tensor:
 
 
 # name -> (schedule, function, shapes of its inputs)
-CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+CASES: dict[str, tuple[ConvSchedule, Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "3x3, bias and relu, ragged": (
         cut(y=4, x=32, columns=16),
         lambda x, w, b: F.relu(F.conv2d(x, w, b)),

@@ -16,19 +16,18 @@ from torch import Tensor
 from tests.kernels.compare_products import CASES, HALF, TILES
 from tests.kernels.islands import island
 from tests.once import interpreted
-from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
+from torch_cudal1.device.specs import max_shared_bytes
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Launch, Program
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
-from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.expr.from_program import trace
+from torch_cudal1.kernels import build, propose
 from torch_cudal1.kernels.lowering import lower
-from torch_cudal1.kernels.ops.matmul import Product, product_of
-from torch_cudal1.kernels.proposal import shared_limit
-from torch_cudal1.kernels.templates.gemm import parts_of
-from torch_cudal1.kernels.templates.gemm_tiles import Schedule, bound_s, schedules
+from torch_cudal1.kernels.registry import trace
+from torch_cudal1.kernels.templates.gemm_tiled import read_parts
+from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 
 ROOT = Path(__file__).parents[2]
 # Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order
@@ -38,12 +37,12 @@ ROOT = Path(__file__).parents[2]
 ROUNDINGS = 128.0
 A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 PACKED = (
-    Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8),
-    Schedule("packed-f16x3", 128, 192, 64, 8, 2, 8),
-    Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 1, 1, 2),
-    Schedule("packed-bf16x6", 128, 96, 64, 8, 2, 8),
-    Schedule("packed-f16x1", 128, 64, 64, 8, 8, 8, 1, 4),
-    Schedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
+    GemmSchedule("packed-f16x3", 128, 128, 64, 8, 3, 8),
+    GemmSchedule("packed-f16x3", 128, 192, 64, 8, 2, 8),
+    GemmSchedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 1, 1, 2),
+    GemmSchedule("packed-bf16x6", 128, 96, 64, 8, 2, 8),
+    GemmSchedule("packed-f16x1", 128, 64, 64, 8, 8, 8, 1, 4),
+    GemmSchedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
 )
 needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason=nvrtc_status()[1])
 Facts = dict[str, list[dict[str, Any]]]
@@ -120,64 +119,13 @@ def test_what_is_not_one_product_with_element_wise_steps_is_refused(
     program = island(function, inputs)
     assert propose(program, 90, ("matmul",)) == ()
     with pytest.raises(NotLowerableError, match=word):
-        parts_of(trace(program))
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"method": "magic"}, "expected one of"),
-        ({"rows": 24}, "powers of two"),
-        ({"columns": 8}, "powers of two"),
-        ({"rows": 512, "columns": 512}, "powers of two"),
-        ({"warps": 3}, "warps"),
-        ({"split": 0}, "positive"),
-        ({"depth": "deep"}, "number"),
-        ({"method": "packed-f16x3", "rows": 64}, "packed tile"),
-        (
-            {"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "promote": 0},
-            "less exact",
-        ),
-        (
-            {"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "cluster": 3},
-            "cluster",
-        ),
-        ({"cluster": 2}, "cluster"),
-        ({"method": "packed-f16x3", "rows": 128, "columns": 256, "depth": 64}, "packed tile"),
-    ],
-)
-def test_a_nonsense_schedule_is_refused_by_name(change: dict[str, Any], word: str) -> None:
-    config = {**Schedule("bf16x6", 64, 64, 32).proposal().config, **change}
-    with pytest.raises(ProgramError, match=word):
-        lower(product_program(), Proposal("gemm", config))
-
-
-def large(m: int, n: int, k: int) -> Product:
-    with torch.device("meta"):
-        program = product_program(torch.mm, torch.empty(m, k), torch.empty(k, n))
-    return product_of(tuple(o.node for o in trace(program).outputs))[1]
-
-
-def test_the_first_schedules_have_small_bounds_and_differ() -> None:
-    product = large(4096, 4096, 4096)
-    found = schedules(product, 90, most=100)
-    bounds = [bound_s(product, one) for one in found]
-    assert bounds[0] == min(bounds)
-    assert found[0].method == "packed-f16x3"
-    assert len({one.method for one in found[:4]}) >= 2
-    of_method = [bound_s(product, one) for one in found if one.method == "bf16x6"]
-    assert of_method == sorted(of_method)
-
-
-def test_products_are_split_where_tiles_do_not_fill_the_device() -> None:
-    assert schedules(large(64, 64, 65536), 90)[0].split > 16
-    assert {one.split for one in schedules(large(8192, 8192, 8192), 90, most=100)} == {1}
+        read_parts(trace(program))
 
 
 def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:
     with torch.device("meta"):
         wide, narrow = torch.empty(70000, 40000), torch.empty(40000, 64)
-    schedule = Schedule("bf16x6", 64, 64, 32).proposal()
+    schedule = GemmSchedule("bf16x6", 64, 64, 32).proposal()
     assert (
         "to(tl.int64)" in lower(product_program(torch.mm, wide, narrow), schedule).kernels[0].text
     )
@@ -187,16 +135,16 @@ def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_a_product_compiles_for_each_architecture(sm: int) -> None:
     program = product_program(lambda c, a, b: F.gelu(torch.addmm(c, a, b)), BIAS, A, B)
-    schedule = Schedule("bf16x6", 64, 64, 32, 4, 2)
+    schedule = GemmSchedule("bf16x6", 64, 64, 32, 4, 2)
     built = build(program, schedule.proposal(), sm)
     check_program(built)
     (launch,) = (step for step in built.steps if isinstance(step, Launch))
     check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, sm)
-    assert launch.shared_bytes <= shared_limit(sm)
+    assert launch.shared_bytes <= max_shared_bytes(sm)
 
 
 def test_a_split_product_compiles_to_two_launches_of_one_scratch_tensor() -> None:
-    built = build(product_program(), Schedule("tf32x3", 64, 64, 32, 4, 3, 8, 4).proposal(), 90)
+    built = build(product_program(), GemmSchedule("tf32x3", 64, 64, 32, 4, 3, 8, 4).proposal(), 90)
     check_program(built)
     first, second = (step for step in built.steps if isinstance(step, Launch))
     assert {arg.value for arg in first.args} & {arg.value for arg in second.args} - {None}
@@ -205,7 +153,9 @@ def test_a_split_product_compiles_to_two_launches_of_one_scratch_tensor() -> Non
 
 @needs_nvrtc
 @pytest.mark.parametrize("schedule", PACKED, ids=lambda s: f"{s.method} {s.columns}")
-def test_packed_products_compile_to_pure_machine_code_without_spills(schedule: Schedule) -> None:
+def test_packed_products_compile_to_pure_machine_code_without_spills(
+    schedule: GemmSchedule,
+) -> None:
     program = product_program(
         lambda c, a, b: F.silu(F.gelu(torch.addmm(c, a, b.t())) * 0.5 + c),
         BIAS,
@@ -222,13 +172,15 @@ def test_packed_products_compile_to_pure_machine_code_without_spills(schedule: S
             inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90
         )
         assert kernel.stack_bytes == 0
-        assert launch.shared_bytes <= shared_limit(90)
+        assert launch.shared_bytes <= max_shared_bytes(90)
 
 
 @needs_nvrtc
 def test_a_tile_that_does_not_fit_the_shared_memory_is_refused() -> None:
     with pytest.raises(NotLowerableError, match="shared memory"):
-        build(product_program(), Schedule("packed-bf16x6", 128, 192, 64, 8, 4, 8).proposal(), 90)
+        build(
+            product_program(), GemmSchedule("packed-bf16x6", 128, 192, 64, 8, 4, 8).proposal(), 90
+        )
 
 
 @pytest.mark.parametrize(

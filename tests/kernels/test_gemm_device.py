@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build
-from torch_cudal1.kernels.templates.gemm_tiles import Schedule
+from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 from torch_cudal1.runtime.executor import prepare
 
 pytestmark = [
@@ -24,24 +24,24 @@ pytestmark = [
 ]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 SCHEDULES = {
-    "bf16x6": Schedule("bf16x6", 128, 128, 32, 8, 3),
-    "bf16x6, split": Schedule("bf16x6", 64, 64, 32, 4, 3, 8, 3),
-    "tf32x3": Schedule("tf32x3", 128, 64, 32, 8, 3),
-    "packed-f16x3": Schedule("packed-f16x3", 128, 128, 64, 8, 3),
-    "packed-f16x3, wide": Schedule("packed-f16x3", 128, 192, 64, 8, 2),
-    "packed-f16x3, narrow": Schedule("packed-f16x3", 128, 64, 64, 8, 4, 2),
-    "packed-f16x3, in pairs": Schedule("packed-f16x3", 128, 128, 64, 8, 3, 4, 1, 1, 2),
-    "packed-f16x3, split": Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 2),
-    "packed-stream": Schedule("packed-stream", 128, 128, 64, 8, 3),
-    "packed-stream, narrow": Schedule("packed-stream", 128, 64, 64, 8, 4),
-    "packed-stream, split": Schedule("packed-stream", 128, 64, 64, 8, 4, 8, 2),
-    "packed-bf16x6": Schedule("packed-bf16x6", 128, 128, 64, 8, 2),
+    "bf16x6": GemmSchedule("bf16x6", 128, 128, 32, 8, 3),
+    "bf16x6, split": GemmSchedule("bf16x6", 64, 64, 32, 4, 3, 8, 3),
+    "tf32x3": GemmSchedule("tf32x3", 128, 64, 32, 8, 3),
+    "packed-f16x3": GemmSchedule("packed-f16x3", 128, 128, 64, 8, 3),
+    "packed-f16x3, wide": GemmSchedule("packed-f16x3", 128, 192, 64, 8, 2),
+    "packed-f16x3, narrow": GemmSchedule("packed-f16x3", 128, 64, 64, 8, 4, 2),
+    "packed-f16x3, in pairs": GemmSchedule("packed-f16x3", 128, 128, 64, 8, 3, 4, 1, 1, 2),
+    "packed-f16x3, split": GemmSchedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 2),
+    "packed-stream": GemmSchedule("packed-stream", 128, 128, 64, 8, 3),
+    "packed-stream, narrow": GemmSchedule("packed-stream", 128, 64, 64, 8, 4),
+    "packed-stream, split": GemmSchedule("packed-stream", 128, 64, 64, 8, 4, 8, 2),
+    "packed-bf16x6": GemmSchedule("packed-bf16x6", 128, 128, 64, 8, 2),
 }
 FAST = {
-    "tf32": Schedule("tf32", 128, 128, 32, 8, 3),
-    "packed-f16x1": Schedule("packed-f16x1", 128, 192, 64, 8, 4, 8, 1, 2),
-    "packed-f16x1, never promoted": Schedule("packed-f16x1", 128, 256, 64, 8, 4, 8, 1, 0),
-    "packed-f16x1, in pairs": Schedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
+    "tf32": GemmSchedule("tf32", 128, 128, 32, 8, 3),
+    "packed-f16x1": GemmSchedule("packed-f16x1", 128, 192, 64, 8, 4, 8, 1, 2),
+    "packed-f16x1, never promoted": GemmSchedule("packed-f16x1", 128, 256, 64, 8, 4, 8, 1, 0),
+    "packed-f16x1, in pairs": GemmSchedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
 }
 
 
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
 }
 
 
-def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: Schedule) -> Tensor:
+def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: GemmSchedule) -> Tensor:
     """What the machine code gives, twice the same."""
     if schedule.method.startswith("packed") and not HOPPER:
         pytest.skip("for sm_90 only")

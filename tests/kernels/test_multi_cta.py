@@ -123,7 +123,9 @@ def test_who_does_not_wait_yields_the_same_bits(monkeypatch: pytest.MonkeyPatch)
     program = island(softmax, (x,))
     proposal = shared(program, columns=8192)
     waiting = prepare(build(program, proposal, 90), x.device)([x])[0]
-    monkeypatch.setattr(multi_cta, "_MEET", multi_cta._MEET.replace("looks < 4096", "looks < 0"))
+    monkeypatch.setattr(
+        multi_cta, "_GRID_BARRIER", multi_cta._GRID_BARRIER.replace("looks < 4096", "looks < 0")
+    )
     assert "looks < 0" in lower(program, proposal).kernels[-1].text
     alone = prepare(build(program, proposal, 90), x.device)([x])[0]
     assert waiting is not None

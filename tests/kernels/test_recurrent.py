@@ -23,7 +23,6 @@ from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
 from torch_cudal1.kernels.codegen.compile import build
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.kernels.templates.recurrent import recurrences
 from torch_cudal1.runtime.executor import prepare
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
@@ -124,7 +123,7 @@ def exact(case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 @pytest.mark.parametrize("name", CASES)
 def test_every_element_is_as_exact_as_eagers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    (proposal,) = recurrences(case.program(), 90)
+    (proposal,) = propose(case.program(), 90)
     found = run_on_cpu(case.program(), proposal, case.inputs(), tmp_path)
     eager, wanted = exact(case)
     assert len(found) == len(wanted)
@@ -140,7 +139,7 @@ def test_not_a_number_stays_in_its_sequence(tmp_path: Path) -> None:
     case = CASES["relu of one step"]
     inputs = case.inputs()
     inputs[0][0, 1, 3] = math.nan
-    (proposal,) = recurrences(case.program(), 90)
+    (proposal,) = propose(case.program(), 90)
     out, _ = run_on_cpu(case.program(), proposal, inputs, tmp_path)
     assert out[:, 0].isfinite().all()
     assert out[:, 1].isnan().all()
@@ -193,14 +192,14 @@ def test_the_layer_is_an_island_by_itself_where_products_are() -> None:
     after = Aten("aten.relu.default", (Value(moved.outs[0]),), (), (moved.outs[-1] + 1,), False)
     whole = Program(program.inputs, (before, moved, after), after.outs)
     region = Region(whole, tuple("input" for _ in whole.inputs))
-    assert [island.steps for island in partition(region, products=True).islands] == [(1,)]
-    assert partition(region).islands == ()
+    assert [island.steps for island in partition(region, products=True).groups] == [(1,)]
+    assert partition(region).groups == ()
 
 
 @pytest.mark.skipif(not nvrtc_status()[0], reason="needs NVRTC")
 @pytest.mark.parametrize("name", CASES)
 def test_it_compiles_to_machine_code_without_spilling_into_memory(name: str) -> None:
-    (proposal,) = recurrences(CASES[name].program(), 90)
+    (proposal,) = propose(CASES[name].program(), 90)
     built = build(CASES[name].program(), proposal, 90)
     assert any(isinstance(step, Launch) and step.cluster == 8 for step in built.steps)
 
@@ -226,7 +225,7 @@ def test_on_a_gpu_too_and_again_and_again(name: str) -> None:
     """
     case = {**CASES, **LARGE}[name]
     sm = 10 * torch.cuda.get_device_capability()[0]
-    proposals = recurrences(case.program(), sm)
+    proposals = propose(case.program(), sm)
     if not proposals:
         pytest.skip("this GPU has no clusters")
     run = prepare(build(case.program(), proposals[0], sm), torch.device("cuda"))

@@ -11,7 +11,7 @@ import pytest
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen import compile as compiling
-from torch_cudal1.kernels.codegen.sass import unwritten
+from torch_cudal1.kernels.codegen.sass import find_unwritten_reads
 
 WRITTEN = """
         /*0060*/                   ULDC.64 UR8, c[0x0][0x208] ;
@@ -28,7 +28,7 @@ WRITTEN = """
 
 
 def test_what_is_written_before_it_is_read_is_in_order() -> None:
-    assert unwritten(WRITTEN) == []
+    assert find_unwritten_reads(WRITTEN) == []
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_what_is_written_before_it_is_read_is_in_order() -> None:
 )
 def test_what_nothing_wrote_is_found(instruction: str, why: str) -> None:
     before = "\n".join(WRITTEN.splitlines()[:5])
-    assert unwritten(f"{before}\n        /*2fe8*/  {instruction} ;") == [
+    assert find_unwritten_reads(f"{before}\n        /*2fe8*/  {instruction} ;") == [
         f"2fe8: {instruction.removeprefix('@P1 ')}"
     ], why
 
 
 def test_after_a_subroutine_nothing_is_said() -> None:
     text = "/*0010*/ CALL.REL.NOINC 0x37e0 ;\n/*0020*/ MOV R42, UR10 ;"
-    assert unwritten(text) == []
+    assert find_unwritten_reads(text) == []
 
 
 def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         compiling, "disassembled", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;"
     )
     with pytest.raises(NotLowerableError, match="nothing wrote, such as 2d30: UIADD3 UR12"):
-        compiling._checked(compiled, "kernel", 90)
+        compiling._check_resources(compiled, "kernel", 90)
     monkeypatch.setattr(compiling, "disassembled", lambda cubin: None)
     before = telemetry.report().counters.get("kernels.machine_code_not_read", 0)
-    assert compiling._checked(compiled, "kernel", 90).warps == 4
+    assert compiling._check_resources(compiled, "kernel", 90).warps == 4
     assert telemetry.report().counters["kernels.machine_code_not_read"] == before + 1

@@ -16,15 +16,15 @@ from torch import Tensor
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.islands import emitted, island
 from torch_cudal1.ir.program import Launch
-from torch_cudal1.kernels.templates.gemm_tiles import Schedule
+from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
-SIX = Schedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
-PAIR = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2, 1, 1, 2)
-ONE = Schedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
-STREAM = Schedule("packed-stream", 128, 64, 64, 8, 2, 2)
-NEVER = Schedule("packed-f16x1", 128, 64, 64, 8, 2, 8, 1, 0)
+THREE = GemmSchedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
+SIX = GemmSchedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
+PAIR = GemmSchedule("packed-f16x3", 128, 64, 64, 8, 2, 2, 1, 1, 2)
+ONE = GemmSchedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
+STREAM = GemmSchedule("packed-stream", 128, 64, 64, 8, 2, 2)
+NEVER = GemmSchedule("packed-f16x1", 128, 64, 64, 8, 2, 8, 1, 0)
 
 
 def normal(*shape: int) -> Tensor:
@@ -57,7 +57,7 @@ def depths_far_apart() -> tuple[Tensor, Tensor]:
 
 
 # name -> (schedule, function, inputs, rms error over eager's that is allowed)
-CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]] = {
+CASES: dict[str, tuple[GemmSchedule, Callable[..., Any], tuple[Tensor, ...], float]] = {
     "ragged, several tiles, bias and gelu": (
         THREE,
         lambda c, a, b: F.gelu(torch.addmm(c, a, b.t())),
@@ -118,7 +118,7 @@ def test_packed_products_match_float64(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [SIX, STREAM])
-def test_nan_and_infinity_go_where_fp32_sends_them(schedule: Schedule, tmp_path: Path) -> None:
+def test_nan_and_infinity_go_where_fp32_sends_them(schedule: GemmSchedule, tmp_path: Path) -> None:
     a, b = normal(36, 72), normal(72, 66)
     a[3, 7], a[5, 1], a[7, 9], a[7, 11], b[2, 65] = (
         float("nan"),
@@ -136,7 +136,7 @@ def test_nan_and_infinity_go_where_fp32_sends_them(schedule: Schedule, tmp_path:
 
 
 @pytest.mark.parametrize("schedule", [THREE, PAIR])
-def test_as_many_blocks_are_launched_as_there_are_tiles(schedule: Schedule) -> None:
+def test_as_many_blocks_are_launched_as_there_are_tiles(schedule: GemmSchedule) -> None:
     """A launch counts clusters: twice the blocks of a pair's kernel would read and write beyond
     every operand.
     """

@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import models
 from tests.judge.programs import linear_relu
 from tests.runtime.executors import assert_same, drawn, in_threads
-from tests.runtime.test_schedule import WHOLE
+from tests.runtime.test_runner import WHOLE
 from torch_cudal1.core import native, telemetry
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec, Value
 from torch_cudal1.runtime import compiled
-from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+from torch_cudal1.runtime.compiled import compile_program
 from torch_cudal1.runtime.executor import prepare
 
 pytestmark = pytest.mark.skipif(
@@ -254,7 +255,7 @@ MODES: dict[str, Callable[[], Any]] = {
 def test_both_executors_agree(name, mode):
     whole = PROGRAMS[name]
     plan = compile_program(whole, CPU)
-    assert not isinstance(plan, NotCompiled), plan
+    assert not isinstance(plan, Refusal), plan
     inputs = inputs_of(whole)
     with MODES[mode]():
         for _ in range(2):
@@ -268,9 +269,9 @@ def test_both_executors_agree(name, mode):
 def test_both_executors_agree_on_whole_models(model):
     made = models.build(model, sizes="small", device="cpu")
     with torch.no_grad():
-        (region,) = captured_regions(made.module.eval(), made.inputs)
+        (region,) = capture_regions(made.module.eval(), made.inputs)
     plan = compile_program(region.program, CPU)
-    assert not isinstance(plan, NotCompiled), plan
+    assert not isinstance(plan, Refusal), plan
     tensors = inputs_of(region.program)
     with torch.no_grad():
         assert_same(plan(tensors), interpret(region.program, CPU)(tensors), tensors)
@@ -306,7 +307,7 @@ UNSUPPORTED = {
 def test_what_the_plan_cannot_hold_runs_in_python_with_the_reason(name):
     whole, reason = UNSUPPORTED[name]
     answer = compile_program(whole, CPU)
-    assert isinstance(answer, NotCompiled)
+    assert isinstance(answer, Refusal)
     assert reason in answer.reason
     telemetry.reset()
     tensors = inputs_of(whole)
@@ -321,7 +322,7 @@ def test_without_the_extension_python_runs_it(monkeypatch):
     monkeypatch.setattr(compiled.native, "extension", lambda: None)
     monkeypatch.setattr(compiled.native, "status", lambda: (False, "not built: no compiler"))
     answer = compile_program(WHOLE, CPU)
-    assert answer == NotCompiled("not built: no compiler")
+    assert answer == Refusal("not built: no compiler")
     assert prepare(WHOLE, CPU)(inputs_of(WHOLE))[0].shape == (7, 6)
 
 

@@ -23,8 +23,9 @@ from tests.device.test_driver import add, cuda, number, pointer, recorder_path  
 from tests.runtime.executors import in_threads
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError, NotLowerableError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime import cuda_graph
-from torch_cudal1.runtime.cuda_graph import GraphedRunner, _Captured, _strided_copy
+from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _strided_copy
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(
@@ -47,7 +48,7 @@ def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """
     bodies: dict[int, Any] = {}
 
-    def capture(self: GraphedRunner, inputs: Any) -> _Captured:
+    def capture(self: GraphedRunner, inputs: Any) -> GraphCapture:
         held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
         steps = self._runner
         results = steps(held)
@@ -61,7 +62,7 @@ def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                     storage.copy_(new)
 
         bodies[handle] = body
-        return _Captured(
+        return GraphCapture(
             SimpleNamespace(raw_cuda_graph=lambda: handle), [held[i] for i in self._moving], outputs
         )  # type: ignore[arg-type]
 
@@ -118,13 +119,13 @@ def test_weights_are_read_where_they_lie_and_captured_again_where_they_moved(gra
 
 @needs_extension
 def test_old_graphs_go_when_weights_move_for_ever(graphed):
-    x, weights = draw()[1], [torch.randn(3, 4) for _ in range(cuda_graph._KEPT_GRAPHS + 1)]
+    x, weights = draw()[1], [torch.randn(3, 4) for _ in range(cuda_graph._MAX_GRAPHS + 1)]
     for weight in weights:
         graphed.run([weight, x])
     graphed.run([weights[-1], x])
-    assert len(graphed.bodies) == cuda_graph._KEPT_GRAPHS + 1
+    assert len(graphed.bodies) == cuda_graph._MAX_GRAPHS + 1
     assert_right(graphed.run([weights[0], x]), [weights[0], x])  # the first was forgotten
-    assert len(graphed.bodies) == cuda_graph._KEPT_GRAPHS + 2
+    assert len(graphed.bodies) == cuda_graph._MAX_GRAPHS + 2
 
 
 @needs_extension
@@ -344,24 +345,28 @@ def test_calls_leak_nothing_and_the_runner_can_be_collected(graphed):
 
 def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
     base = torch.zeros(4, 4)
-    cuda_graph._refuse_shared([base, None, base.clone(), torch.empty(0)])
+    cuda_graph._refuse_shared_outputs([base, None, base.clone(), torch.empty(0)])
     with pytest.raises(NotLowerableError, match="share memory"):
-        cuda_graph._refuse_shared([base, base[0]])
+        cuda_graph._refuse_shared_outputs([base, base[0]])
 
 
 def test_tensors_elsewhere_are_refused_before_a_capture():
-    cuda_graph._refuse_elsewhere("input", [torch.zeros(2), None], CPU)
+    cuda_graph._refuse_other_devices("input", [torch.zeros(2), None], CPU)
     with pytest.raises(
         NotLowerableError, match="input 1 is on meta, and a CUDA graph serves tensors on cpu"
     ):
-        cuda_graph._refuse_elsewhere("input", [torch.zeros(2), torch.zeros(2, device="meta")], CPU)
+        cuda_graph._refuse_other_devices(
+            "input", [torch.zeros(2), torch.zeros(2, device="meta")], CPU
+        )
     with pytest.raises(NotLowerableError, match="output 0 is on cpu"):
-        cuda_graph._refuse_elsewhere("output", [torch.zeros(2)], torch.device("cuda", 0))
+        cuda_graph._refuse_other_devices("output", [torch.zeros(2)], torch.device("cuda", 0))
 
 
 def test_without_the_extension_or_a_handle_python_replays_and_says_why(monkeypatch):
     runner = GraphedRunner(function, frozenset([0]), CPU)
-    monkeypatch.setattr(cuda_graph, "replay_addresses", lambda device: "no CUDA driver: none here")
+    monkeypatch.setattr(
+        cuda_graph, "find_replay_addresses", lambda device: Refusal("no CUDA driver: none here")
+    )
     monkeypatch.setattr(cuda_graph.native, "extension", lambda: SimpleNamespace())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=None))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

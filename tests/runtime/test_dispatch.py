@@ -330,7 +330,7 @@ def test_an_interrupt_is_not_swallowed(tmp_path, monkeypatch):
 
 
 def test_a_table_refuses_what_it_cannot_hold():
-    table = dispatch.entry(cuda=False)
+    table = dispatch.make_dispatch_table(cuda=False)
     assert table is not None
     guard = native.extension().Guard(*[()] * 10)
     for bad in (
@@ -352,7 +352,7 @@ def test_a_table_refuses_what_it_cannot_hold():
     assert not table.add(1, (X,), {}, guard, (0,), print, None, None)
     assert torch.equal(table((X,), {}), X + 1)
     table.clear()
-    assert table((X,), {}) is dispatch.miss()
+    assert table((X,), {}) is dispatch.miss_sentinel()
 
 
 # --- lifetimes
@@ -427,8 +427,8 @@ def test_it_is_the_swap_that_runs(tmp_path):
 
 def test_without_the_extension_there_is_no_table(monkeypatch):
     monkeypatch.setattr(dispatch.native, "extension", lambda: None)
-    assert dispatch.entry(cuda=False) is None
-    assert dispatch.miss() is None
+    assert dispatch.make_dispatch_table(cuda=False) is None
+    assert dispatch.miss_sentinel() is None
     with nullcontext():
         module = nn.Linear(2, 2)
     torch_cudal1.accelerate(module, enabled=True)

@@ -26,14 +26,14 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from torch_cudal1.core import native
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime import guard
 from torch_cudal1.runtime.guard import (
     ModuleGuard,
-    Refusal,
-    bind,
+    bind_guard,
     call_state,
+    find_tracing,
     python_signature,
-    tracing_reason,
 )
 
 BUILT, WHY_NOT = native.status()
@@ -104,7 +104,7 @@ def implementation(request: pytest.FixtureRequest) -> Any:
 
 
 def bound(module: nn.Module, implementation: Any = None) -> ModuleGuard:
-    held = bind(module, implementation=implementation)
+    held = bind_guard(module, implementation=implementation)
     assert isinstance(held, ModuleGuard), held
     assert held.holds(), held.why()
     assert held.why() == ""
@@ -353,7 +353,7 @@ def test_hooks_for_every_module_end_the_guard(name: str, implementation: Any) ->
     try:
         assert not held.holds()
         assert name in held.why()
-        assert isinstance(bind(Model()), Refusal)
+        assert isinstance(bind_guard(Model()), Refusal)
     finally:
         del registry[-1]
     assert held.holds()
@@ -480,7 +480,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_watched_is_refused_with_the_reason(case: str) -> None:
     make, words = REFUSED[case]
-    refused = bind(make())
+    refused = bind_guard(make())
     assert isinstance(refused, Refusal)
     assert any(word in refused.reason for word in words.split("|")), refused.reason
 
@@ -818,7 +818,7 @@ def test_grad_mode_autocast_and_default_device_change_the_state() -> None:
         with torch.autocast("cpu", dtype):
             states.add(call_state("cpu"))
     with torch.device("meta"):
-        assert tracing_reason() == ""
+        assert find_tracing() is None
         states.add(call_state("cpu"))
     assert len(states) == 5
 
@@ -844,7 +844,7 @@ def _seen_in(run: Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]) -> st
     seen: list[str] = []
 
     def spy(x: torch.Tensor) -> torch.Tensor:
-        seen.append(tracing_reason())
+        seen.append(str(find_tracing() or ""))
         return x * 2
 
     run(spy)
@@ -884,4 +884,4 @@ def test_what_looks_into_a_call_is_named(tracer: str) -> None:
     reason = _seen_in(run)
     assert words in reason
     assert bool(words) == bool(reason)
-    assert tracing_reason() == ""
+    assert find_tracing() is None

@@ -15,9 +15,9 @@ import torch
 
 from torch_cudal1.core import native
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.runtime import schedule
+from torch_cudal1.runtime import runner
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.runtime.huge_pages import in_huge_pages
+from torch_cudal1.runtime.huge_pages import use_huge_pages
 
 CPU = torch.device("cpu")
 LARGE = 9 << 20  # elements of float32: 36 MiB
@@ -74,7 +74,7 @@ def only(results: Sequence[torch.Tensor | None]) -> torch.Tensor:
 def test_results_of_both_schedules_lie_in_huge_pages() -> None:
     given = torch.ones(LARGE)
     for name in ("eager", "inductor"):
-        result = only(schedule.build(doubling(LARGE), name, CPU)([given]))
+        result = only(runner.build_runner(doubling(LARGE), name, CPU)([given]))
         assert middle_is_advised(result), name
         assert result[0] == result[-1] == 2.0
 
@@ -85,7 +85,7 @@ def test_a_result_that_the_c_library_may_keep_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "ours", [prepare(doubling(LARGE), CPU), in_huge_pages(allocate)], ids=["plan", "wrapped"]
+    "ours", [prepare(doubling(LARGE), CPU), use_huge_pages(allocate)], ids=["plan", "wrapped"]
 )
 def test_what_the_user_allocates_is_left_alone(
     ours: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]],
@@ -99,7 +99,7 @@ def test_a_call_that_raises_ends_the_advice() -> None:
         raise ValueError("no result")
 
     with pytest.raises(ValueError, match="no result"):
-        in_huge_pages(fail)([])
+        use_huge_pages(fail)([])
     assert not middle_is_advised(torch.empty(LARGE))
 
 
@@ -110,7 +110,7 @@ def test_a_plan_inside_of_a_call_does_not_end_its_advice() -> None:
         plan(inputs)
         return [torch.empty(LARGE)]
 
-    assert middle_is_advised(only(in_huge_pages(nested)([torch.ones(SMALL)])))
+    assert middle_is_advised(only(use_huge_pages(nested)([torch.ones(SMALL)])))
 
 
 def test_other_threads_are_left_alone() -> None:
@@ -124,7 +124,7 @@ def test_other_threads_are_left_alone() -> None:
         thread.join()
         return allocate(inputs)
 
-    assert middle_is_advised(only(in_huge_pages(elsewhere)([torch.ones(LARGE)])))
+    assert middle_is_advised(only(use_huge_pages(elsewhere)([torch.ones(LARGE)])))
     assert found == [False]
 
 

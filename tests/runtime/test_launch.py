@@ -33,10 +33,11 @@ from tests.device.test_driver import (
 from tests.runtime.executors import in_threads
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError, ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda import addresses, driver
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
-from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+from torch_cudal1.runtime.compiled import compile_program
 from torch_cudal1.runtime.executor import launch_through_driver, prepare
 
 pytestmark = pytest.mark.skipif(
@@ -57,7 +58,7 @@ def on_recorder(cubin: torch.Tensor, *launches: Launch, **changes: Any) -> Any:
         CPU,
         load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU),
     )
-    assert not isinstance(plan, NotCompiled), plan
+    assert not isinstance(plan, Refusal), plan
     return plan
 
 
@@ -188,7 +189,7 @@ def compiled_on_recorder(program: Program) -> Any:
     plan = compile_program(
         program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
     )
-    assert not isinstance(plan, NotCompiled), plan
+    assert not isinstance(plan, Refusal), plan
     return plan
 
 
@@ -520,7 +521,7 @@ def right(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @gpu
 def test_both_executors_agree_on_the_device(real):
     plan = compile_program(real, torch.device("cuda", 0))
-    assert not isinstance(plan, NotCompiled), plan
+    assert not isinstance(plan, Refusal), plan
     x, y = on_gpu()
     assert torch.equal(
         plan([x, y])[0],

@@ -13,7 +13,7 @@ from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import Program
 from torch_cudal1.runtime.random_graph import refuse_host_numbers
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 
 X = torch.zeros(64, 32)
 DRAWING: dict[str, Callable[[torch.Tensor], object]] = {
@@ -40,7 +40,7 @@ def test_numbers_of_the_host_are_refused_and_those_of_the_device_are_not() -> No
 def test_replays_continue_the_users_sequence_of_random_numbers(name: str) -> None:
     device, x = torch.device("cuda"), X.cuda()
     eager, graph = (
-        build(_program(name), schedule, device) for schedule in ("eager", "eager+graph")
+        build_runner(_program(name), schedule, device) for schedule in ("eager", "eager+graph")
     )
     sequences = []
     for run in (eager, graph):

@@ -17,15 +17,15 @@ from tests.device.test_driver import cuda, number, recorder_path  # noqa: F401
 from tests.runtime.executors import assert_same, drawn, in_threads
 from tests.runtime.test_cuda_graph import CPU, gpu, graphed, needs_extension  # noqa: F401
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.functional_module import Flat
+from torch_cudal1.graph.functional_module import FunctionalModule
 from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime import split_last_kernel
-from torch_cudal1.runtime.cuda_graph import GraphedRunner, _apart, _Captured
+from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _copy_if_in_graph
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.runtime.schedule import build as built
-from torch_cudal1.runtime.split_last_kernel import parted
+from torch_cudal1.runtime.runner import build_runner
+from torch_cudal1.runtime.split_last_kernel import split_last_step
 
 
 def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
@@ -34,7 +34,7 @@ def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
             return function(*given)
 
     with torch.no_grad():
-        flat = Flat(Plain(), inputs, {})
+        flat = FunctionalModule(Plain(), inputs, {})
         (graph,) = trace(flat, flat.tensors).graphs
     found = lower(graph.module, static=graph.static, kind=graph.kind)
     return with_inputs(found.region.program, found.order, tuple(map(TensorSpec.of, inputs)))
@@ -42,7 +42,7 @@ def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
 
 @pytest.fixture(autouse=True)
 def small_results_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_last_kernel, "LEAST_BYTES", 1)
+    monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", 1)
 
 
 def draw(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
@@ -72,7 +72,7 @@ WHOLE = {
 def test_both_parts_after_one_another_are_the_program(name: str) -> None:
     function, shapes = PARTED[name]
     program = program_of(function, *draw(*shapes))
-    two = parted(program)
+    two = split_last_step(program)
     assert two is not None
     assert two.first.steps == program.steps[: len(two.first.steps)]
     first, last, whole = (prepare(one, CPU) for one in (two.first, two.last, program))
@@ -97,14 +97,14 @@ def test_both_parts_after_one_another_are_the_program(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_cannot_be_parted_stays_whole(name: str) -> None:
     function, shapes = WHOLE[name]
-    assert parted(program_of(function, *draw(*shapes))) is None
+    assert split_last_step(program_of(function, *draw(*shapes))) is None
 
 
 def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of(lambda x: torch.exp(torch.relu(x)), torch.randn(64, 64))
     for least, apart in ((64 * 64 * 4, True), (64 * 64 * 4 + 1, False)):
-        monkeypatch.setattr(split_last_kernel, "LEAST_BYTES", least)
-        assert (parted(program) is not None) == apart
+        monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", least)
+        assert (split_last_step(program) is not None) == apart
 
 
 def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
@@ -114,14 +114,14 @@ def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
         Aten("aten.exp.default", (Value(1),), (), (2,)),
     )
     handed_on = Aten("aten._unsafe_view.default", (Value(2), (16,)), (), (3,))
-    two = parted(Program((spec,), (relu, add, handed_on), (3,)))
+    two = split_last_step(Program((spec,), (relu, add, handed_on), (3,)))
     assert two is not None
     assert [step.target for step in two.last.steps if isinstance(step, Aten)] == [
         "aten.exp.default",
         "aten._unsafe_view.default",
     ]
     assert (
-        parted(
+        split_last_step(
             Program(
                 (spec,),
                 (relu, handed_on.__class__(handed_on.target, (Value(1), (16,)), (), (2,))),
@@ -141,7 +141,7 @@ def test_pieces_of_one_result_are_no_operands_of_a_last_step() -> None:
         ),  # both are views of the same memory
         Aten("aten.add.Tensor", (Value(2), Value(3)), (), (4,)),
     )
-    two = parted(Program((spec,), steps, (4,)))
+    two = split_last_step(Program((spec,), steps, (4,)))
     assert two is not None
     assert [len(two.first.outputs), len(two.last.steps)] == [1, 2]
 
@@ -164,7 +164,7 @@ def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, ap
         payloads={"k": torch.zeros(4, dtype=torch.uint8)},
     )
     relu = Aten("aten.relu.default", (Value(0),), (), (1,))
-    two = parted(Program((KERNEL,), (relu, Call(inner, (1,), (2,))), (2,)))
+    two = split_last_step(Program((KERNEL,), (relu, Call(inner, (1,), (2,))), (2,)))
     assert (two is not None) == apart
 
 
@@ -172,7 +172,9 @@ def test_steps_that_launch_by_themselves_are_not_parted() -> None:
     launch = Launch("k", "k", (1, 1, 1), 32, 0, ())
     steps = (Aten("aten.relu.default", (Value(0),), (), (1,)), Alloc(2, KERNEL), launch)
     assert (
-        parted(Program((KERNEL,), steps, (2,), payloads={"k": torch.zeros(4, dtype=torch.uint8)}))
+        split_last_step(
+            Program((KERNEL,), steps, (2,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+        )
         is None
     )
 
@@ -192,7 +194,7 @@ RELU = program_of(torch.relu, *draw(X))
 
 
 def runner() -> GraphedRunner:
-    two = parted(LAYERS)
+    two = split_last_step(LAYERS)
     assert two is not None
     return GraphedRunner(
         prepare(two.first, CPU), frozenset({1, 2}), CPU, last=prepare(two.last, CPU)
@@ -233,10 +235,10 @@ def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graphed: 
 
 def test_python_copies_it_too() -> None:
     inside, outside = torch.randn(X), torch.randn(X)
-    captured = _Captured(None, [], [inside, None, 0])  # type: ignore[arg-type]
-    assert _apart(None, captured) is None
-    assert _apart(outside, captured) is outside
-    copied = _apart(inside.t(), captured)
+    captured = GraphCapture(None, [], [inside, None, 0])  # type: ignore[arg-type]
+    assert _copy_if_in_graph(None, captured) is None
+    assert _copy_if_in_graph(outside, captured) is outside
+    copied = _copy_if_in_graph(inside.t(), captured)
     assert copied is not None
     assert torch.equal(copied, inside.t())
     assert copied.untyped_storage().data_ptr() != inside.untyped_storage().data_ptr()
@@ -283,12 +285,16 @@ def on_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Any, list[torch.Tensor], Callable[..., torch.Tensor]]:
     """A graph with 8 MiB of results, its weights, and the function."""
-    monkeypatch.undo()  # the true LEAST_BYTES
+    monkeypatch.undo()  # the true MIN_SPLIT_BYTES
     torch.manual_seed(0)
     weights = [torch.randn(4096, 64, device="cuda"), torch.randn(4096, device="cuda")]
     program = program_of(layers, torch.randn(512, 64, device="cuda"), *weights)
-    assert parted(program) is not None
-    return built(program, "eager+graph", torch.device("cuda", 0), static=(1, 2)), weights, layers
+    assert split_last_step(program) is not None
+    return (
+        build_runner(program, "eager+graph", torch.device("cuda", 0), static=(1, 2)),
+        weights,
+        layers,
+    )
 
 
 @pytest.mark.gpu

@@ -15,13 +15,14 @@ from torch import nn
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.records import Candidate, Miss, Region, Rejected, Target
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ir.records import Candidate, Region, Rejected, Target
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search import build_cache
 from torch_cudal1.store.cache import build_files
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 ONE, OTHER = (Proposal("norm", {"rows": rows}) for rows in (1, 2))
 
@@ -29,7 +30,7 @@ ONE, OTHER = (Proposal("norm", {"rows": rows}) for rows in (1, 2))
 @pytest.fixture
 def region() -> Region:
     with torch.no_grad():
-        (found,) = captured_regions(nn.LayerNorm(16).eval(), (torch.randn(4, 16),))
+        (found,) = capture_regions(nn.LayerNorm(16).eval(), (torch.randn(4, 16),))
     return found
 
 
@@ -39,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
     given: list[Proposal] = []
 
     def build(
-        region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+        region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
     ) -> tuple[Candidate | Rejected, ...]:
         given.extend(proposals)
         refused = Rejected("it took too long", "timeout")
@@ -48,19 +49,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
             for one in proposals
         )
 
-    monkeypatch.setattr(judge, "build", build)
+    monkeypatch.setattr(judge, "build_candidates", build)
     return given
 
 
-def place_at(folder: Path) -> Place:
+def place_at(folder: Path) -> TuneContext:
     telemetry.reset()
-    here = place_for(torch.device("cpu"), Settings(cache_dir=folder))
+    here = make_context(torch.device("cpu"), Settings(cache_dir=folder))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
 
 
-def answers(region: Region, place: Place) -> tuple[Candidate | Rejected, ...]:
-    return build_cache.build(
-        region, (OTHER, ONE), judge.Job(place.settings, place.contract, torch.device("cpu")), place
+def answers(region: Region, place: TuneContext) -> tuple[Candidate | Rejected, ...]:
+    return build_cache.build_proposals(
+        region,
+        (OTHER, ONE),
+        judge.EvaluationConfig(place.settings, place.contract, torch.device("cpu")),
+        place,
     )
 
 
@@ -78,22 +82,22 @@ def test_what_will_never_compile_is_not_asked_again(
     region: Region, asked: list[Proposal], tmp_path: Path
 ) -> None:
     never = Rejected(str(NotLowerableError("needs more than the device has")), "build")
-    build_cache.keep(tmp_path, region.program, OTHER, 90, never)
+    build_cache.store_build(tmp_path, region.program, OTHER, 90, never)
     assert answers(region, place_at(tmp_path))[0] == never
     assert asked == [ONE]
 
 
-def test_another_architecture_template_or_island_is_another_kernel(
+def test_another_architecture_template_or_fusion_group_is_another_kernel(
     region: Region, asked: list[Proposal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(region, place_at(tmp_path))
-    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Candidate)
-    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 80), Miss)
+    assert isinstance(build_cache.find_build(tmp_path, region.program, ONE, 90), Candidate)
+    assert isinstance(build_cache.find_build(tmp_path, region.program, ONE, 80), Refusal)
     assert isinstance(
-        build_cache.kept(tmp_path, replace(region.program, outputs=()), ONE, 90), Miss
+        build_cache.find_build(tmp_path, replace(region.program, outputs=()), ONE, 90), Refusal
     )
-    monkeypatch.setattr(build_files, "versions_name", lambda: "templates of tomorrow")
-    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Miss)
+    monkeypatch.setattr(build_files, "name_versions", lambda: "templates of tomorrow")
+    assert isinstance(build_cache.find_build(tmp_path, region.program, ONE, 90), Refusal)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "])

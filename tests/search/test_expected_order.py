@@ -8,15 +8,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.search.islands import SIZES, family, island, timings, took_us
-from torch_cudal1.kernels.features import Island
+from tests.search.kernel_cases import SIZES, family, features_of, timings, took_us
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.kernels.features import KernelFeatures
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.search.cost_model.predictor import CostModel, Guess, Unknown, learn
-from torch_cudal1.search.evolution.expected_order import EXPLORED, chosen, hopeless
+from torch_cudal1.search.cost_model.predictor import CostModel, Prediction, fit_cost_model
+from torch_cudal1.search.evolution.expected_order import (
+    EXPLORED_FRACTION,
+    is_hopeless,
+    select_proposals,
+)
 
 HELD_OUT = (4096, 2048, 4096)
 BEST_FIRST = tuple(Proposal("gemm", {"at": at}) for at in range(12))
-SOME = Island("gemm", {"m": 1}, 1.0)
+SOME = KernelFeatures("gemm", {"m": 1}, 1.0)
 
 
 class Liar(CostModel):
@@ -25,35 +30,35 @@ class Liar(CostModel):
     def __init__(self) -> None:
         pass
 
-    def guess(self, island: Island, proposals: Sequence[Proposal]) -> list[Guess]:
-        return [Guess(100.0 * 4.0 ** -one.number("at", 0), 1.0) for one in proposals]
+    def predict(self, features: KernelFeatures, proposals: Sequence[Proposal]) -> list[Prediction]:
+        return [Prediction(100.0 * 4.0 ** -one.number("at", 0), 1.0) for one in proposals]
 
 
 def test_without_a_model_the_order_is_todays() -> None:
-    assert chosen(BEST_FIRST, SOME, Unknown("no timings"), 4) == BEST_FIRST[:4]
+    assert select_proposals(BEST_FIRST, SOME, Refusal("no timings"), 4) == BEST_FIRST[:4]
 
 
-def test_with_one_an_unseen_islands_fastest_kernels_are_chosen() -> None:
-    model = learn(timings([one for one in SIZES if one != HELD_OUT]), "gemm")
+def test_with_one_an_unseen_fusion_groups_fastest_kernels_are_chosen() -> None:
+    model = fit_cost_model(timings([one for one in SIZES if one != HELD_OUT]), "gemm")
     assert isinstance(model, CostModel)
-    subject, found = island(*HELD_OUT), family(*HELD_OUT)
+    subject, found = features_of(*HELD_OUT), family(*HELD_OUT)
     best = {one: took_us(subject, one) for one in found}
-    picked = chosen(found, subject, model, 4)
+    picked = select_proposals(found, subject, model, 4)
     assert min(best[one] for one in picked) == min(best.values())
     assert sum(best[one] for one in picked[:3]) < sum(best[one] for one in found[:3])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_a_model_that_lies_leaves_the_familys_own_best_among_those_measured(count: int) -> None:
-    picked = chosen(BEST_FIRST, SOME, Liar(), count)
+    picked = select_proposals(BEST_FIRST, SOME, Liar(), count)
     assert BEST_FIRST[0] in picked
     assert len(picked) <= count
-    assert len(set(picked) & set(BEST_FIRST[:count])) >= max(1, round(EXPLORED * count))
+    assert len(set(picked) & set(BEST_FIRST[:count])) >= max(1, round(EXPLORED_FRACTION * count))
 
 
 def test_what_is_slower_for_sure_is_not_compiled_and_what_may_not_be_is() -> None:
-    best = Guess(10.0, 1.1)
-    assert hopeless(Guess(30.0, 1.1), best)
-    assert not hopeless(Guess(30.0, 2.0), best)
-    assert not hopeless(Guess(12.0, 1.0), best)
-    assert len(chosen(BEST_FIRST, SOME, Liar(), 8)) < 8
+    best = Prediction(10.0, 1.1)
+    assert is_hopeless(Prediction(30.0, 1.1), best)
+    assert not is_hopeless(Prediction(30.0, 2.0), best)
+    assert not is_hopeless(Prediction(12.0, 1.0), best)
+    assert len(select_proposals(BEST_FIRST, SOME, Liar(), 8)) < 8

@@ -17,14 +17,14 @@ import torch
 
 from tests.entries import plant, shifted
 from tests.signing import allow, make_signer
-from torch_cudal1.api.fleet.task import Order
+from torch_cudal1.api.fleet.task import WarmupOrder
 from torch_cudal1.api.targets import load
 from torch_cudal1.cli.commands.inductor_ahead import collect
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.search import inductor_artifacts
 from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.imported import import_bundle
-from torch_cudal1.store.cache.inductor_files import pack
+from torch_cudal1.store.cache.inductor_files import pack_folder
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 
@@ -39,7 +39,7 @@ def make():
 START = """
 import json, sys
 import cudal1
-from torch_cudal1 import observe
+from torch_cudal1.core import telemetry
 sys.path.insert(0, sys.argv[1])
 import model
 import torch
@@ -58,10 +58,10 @@ BUILD = """
 import dataclasses, os, sys
 from pathlib import Path
 import torch
-from torch_cudal1 import compiled_ahead
-from torch_cudal1.store.context import place_for
+from torch_cudal1.search import inductor_artifacts
+from torch_cudal1.store.context import make_context
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.core.path_shims import linkage_told
+from torch_cudal1.core.path_shims import file_program_shim
 from triton.runtime.build import compile_module_from_src
 
 SOURCE = '''
@@ -71,12 +71,12 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0, 0, 0, 0
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "stub", "", -1, methods, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&module); }
 '''
-place = place_for(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=os.environ["FILES"] == "true"))
+place = make_context(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=os.environ["FILES"] == "true"))
 place = dataclasses.replace(place, device=torch.device("cuda", 0))
-with compiled_ahead.ready(["region"], place), linkage_told(place.device):
+with inductor_artifacts.ready(["region"], place), file_program_shim(place.device):
     print(compile_module_from_src(SOURCE, "stub").answer())
 if sys.argv[2:]:
-    print(compiled_ahead.store(["region"], Path(sys.argv[2]), place))
+    print(inductor_artifacts.store(["region"], Path(sys.argv[2]), place))
 """
 
 
@@ -87,7 +87,7 @@ def made_on(device: str, folder: Path) -> Path:
     (loaded,) = load(target, device=device)
     with torch.no_grad():
         plant(loaded.module, loaded.inputs, folder / "made", change=shifted, schedule="inductor")
-    order = Order(Settings(cache_dir=folder / "made"), device=device)
+    order = WarmupOrder(Settings(cache_dir=folder / "made"), device=device)
     assert collect([target], order) == {}
     return folder
 
@@ -178,7 +178,9 @@ def test_what_triton_built_lies_where_triton_looks(
     (tmp_path / "made/triton/0/ABC/cuda_utils.so").write_bytes(b"library")
     (tmp_path / "made/fxgraph").mkdir()
     (tmp_path / "made/fxgraph/graph").write_bytes(b"graph")
-    inductor_artifacts._put_in_place(pack(tmp_path / "made"), ["region"], torch.device("cuda", 1))
+    inductor_artifacts._unpack_artifacts(
+        pack_folder(tmp_path / "made"), ["region"], torch.device("cuda", 1)
+    )
     triton = tmp_path / "triton" if own else tmp_path / "inductor/triton/1"
     assert (triton / "ABC/cuda_utils.so").read_bytes() == b"library"
     assert (tmp_path / "inductor/fxgraph/graph").read_bytes() == b"graph"
@@ -227,7 +229,7 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
 
     made = tmp_path / "made"
     assert built(
-        tools, made, str(made), TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON)
+        tools, made, str(made), TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON_PREFIX)
     ) == ["42", ""]
     assert built(tmp_path / "none", tmp_path / "inductor") == ["42"]
     # and so does one beside the very folder that was filled, for which nothing was stored
@@ -235,7 +237,7 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
         tmp_path / "none",
         made,
         files="false",
-        TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON),
+        TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON_PREFIX),
     ) == ["42"]
 
 

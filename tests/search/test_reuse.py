@@ -21,13 +21,13 @@ from torch_cudal1.api.plan import plan
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SandboxError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import compilers, judge_identity
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.device.target import compiler_digest, judge_identity
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import (
-    NOT_EAGERS,
+    DIFFERS_FROM_EAGER,
     Accepted,
     Candidate,
-    Check,
+    CheckResult,
     Entry,
     Region,
     Rejected,
@@ -39,18 +39,18 @@ from torch_cudal1.search import reuse
 from torch_cudal1.search import tune as tune_module
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache.local_cache import LocalCache, Stored
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 CPU = torch.device("cpu")
-PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
-WRONG = Verdict((Check("numerics", False, 9.0, 2.0, "output 0 is off"),))
+PASSED = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
+WRONG = Verdict((CheckResult("numerics", False, 9.0, 2.0, "output 0 is off"),))
 
 
 @pytest.fixture
 def region() -> Region:
     telemetry.reset()
     with torch.no_grad():
-        (region,) = captured_regions(nn.ReLU().eval(), (torch.randn(4),))
+        (region,) = capture_regions(nn.ReLU().eval(), (torch.randn(4),))
     return region
 
 
@@ -60,30 +60,38 @@ class Court:
     asked.
     """
 
-    judged: list[tuple[Candidate, judge.Job]] = field(default_factory=list)
+    judged: list[tuple[Candidate, judge.EvaluationConfig]] = field(default_factory=list)
     checked: list[Candidate] = field(default_factory=list)
     refuses: bool = False
     verdict: Verdict = PASSED
     confined: bool = True
 
-    def rank_baselines(self, region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
-        return judge.Ranking(
+    def rank_baselines(
+        self, region: Region, schedules: Any, job: judge.EvaluationConfig
+    ) -> judge.BaselineRanking:
+        return judge.BaselineRanking(
             Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {}
         )
 
-    def judge(
-        self, region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job
-    ) -> judge.Judgement:
+    def evaluate_candidate(
+        self,
+        region: Region,
+        candidate: Candidate,
+        ranking: judge.BaselineRanking,
+        job: judge.EvaluationConfig,
+    ) -> judge.Evaluation:
         if job.trust == "foreign" and not self.confined:
             raise SandboxError("confining", "level 1 is all there is")
         self.judged.append((candidate, job))
         if self.refuses:
-            return judge.Judgement(candidate, Rejected("wrong", "numerics"), WRONG)
-        return judge.Judgement(
+            return judge.Evaluation(candidate, Rejected("wrong", "numerics"), WRONG)
+        return judge.Evaluation(
             candidate, Accepted(Timing(PASSED, "eager", 50.0, 100.0, 2.0, 2.0, 2.0, 14)), PASSED
         )
 
-    def check(self, region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
+    def validate_candidate(
+        self, region: Region, candidate: Candidate, job: judge.EvaluationConfig
+    ) -> Verdict:
         self.checked.append(candidate)
         return self.verdict
 
@@ -91,7 +99,7 @@ class Court:
 @pytest.fixture
 def seat(monkeypatch: pytest.MonkeyPatch) -> Court:
     seat = Court()
-    for name in ("rank_baselines", "judge", "check"):
+    for name in ("rank_baselines", "evaluate_candidate", "validate_candidate"):
         monkeypatch.setattr(judge, name, getattr(seat, name))
     return seat
 
@@ -113,7 +121,7 @@ def stored(
     return entry
 
 
-def here(folder: Path, **changes: Any) -> Place:
+def here(folder: Path, **changes: Any) -> TuneContext:
     """A process whose own cache is empty and that reads `folder`/shared."""
     settings = {
         "cache_dir": folder / "own",
@@ -121,7 +129,7 @@ def here(folder: Path, **changes: Any) -> Place:
         "on_miss": "baseline",
         **changes,
     }
-    return place_for(CPU, Settings(**settings))
+    return make_context(CPU, Settings(**settings))
 
 
 def signed(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -305,7 +313,7 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
     def cannot(*_: object) -> Verdict:
         raise SandboxError("starting", "no processes left")
 
-    monkeypatch.setattr(judge, "check", cannot)
+    monkeypatch.setattr(judge, "validate_candidate", cannot)
     assert choose(region, here(tmp_path, on_miss="tune", **signed(region, tmp_path))).swapped
 
 
@@ -342,10 +350,10 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
             super().__init__(limits, contract)
 
     monkeypatch.setattr(evaluator, "Child", Seen)
-    job = judge.Job(Settings(), here(Path("none")).contract, CPU, trust="foreign")
+    job = judge.EvaluationConfig(Settings(), here(Path("none")).contract, CPU, trust="foreign")
     try:
-        with judge.kept_warm():
-            assert not judge.check(
+        with judge.pool_scope():
+            assert not judge.validate_candidate(
                 region, Candidate(shifted(region.program), "eager", "elsewhere"), job
             ).passed
     except SandboxError as error:
@@ -375,17 +383,21 @@ def inductor(seat: Court, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Why Inductor is out of each race from now on; empty it and Inductor runs."""
     failures: dict[str, str] = {}
 
-    def rank_baselines(region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
+    def rank_baselines(
+        region: Region, schedules: Any, job: judge.EvaluationConfig
+    ) -> judge.BaselineRanking:
         medians = {name: 100.0 for name in schedules if name not in failures}
         out = {name: why for name, why in failures.items() if name in schedules}
-        return judge.Ranking(Candidate(region.program, "eager", "baseline"), medians, out)
+        return judge.BaselineRanking(Candidate(region.program, "eager", "baseline"), medians, out)
 
     monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
-    monkeypatch.setattr(reuse, "compilers", lambda device_type: f"compilers for {device_type}")
+    monkeypatch.setattr(
+        reuse, "compiler_digest", lambda device_type: f"compilers for {device_type}"
+    )
     return failures
 
 
-def searches(region: Region, place: Place) -> int:
+def searches(region: Region, place: TuneContext) -> int:
     """How many searches it takes to choose for the region now."""
     before = telemetry.report().counters.get("regions_tuned", 0)
     choose(region, place)
@@ -422,7 +434,7 @@ def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_c
     inductor["inductor"] = NO_COMPILER
     place = here(tmp_path, on_miss="tune")
     assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
-    monkeypatch.setattr(reuse, "compilers", lambda device_type: "another one was installed")
+    monkeypatch.setattr(reuse, "compiler_digest", lambda device_type: "another one was installed")
     assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
 
 
@@ -431,16 +443,16 @@ def test_without_any_compiler_one_search_is_enough_until_there_is_one(
 ):
     inductor["inductor"] = NO_COMPILER
     place = here(tmp_path, on_miss="tune")
-    monkeypatch.setattr(reuse, "compilers", lambda device_type: "")
+    monkeypatch.setattr(reuse, "compiler_digest", lambda device_type: "")
     assert [searches(region, place) for _ in range(2)] == [1, 0]
-    monkeypatch.setattr(reuse, "compilers", lambda device_type: "one was installed")
+    monkeypatch.setattr(reuse, "compiler_digest", lambda device_type: "one was installed")
     inductor.clear()
     assert [searches(region, place) for _ in range(2)] == [1, 0]
     assert choose(region, place).entry.without_inductor == ""
 
 
 @pytest.mark.parametrize(
-    ("why", "settings"), [(NOT_EAGERS, {}), (NO_COMPILER, {"without": ("compile",)})]
+    ("why", "settings"), [(DIFFERS_FROM_EAGER, {}), (NO_COMPILER, {"without": ("compile",)})]
 )
 def test_what_another_search_would_not_change_is_not_searched_again(
     region, seat, inductor, tmp_path, why, settings
@@ -464,8 +476,8 @@ def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(
 
 def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
     def now() -> list[str]:
-        compilers.cache_clear()
-        return [compilers("cpu"), compilers("cuda")]
+        compiler_digest.cache_clear()
+        return [compiler_digest("cpu"), compiler_digest("cuda")]
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
@@ -485,4 +497,4 @@ def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
             (tmp_path / "g++").symlink_to(tmp_path / "other")
             assert first not in now()
     finally:
-        compilers.cache_clear()
+        compiler_digest.cache_clear()

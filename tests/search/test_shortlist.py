@@ -5,7 +5,7 @@ not remembered as useless.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -14,37 +14,43 @@ import pytest
 import torch
 from torch import nn
 
-from tests.search.islands import SIZES, island, product, took_us
+from tests.search.kernel_cases import SIZES, features_of, product, took_us
 from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.graph.fusion.partition import Island, is_product, partition
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.graph.fusion.partition import FusionGroup, is_product, partition
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.records import (
+    Accepted,
     Candidate,
-    Check,
+    CheckResult,
     Contract,
-    Miss,
     Region,
-    Schedule,
+    Rejected,
     Target,
+    Timing,
     Verdict,
 )
-from torch_cudal1.judge.evaluate.prescreen import Heat
+from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
 from torch_cudal1.kernels import Proposal
-from torch_cudal1.kernels.features import Island as Traits
+from torch_cudal1.kernels.features import KernelFeatures as Traits
 from torch_cudal1.kernels.lowering import propose
-from torch_cudal1.search import group_kernels, shortlist, tune
-from torch_cudal1.search.group_kernels import IslandKernels
-from torch_cudal1.search.shortlist import fastest_right, rights_of
-from torch_cudal1.search.strategy import Standing, _other_way, islands_of, search
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.search import group_kernels, shortlist
+from torch_cudal1.search.group_kernels import GroupKernels
+from torch_cudal1.search.new_entry import store_checked_kernel
+from torch_cudal1.search.schedules import propose_other_base
+from torch_cudal1.search.shortlist import rights_of, select_fastest_correct
+from torch_cudal1.search.space import build_search_space, list_fusion_groups
+from torch_cudal1.search.strategy import Attempt, SearchStrategy, StagedSearch
+from torch_cudal1.store.context import TuneContext, make_context
 
 PROPOSED = tuple(
     Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow")
 )
-PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+PASSED = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
 TIMES_US: dict[str, float | str] = {
     "first": 80.0,
     "best": 40.0,
@@ -54,22 +60,28 @@ TIMES_US: dict[str, float | str] = {
 }
 
 
-def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
+def raced(
+    region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
+) -> PrescreenResult:
     times = {at: TIMES_US[candidate.techniques[1]] for at, candidate in enumerate(candidates)}
     measured = {at: one for at, one in times.items() if isinstance(one, float)}
-    return Heat(100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)})
+    return PrescreenResult(
+        100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)}
+    )
 
 
-def checked(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
-    assert job.examples is None, "the whole model's inputs are not the island's"
+def checked(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -> Verdict:
+    assert job.examples is None, "the whole model's inputs are not the fusion group's"
     wrong = candidate.techniques[1] == "wrong"
     return (
-        Verdict((Check("numerics", False, detail="an error of 9x eager's"),)) if wrong else PASSED
+        Verdict((CheckResult("numerics", False, detail="an error of 9x eager's"),))
+        if wrong
+        else PASSED
     )
 
 
 def built(
-    region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+    region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
 ) -> tuple[Candidate, ...]:
     return tuple(
         Candidate(region.program, "eager", "kernels", ("gemm", str(p.config["name"])))
@@ -78,43 +90,47 @@ def built(
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
     telemetry.reset()
     monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
     monkeypatch.setattr(group_kernels, "PROPOSALS", len(PROPOSED))
-    monkeypatch.setattr(judge, "build", built)
-    monkeypatch.setattr(judge, "begin", lambda region, job: None)
+    monkeypatch.setattr(judge, "build_candidates", built)
+    monkeypatch.setattr(judge, "prestart_worker", lambda region, job: None)
     monkeypatch.setattr(shortlist, "heat", raced)
-    monkeypatch.setattr(judge, "check", checked)
-    here = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
+    monkeypatch.setattr(judge, "validate_candidate", checked)
+    here = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
 
 
 @pytest.fixture
 def whole() -> Region:
     with torch.no_grad():
-        (region,) = captured_regions(
+        (region,) = capture_regions(
             nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval(), (torch.randn(4, 8),)
         )
     return region
 
 
-def job_at(place: Place) -> judge.Job:
-    return judge.Job(place.settings, place.contract, torch.device("cpu"), (torch.randn(4, 8),))
+def job_at(place: TuneContext) -> judge.EvaluationConfig:
+    return judge.EvaluationConfig(
+        place.settings, place.contract, torch.device("cpu"), (torch.randn(4, 8),)
+    )
 
 
-def kernels_of(place: Place, deadline: float = float("inf")) -> IslandKernels:
-    return IslandKernels(place, job_at(place), functools.partial(tune._remember, place), deadline)
+def kernels_of(place: TuneContext, deadline: float = float("inf")) -> GroupKernels:
+    return GroupKernels(
+        place, job_at(place), functools.partial(store_checked_kernel, place), deadline
+    )
 
 
-def around_products(whole: Region) -> tuple[Island, ...]:
-    return partition(whole, products=True).islands
+def around_products(whole: Region) -> tuple[FusionGroup, ...]:
+    return partition(whole, products=True).groups
 
 
 def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
-    place: Place, whole: Region
+    place: TuneContext, whole: Region
 ) -> None:
-    best, reasons, saved_us = fastest_right(
+    best, reasons, saved_us = select_fastest_correct(
         whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf")
     )
     assert best is not None
@@ -128,33 +144,33 @@ def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
 
 
 def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(
-    place: Place, whole: Region
+    place: TuneContext, whole: Region
 ) -> None:
-    found, _ = kernels_of(place).found(around_products(whole))
+    found, _ = kernels_of(place).find_kernels(around_products(whole))
     assert [techniques for _, techniques in found.values()] == [("gemm", "wrong")]
     assert "entries_reused" not in telemetry.report().counters
-    again, _ = kernels_of(place).found(around_products(whole))
+    again, _ = kernels_of(place).find_kernels(around_products(whole))
     assert again.keys() == found.keys()
     assert "entries_reused" not in telemetry.report().counters
 
 
 def test_many_different_products_are_checked_one_by_one_and_asked_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_kernels, "_TRUSTED_TO_THE_WHOLE", 2)
     with torch.no_grad():
         layers = nn.Sequential(
             nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)
         ).eval()
-        (region,) = captured_regions(layers, (torch.randn(4, 8),))
+        (region,) = capture_regions(layers, (torch.randn(4, 8),))
     for _ in range(2):
-        found, _ = kernels_of(place).found(around_products(region))
+        found, _ = kernels_of(place).find_kernels(around_products(region))
         assert [techniques for _, techniques in found.values()] == [("gemm", "best")] * 3
     assert telemetry.report().counters["entries_reused"] == 3
 
 
 def test_a_search_out_of_time_remembers_nothing(
-    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = judge.working_s()
     monkeypatch.setattr(
@@ -165,16 +181,16 @@ def test_a_search_out_of_time_remembers_nothing(
             built(*given),
         )[1],
     )
-    found, reasons = kernels_of(place, begin + 1e9).found(around_products(whole))
+    found, reasons = kernels_of(place, begin + 1e9).find_kernels(around_products(whole))
     assert found == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     monkeypatch.setattr(judge, "working_s", lambda: begin)
-    monkeypatch.setattr(judge, "build", built)
-    assert kernels_of(place).found(around_products(whole))[0]
+    monkeypatch.setattr(judge, "build_candidates", built)
+    assert kernels_of(place).find_kernels(around_products(whole))[0]
 
 
 def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
-    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compiles in the background may go on; it is not waited for, and not remembered as
     useless.
@@ -206,7 +222,7 @@ def _done(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
 
 
 def test_no_kernel_is_checked_beyond_the_budget(
-    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that are not raced are checked one by one; the second is not begun when the first has
     spent what was left.
@@ -215,10 +231,10 @@ def test_no_kernel_is_checked_beyond_the_budget(
     clock = [begin]
     asked: list[str] = []
 
-    def check(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
+    def check(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -> Verdict:
         asked.append(candidate.techniques[1])
         clock[0] = begin + 10.0
-        return Verdict((Check("numerics", False, detail="wrong"),))
+        return Verdict((CheckResult("numerics", False, detail="wrong"),))
 
     monkeypatch.setattr(
         kernels,
@@ -229,21 +245,41 @@ def test_no_kernel_is_checked_beyond_the_budget(
         ),
     )
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
-    monkeypatch.setattr(judge, "check", check)
-    found, reasons = kernels_of(place, begin + 5.0).found(around_products(whole))
+    monkeypatch.setattr(judge, "validate_candidate", check)
+    found, reasons = kernels_of(place, begin + 5.0).find_kernels(around_products(whole))
     assert (found, asked) == ({}, ["a"])
     assert [reason.detector for reason in reasons] == ["numerics", "budget"]
 
 
-def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place) -> None:
+def propose_all(strategy: SearchStrategy) -> Iterator[Candidate | Rejected]:
+    """Every proposal of a strategy, in order."""
+    while (proposal := strategy.propose()) is not None:
+        yield proposal
+
+
+def attempt_of(candidate: Candidate, best_us: float | None, speedup: float) -> Attempt:
+    """An attempt that was accepted at `best_us`, or timed and rejected."""
+    passed = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
+    timing = Timing(passed, "eager", best_us or 100.0, 100.0, speedup, speedup, speedup, 14)
+    decision = (
+        Rejected("not faster", "timing", timing=timing) if best_us is None else Accepted(timing)
+    )
+    return Attempt(judge.Evaluation(candidate, decision, passed))
+
+
+def test_where_products_are_most_of_the_work_they_are_judged_first(place: TuneContext) -> None:
     with torch.no_grad():
-        (region,) = captured_regions(
+        (region,) = capture_regions(
             nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),)
         )
     there = replace(place, device=torch.device("cuda"))
-    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
-    begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
-    found = list(begun.candidates(ranking, float("inf"), Standing()))
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
+    space = build_search_space(
+        region, there, job_at(place), functools.partial(store_checked_kernel, there)
+    )
+    found = list(propose_all(StagedSearch(space, ranking, float("inf"))))
     first = next(one for one in found if isinstance(one, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 
@@ -257,7 +293,7 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
     ],
 )
 def test_what_follows_the_products_depends_on_whether_they_won(
-    place: Place,
+    place: TuneContext,
     monkeypatch: pytest.MonkeyPatch,
     best_us: float | None,
     gain: float,
@@ -268,7 +304,7 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     """
     with torch.no_grad():
         layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
-        (region,) = captured_regions(layers, (torch.randn(4096, 2048),))
+        (region,) = capture_regions(layers, (torch.randn(4096, 2048),))
     family = {True: Proposal("gemm", {"name": "best"}), False: Proposal("norm", {"name": "norm"})}
     monkeypatch.setattr(
         kernels,
@@ -283,16 +319,21 @@ def test_what_follows_the_products_depends_on_whether_they_won(
         ),
     )
     monkeypatch.setattr(
-        shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: 40.0}, {})
+        shortlist, "heat", lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {})
     )
-    there, standing = replace(place, device=torch.device("cuda")), Standing()
-    begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
-    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    there = replace(place, device=torch.device("cuda"))
+    space = build_search_space(
+        region, there, job_at(place), functools.partial(store_checked_kernel, there)
+    )
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
     techniques = []
-    for one in begun.candidates(ranking, float("inf"), standing):
+    strategy = StagedSearch(space, ranking, float("inf"))
+    for one in propose_all(strategy):
         assert isinstance(one, Candidate)
         techniques.append(set(one.techniques) & {"gemm", "norm"})
-        standing.best_us, standing.gain = best_us, gain
+        strategy.observe(attempt_of(one, best_us, gain))
     assert techniques == [{"gemm"}, *more]
 
 
@@ -300,14 +341,14 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     ("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])]
 )
 def test_kernels_for_products_come_first_where_they_save_much_though_other_steps_dominate(
-    place: Place, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
 ) -> None:
     """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with
     products that lost.
     """
     with torch.no_grad():
         layers = nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 2)).eval()
-        (region,) = captured_regions(layers, (torch.randn(512, 1024),))
+        (region,) = capture_regions(layers, (torch.randn(512, 1024),))
     monkeypatch.setattr(
         kernels,
         "propose",
@@ -323,23 +364,27 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
         ),
     )
     monkeypatch.setattr(
-        shortlist, "heat", lambda region, candidates, job: Heat(100.0, {0: takes_us}, {})
+        shortlist, "heat", lambda region, candidates, job: PrescreenResult(100.0, {0: takes_us}, {})
     )
     there = replace(place, device=torch.device("cuda"))
-    begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
-    assert (begun.dense, len(begun.few)) == ((), 1)
-    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    space = build_search_space(
+        region, there, job_at(place), functools.partial(store_checked_kernel, there)
+    )
+    assert (space.dominant_groups, len(space.minor_groups)) == ((), 1)
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
     candidates = (
         one
-        for one in begun.candidates(ranking, float("inf"), Standing())
+        for one in propose_all(StagedSearch(space, ranking, float("inf")))
         if isinstance(one, Candidate)
     )
     assert [set(one.techniques) & {"gemm", "norm"} for one in candidates] == tried
 
 
 @pytest.mark.parametrize("best_us", [None, 30.0])
-def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
-    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None
+def test_every_fusion_group_that_a_search_asks_kernels_for_is_known_ahead(
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch, best_us: float | None
 ) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -350,7 +395,7 @@ def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
             return torch.triu(self.norm(torch.tanh(self.first(x))) @ x)
 
     with torch.no_grad():
-        (region,) = captured_regions(Mixed().eval(), (torch.randn(2048, 2048),))
+        (region,) = capture_regions(Mixed().eval(), (torch.randn(2048, 2048),))
     asked: set[str] = set()
 
     def propose(program: Program, sm: int, rights: Sequence[str]) -> tuple[Proposal, ...]:
@@ -358,11 +403,18 @@ def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
         return PROPOSED[:1]
 
     monkeypatch.setattr(kernels, "propose", propose)
-    there, standing = replace(place, device=torch.device("cuda")), Standing(best_us)
-    begun = search(region, there, job_at(place), functools.partial(tune._remember, there))
-    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
-    assert list(begun.candidates(ranking, float("inf"), standing))
-    assert asked <= {island.region.program.digest for island in islands_of(region)}
+    there = replace(place, device=torch.device("cuda"))
+    space = build_search_space(
+        region, there, job_at(place), functools.partial(store_checked_kernel, there)
+    )
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
+    strategy = StagedSearch(space, ranking, float("inf"))
+    if best_us is not None:
+        strategy.observe(attempt_of(ranking.best, best_us, 1.3))
+    assert list(propose_all(strategy))
+    assert asked <= {group.region.program.digest for group in list_fusion_groups(region)}
 
 
 def _kernel_and(operators: int) -> Program:
@@ -404,33 +456,33 @@ def test_the_best_is_tried_the_other_way_at_last_where_its_kernels_leave_little(
     operators: int, schedule: Schedule, order: list[Schedule], other: str | None
 ) -> None:
     best = Candidate(_kernel_and(operators), schedule, "builtin", ("attention",))
-    found = list(_other_way(best, order))
+    found = list(propose_other_base(best, order))
     assert [(one.schedule, one.program, one.techniques) for one in found] == (
         [(other, best.program, ("attention",))] if other else []
     )
 
 
-def test_a_best_without_kernels_is_not_tried_again(place: Place) -> None:
+def test_a_best_without_kernels_is_not_tried_again(place: TuneContext) -> None:
     with torch.no_grad():
-        (region,) = captured_regions(nn.ReLU(), (torch.randn(8),))
+        (region,) = capture_regions(nn.ReLU(), (torch.randn(8),))
     assert not list(
-        _other_way(
+        propose_other_base(
             Candidate(region.program, "inductor", "builtin"),
             ["inductor", "inductor+graph", "eager"],
         )
     )
-    assert not list(_other_way(None, ["inductor", "inductor+graph", "eager"]))
+    assert not list(propose_other_base(None, ["inductor", "inductor+graph", "eager"]))
 
 
-def test_the_dearest_islands_come_first(place: Place) -> None:
+def test_the_dearest_fusion_groups_come_first(place: TuneContext) -> None:
     with torch.no_grad():
         layers = nn.Sequential(
             nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)
         ).eval()
-        (region,) = captured_regions(layers, (torch.randn(512, 64),))
+        (region,) = capture_regions(layers, (torch.randn(512, 64),))
     found = group_kernels._dearest_first(around_products(region))
-    assert sorted(found, key=lambda island: island.steps) != found
-    assert [island.region.program.inputs[-1].shape.count(2048) for island in found][-1] == 0
+    assert sorted(found, key=lambda group: group.steps) != found
+    assert [group.region.program.inputs[-1].shape.count(2048) for group in found][-1] == 0
 
 
 class Upper(nn.Module):
@@ -439,50 +491,50 @@ class Upper(nn.Module):
 
 
 def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_piece(
-    place: Place,
+    place: TuneContext,
 ) -> None:
     with torch.no_grad():
-        (region,) = captured_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
-    begun = search(
+        (region,) = capture_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
+    space = build_search_space(
         region, replace(place, device=torch.device("cuda")), job_at(place), lambda *given: None
     )
-    assert begun.variant is not None
-    assert begun.variant.techniques == ("triangular_matmul",)
-    assert len(begun.dense) == 1
-    assert len(partition(replace(region, program=begun.variant.program), products=True).islands) > 1
+    assert space.variant is not None
+    assert space.variant.techniques == ("triangular_matmul",)
+    assert len(space.dominant_groups) == 1
+    assert len(partition(replace(region, program=space.variant.program), products=True).groups) > 1
 
 
-def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: Place) -> None:
+def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: TuneContext) -> None:
     granted = replace(place, contract=Contract(rights=("matmul",)))
     assert rights_of(granted) == ("matmul",)
     assert rights_of(replace(place, contract=Contract("strict", rights=("matmul",)))) == ()
 
 
 def test_what_differs_from_eager_as_another_precision_does_comes_last(
-    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
+    found = PrescreenResult(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
     monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
-    best, *_ = fastest_right(
-        whole, answers, place, job_at(place), deadline=float("inf"), checked=False
+    best, *_ = select_fastest_correct(
+        whole, answers, place, job_at(place), deadline=float("inf"), check=False
     )
     assert best is not None
     assert best.techniques == ("gemm", "best")
 
 
 def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_model(
-    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Heat(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
+    found = PrescreenResult(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
     monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
-    best, reasons, _ = fastest_right(
+    best, reasons, _ = select_fastest_correct(
         whole,
         built(whole, PROPOSED[:2]),
         place,
         job_at(place),
         deadline=float("inf"),
-        checked=False,
+        check=False,
     )
     assert best is not None
     assert best.techniques == ("gemm", "best")
@@ -492,7 +544,7 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
 
 
 def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The first search takes the family's order; after heats of other shapes it compiles others,
     and one generation more.
@@ -501,7 +553,7 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     compiled: list[Proposal] = []
 
     def build(
-        region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target
+        region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
     ) -> tuple[Candidate, ...]:
         answers = built(
             region, [Proposal("gemm", {"name": str(at)}) for at in range(len(proposals))]
@@ -512,17 +564,21 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
         compiled.extend(proposals)
         return answers
 
-    def heat(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
-        subject = island_of_region(region)
-        return Heat(
+    def heat(
+        region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
+    ) -> PrescreenResult:
+        subject = features_of_region(region)
+        return PrescreenResult(
             1e9, {at: took_us(subject, made[id(one)][1]) for at, one in enumerate(candidates)}, {}
         )
 
     monkeypatch.setattr(kernels, "propose", propose)
     monkeypatch.setattr(group_kernels, "PROPOSALS", 4)
-    monkeypatch.setattr(judge, "build", build)
-    monkeypatch.setattr("torch_cudal1.search.build_cache.kept", lambda *given: Miss("absent"))
-    monkeypatch.setattr("torch_cudal1.search.build_cache.keep", lambda *given: None)
+    monkeypatch.setattr(judge, "build_candidates", build)
+    monkeypatch.setattr(
+        "torch_cudal1.search.build_cache.find_build", lambda *given: Refusal("absent")
+    )
+    monkeypatch.setattr("torch_cudal1.search.build_cache.store_build", lambda *given: None)
     monkeypatch.setattr(judge, "in_background", lambda threads, build, *given: _done(build(*given)))
     monkeypatch.setattr(shortlist, "heat", heat)
     held_out, *others = (
@@ -532,19 +588,19 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     assert kernels_of(place)._proposals(held_out) == own
     taught = kernels_of(place)
     for region in others:
-        taught._kernel(region, taught.job, checked=False)
+        taught._find_kernel(region, taught.job, check=False)
     compiled.clear()
-    kernel, _ = kernels_of(place)._kernel(held_out, taught.job, checked=False)
+    kernel, _ = kernels_of(place)._find_kernel(held_out, taught.job, check=False)
     assert kernel is not None
     assert set(compiled[:4]) != set(own)
     assert own[0] in compiled
     assert len(compiled) == len(set(compiled))
-    subject = island(*SIZES[-1])
+    subject = features_of(*SIZES[-1])
     best = made[id(kernel)][1]
     assert took_us(subject, best) == min(took_us(subject, one) for one in compiled)
     assert took_us(subject, best) <= min(took_us(subject, one) for one in own)
 
 
-def island_of_region(region: Region) -> Traits:
+def features_of_region(region: Region) -> Traits:
     (m, k), (_, n) = (spec.shape for spec in region.program.inputs)
-    return island(m, n, k)
+    return features_of(m, n, k)

@@ -14,12 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Contract, Target
 from torch_cudal1.search.cost_model import timings
-from torch_cudal1.search.cost_model.timings import Timing, add, parsed, path_of, read
-from torch_cudal1.store.cache.files import NotStored, Stored
+from torch_cudal1.search.cost_model.timings import (
+    KernelTiming,
+    append_timings,
+    parse_timings,
+    read_timings,
+    timings_path,
+)
+from torch_cudal1.store.cache.files import Stored
 
-ONE = Timing("gemm", {"m": 4, "n": 8}, {"method": "half", "rows": 16, "loop": True}, 2.0, 3.5)
+ONE = KernelTiming("gemm", {"m": 4, "n": 8}, {"method": "half", "rows": 16, "loop": True}, 2.0, 3.5)
 TARGET = Target("cuda", "sm_90", "some GPU", "580", "2.11", "3.6")
 SPOILED = (
     b"",
@@ -40,25 +47,25 @@ SPOILED = (
 def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "timings" / "one.jsonl"
     more = [replace(ONE, us=float(us)) for us in range(1, 5)]
-    assert read(path) == []
-    assert isinstance(add(path, more[:2]), Stored)
-    assert isinstance(add(path, more[2:]), Stored)
-    assert read(path) == more
+    assert read_timings(path) == []
+    assert isinstance(append_timings(path, more[:2]), Stored)
+    assert isinstance(append_timings(path, more[2:]), Stored)
+    assert read_timings(path) == more
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("line", SPOILED, ids=range(len(SPOILED)))
 def test_a_spoiled_line_costs_itself_only(line: bytes) -> None:
-    whole = timings._line(ONE)
-    assert parsed(whole + b"\n" + line + b"\n" + whole) == [ONE, ONE]
+    whole = timings._encode_line(ONE)
+    assert parse_timings(whole + b"\n" + line + b"\n" + whole) == [ONE, ONE]
 
 
 def test_a_writer_that_was_killed_in_the_middle_spoils_its_own_line_only(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
-    add(path, [ONE])
-    path.write_bytes(path.read_bytes() + timings._line(ONE)[:30])  # no line end
-    add(path, [replace(ONE, us=7.0)])
-    assert [one.us for one in read(path)] == [3.5, 7.0]
+    append_timings(path, [ONE])
+    path.write_bytes(path.read_bytes() + timings._encode_line(ONE)[:30])  # no line end
+    append_timings(path, [replace(ONE, us=7.0)])
+    assert [one.us for one in read_timings(path)] == [3.5, 7.0]
 
 
 def test_many_writers_of_which_some_are_killed_leave_a_file_of_whole_lines(tmp_path: Path) -> None:
@@ -71,27 +78,27 @@ while True:
 """
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     end = time.monotonic() + 60
-    while time.monotonic() < end and len(read(path)) < 50:
+    while time.monotonic() < end and len(read_timings(path)) < 50:
         time.sleep(0.02)
     for writer in writers:
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
-    add(path, [ONE])
+    append_timings(path, [ONE])
     lines = [line for line in path.read_bytes().splitlines() if line]
-    assert len(read(path)) >= 51
-    assert len(lines) - len(read(path)) <= len(writers)
-    assert read(path)[-1] == ONE
+    assert len(read_timings(path)) >= 51
+    assert len(lines) - len(read_timings(path)) <= len(writers)
+    assert read_timings(path)[-1] == ONE
 
 
 def test_a_file_beyond_its_limit_keeps_its_newer_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timings, "_LIMIT_BYTES", 4000)
+    monkeypatch.setattr(timings, "_MAX_FILE_BYTES", 4000)
     path = tmp_path / "one.jsonl"
     for us in range(1, 200):
-        assert isinstance(add(path, [replace(ONE, us=float(us))]), Stored)
+        assert isinstance(append_timings(path, [replace(ONE, us=float(us))]), Stored)
         assert path.stat().st_size <= 4000
-    kept = [one.us for one in read(path)]
+    kept = [one.us for one in read_timings(path)]
     assert kept == sorted(kept)
     assert kept[-1] == 199.0
     assert len(kept) > 8
@@ -99,15 +106,15 @@ def test_a_file_beyond_its_limit_keeps_its_newer_half(
 
 def test_a_disk_that_refuses_costs_the_timing_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert isinstance(add(tmp_path / "file" / "one.jsonl", [ONE]), NotStored)
-    assert read(tmp_path / "file" / "one.jsonl") == []
+    assert isinstance(append_timings(tmp_path / "file" / "one.jsonl", [ONE]), Refusal)
+    assert read_timings(tmp_path / "file" / "one.jsonl") == []
 
 
 def test_other_machines_and_other_contracts_have_other_files() -> None:
     names = [
-        path_of(Path("c"), target, contract)
+        timings_path(Path("c"), target, contract)
         for target in (TARGET, replace(TARGET, sku="another"))
         for contract in (Contract(), Contract("strict"))
     ]
     assert len(set(names)) == 4
-    assert path_of(Path("c"), replace(TARGET, driver="590"), Contract()) == names[0]
+    assert timings_path(Path("c"), replace(TARGET, driver="590"), Contract()) == names[0]

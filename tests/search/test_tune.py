@@ -1,8 +1,9 @@
-"""The flow: what a look-up, a search and an island give, with a judge that answers at once."""
+"""The flow: what a look-up, a search and a fusion group give, with a judge that answers at once."""
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition, splice
-from torch_cudal1.ir.cost import launches_us
+from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import (
     Accepted,
     Candidate,
-    Check,
+    CheckResult,
     Region,
     Rejected,
     Target,
@@ -32,13 +33,18 @@ from torch_cudal1.kernels import Proposal
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.search import lower_bound
 from torch_cudal1.search import tune as tune_module
-from torch_cudal1.search.group_kernels import IslandKernels
-from torch_cudal1.search.strategy import Search, Standing, fastest_first, search
+from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
+from torch_cudal1.search.group_kernels import GroupKernels
+from torch_cudal1.search.new_entry import store_checked_kernel
+from torch_cudal1.search.schedules import order_schedules
+from torch_cudal1.search.space import SearchSpace, build_search_space
+from torch_cudal1.search.strategy import Attempt, FixedOrder, StagedSearch
 from torch_cudal1.search.tune import choose, tune
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.search.tuning_loop import TuningSession
+from torch_cudal1.store.context import TuneContext, make_context
 
 CPU = torch.device("cpu")
-PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+PASSED = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
 
 
 class Reduced(nn.Module):
@@ -61,7 +67,7 @@ class Diagonal(nn.Module):
 
 def region_of(module: nn.Module, *inputs: torch.Tensor) -> Region:
     with torch.no_grad():
-        (region,) = captured_regions(module.eval(), inputs)
+        (region,) = capture_regions(module.eval(), inputs)
     return region
 
 
@@ -71,9 +77,9 @@ def region() -> Region:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> TuneContext:
     telemetry.reset()
-    return place_for(CPU, Settings(cache_dir=tmp_path, on_miss="tune"))
+    return make_context(CPU, Settings(cache_dir=tmp_path, on_miss="tune"))
 
 
 class Court:
@@ -85,7 +91,7 @@ class Court:
         self.verdicts, self.judged = verdicts, 0
 
     def rank_baselines(self, region, schedules, job):
-        return judge.Ranking(
+        return judge.BaselineRanking(
             Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {}
         )
 
@@ -93,11 +99,11 @@ class Court:
         self.judged += 1
         said = self.verdicts[candidate.schedule]
         if isinstance(said, str):
-            return judge.Judgement(
-                candidate, Rejected(said, "numerics"), Verdict((Check("numerics", False),))
+            return judge.Evaluation(
+                candidate, Rejected(said, "numerics"), Verdict((CheckResult("numerics", False),))
             )
         timing = Timing(PASSED, "eager", 100 / said, 100.0, said, said, said, 14)
-        return judge.Judgement(candidate, Accepted(timing), PASSED)
+        return judge.Evaluation(candidate, Accepted(timing), PASSED)
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def court(monkeypatch: pytest.MonkeyPatch):
     def seat(verdicts: dict[str, float | str]) -> Court:
         court = Court(verdicts)
         monkeypatch.setattr(judge, "rank_baselines", court.rank_baselines)
-        monkeypatch.setattr(judge, "judge", court.judge)
+        monkeypatch.setattr(judge, "evaluate_candidate", court.judge)
         return court
 
     return seat
@@ -146,7 +152,7 @@ def test_a_second_process_starts_before_a_surprise_and_after_the_baselines_were_
     )
     told: list[str] = []
     seat = court({"eager": "too slow", "inductor": "too slow"})
-    monkeypatch.setattr(judge, "begin", lambda region, job: told.append("begin"))
+    monkeypatch.setattr(judge, "prestart_worker", lambda region, job: told.append("begin"))
     monkeypatch.setattr(
         judge, "rank_baselines", lambda *given: told.append("race") or seat.rank_baselines(*given)
     )
@@ -163,21 +169,30 @@ def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_re
     assert {one["reason"] for one in choice.entry.tried} == {"less accurate than eager", "too slow"}
 
 
-def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region):
+def session_of(region: Region, place: TuneContext, *attempts: Attempt) -> TuningSession:
+    strategy = FixedOrder([])
+    for attempt in attempts:
+        strategy.observe(attempt)
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 2700.0}
+    )
+    job = judge.EvaluationConfig(place.settings, place.contract, CPU)
+    return TuningSession(region, place, strategy, ranking, job, math.inf, lambda *_: None)
+
+
+def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region, place):
     timing = Timing(PASSED, "eager", 900.0, 2700.0, 3.0, 2.9, 3.1, 14)
     first = Candidate(region.program, "inductor", "builtin", ("gemm",))
-    best = tune_module._Best(Candidate(region.program, "eager", "baseline"), None).or_better(
-        judge.Judgement(first, Accepted(timing), PASSED)
-    )
-    assert "900 us" in best.settles(replace(first, schedule="inductor+graph"))
-    assert best.settles(replace(first, schedule="eager")) == ""
+    session = session_of(region, place, Attempt(judge.Evaluation(first, Accepted(timing), PASSED)))
+    assert "900 us" in str(session.check_launch_gain(replace(first, schedule="inductor+graph")))
+    assert session.check_launch_gain(replace(first, schedule="eager")) is None
     other = replace(region.program, outputs=region.program.outputs * 2)
-    assert best.settles(replace(first, program=other, schedule="inductor+graph")) == ""
-    short = replace(timing, candidate_us=90.0, baseline_us=270.0)
-    brief = tune_module._Best(first, None).or_better(
-        judge.Judgement(first, Accepted(short), PASSED)
+    assert (
+        session.check_launch_gain(replace(first, program=other, schedule="inductor+graph")) is None
     )
-    assert brief.settles(replace(first, schedule="inductor+graph")) == ""
+    short = replace(timing, candidate_us=90.0, baseline_us=270.0)
+    session = session_of(region, place, Attempt(judge.Evaluation(first, Accepted(short), PASSED)))
+    assert session.check_launch_gain(replace(first, schedule="inductor+graph")) is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +212,7 @@ def test_no_judgement_begins_that_would_end_far_beyond_the_budget(
         clock[0] += 10.0
         return asked(*given)
 
-    monkeypatch.setattr(judge, "judge", slowly)
+    monkeypatch.setattr(judge, "evaluate_candidate", slowly)
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=budget_s)))
     assert seat.judged == judged
@@ -243,7 +258,7 @@ def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(
     candidate.
     """
     seat = court({"eager": 2.0, "inductor": 3.0})
-    monkeypatch.setattr(lower_bound, "floor_us", lambda program, device: floor_us)
+    monkeypatch.setattr(lower_bound, "lower_bound_us", lambda program, device: floor_us)
     entry = tune(region, place)
     assert seat.judged == judged
     assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == (
@@ -263,7 +278,9 @@ def test_graphs_are_raced_only_where_launching_can_matter(
 
     def rank_baselines(region, schedules, job):
         asked.extend(schedules)
-        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {})
+        return judge.BaselineRanking(
+            Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {}
+        )
 
     monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
     monkeypatch.setattr(
@@ -271,8 +288,8 @@ def test_graphs_are_raced_only_where_launching_can_matter(
         "_schedules",
         lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"],
     )
-    ranking = tune_module._ranked(
-        region, place, judge.Job(place.settings, place.contract, CPU), 15.0, floor_us
+    ranking = rank_schedules(
+        region, place, judge.EvaluationConfig(place.settings, place.contract, CPU), 15.0, floor_us
     )
     assert len(asked) == raced
     assert set(ranking.failures) == ({"eager+graph", "inductor+graph"} if raced == 2 else set())
@@ -282,7 +299,7 @@ def test_graphs_are_raced_only_where_launching_can_matter(
 def test_a_graph_spares_launches_and_no_views(region):
     before = [step.target for step in region.program.steps]
     assert before == ["aten.t.default", "aten.addmm.default", "aten.sum.dim_IntList"]
-    assert launches_us(region.program) == 2 * 5.0
+    assert estimate_launch_us(region.program) == 2 * 5.0
 
 
 @pytest.mark.parametrize(
@@ -309,8 +326,8 @@ def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(
     region, medians_us, order
 ):
     names = ["eager", "inductor", "eager+graph", "inductor+graph"]
-    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), medians_us, {})
-    assert fastest_first(ranking, region) == [names[at] for at in order]
+    ranking = judge.BaselineRanking(Candidate(region.program, "eager", "baseline"), medians_us, {})
+    assert order_schedules(ranking, region) == [names[at] for at in order]
 
 
 def test_a_graph_that_copies_more_than_it_saves_comes_after_the_same_without_one() -> None:
@@ -321,11 +338,11 @@ def test_a_graph_that_copies_more_than_it_saves_comes_after_the_same_without_one
         program = Program(
             inputs, (Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,), False),), (2,)
         )
-        ranking = judge.Ranking(
+        ranking = judge.BaselineRanking(
             Candidate(program, "eager", "baseline"), {"inductor": 80.0, "inductor+graph": 80.0}, {}
         )
         return list(
-            fastest_first(ranking, Region(program, ("input", "parameter"), "inference", "whole"))
+            order_schedules(ranking, Region(program, ("input", "parameter"), "inference", "whole"))
         )
 
     assert order(64) == ["inductor+graph", "inductor"]
@@ -359,7 +376,7 @@ class Islands(nn.Module):
 
 @pytest.fixture
 def on_gpu(place, monkeypatch):
-    """A place that looks like a GPU, whose build yields each island's own steps as the "kernel"."""
+    """A place that looks like a GPU, whose build yields each fusion group's own steps as the "kernel"."""
     built: list[str] = []
 
     def build(region, proposals, job, target):
@@ -372,35 +389,35 @@ def on_gpu(place, monkeypatch):
     monkeypatch.setattr(
         kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),)
     )
-    monkeypatch.setattr(judge, "build", build)
-    monkeypatch.setattr(judge, "check", lambda region, candidate, job: PASSED)
+    monkeypatch.setattr(judge, "build_candidates", build)
+    monkeypatch.setattr(judge, "validate_candidate", lambda region, candidate, job: PASSED)
     target = Target("cuda", "sm_90", "some GPU", "580", torch.__version__, "")
     return replace(place, target=target), built
 
 
-def kernels_of(place: Place, job: judge.Job) -> IslandKernels:
-    return IslandKernels(place, job, functools.partial(tune_module._remember, place))
+def kernels_of(place: TuneContext, job: judge.EvaluationConfig) -> GroupKernels:
+    return GroupKernels(place, job, functools.partial(store_checked_kernel, place))
 
 
-def begun(region: Region, place: Place, job: judge.Job) -> Search:
-    return search(region, place, job, functools.partial(tune_module._remember, place))
+def space_of(region: Region, place: TuneContext, job: judge.EvaluationConfig) -> SearchSpace:
+    return build_search_space(region, place, job, functools.partial(store_checked_kernel, place))
 
 
-def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
+def test_equal_fusion_groups_are_built_once_and_the_next_model_finds_them(on_gpu):
     place, built = on_gpu
     region = region_of(Islands(), torch.randn(4, 8))
-    job = judge.Job(place.settings, place.contract, CPU)
-    found, refused = kernels_of(place, job).found(partition(region).islands)
-    assert len(found) == len(partition(region).islands) == 2
+    job = judge.EvaluationConfig(place.settings, place.contract, CPU)
+    found, refused = kernels_of(place, job).find_kernels(partition(region).groups)
+    assert len(found) == len(partition(region).groups) == 2
     assert (len(built), refused) == (1, [])
-    program = splice(region.program, {island: callee for island, (callee, _) in found.items()})
+    program = splice(region.program, {group: callee for group, (callee, _) in found.items()})
     inputs = [torch.rand(spec.shape) for spec in region.program.inputs]
     assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
 
     other = region_of(
         nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3)
     )
-    again, _ = kernels_of(place, job).found(partition(other).islands)
+    again, _ = kernels_of(place, job).find_kernels(partition(other).groups)
     assert (len(again), len(built)) == (1, 1)
     assert telemetry.report().counters["entries_reused"] == 1
 
@@ -408,8 +425,8 @@ def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
 def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     place, _ = on_gpu
     whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
-    job = judge.Job(place.settings, place.contract, CPU)
-    assert kernels_of(place, job).found(partition(whole).islands)[0]
+    job = judge.EvaluationConfig(place.settings, place.contract, CPU)
+    assert kernels_of(place, job).find_kernels(partition(whole).groups)[0]
     choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
     assert (choice.entry, choice.swapped) == (None, False)
 
@@ -418,7 +435,7 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     ("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)]
 )
 def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
-    schedules = tune_module._schedules(replace(place, settings=place.settings.but(**settings)))
+    schedules = list_baseline_schedules(replace(place, settings=place.settings.but(**settings)))
     assert ("max-autotune" in schedules) == joins
 
 
@@ -453,7 +470,7 @@ def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
         device=torch.device("cuda"),
         settings=place.settings.but(without=without, autotune=True),
     )
-    assert set(tune_module._schedules(there)) == left
+    assert set(list_baseline_schedules(there)) == left
 
 
 @pytest.mark.parametrize(("without", "proposed"), [((), True), (("kernels",), False)])
@@ -463,13 +480,10 @@ def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     there = replace(
         place, device=torch.device("cuda"), settings=place.settings.but(without=without)
     )
-    ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    found = list(
-        begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(
-            ranking, float("inf"), Standing()
-        )
-    )
-    assert (bool(found), bool(built)) == (proposed, proposed)
+    ranking = judge.BaselineRanking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
+    space = space_of(whole, there, judge.EvaluationConfig(there.settings, there.contract, CPU))
+    first = StagedSearch(space, ranking, float("inf")).propose()
+    assert (first is not None, bool(built)) == (proposed, proposed)
 
 
 def test_a_family_that_does_not_exist_is_refused_by_name():

@@ -23,7 +23,7 @@ from torch_cudal1.api import pieces
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.lower import lower
 
 Door: TypeAlias = Callable[..., Callable[..., Any]]
@@ -67,7 +67,7 @@ class Accelerated:
         torch_cudal1.accelerate(module, args, cache_dir=self.cache_dir)
         if kwargs:
             torch_cudal1.accelerate(module, kwargs, cache_dir=self.cache_dir)
-        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.api.accelerate.Dispatcher)
+        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.api.dispatcher.Dispatcher)
         return module
 
 
@@ -106,7 +106,7 @@ class InPieces(Accelerated):
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         try:
-            captured_regions(module, args, kwargs)
+            capture_regions(module, args, kwargs)
         except GraphBreakError:
             self.broken += 1
             torch_cudal1.accelerate(

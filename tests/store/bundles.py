@@ -12,30 +12,30 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.ir.records import Target
 from torch_cudal1.store.bundle.bundle_file import FORMAT, METADATA_KEY, write_bundle
-from torch_cudal1.store.cache.decision_record import encode_alias
+from torch_cudal1.store.cache.decision_record import encode_record
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import LocalCache, alias_path, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path, record_path
 from torch_cudal1.store.trust.signatures import load_signer, new_key
 from torch_cudal1.store.trust.trust_policy import Rules
 
 KEY, OTHER_KEY, NAME = "ab" * 32, "ef" * 32, "cd" * 32
 GPU = Target("cuda", "sm_90", "NVIDIA H200", "580.1", "2.13.0", "3.7.1")
 ENTRY = encode_entry(make_entry())
-ALIAS = encode_alias(
+RECORD = encode_record(
     NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
 )
 ENTRY_NAME = "0/" + entry_path(Path(), KEY, HERE, CONTRACT).as_posix()
-ALIAS_NAME = "0/" + alias_path(Path(), NAME, HERE, CONTRACT).as_posix()
+RECORD_NAME = "0/" + record_path(Path(), NAME, HERE, CONTRACT).as_posix()
 
 
 def filled(root: Path) -> LocalCache:
-    """A cache with entries for two families and an alias."""
+    """A cache with entries for two families and a decision record."""
     cache = LocalCache(root)
     cache.put(make_entry())
     cache.put(make_entry(region_key=OTHER_KEY, region_name="block.1"))
     cache.put(make_entry(target=GPU))
-    cache.put_alias(
+    cache.put_decision_record(
         NAME, {"winner": "cudal1", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
     )
     return cache

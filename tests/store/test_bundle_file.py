@@ -20,14 +20,14 @@ import pytest
 import safetensors
 
 from tests.store.bundles import (
-    ALIAS,
-    ALIAS_NAME,
     ENTRY,
     ENTRY_NAME,
     GPU,
     KEY,
     NAME,
     OTHER_KEY,
+    RECORD,
+    RECORD_NAME,
     bundle_of,
     crafted,
     filled,
@@ -39,14 +39,14 @@ from tests.store.bundles import (
 )
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.bundle import bundle_file as bundle_module
 from torch_cudal1.store.bundle.bundle_file import METADATA_KEY, open_bundle, write_bundle
-from torch_cudal1.store.bundle.imported import import_bundle, imported_roots
-from torch_cudal1.store.cache.decision_record import encode_alias
+from torch_cudal1.store.bundle.imported import import_bundle, list_imported_roots
+from torch_cudal1.store.cache.decision_record import encode_record
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.handed_over import replacing
+from torch_cudal1.store.cache.files import write_atomically
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
@@ -69,8 +69,8 @@ HOSTILE_NAMES = {
     "folder of another key": ENTRY_NAME.replace("/ab/", "/cd/"),
     "upper case key": ENTRY_NAME.replace(KEY, KEY.upper()),
     "another suffix": ENTRY_NAME.replace(".safetensors", ".py"),
-    "an alias without its folder": ALIAS_NAME.replace("alias/", ""),
-    "an entry among aliases": ENTRY_NAME.replace("v1/", "v1/alias/"),
+    "a decision record without its folder": RECORD_NAME.replace("alias/", ""),
+    "an entry among decision records": ENTRY_NAME.replace("v1/", "v1/alias/"),
     "another version": ENTRY_NAME.replace("v1", "v2"),
     "the own cache's lock": "0/v1/cpu-x86_64/x.lock",
 }
@@ -83,7 +83,7 @@ def refused(path: Path, folder: Path) -> str:
     assert str(path) in str(raised.value)
     left = [found for found in folder.rglob("*") if found.name not in ("imported", "import.lock")]
     assert left == []
-    assert imported_roots(folder) == ()
+    assert list_imported_roots(folder) == ()
     return raised.value.rule
 
 
@@ -102,7 +102,7 @@ def test_a_bundle_holds_every_family_and_any_safetensors_library_lists_it(tmp_pa
     path = bundle_of(cache, tmp_path / "x.bundle")
     with open_bundle(path) as held:
         assert held.manifest.families == ("cpu-x86_64", "cuda-sm_90")
-        contents = {member.place: data for member, data in held.files()}
+        contents = {member.relative_path: data for member, data in held.files()}
     with safetensors.safe_open(path, framework="pt") as listed:
         assert sorted(listed.keys()) == sorted(f"0/{place}" for place in contents)
         assert all(
@@ -119,7 +119,7 @@ def test_models_of_one_architecture_are_kept_apart_in_layers(tmp_path: Path) -> 
     filled(tmp_path / "h200")
     path = bundle_of(LocalCache(tmp_path / "h200", (h100.root,)), tmp_path / "x.bundle")
     import_bundle(path, tmp_path / "new")
-    roots = imported_roots(tmp_path / "new")
+    roots = list_imported_roots(tmp_path / "new")
     assert [root.name for root in roots] == ["0", "1"]
     skus = {LocalCache(root).get(KEY, GPU, CONTRACT).entry.target.sku for root in roots}
     assert skus == {"NVIDIA H100", "NVIDIA H200"}
@@ -131,7 +131,7 @@ def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choic
     caches = [LocalCache(tmp_path / sku) for sku in ("h100", "h200")]
     for cache in caches:
         cache.put(make_entry(target=dataclasses.replace(GPU, sku=cache.root.name)))
-        cache.put_alias(
+        cache.put_decision_record(
             NAME, {"winner": cache.root.name, "candidates": [cache.root.name]}, GPU, CONTRACT
         )
     rules = signed(tmp_path / "team.pem", *caches)
@@ -139,14 +139,17 @@ def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choic
         bundle_of(LocalCache(caches[0].root, (caches[1].root,)), tmp_path / "x.bundle"),
         tmp_path / "new",
     )
-    cache = LocalCache(tmp_path / "new", imported_roots(tmp_path / "new"), rules=rules)
+    cache = LocalCache(tmp_path / "new", list_imported_roots(tmp_path / "new"), rules=rules)
     for sku in ("h100", "h200"):
         here = dataclasses.replace(GPU, sku=sku)
         hit = cache.get(KEY, here, CONTRACT)
         assert isinstance(hit, Hit)
         assert (hit.entry.target, hit.stale) == (here, None)
-        assert cache.get_alias(NAME, here, CONTRACT, [sku]) == {"winner": sku, "candidates": [sku]}
-    assert isinstance(cache.get_alias(NAME, GPU, CONTRACT, ["others"]), Miss)
+        assert cache.get_decision_record(NAME, here, CONTRACT, [sku]) == {
+            "winner": sku,
+            "candidates": [sku],
+        }
+    assert isinstance(cache.get_decision_record(NAME, GPU, CONTRACT, ["others"]), Refusal)
 
 
 def test_what_an_earlier_folder_has_hides_the_later_one(tmp_path: Path) -> None:
@@ -157,14 +160,16 @@ def test_what_an_earlier_folder_has_hides_the_later_one(tmp_path: Path) -> None:
         assert len(held.manifest.members) == 4
 
 
-def test_an_alias_goes_only_with_everything_it_leads_to(tmp_path: Path) -> None:
+def test_a_decision_record_goes_only_with_everything_it_leads_to(tmp_path: Path) -> None:
     cache = filled(tmp_path / "cache")
-    cache.put_alias("12" * 32, {"runs": "eager", "regions": [KEY, OTHER_KEY]}, HERE, CONTRACT)
+    cache.put_decision_record(
+        "12" * 32, {"runs": "eager", "regions": [KEY, OTHER_KEY]}, HERE, CONTRACT
+    )
     everything = take_inventory(cache)
-    assert len(everything.aliases) == 2
-    assert [held.position.name for held in everything.only([KEY]).aliases] == [NAME]
-    assert len(everything.only([KEY, OTHER_KEY]).aliases) == 2
-    assert everything.only(None, ["cuda-sm_90"]).aliases == ()
+    assert len(everything.records) == 2
+    assert [held.cache_path.name for held in everything.only([KEY]).records] == [NAME]
+    assert len(everything.only([KEY, OTHER_KEY]).records) == 2
+    assert everything.only(None, ["cuda-sm_90"]).records == ()
     assert len(everything.only(None, ["cuda-sm_90"]).entries) == 1
 
 
@@ -205,7 +210,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_le
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert len(list(path.parent.iterdir())) == 1
-    with replacing(path) as living:
+    with write_atomically(path) as living:
         living.write(b"half of it")
         write_bundle(path, inventory)
         assert len(list(path.parent.iterdir())) == 2
@@ -214,7 +219,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_le
 
 
 def killed_while_writing(path: Path) -> None:
-    with replacing(path) as file:
+    with write_atomically(path) as file:
         file.write(b"half")
         file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -257,7 +262,7 @@ def test_a_size_that_cannot_be_is_refused_whatever_the_file_has(tmp_path: Path, 
         SupplyError, match=r"announces .* bytes, expected 1 to|expected a name, a size and a sha256"
     ):
         import_bundle(path, tmp_path / "cache")
-    assert imported_roots(tmp_path / "cache") == ()
+    assert list_imported_roots(tmp_path / "cache") == ()
 
 
 def test_a_bomb_that_announces_its_size_is_refused_before_it_is_read(
@@ -308,7 +313,7 @@ def test_a_header_that_wants_memory_is_refused_before_it_is_parsed(
 
 
 def test_duplicate_and_unordered_names_are_refused(tmp_path: Path) -> None:
-    files, payload = of((ENTRY_NAME, ENTRY), (ALIAS_NAME, ALIAS))
+    files, payload = of((ENTRY_NAME, ENTRY), (RECORD_NAME, RECORD))
     assert (
         refused(crafted(tmp_path / "x.bundle", [files[0], files[0]], payload), tmp_path / "cache")
         == "names"
@@ -436,11 +441,14 @@ WRONG_CONTENT = {
         ENTRY_NAME,
         encode_entry(make_entry(target=dataclasses.replace(HERE, arch="../x"))),
     ),
-    "an entry as an alias": (ALIAS_NAME, ENTRY),
-    "an alias as an entry": (ENTRY_NAME, ALIAS),
-    "an alias of another name": (ALIAS_NAME, encode_alias(OTHER_KEY, {}, HERE, CONTRACT)),
-    "an alias of another family": (ALIAS_NAME, encode_alias(NAME, {}, GPU, CONTRACT)),
-    "an alias that is no JSON": (ALIAS_NAME, b"["),
+    "an entry as a decision record": (RECORD_NAME, ENTRY),
+    "a decision record as an entry": (ENTRY_NAME, RECORD),
+    "a decision record of another name": (
+        RECORD_NAME,
+        encode_record(OTHER_KEY, {}, HERE, CONTRACT),
+    ),
+    "a decision record of another family": (RECORD_NAME, encode_record(NAME, {}, GPU, CONTRACT)),
+    "a decision record that is no JSON": (RECORD_NAME, b"["),
 }
 
 

@@ -11,7 +11,7 @@ from tests.store.bundles import GPU, KEY, OTHER_KEY, bundle_of, filled
 from tests.store.conftest import CONTRACT, HERE, make_entry, program
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import TOLERANCE_VERSION, Candidate, Contract
-from torch_cudal1.store.bundle.coverage import Coverage, Deployment, Wanted, coverage_of
+from torch_cudal1.store.bundle.coverage import Coverage, Deployment, Requirement, report_coverage
 from torch_cudal1.store.bundle.imported import import_bundle
 from torch_cudal1.store.cache import quarantine
 from torch_cudal1.store.cache.decision_record import call_name
@@ -20,15 +20,15 @@ from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.trust_policy import Rules
 
-WANTED = (Wanted("model", (KEY, OTHER_KEY)),)
-REGIONS = (Wanted("model", (KEY, OTHER_KEY), is_call=False),)
+WANTED = (Requirement("model", (KEY, OTHER_KEY)),)
+REGIONS = (Requirement("model", (KEY, OTHER_KEY), is_call=False),)
 CPU, CUDA = Deployment("cpu-x86_64", CONTRACT), Deployment("cuda-sm_90", CONTRACT)
 
 
 def covered(
-    cache: LocalCache, *places: Deployment, wanted: tuple[Wanted, ...] = REGIONS
+    cache: LocalCache, *places: Deployment, wanted: tuple[Requirement, ...] = REGIONS
 ) -> tuple[Coverage, ...]:
-    return coverage_of(wanted, places or (CPU,), take_inventory(cache), cache)
+    return report_coverage(wanted, places or (CPU,), take_inventory(cache), cache)
 
 
 def statuses(rows: tuple[Coverage, ...]) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_swap_judged_elsewhere_is_missing_and_a_baseline_is_not(tmp_path: Path
     cache.put(
         make_entry(region_key=OTHER_KEY, target=GPU, choice=own)
     )  # says that it is a baseline, and is not the region's
-    wanted = (Wanted("model", (KEY, program().digest, OTHER_KEY), is_call=False),)
+    wanted = (Requirement("model", (KEY, program().digest, OTHER_KEY), is_call=False),)
     there = dataclasses.replace(CUDA, sku="NVIDIA H200", torch="2.13.0")
     assert statuses(covered(cache, there, wanted=wanted)) == ["decided", "baseline", "decided"]
     other_gpu, other_torch = (
@@ -85,11 +85,11 @@ def test_what_was_tuned_without_inductor_serves_and_says_so(
             }
         )
     )
-    (row,) = covered(cache, wanted=(Wanted("model", (KEY,), is_call=False),))
+    (row,) = covered(cache, wanted=(Requirement("model", (KEY,), is_call=False),))
     assert row.served
     assert row.detail.endswith("; tuned without Inductor: no compiler")
     cache.put(make_entry(evidence={**evidence, "baseline_failures": ["inductor"], **odd}))
-    (row,) = covered(cache, wanted=(Wanted("model", (KEY,), is_call=False),))
+    (row,) = covered(cache, wanted=(Requirement("model", (KEY,), is_call=False),))
     assert "Inductor" not in row.detail
 
 
@@ -131,11 +131,13 @@ def test_the_whole_call_is_told_where_it_was_measured_for_these_choices(tmp_path
     candidate = make_entry().choice.digest
     for candidates, status in (([candidate], "not measured"), ([candidate, candidate], "measured")):
         value = {"winner": "eager", "note": "undone", "candidates": candidates}
-        cache.put_alias(call_name([KEY, OTHER_KEY]), value, HERE, CONTRACT)
+        cache.put_decision_record(call_name([KEY, OTHER_KEY]), value, HERE, CONTRACT)
         row = covered(cache, wanted=WANTED)[-1]
         assert (row.status, row.served, row.key) == (status, True, "")
     assert (row.runs, row.detail) == ("the module's own forward", "undone")
-    assert len(covered(cache, wanted=(Wanted("a lock", (KEY, OTHER_KEY), is_call=False),))) == 2
+    assert (
+        len(covered(cache, wanted=(Requirement("a lock", (KEY, OTHER_KEY), is_call=False),))) == 2
+    )
 
 
 def test_a_module_that_stays_as_it_is_needs_no_measurement(tmp_path: Path) -> None:
@@ -143,7 +145,9 @@ def test_a_module_that_stays_as_it_is_needs_no_measurement(tmp_path: Path) -> No
     cache.put(
         make_entry(region_key=program().digest, choice=Candidate(program(), "eager", "baseline"))
     )
-    assert statuses(covered(cache, wanted=(Wanted("model", (program().digest,)),))) == ["baseline"]
+    assert statuses(covered(cache, wanted=(Requirement("model", (program().digest,)),))) == [
+        "baseline"
+    ]
 
 
 def test_what_nobody_vouches_for_is_missing(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_what_nobody_vouches_for_is_missing(tmp_path: Path) -> None:
         make_entry(region_key=program().digest, choice=Candidate(program(), "eager", "baseline"))
     )
     import_bundle(bundle_of(made, tmp_path / "x.bundle"), folder)
-    wanted = (Wanted("model", (KEY, program().digest)),)
+    wanted = (Requirement("model", (KEY, program().digest)),)
     for trust in ("judge", "signed"):
         rows = covered(cache_for(Settings(cache_dir=folder, trust=trust)), wanted=wanted)
         assert statuses(rows) == ["missing", "missing"]
@@ -165,16 +169,16 @@ def test_what_was_revoked_or_quarantined_is_missing(tmp_path: Path) -> None:
     digest = next(
         held.digest
         for held in take_inventory(cache).entries
-        if held.position.family == "cpu-x86_64"
+        if held.cache_path.family == "cpu-x86_64"
     )
     revoked.write_text(f'[[revoked]]\nentry = "{digest}"\nreason = "wrong for NaN"\n')
     revoked.chmod(0o600)
     rows = covered(LocalCache(cache.root, rules=Rules(revoked=revoked)))
     assert statuses(rows) == ["missing", "decided"]
     assert "wrong for NaN" in rows[0].detail
-    quarantine.hold_back(
+    quarantine.quarantine_candidate(
         cache.root,
-        quarantine.Quarantined(KEY, make_entry().choice.digest, "differed in production"),
+        quarantine.QuarantineRecord(KEY, make_entry().choice.digest, "differed in production"),
     )
     rows = covered(cache)
     assert statuses(rows) == ["missing", "decided"]
@@ -182,7 +186,7 @@ def test_what_was_revoked_or_quarantined_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_target_without_regions_is_told_and_is_no_miss(tmp_path: Path) -> None:
-    wanted = (Wanted("sparse", (), left_out="the module's own forward runs: sparse inputs"),)
+    wanted = (Requirement("sparse", (), left_out="the module's own forward runs: sparse inputs"),)
     (row,) = covered(filled(tmp_path / "cache"), wanted=wanted)
     assert (row.status, row.served, row.detail) == (
         "left out",

@@ -24,9 +24,9 @@ from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search import tune
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import files_under, write_file
-from torch_cudal1.store.cache.local_cache import Broken, Found, alias_path, entry_path
+from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, entry_path, record_path
 from torch_cudal1.store.cache.resolve import Hit
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 FORK = multiprocessing.get_context(
     "fork"
@@ -63,7 +63,7 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
 ) -> None:
     settings = Settings(cache_dir=tmp_path / "cache", on_miss="tune")
     place, regions = (
-        place_for(torch.device("cpu"), settings),
+        make_context(torch.device("cpu"), settings),
         [region(number) for number in range(KEYS)],
     )
     log, chosen = tmp_path / "built", tmp_path / "chosen"
@@ -98,7 +98,7 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
         "two processes ran different entries of one key"
     )
     assert {
-        found.entry.region_key for found in place.cache.entries() if isinstance(found, Found)
+        found.entry.region_key for found in place.cache.entries() if isinstance(found, EntryFile)
     } == {r.key for r in regions}
     assert place.cache.verify() == ()
     assert list(files_under(settings.cache_dir, ".tmp")) == []
@@ -106,7 +106,7 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
 
 def test_processes_that_write_different_keys_at_once_lose_none(tmp_path: Path) -> None:
     settings = Settings(cache_dir=tmp_path)
-    place = place_for(torch.device("cpu"), settings)
+    place = make_context(torch.device("cpu"), settings)
     regions = [region(number) for number in range(16 * 4)]
     files = [
         (
@@ -135,7 +135,7 @@ def test_processes_that_write_different_keys_at_once_lose_none(tmp_path: Path) -
 
 def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path: Path) -> None:
     settings = Settings(cache_dir=tmp_path)
-    place = place_for(torch.device("cpu"), settings)
+    place = make_context(torch.device("cpu"), settings)
     regions = [region(number) for number in range(WRITERS)]
     blob = torch.arange(20_000, dtype=torch.int32)
     entries = [
@@ -151,9 +151,11 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
         for r, entry in zip(regions, entries, strict=True)
     ]
     name = regions[0].key
-    place.cache.put_alias(name, {"regions": list(range(2000))}, place.target, place.contract)
-    alias = alias_path(place.cache.root, name, place.target, place.contract)
-    alias_data = alias.read_bytes()
+    place.cache.put_decision_record(
+        name, {"regions": list(range(2000))}, place.target, place.contract
+    )
+    record = record_path(place.cache.root, name, place.target, place.contract)
+    record_data = record.read_bytes()
 
     writing = FORK.Semaphore(0)
 
@@ -162,7 +164,7 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
             writing.release()
             while True:
                 write_file(path, data)
-                write_file(alias, alias_data)
+                write_file(record, record_data)
                 os.unlink(path)
 
         return work
@@ -184,11 +186,11 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
             process.join()
             assert process.exitcode == -signal.SIGKILL
         abandoned += len(set(files_under(tmp_path, ".tmp")) - before)
-        assert [found for found in place.cache.entries() if isinstance(found, Broken)] == []
-        assert isinstance(place.cache.get_alias(name, place.target, place.contract), dict)
+        assert [found for found in place.cache.entries() if isinstance(found, BrokenFile)] == []
+        assert isinstance(place.cache.get_decision_record(name, place.target, place.contract), dict)
     for path, data in files:
         write_file(path, data)
-    write_file(alias, alias_data)
+    write_file(record, record_data)
     assert list(files_under(tmp_path, ".tmp")) == [], (
         "the next writer of a name removes what was left of it"
     )

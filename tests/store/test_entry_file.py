@@ -15,8 +15,9 @@ from safetensors.torch import load, save
 
 from tests.store.conftest import make_entry, program
 from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss
+from torch_cudal1.ir.records import Candidate, Contract, Entry
 from torch_cudal1.store.cache.entry_file import (
     METADATA_KEY,
     decode_entry,
@@ -51,7 +52,9 @@ def rewritten(
 def is_unreadable(data: bytes, why: str = "") -> bool:
     found = decode_entry(data)
     return (
-        isinstance(found, Miss) and found.reason.startswith("unreadable: ") and why in found.reason
+        isinstance(found, Refusal)
+        and found.reason.startswith("unreadable: ")
+        and why in found.reason
     )
 
 

@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 
 from tests.store.conftest import CONTRACT, HERE, make_entry
-from torch_cudal1.ir.records import Miss
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.cache import files
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import (
-    NotStored,
     Stored,
-    hold,
+    hold_lock,
     read_file,
     remove_leftovers,
     write_file,
@@ -99,7 +98,7 @@ def test_a_disk_that_fills_up_at_any_byte_keeps_the_old_entry(
             files, "open", lambda name, mode: io.BufferedWriter(Full(name, mode)), raising=False
         )
         answer = write_file(path, NEW)
-    assert isinstance(answer, NotStored)
+    assert isinstance(answer, Refusal)
     assert str(path) in answer.reason
     assert os.strerror(errno.ENOSPC) in answer.reason
     assert path.read_bytes() == OLD
@@ -113,7 +112,7 @@ def test_a_disk_so_full_that_nothing_can_be_deleted_is_cleared_by_the_next_write
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
         patch.setattr(Path, "unlink", failing(errno.ENOSPC))
-        assert isinstance(write_file(path, NEW), NotStored)
+        assert isinstance(write_file(path, NEW), Refusal)
     assert len(left_in(path.parent)) == 1
     assert path.read_bytes() == OLD
     assert write_file(path, NEW) == Stored(path)
@@ -125,7 +124,7 @@ def test_a_read_only_folder_is_a_reason(path: Path) -> None:
     path.parent.chmod(0o500)
     answer = write_file(path, NEW)
     path.parent.chmod(0o700)
-    assert isinstance(answer, NotStored)
+    assert isinstance(answer, Refusal)
     assert path.read_bytes() == OLD
 
 
@@ -144,7 +143,7 @@ def test_a_rename_that_keeps_failing_names_file_and_reason(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing(number))
         answer = write_file(path, NEW)
-    assert isinstance(answer, NotStored)
+    assert isinstance(answer, Refusal)
     assert str(path) in answer.reason
     assert os.strerror(number) in answer.reason
     assert path.read_bytes() == OLD
@@ -208,7 +207,7 @@ def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(
     assert read_file(path, 1 << 30) == OLD
     monkeypatch.setattr(files, "open", failing(errno.ESTALE), raising=False)
     miss = read_file(path, 1 << 30)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, Refusal)
     assert os.strerror(errno.ESTALE) in miss.reason
 
 
@@ -227,7 +226,7 @@ def test_without_locks_entries_are_still_stored_and_searches_go_on(
     )  # nothing waits for a lock that cannot be had
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
-    with hold(path.with_suffix(".search.lock"), 3600.0) as state:
+    with hold_lock(path.with_suffix(".search.lock"), 3600.0) as state:
         assert not state.held
         assert "flock" in state.reason or os.strerror(number) in state.reason
     assert remove_leftovers(path.parents[4]) == ()
@@ -297,5 +296,5 @@ def test_lock_files_of_dead_processes_with_anything_in_them_hold_nothing(path: P
     for lock in (Path(files._lock_path(path)), path.with_suffix(".search.lock")):
         lock.write_text("1\nsome-host\n")  # what locks by existence write; nobody flocks it
     assert write_file(path, NEW) == Stored(path)
-    with hold(path.with_suffix(".search.lock"), 0.5) as state:
+    with hold_lock(path.with_suffix(".search.lock"), 0.5) as state:
         assert state.held

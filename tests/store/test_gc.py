@@ -20,17 +20,17 @@ from tests.store.conftest import HERE, make_entry
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands.doctor import _cache
 from torch_cudal1.cli.view import text
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.bundle.imported import import_bundle, imported_bundles
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.store.bundle.imported import import_bundle, list_imported_bundles
 from torch_cudal1.store.cache.build_files import (
-    Kept,
-    built_home,
-    built_path,
-    kept_under,
-    versions_name,
+    BuildCount,
+    build_folder,
+    build_path,
+    count_builds,
+    name_versions,
 )
-from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
-from torch_cudal1.store.cache.gc import compiled, remove, unused
+from torch_cudal1.store.cache.files import Stored, read_file, write_file
+from torch_cudal1.store.cache.gc import find_build_folders, find_unused, remove_folder
 from torch_cudal1.store.cache.local_cache import LocalCache
 
 COMMITS = {name: name * 40 for name in "abc"}
@@ -41,7 +41,7 @@ def imported(tmp_path: Path, cache: LocalCache, name: str) -> Path:
 
 
 def named(cache_dir: Path, hub: str = "") -> set[Path]:
-    return {one.path for one in unused(cache_dir, hub)}
+    return {one.path for one in find_unused(cache_dir, hub)}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_import_that_a_later_one_contains_goes(tmp_path: Path) -> None:
     cache.put(make_entry(region_key="12" * 32))
     new = imported(tmp_path, cache, "new")
     assert named(tmp_path / "cache") == {old}
-    assert imported_bundles(tmp_path / "cache") == (new, old)
+    assert list_imported_bundles(tmp_path / "cache") == (new, old)
 
 
 def test_an_import_with_one_file_more_stays(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_a_pull_is_just_filling_stays(
     with open(mirror / "pull.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
-    assert "somebody may be at work there" in capsys.readouterr().err
+    assert "another process may be at work there" in capsys.readouterr().err
     assert (mirror / COMMITS["b"]).is_dir()
 
 
@@ -173,7 +173,7 @@ def test_what_killed_processes_left_goes_too(mirror: Path, tmp_path: Path) -> No
     assert named(tmp_path / "cache") >= {*left, mirror / ".purged-z"}
     assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 0
     assert named(tmp_path / "cache") == set()
-    assert len(imported_bundles(tmp_path / "cache")) == 1
+    assert len(list_imported_bundles(tmp_path / "cache")) == 1
 
 
 def test_a_folder_that_cannot_be_deleted_is_told(
@@ -208,8 +208,8 @@ def kernels(tmp_path: Path) -> Path:
     """A cache's compiled kernels: of the versions here, of others, and some left by a purge that
     was killed.
     """
-    home = built_home(tmp_path / "cache")
-    for name in (versions_name(), "0.1.0-torch2.0-triton2.0-0123", ".purged-0.0.9"):
+    home = build_folder(tmp_path / "cache")
+    for name in (name_versions(), "0.1.0-torch2.0-triton2.0-0123", ".purged-0.0.9"):
         for file in FILES:
             (home / name / file).parent.mkdir(parents=True, exist_ok=True)
             (home / name / file).write_bytes(name.encode())
@@ -232,7 +232,7 @@ def test_kernels_of_other_versions_go_and_those_that_a_search_here_takes_stay(
     assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(
         ".purged-0.0.9"
     )
-    assert left_in(kernels) == {versions_name()}
+    assert left_in(kernels) == {name_versions()}
     assert main([*command, "--yes"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == []
 
@@ -291,21 +291,21 @@ def test_kernels_that_another_purge_is_at_stay(
     with open(kernels / ".purge.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
-    assert capsys.readouterr().err.count(" stays: somebody may be at work there: ") == 2
+    assert capsys.readouterr().err.count(" stays: another process may be at work there: ") == 2
     assert len(left_in(kernels)) == 3
 
 
 def test_two_purges_at_once_are_both_right(kernels: Path, tmp_path: Path) -> None:
-    found = list(compiled(tmp_path / "cache"))
-    assert [remove(one) for one in found] == [""] * 3
-    assert [remove(one) for one in found] == [""] * 3, "the other one was first"
+    found = list(find_build_folders(tmp_path / "cache"))
+    assert [remove_folder(one) for one in found] == [None] * 3
+    assert [remove_folder(one) for one in found] == [None] * 3, "the other one was first"
 
 
 def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) -> None:
     cache, data = tmp_path / "cache", b"machine code" * 500
-    paths = [built_path(cache, f"{number:064x}") for number in range(200)]
+    paths = [build_path(cache, f"{number:064x}") for number in range(200)]
 
-    def search() -> list[Stored | NotStored | bytes | Miss]:
+    def search() -> list[Stored | Refusal | bytes | Refusal]:
         return [
             answer
             for path in paths
@@ -315,18 +315,20 @@ def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) 
     with ThreadPoolExecutor() as pool:
         work, purged = pool.submit(search), 0
         while not work.done():
-            purged += sum(remove(one) == "" for one in compiled(cache))
+            purged += sum(remove_folder(one) is None for one in find_build_folders(cache))
     answers = work.result()
     assert purged > 1
-    assert {type(one) for one in answers[0::2]} <= {Stored, NotStored}, (
+    assert {type(one) for one in answers[0::2]} <= {Stored, Refusal}, (
         "a purge after each step may refuse a writer, not stop it"
     )
-    assert [one for one in answers[1::2] if one not in (data, Miss("absent"))] == [], "no half file"
-    assert [one for one in search() if isinstance(one, (NotStored, Miss))] == [], (
+    assert [one for one in answers[1::2] if one not in (data, Refusal("absent"))] == [], (
+        "no half file"
+    )
+    assert [one for one in search() if isinstance(one, Refusal)] == [], (
         "what was purged is kept again"
     )
-    assert kept_under(cache) == Kept(len(paths), len(paths) * len(data))
-    assert left_in(built_home(cache)) == {versions_name()}
+    assert count_builds(cache) == BuildCount(len(paths), len(paths) * len(data))
+    assert left_in(build_folder(cache)) == {name_versions()}
 
 
 def test_list_and_doctor_say_how_much_the_kernels_take(

@@ -36,16 +36,17 @@ from tests.store.test_hub_source import (
     source,
 )
 from torch_cudal1.__main__ import main
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import PREFIX, Settings
 from torch_cudal1.device.target import target_for
-from torch_cudal1.ir.records import Entry, Miss
+from torch_cudal1.ir.records import Entry
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache import quarantine
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 from torch_cudal1.store.hub import hub_layout, hub_push
-from torch_cudal1.store.hub.hub_client import Unread
+from torch_cudal1.store.hub.hub_client import HubFailure
 from torch_cudal1.store.hub.hub_layout import (
     ROOT_INDEX,
     Root,
@@ -55,8 +56,8 @@ from torch_cudal1.store.hub.hub_layout import (
     target_id,
     target_index_file,
 )
-from torch_cudal1.store.hub.hub_pull import Pulled, pull
-from torch_cudal1.store.hub.hub_push import offers_of, push
+from torch_cudal1.store.hub.hub_pull import PullReport, pull
+from torch_cudal1.store.hub.hub_push import list_offers, push
 
 __all__ = ["client", "filled", "hub", "repository"]  # fixtures
 
@@ -78,7 +79,7 @@ def listed(hub: HubServer) -> dict[str, str]:
                 rows[shard_file(name, contract, prefix)] = of_shard.sha256
                 shard = Shard.read(files[shard_file(name, contract, prefix)])
                 assert isinstance(shard, Shard), shard
-                for kind, part in (("entry", shard.entries), ("alias", shard.aliases)):
+                for kind, part in (("entry", shard.entries), ("alias", shard.records)):
                     assert {index.covering(contract, key) for key in part} <= {
                         prefix
                     }  # where a look-up asks for it
@@ -111,7 +112,7 @@ def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
     cache = LocalCache(folder)
     for entry in entries:
         cache.put(entry)
-    return offers_of(take_inventory(cache))
+    return list_offers(take_inventory(cache))
 
 
 # Push
@@ -144,9 +145,12 @@ def test_a_server_without_the_librarys_own_storage_is_told_as_such(
     LocalCache(tmp_path).put(ENTRY)
     opened = source(settings(tmp_path, cache_dir=tmp_path, hub_timeout_s=600.0)).hub
     answer = push(
-        opened.client, opened.repo, offers_of(take_inventory(LocalCache(tmp_path))), message="test"
+        opened.client,
+        opened.repo,
+        list_offers(take_inventory(LocalCache(tmp_path))),
+        message="test",
     )
-    assert isinstance(answer, Unread)
+    assert isinstance(answer, HubFailure)
     assert "HF_HUB_DISABLE_XET=1" in answer.reason
     assert len(hub.repositories[REPO].commits) == 1, "nothing was committed"
 
@@ -174,7 +178,7 @@ def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert [answer for answer in answers if isinstance(answer, Unread)] == []
+    assert [answer for answer in answers if isinstance(answer, HubFailure)] == []
     assert keys_in(hub) == {entry.region_key for entry in entries}
     assert is_consistent(hub)
 
@@ -188,7 +192,7 @@ def test_a_branch_that_never_stands_still_is_given_up(
     ]
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
-    assert isinstance(answer, Unread)
+    assert isinstance(answer, HubFailure)
     assert answer.kind == "overtaken"
     assert "another commit came first (412)" in answer.reason
 
@@ -251,7 +255,7 @@ def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     given = source(settings(tmp_path)).hub
     done = push(given.client, given.repo, offers, message="x")
-    assert not isinstance(done, Unread)
+    assert not isinstance(done, HubFailure)
     assert [(broken.path, broken.reason) for broken in done.left_out] == [
         (path, "it changed while it was pushed; push again")
     ]
@@ -287,7 +291,7 @@ def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(
     head = hub.repositories[REPO].head.oid
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
-    assert isinstance(answer, Unread)
+    assert isinstance(answer, HubFailure)
     assert f"{REPO}@main: " in answer.reason
     assert "may have arrived" not in answer.reason
     assert hub.repositories[REPO].head.oid == head
@@ -312,7 +316,7 @@ def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(
     hub.faults.status["/commit/"] = (500, -1)
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
-    assert isinstance(answer, Unread)
+    assert isinstance(answer, HubFailure)
     assert "the Hub answered 500" in answer.reason
     assert "push again, what is there is not sent twice" in answer.reason
 
@@ -321,43 +325,45 @@ def test_a_push_does_not_write_over_an_index_it_cannot_read(hub: HubServer, tmp_
     hub.repositories[REPO].add({ROOT_INDEX: b'{"weight_map": {}}'})
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
-    assert isinstance(answer, Unread)
+    assert isinstance(answer, HubFailure)
     assert "index.json: not an index of this package" in answer.reason
 
 
-def test_aliases_go_with_the_target_of_all_they_speak_of(tmp_path: Path) -> None:
+def test_decision_records_go_with_the_target_of_all_they_speak_of(tmp_path: Path) -> None:
     cache = LocalCache(tmp_path)
     there = make_entry(region_key="12" * 32, target=OTHER, package="other")
     for entry in (ENTRY, there):
         cache.put(entry)
-    cache.put_alias(NAME, {"regions": [ENTRY.region_key]}, HERE, CONTRACT)
-    cache.put_alias("ef" * 32, {"regions": [ENTRY.region_key, there.region_key]}, HERE, CONTRACT)
-    offers = offers_of(take_inventory(cache))
+    cache.put_decision_record(NAME, {"regions": [ENTRY.region_key]}, HERE, CONTRACT)
+    cache.put_decision_record(
+        "ef" * 32, {"regions": [ENTRY.region_key, there.region_key]}, HERE, CONTRACT
+    )
+    offers = list_offers(take_inventory(cache))
     assert sorted((offer.kind, offer.key[:2], offer.target.sku) for offer in offers) == [
         ("alias", "cd", HERE.sku),
         ("entry", "12", OTHER.sku),
         ("entry", ENTRY.region_key[:2], HERE.sku),
     ]
-    assert offers_of(take_inventory(cache), ["cuda-sm_90"]) == ()
+    assert list_offers(take_inventory(cache), ["cuda-sm_90"]) == ()
 
 
 # Pull
 # --------------------------------------------------------------------------------------------------------------------------
 
 
-def pulled(given: Settings, families: list[str] | None = None) -> Pulled:
+def pulled(given: Settings, families: list[str] | None = None) -> PullReport:
     done = pull(again(given).hub, families, lambda what, fraction: None)
-    assert isinstance(done, Pulled), done
+    assert isinstance(done, PullReport), done
     return done
 
 
 def test_a_pull_brings_everything_and_moves_the_pin(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pushed(tmp_path / "one", ENTRY, alias={"regions": [ENTRY.region_key]})
+    pushed(tmp_path / "one", ENTRY, record={"regions": [ENTRY.region_key]})
     given = settings(tmp_path / "two")
     first = pulled(given)
-    assert (first.entries, first.aliases, first.refused, first.problem) == (1, 1, (), "")
+    assert (first.entries, first.records, first.refused, first.problem) == (1, 1, (), "")
     second = pushed(tmp_path / "one", make_entry()).commit
     assert pulled(given).commit == second
     hub.requests.clear()
@@ -398,7 +404,7 @@ def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(
     done = pulled(given)
     assert not done.complete
     assert "1 files did not come" in done.problem
-    assert again(given).hub.pin() == first.commit
+    assert again(given).hub.read_pin() == first.commit
     hub.faults.status.clear()
     assert pulled(given).entries == 2
 
@@ -410,7 +416,7 @@ def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(
 @pytest.fixture
 def here(hub: HubServer, tmp_path: Path) -> Entry:
     """An entry for this machine, in the repository."""
-    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path / "none"))
+    place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path / "none"))
     entry = dataclasses.replace(ENTRY, target=place.target, contract=place.contract)
     pushed(tmp_path / "one", entry)
     return entry
@@ -420,21 +426,21 @@ def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(
     here: Entry, hub: HubServer, tmp_path: Path
 ) -> None:
     hub.faults.status["/storage/"] = (500, -1)
-    choice = choose(REGION, place_for(torch.device("cpu"), settings(tmp_path / "two")))
+    choice = choose(REGION, make_context(torch.device("cpu"), settings(tmp_path / "two")))
     assert not choice.swapped
     assert f"hub: {REPO}@" in choice.reason
     assert "the Hub answered 500" in choice.reason
     hub.faults.status.clear()
     given = settings(tmp_path / "three")
-    place = place_for(torch.device("cpu"), given)
+    place = make_context(torch.device("cpu"), given)
     assert [each.name for each in place.sources] == ["local cache", "hub"]
     choose(REGION, place)
     assert len(hub.asked(f"{here.region_key}.safetensors", "GET")) > 0
     assert [path.name for path in given.cache_dir.rglob("*.safetensors")] == [
         f"{here.region_key}.safetensors"
     ]
-    assert isinstance(place.alias(NAME), Miss)
-    assert [each.name for each in place_for(torch.device("cpu"), given.but(hub="")).sources] == [
+    assert isinstance(place.find_decision_record(NAME), Refusal)
+    assert [each.name for each in make_context(torch.device("cpu"), given.but(hub="")).sources] == [
         "local cache"
     ]
 
@@ -460,7 +466,8 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
         cache.sign(signer)
         opened = source(settings(tmp_path, cache_dir=cache.root)).hub
         assert not isinstance(
-            push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="x"), Unread
+            push(opened.client, opened.repo, list_offers(take_inventory(cache)), message="x"),
+            HubFailure,
         )
         allow(tmp_path / "publishers.toml", team=signer.public)
         given = settings(
@@ -495,11 +502,14 @@ def test_push_and_pull_as_commands(
     out, err = capsys.readouterr()
     assert err == ""  # --quiet holds for the library too
     commit = hub.repositories["team/new"].head.oid
-    assert out == f"team/new@main at {commit[:12]}: 1 entry and 0 aliases pushed, 0 there already\n"
+    assert (
+        out
+        == f"team/new@main at {commit[:12]}: 1 entry and 0 decision records pushed, 0 there already\n"
+    )
     assert hub.repositories["team/new"].private
     assert main(["pull", "team/new@main", "--cache-dir", str(command / "two"), "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert f"team/new@main is {commit}: 1 entry and 0 aliases here, for 1 target" in out
+    assert f"team/new@main is {commit}: 1 entry and 0 decision records here, for 1 target" in out
     assert "use them: --hub team/new@main, " in out
     assert main(["pull", "team/new", "--cache-dir", str(command / "two"), "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["pulled"]
@@ -517,8 +527,9 @@ def test_broken_revoked_and_quarantined_entries_are_never_pushed(
         cache.put(entry)
     broken = entry_path(command, make_entry().region_key, HERE, CONTRACT)
     broken.write_bytes(broken.read_bytes()[:-1])
-    quarantine.hold_back(
-        command, quarantine.Quarantined(held.region_key, held.choice.digest, "wrong in production")
+    quarantine.quarantine_candidate(
+        command,
+        quarantine.QuarantineRecord(held.region_key, held.choice.digest, "wrong in production"),
     )
     assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
     told = capsys.readouterr().err

@@ -22,21 +22,22 @@ from tests.store.conftest import CONTRACT, HERE, make_entry, program
 from tests.store.hub_server import HubServer, Repository, serving
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import PREFIX, Settings
-from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Region, Target
+from torch_cudal1.ir.records import Candidate, Contract, Entry, Region, Target
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import Hit, LocalCache
 from torch_cudal1.store.hub import hub_source as hub_module
-from torch_cudal1.store.hub.hub_client import Repo, Unread
+from torch_cudal1.store.hub.hub_client import HubFailure, Repo
 from torch_cudal1.store.hub.hub_layout import (
     ROOT_INDEX,
     repository_file,
     target_id,
     target_index_file,
 )
-from torch_cudal1.store.hub.hub_push import Pushed, offers_of, push
-from torch_cudal1.store.hub.hub_source import HubSource, hub_for, mirrored_roots
+from torch_cudal1.store.hub.hub_push import PushReport, list_offers, push
+from torch_cudal1.store.hub.hub_source import HubSource, hub_for, list_mirrored_roots
 
 REPO = "team/kernels"
 REGION = Region(program(), ("input",), name="block")
@@ -54,9 +55,9 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     without_proxy(monkeypatch)
-    hub_module._opened.cache_clear()
+    hub_module._open.cache_clear()
     yield
-    hub_module._opened.cache_clear()
+    hub_module._open.cache_clear()
 
 
 @pytest.fixture
@@ -121,20 +122,20 @@ def source(given: Settings) -> HubSource:
 
 def again(given: Settings) -> HubSource:
     """The source as a new process has it: nothing in memory, everything on the disk."""
-    hub_module._opened.cache_clear()
+    hub_module._open.cache_clear()
     return source(given)
 
 
-def pushed(folder: Path, *entries: Entry, alias: dict | None = None) -> Pushed:
-    """Push entries (and an alias) from a cache of their own."""
+def pushed(folder: Path, *entries: Entry, record: dict | None = None) -> PushReport:
+    """Push entries (and a decision record) from a cache of their own."""
     cache = LocalCache(folder)
     for entry in entries:
         cache.put(entry)
-    if alias is not None:
-        cache.put_alias(NAME, alias, entries[0].target, entries[0].contract)
+    if record is not None:
+        cache.put_decision_record(NAME, record, entries[0].target, entries[0].contract)
     opened = source(settings(folder, cache_dir=folder)).hub
-    done = push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="test")
-    assert isinstance(done, Pushed), done
+    done = push(opened.client, opened.repo, list_offers(take_inventory(cache)), message="test")
+    assert isinstance(done, PushReport), done
     return done
 
 
@@ -146,7 +147,7 @@ def found(given: HubSource, target: Target = HERE, contract: Contract = CONTRACT
 
 def missed(given: HubSource, target: Target = HERE, contract: Contract = CONTRACT) -> str:
     miss = given.find(REGION, target, contract)
-    assert isinstance(miss, Miss), miss
+    assert isinstance(miss, Refusal), miss
     return miss.reason
 
 
@@ -162,9 +163,9 @@ def replaced(hub: HubServer, change: Callable[[dict[str, bytes]], None]) -> None
 
 
 def test_what_one_machine_pushed_another_finds(hub: HubServer, tmp_path: Path) -> None:
-    alias = {"candidates": [ENTRY.choice.digest], "winner": "cudal1"}
-    done = pushed(tmp_path / "one", ENTRY, alias=alias)
-    assert (done.entries, done.aliases) == (1, 1)
+    record = {"candidates": [ENTRY.choice.digest], "winner": "cudal1"}
+    done = pushed(tmp_path / "one", ENTRY, record=record)
+    assert (done.entries, done.records) == (1, 1)
     there = source(settings(tmp_path / "two"))
     hit = found(there)
     assert hit.entry.choice == ENTRY.choice
@@ -215,8 +216,8 @@ def test_a_second_process_without_network_finds_what_the_first_fetched(
         "from torch_cudal1.store.hub.hub_source import hub_for\n"
         "source = hub_for(Settings.from_env())\n"
         "print(source.find(REGION, HERE, CONTRACT).entry.choice.label)\n"
-        "print(source.alias('ef' * 32, HERE, CONTRACT).reason)\n"
-        "print(source.hub.refreshed().reason)\n"
+        "print(source.find_decision_record('ef' * 32, HERE, CONTRACT).reason)\n"
+        "print(source.hub.open_latest().reason)\n"
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))
@@ -261,10 +262,10 @@ def test_a_revision_is_pinned_once_and_stays(hub: HubServer, tmp_path: Path) -> 
     assert found(again(given)).entry.package == ENTRY.package
     assert len(hub.asked(f"{REPO}/revision/main")) == 3  # by the two pushes and the first look-up
     there = again(given)
-    mirror = there.hub.refreshed()
-    assert not isinstance(mirror, Unread)
+    mirror = there.hub.open_latest()
+    assert not isinstance(mirror, HubFailure)
     assert mirror.repo.revision == second.commit
-    there.hub.record(mirror)
+    there.hub.record_pin(mirror)
     assert found(again(given)).entry.package == "newer"
 
 
@@ -307,14 +308,14 @@ def test_a_signed_entry_is_vouched_for_offline_too(
     signer = make_signer(tmp_path)
     cache = LocalCache(tmp_path / "one")
     cache.put(ENTRY)
-    cache.put_alias(NAME, {"regions": [REGION.key]}, HERE, CONTRACT)
+    cache.put_decision_record(NAME, {"regions": [REGION.key]}, HERE, CONTRACT)
     assert len(cache.sign(signer).files) == 2
     pushed(cache.root)
     allow(tmp_path / "publishers.toml", team=signer.public)
     given = settings(tmp_path / "two", trust="signed", publishers=tmp_path / "publishers.toml")
     hit = found(source(given))
     assert (hit.vouched_by, hit.stale) == ("publisher 'team'", None)
-    assert source(given).alias(NAME, HERE, CONTRACT) == {"regions": [REGION.key]}
+    assert source(given).find_decision_record(NAME, HERE, CONTRACT) == {"regions": [REGION.key]}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert found(again(given)).vouched_by == "publisher 'team'"
     assert "which is not on the list of publishers" in missed(again(given.but(publishers=None)))
@@ -341,9 +342,9 @@ def test_a_new_commit_costs_only_what_changed(hub: HubServer, tmp_path: Path) ->
     there = source(given)
     found(there)
     pushed(tmp_path / "three", make_entry())
-    mirror = there.hub.refreshed()
-    assert not isinstance(mirror, Unread)
-    there.hub.record(mirror)
+    mirror = there.hub.open_latest()
+    assert not isinstance(mirror, HubFailure)
+    there.hub.record_pin(mirror)
     hub.requests.clear()
     assert mirror.repo.revision in found(there).where
     assert hub.asked(".safetensors") == []
@@ -351,11 +352,11 @@ def test_a_new_commit_costs_only_what_changed(hub: HubServer, tmp_path: Path) ->
 
 def test_what_is_on_the_disk_is_part_of_the_cache(filled: HubServer, tmp_path: Path) -> None:
     given = settings(tmp_path / "two")
-    assert mirrored_roots(given) == ()
+    assert list_mirrored_roots(given) == ()
     where = Path(found(source(given)).where)
-    (root,) = mirrored_roots(given)
+    (root,) = list_mirrored_roots(given)
     assert where.is_relative_to(root)
-    assert mirrored_roots(given.but(hub="")) == ()
+    assert list_mirrored_roots(given.but(hub="")) == ()
 
 
 # What is refused
@@ -623,15 +624,15 @@ def test_a_hub_that_fails_costs_one_waiting_time(
 def test_a_slow_hub_costs_a_start_a_bounded_time(filled: HubServer, tmp_path: Path) -> None:
     given = settings(tmp_path, hub_timeout_s=20.0)
     there = source(given)
-    there.hub.gate.note("an answer that came", 60.0)
+    there.hub.breaker.record_answer("an answer that came", 60.0)
     found(there)  # a little is left
     there = again(given.but(cache_dir=tmp_path / "another"))
-    there.hub.gate.note("an answer that came", 120.0)
+    there.hub.breaker.record_answer("an answer that came", 120.0)
     filled.requests.clear()
     assert "has waited 120 s for the Hub; `cudal1 pull`" in missed(there)
     assert filled.requests == []
     there = again(given)
-    there.hub.gate.note("an answer that came", 120.0)
+    there.hub.breaker.record_answer("an answer that came", 120.0)
     found(there)  # what is on the disk needs no question
 
 

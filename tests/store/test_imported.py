@@ -19,10 +19,10 @@ import pytest
 from tests.store.bundles import KEY, NAME, bundle_of, filled
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.bundle import imported as imported_module
-from torch_cudal1.store.bundle.imported import Imported, import_bundle, imported_roots
+from torch_cudal1.store.bundle.imported import ImportReport, import_bundle, list_imported_roots
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.context import cache_for
@@ -40,7 +40,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def present(folder: Path) -> int:
     """How many whole entries a look-up can reach among the imported ones; a broken one fails."""
-    found = [list(LocalCache(root).entries()) for root in imported_roots(folder)]
+    found = [list(LocalCache(root).entries()) for root in list_imported_roots(folder)]
     assert all(hasattr(one, "entry") for entries in found for one in entries)
     return sum(map(len, found))
 
@@ -80,7 +80,7 @@ def test_an_import_is_found_beside_the_own_entries_and_never_among_them(
     tmp_path: Path, bundle: Path
 ) -> None:
     done = import_bundle(bundle, tmp_path / "cache")
-    assert (done.entries, done.aliases, done.families, done.already) == (
+    assert (done.entries, done.records, done.families, done.already) == (
         3,
         1,
         ("cpu-x86_64", "cuda-sm_90"),
@@ -101,15 +101,15 @@ def test_an_unsigned_import_is_refused_under_the_strict_policy(
 ) -> None:
     import_bundle(bundle, tmp_path / "cache")
     cache = cache_for(Settings(cache_dir=tmp_path / "cache", trust="signed"))
-    assert isinstance(cache.get(KEY, HERE, CONTRACT), Miss)
-    assert isinstance(cache.get_alias(NAME, HERE, CONTRACT), Miss)
+    assert isinstance(cache.get(KEY, HERE, CONTRACT), Refusal)
+    assert isinstance(cache.get_decision_record(NAME, HERE, CONTRACT), Refusal)
 
 
 def test_a_second_import_changes_nothing(tmp_path: Path, bundle: Path) -> None:
     first = import_bundle(bundle, tmp_path / "cache")
     before = {path: path.stat().st_mtime_ns for path in first.root.rglob("*.*")}
     second = import_bundle(bundle, tmp_path / "cache")
-    assert second == Imported(**{**vars(first), "already": True})
+    assert second == ImportReport(**{**vars(first), "already": True})
     assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*.*")} == before
 
 
@@ -146,7 +146,7 @@ def test_the_latest_import_is_asked_first(tmp_path: Path, bundle: Path) -> None:
     folder = tmp_path / "cache"
     for last in (bundle, other, bundle, bundle, other):
         wanted = import_bundle(last, folder).root
-        assert imported_roots(folder)[0].parent == wanted
+        assert list_imported_roots(folder)[0].parent == wanted
 
 
 def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(
@@ -157,14 +157,14 @@ def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(
     ahead = time.time_ns() + 10**9 * 86_400 * 365
     os.utime(import_bundle(bundle, tmp_path / "cache").root, ns=(ahead, ahead))
     wanted = import_bundle(other, tmp_path / "cache").root
-    assert imported_roots(tmp_path / "cache")[0].parent == wanted
+    assert list_imported_roots(tmp_path / "cache")[0].parent == wanted
 
 
 def test_links_among_the_imports_are_not_followed(tmp_path: Path, bundle: Path) -> None:
     root = import_bundle(bundle, tmp_path / "cache").root
     shutil.move(root, tmp_path / "elsewhere")
     root.symlink_to(tmp_path / "elsewhere")
-    assert imported_roots(tmp_path / "cache") == ()
+    assert list_imported_roots(tmp_path / "cache") == ()
     assert import_bundle(bundle, tmp_path / "cache").already is False
     assert not root.is_symlink()
     assert (tmp_path / "elsewhere" / "0").is_dir()
@@ -314,6 +314,6 @@ def test_without_locks_an_import_still_is_whole(
         path.parent.mkdir(parents=True, exist_ok=True)
         yield LockState(False, "NotImplementedError: no flock here")
 
-    monkeypatch.setattr(imported_module, "hold", no_locks)
+    monkeypatch.setattr(imported_module, "hold_lock", no_locks)
     import_bundle(bundle, tmp_path / "cache")
     assert present(tmp_path / "cache") == 3

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from torch_cudal1.ir.records import Miss
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.cache import inductor_files
-from torch_cudal1.store.cache.inductor_files import pack, unpack
+from torch_cudal1.store.cache.inductor_files import pack_folder, unpack_folder
 
 
 def folder(root: Path) -> Path:
@@ -21,26 +21,26 @@ def folder(root: Path) -> Path:
 
 
 def packed(root: Path) -> dict[str, Any]:
-    files = pack(folder(root))
+    files = pack_folder(folder(root))
     assert isinstance(files, dict)
     return files
 
 
 def test_what_was_packed_is_there_again_without_locks(tmp_path: Path) -> None:
-    assert unpack(packed(tmp_path / "made"), tmp_path / "out") == 2
+    assert unpack_folder(packed(tmp_path / "made"), tmp_path / "out") == 2
     found = {
         path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
         for path in (tmp_path / "out").rglob("*")
         if path.is_file()
     }
     assert found == {"fxgraph/ab/graph": b"a pickle", "cd.so": b"machine code"}
-    assert unpack(packed(tmp_path / "again"), tmp_path / "out") == 0
+    assert unpack_folder(packed(tmp_path / "again"), tmp_path / "out") == 0
 
 
 def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cd.so").write_bytes(b"mine")
-    assert unpack(packed(tmp_path / "made"), tmp_path / "out") == 1
+    assert unpack_folder(packed(tmp_path / "made"), tmp_path / "out") == 1
     assert (tmp_path / "out" / "cd.so").read_bytes() == b"mine"
 
 
@@ -63,8 +63,8 @@ def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(
     tmp_path: Path, name: str
 ) -> None:
     files = packed(tmp_path / "made")
-    refused = unpack({**files, name: files["cd.so"]}, tmp_path / "out")
-    assert isinstance(refused, Miss)
+    refused = unpack_folder({**files, name: files["cd.so"]}, tmp_path / "out")
+    assert isinstance(refused, Refusal)
     assert "no path inside the folder" in refused.reason
     assert not (tmp_path / "out").exists()
 
@@ -75,8 +75,8 @@ def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(
 def test_a_file_that_is_not_the_one_that_was_packed_is_refused_by_name(
     tmp_path: Path, record: Any
 ) -> None:
-    refused = unpack({**packed(tmp_path / "made"), "cd.so": record}, tmp_path / "out")
-    assert isinstance(refused, Miss)
+    refused = unpack_folder({**packed(tmp_path / "made"), "cd.so": record}, tmp_path / "out")
+    assert isinstance(refused, Refusal)
     assert "cd.so" in refused.reason
     assert not (tmp_path / "out").exists()
 
@@ -85,19 +85,19 @@ def test_links_are_neither_packed_nor_written_through(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a key")
     root = folder(tmp_path / "made")
     (root / "link").symlink_to(tmp_path / "secret")
-    files = pack(root)
+    files = pack_folder(root)
     assert isinstance(files, dict)
     assert "link" not in files
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cd.so").symlink_to(tmp_path / "secret")
-    assert unpack(files, tmp_path / "out") == 1
+    assert unpack_folder(files, tmp_path / "out") == 1
     assert (tmp_path / "secret").read_text() == "a key"
 
 
 def test_too_much_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = packed(tmp_path / "made")
     monkeypatch.setattr(inductor_files, "LIMIT_BYTES", 15)
-    for refused in (pack(tmp_path / "made"), unpack(files, tmp_path / "out")):
-        assert isinstance(refused, Miss)
+    for refused in (pack_folder(tmp_path / "made"), unpack_folder(files, tmp_path / "out")):
+        assert isinstance(refused, Refusal)
         assert "15 bytes" in refused.reason
     assert not (tmp_path / "out").exists()

@@ -18,18 +18,19 @@ import pytest
 import torch
 
 from tests.store.conftest import CONTRACT, HERE, make_entry, program
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Region, Target
+from torch_cudal1.ir.records import Candidate, Contract, Entry, Region, Target
 from torch_cudal1.store.cache import files
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
+from torch_cudal1.store.cache.files import Stored, read_file, write_file
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import (
-    Broken,
-    Found,
+    BrokenFile,
+    EntryFile,
     LocalCache,
-    alias_path,
     entry_path,
+    record_path,
     stale_reason,
 )
 from torch_cudal1.store.cache.resolve import Hit, resolve
@@ -57,7 +58,7 @@ def found(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRAC
 
 def missed(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRACT) -> str:
     miss = cache.get(KEY, target, contract)
-    assert isinstance(miss, Miss), miss
+    assert isinstance(miss, Refusal), miss
     return miss.reason
 
 
@@ -177,7 +178,7 @@ def test_a_broken_local_file_does_not_hide_a_shared_one(tmp_path: Path) -> None:
 def test_a_key_that_is_no_digest_is_refused(cache: LocalCache, key: str) -> None:
     with pytest.raises(ValueError, match="key"):
         cache.get(key, HERE, CONTRACT)
-    assert isinstance(cache.put(make_entry(region_key=key)), NotStored)
+    assert isinstance(cache.put(make_entry(region_key=key)), Refusal)
 
 
 @pytest.mark.parametrize("arch", ["../../up", "a/b", "a\0b", "/../..", "sm_90\n"])
@@ -185,7 +186,7 @@ def test_an_entry_cannot_leave_the_folder_by_its_target(
     cache: LocalCache, tmp_path: Path, arch: str
 ) -> None:
     answer = cache.put(make_entry(target=dataclasses.replace(HERE, arch=arch)))
-    assert isinstance(answer, NotStored)
+    assert isinstance(answer, Refusal)
     assert "family" in answer.reason
     assert list(tmp_path.iterdir()) == []
 
@@ -197,14 +198,14 @@ def test_an_entry_under_another_name_is_a_miss(cache: LocalCache, entry: Entry) 
     other.parent.mkdir()
     other.write_bytes(right.read_bytes())
     miss = cache.get("ef" * 32, HERE, CONTRACT)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, Refusal)
     assert "it holds the entry of" in miss.reason
 
 
 def test_what_could_not_be_read_back_is_not_stored(cache: LocalCache) -> None:
     writes = dataclasses.replace(program(), outputs=(99,))
     answer = cache.put(make_entry(choice=Candidate(writes, "eager", "rewrites")))
-    assert isinstance(answer, NotStored)
+    assert isinstance(answer, Refusal)
     assert "outputs" in answer.reason
     assert not cache.root.exists()
 
@@ -242,9 +243,9 @@ def test_a_disk_that_refuses_gives_a_reason_and_leaves_nothing(
     with monkeypatch.context() as patch:
         refuse(patch, call, number)
         answer = cache.put(entry)
-        assert isinstance(answer, NotStored)
+        assert isinstance(answer, Refusal)
         assert os.strerror(number) in answer.reason
-        assert isinstance(cache.put_alias(NAME, {}, HERE, CONTRACT), NotStored)
+        assert isinstance(cache.put_decision_record(NAME, {}, HERE, CONTRACT), Refusal)
     assert missed(cache) == "absent"
     assert leftovers(cache.root) == []
     assert isinstance(cache.put(entry), Stored)
@@ -256,7 +257,7 @@ def test_a_full_disk_keeps_the_older_entry(
     cache.put(make_entry(package="old"))
     with monkeypatch.context() as patch:
         refuse(patch, "fsync", errno.ENOSPC)
-        assert isinstance(cache.put(make_entry(package="new")), NotStored)
+        assert isinstance(cache.put(make_entry(package="new")), Refusal)
     assert found(cache).entry.package == "old"
 
 
@@ -264,7 +265,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         cache = LocalCache(root)
-        assert isinstance(cache.put(entry), NotStored)
+        assert isinstance(cache.put(entry), Refusal)
         assert missed(cache) == "absent"
         assert list(cache.entries()) == []
         with cache.lock(KEY, HERE, CONTRACT) as state:
@@ -275,14 +276,14 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None
 def test_a_folder_where_the_file_should_be(cache: LocalCache, entry: Entry) -> None:
     entry_path(cache.root, KEY, HERE, CONTRACT).mkdir(parents=True)
     assert "IsADirectoryError" in missed(cache)
-    assert isinstance(cache.put(entry), NotStored)
+    assert isinstance(cache.put(entry), Refusal)
     assert leftovers(cache.root) == []
 
 
 def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
     assert read_file(tmp_path / "f", 5) == b"12345"
-    assert read_file(tmp_path / "f", 4) == Miss("unreadable: 5 bytes, expected at most 4")
+    assert read_file(tmp_path / "f", 4) == Refusal("unreadable: 5 bytes, expected at most 4")
 
 
 # Several processes
@@ -329,7 +330,7 @@ def test_two_processes_search_a_key_once(cache: LocalCache, tmp_path: Path) -> N
     def warm() -> None:
         with cache.lock(KEY, HERE, CONTRACT) as state:
             path = entry_path(cache.root, KEY, HERE, CONTRACT)
-            if state.held and isinstance(read_file(path, 1 << 30), Miss):
+            if state.held and isinstance(read_file(path, 1 << 30), Refusal):
                 with open(log, "a") as file:
                     file.write("searched\n")
                 time.sleep(0.3)
@@ -434,7 +435,7 @@ def test_purge_leaves_the_temporary_file_of_a_living_writer(
 def filled(cache: LocalCache) -> list[Path]:
     for index in range(4):
         cache.put(make_entry(region_key=f"{index:02x}" * 32, region_name=f"r{index}"))
-    cache.put_alias(NAME, {"regions": ["a"]}, HERE, CONTRACT)
+    cache.put_decision_record(NAME, {"regions": ["a"]}, HERE, CONTRACT)
     return [entry_path(cache.root, f"{index:02x}" * 32, HERE, CONTRACT) for index in range(4)]
 
 
@@ -443,7 +444,7 @@ def test_entries_are_listed_with_the_broken_ones_marked(cache: LocalCache) -> No
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     listed = list(cache.entries())
     assert [each.path for each in listed] == paths
-    assert [type(each) for each in listed] == [Found, Found, Broken, Found]
+    assert [type(each) for each in listed] == [EntryFile, EntryFile, BrokenFile, EntryFile]
     assert listed[0].entry.region_name == "r0"  # type: ignore[union-attr]
 
 
@@ -453,10 +454,10 @@ def test_verify_names_each_broken_file_with_its_reason(cache: LocalCache) -> Non
     flipped = bytearray(paths[1].read_bytes())
     flipped[-1] ^= 1
     paths[1].write_bytes(flipped)
-    alias = alias_path(cache.root, NAME, HERE, CONTRACT)
-    alias.write_text(alias.read_text().replace('"a"', '"b"'))
+    record = record_path(cache.root, NAME, HERE, CONTRACT)
+    record.write_text(record.read_text().replace('"a"', '"b"'))
     broken = cache.verify()
-    assert [each.path for each in broken] == [paths[1], alias]
+    assert [each.path for each in broken] == [paths[1], record]
     assert "digest" in broken[0].reason
     assert "digest" in broken[1].reason
 
@@ -466,9 +467,9 @@ def test_purge_deletes_what_matches_and_what_is_unreadable(cache: LocalCache) ->
     paths[3].write_bytes(b"")
     purged = cache.purge(lambda entry: entry.region_name == "r0")
     assert purged.entries == (paths[0], paths[3])
-    assert purged.aliases == ()
+    assert purged.records == ()
     assert [path.exists() for path in paths] == [False, True, True, False]
-    assert isinstance(cache.get_alias(NAME, HERE, CONTRACT), dict)
+    assert isinstance(cache.get_decision_record(NAME, HERE, CONTRACT), dict)
 
 
 def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Path) -> None:
@@ -477,7 +478,7 @@ def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Pat
     cache = LocalCache(tmp_path / "own", (shared.root,))
     paths = filled(cache)
     purged = cache.purge()
-    assert (purged.entries, len(purged.aliases), purged.failed) == (tuple(paths), 1, ())
+    assert (purged.entries, len(purged.records), purged.failed) == (tuple(paths), 1, ())
     assert list(LocalCache(cache.root).entries()) == []
     assert len(list(shared.entries())) == 4
 
@@ -493,36 +494,36 @@ def test_purge_reports_what_it_cannot_delete(
     assert {each.path for each in purged.failed} >= set(paths)
 
 
-# Aliases
+# Decision records
 # -----------------------------------------------------------------------------------------------------------------------
 
-ALIAS = {"regions": ["ab", "cd"], "speedup": float("inf"), "whole": None, "nested": {"low": 1.07}}
+RECORD = {"regions": ["ab", "cd"], "speedup": float("inf"), "whole": None, "nested": {"low": 1.07}}
 
 
-def test_an_alias_comes_back(cache: LocalCache) -> None:
-    assert cache.get_alias(NAME, HERE, CONTRACT) == Miss("absent")
-    stored = cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
+def test_a_decision_record_comes_back(cache: LocalCache) -> None:
+    assert cache.get_decision_record(NAME, HERE, CONTRACT) == Refusal("absent")
+    stored = cache.put_decision_record(NAME, RECORD, HERE, CONTRACT)
     assert stored == Stored(
         cache.root / "v1" / "alias" / "cpu-x86_64" / CONTRACT.digest / "cd" / f"{NAME}.json"
     )
-    assert cache.get_alias(NAME, HERE, CONTRACT) == ALIAS
-    assert cache.get_alias(NAME, HERE, Contract("strict")) == Miss("absent")
-    elsewhere = LocalCache(cache.root.parent / "empty", (cache.root,)).get_alias(
+    assert cache.get_decision_record(NAME, HERE, CONTRACT) == RECORD
+    assert cache.get_decision_record(NAME, HERE, Contract("strict")) == Refusal("absent")
+    elsewhere = LocalCache(cache.root.parent / "empty", (cache.root,)).get_decision_record(
         NAME, HERE, CONTRACT
     )
-    assert isinstance(elsewhere, Miss)
+    assert isinstance(elsewhere, Refusal)
     assert "nobody signed it" in elsewhere.reason
 
 
-def test_every_flipped_bit_of_an_alias_is_a_miss(cache: LocalCache) -> None:
-    cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
-    path = alias_path(cache.root, NAME, HERE, CONTRACT)
+def test_every_flipped_bit_of_a_decision_record_is_a_miss(cache: LocalCache) -> None:
+    cache.put_decision_record(NAME, RECORD, HERE, CONTRACT)
+    path = record_path(cache.root, NAME, HERE, CONTRACT)
     data = path.read_bytes()
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 1 << (place % 8)
         path.write_bytes(flipped)
-        assert isinstance(cache.get_alias(NAME, HERE, CONTRACT), Miss), place
+        assert isinstance(cache.get_decision_record(NAME, HERE, CONTRACT), Refusal), place
 
 
 @pytest.mark.parametrize(
@@ -530,21 +531,21 @@ def test_every_flipped_bit_of_an_alias_is_a_miss(cache: LocalCache) -> None:
     [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"body": 1, "digest": 2}'],
     ids=repr,
 )
-def test_a_file_that_is_no_alias_is_a_miss(cache: LocalCache, text: bytes) -> None:
-    cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
-    alias_path(cache.root, NAME, HERE, CONTRACT).write_bytes(text)
-    miss = cache.get_alias(NAME, HERE, CONTRACT)
-    assert isinstance(miss, Miss)
+def test_a_file_that_is_no_decision_record_is_a_miss(cache: LocalCache, text: bytes) -> None:
+    cache.put_decision_record(NAME, RECORD, HERE, CONTRACT)
+    record_path(cache.root, NAME, HERE, CONTRACT).write_bytes(text)
+    miss = cache.get_decision_record(NAME, HERE, CONTRACT)
+    assert isinstance(miss, Refusal)
     assert "unreadable" in miss.reason
 
 
-def test_an_alias_under_another_name_is_a_miss(cache: LocalCache) -> None:
-    cache.put_alias(NAME, ALIAS, HERE, CONTRACT)
-    other = alias_path(cache.root, "cd00" * 16, HERE, CONTRACT)
-    other.write_bytes(alias_path(cache.root, NAME, HERE, CONTRACT).read_bytes())
-    assert isinstance(cache.get_alias("cd00" * 16, HERE, CONTRACT), Miss)
+def test_a_decision_record_under_another_name_is_a_miss(cache: LocalCache) -> None:
+    cache.put_decision_record(NAME, RECORD, HERE, CONTRACT)
+    other = record_path(cache.root, "cd00" * 16, HERE, CONTRACT)
+    other.write_bytes(record_path(cache.root, NAME, HERE, CONTRACT).read_bytes())
+    assert isinstance(cache.get_decision_record("cd00" * 16, HERE, CONTRACT), Refusal)
 
 
-def test_an_alias_must_be_plain_json(cache: LocalCache) -> None:
-    assert isinstance(cache.put_alias(NAME, {"x": object()}, HERE, CONTRACT), NotStored)
-    assert isinstance(cache.put_alias("../x", {}, HERE, CONTRACT), NotStored)
+def test_a_decision_record_must_be_plain_json(cache: LocalCache) -> None:
+    assert isinstance(cache.put_decision_record(NAME, {"x": object()}, HERE, CONTRACT), Refusal)
+    assert isinstance(cache.put_decision_record("../x", {}, HERE, CONTRACT), Refusal)

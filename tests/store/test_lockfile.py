@@ -15,10 +15,10 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.store.bundle.lockfile import (
-    Difference,
     Lock,
-    differences,
-    lock_of,
+    LockDifference,
+    diff_lock,
+    make_lock,
     read_lock,
     write_lock,
 )
@@ -37,11 +37,11 @@ TIMING = {
 
 
 def locked(cache: LocalCache, **options: Any) -> Lock:
-    return lock_of(take_inventory(cache), **options)
+    return make_lock(take_inventory(cache), **options)
 
 
 def told(lock: Lock, cache: LocalCache) -> list[tuple[str, str, str]]:
-    return [(one.kind, one.family, one.key) for one in differences(lock, take_inventory(cache))]
+    return [(one.kind, one.family, one.key) for one in diff_lock(lock, take_inventory(cache))]
 
 
 def test_the_text_is_the_same_for_the_same_cache_and_reads_back(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_is_missing_changed_and_extra_is_told(tmp_path: Path) -> None:
     cache.put(make_entry(package="9", region_name="renamed"))
     next((cache.root / "v1").rglob(f"cuda-sm_90/*/*/{KEY}.safetensors")).unlink()
     cache.put(make_entry(region_key="77" * 32))
-    cache.put_alias(
+    cache.put_decision_record(
         NAME, {"winner": "eager", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
     )
     assert told(lock, cache) == [
@@ -98,7 +98,7 @@ def test_what_is_missing_changed_and_extra_is_told(tmp_path: Path) -> None:
         ("extra", "cpu-x86_64", "77" * 32),
         ("missing", "cuda-sm_90", KEY),
     ]
-    (changed, *_) = differences(lock, take_inventory(cache))
+    (changed, *_) = diff_lock(lock, take_inventory(cache))
     assert changed.detail == "region block.0 (Größe) -> renamed, package 0.1.0 -> 9"
 
 
@@ -113,8 +113,8 @@ def test_judged_again_with_the_same_outcome_is_a_change_that_says_so(tmp_path: P
     cache = filled(tmp_path / "a")
     lock = locked(cache)
     cache.put(make_entry(created="2026-02-02T00:00:00+00:00"))
-    assert differences(lock, take_inventory(cache)) == (
-        Difference(
+    assert diff_lock(lock, take_inventory(cache)) == (
+        LockDifference(
             "changed", "cpu-x86_64", KEY, "block.0 (Größe)", "the same choice, judged again"
         ),
     )
@@ -131,7 +131,7 @@ def test_signing_changes_no_lock(tmp_path: Path) -> None:
 def test_a_lock_of_targets_does_not_speak_of_other_regions_and_families(tmp_path: Path) -> None:
     cache = filled(tmp_path / "cache")
     chosen = take_inventory(cache).only([KEY], ["cpu-x86_64"])
-    lock = lock_of(chosen, families=["cpu-x86_64"], targets={"model.py:make": (KEY,)})
+    lock = make_lock(chosen, families=["cpu-x86_64"], targets={"model.py:make": (KEY,)})
     cache.put(make_entry(region_key="77" * 32))
     assert told(lock, cache) == []
     cache.put(make_entry(package="9"))

@@ -20,9 +20,8 @@ from tests.signing import allow, make_signer, revoking
 from tests.store.bundles import ENTRY, ENTRY_NAME, GPU, KEY, crafted, of, renamed, sha
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.bundle.imported import import_bundle, imported_roots
-from torch_cudal1.store.cache.files import NotStored
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.store.bundle.imported import import_bundle, list_imported_roots
 from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 from torch_cudal1.store.trust.trust_policy import Rules
 
@@ -32,7 +31,7 @@ Told = tuple[str, Path]  # the message, and the file that it must name
 def imported(path: Path) -> Told:
     with pytest.raises(SupplyError) as refused:
         import_bundle(path, path.parent / "cache")
-    assert imported_roots(path.parent / "cache") == ()
+    assert list_imported_roots(path.parent / "cache") == ()
     return str(refused.value), path
 
 
@@ -67,7 +66,7 @@ def an_entry_of_another_target(root: Path) -> Told:
 def looked_up(root: Path, rules: Rules) -> Told:
     shared = LocalCache(root / "shared")
     found = LocalCache(root / "own", (shared.root,), rules=rules).get(KEY, HERE, CONTRACT)
-    assert isinstance(found, Miss)
+    assert isinstance(found, Refusal)
     return found.reason, entry_path(shared.root, KEY, HERE, CONTRACT)
 
 
@@ -96,8 +95,8 @@ def stored(root: Path, call: str, number: int) -> Told:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, call, fail)
         answer = LocalCache(root / "own").put(make_entry())
-    assert isinstance(answer, NotStored)
-    assert isinstance(LocalCache(root / "own").get(KEY, HERE, CONTRACT), Miss)
+    assert isinstance(answer, Refusal)
+    assert isinstance(LocalCache(root / "own").get(KEY, HERE, CONTRACT), Refusal)
     return answer.reason, entry_path(root / "own", KEY, HERE, CONTRACT)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.store.conftest import CONTRACT, HERE, make_entry, program
-from torch_cudal1.ir.records import Contract, Miss, Region, Target
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Contract, Region, Target
 from torch_cudal1.store.cache.resolve import Hit, Source, SourceMiss, resolve
 
 REGION = Region(program(), ("input",))
@@ -16,10 +17,10 @@ class Fake:
     """A source with a prepared answer that counts how often it was asked."""
 
     name: str
-    answer: Hit | Miss
+    answer: Hit | Refusal
     asked: list[tuple[str, Target, Contract]] = field(default_factory=list)
 
-    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
         self.asked.append((region.key, target, contract))
         return self.answer
 
@@ -27,7 +28,7 @@ class Fake:
 def test_the_first_hit_wins_and_later_sources_are_not_asked() -> None:
     hit = Hit(make_entry(), "second")
     sources = [
-        Fake("one", Miss("absent")),
+        Fake("one", Refusal("absent")),
         Fake("two", hit),
         Fake("three", Hit(make_entry(), "third")),
     ]
@@ -43,7 +44,7 @@ def test_a_hit_that_needs_no_judging_is_preferred_to_one_that_does() -> None:
     assert resolve(REGION, [Fake("cache", stale), Fake("hub", fresh)], HERE, CONTRACT).hit is fresh
     found = resolve(
         REGION,
-        [Fake("cache", stale), Fake("hub", Miss("offline")), Fake("more", Miss("absent"))],
+        [Fake("cache", stale), Fake("hub", Refusal("offline")), Fake("more", Refusal("absent"))],
         HERE,
         CONTRACT,
     )
@@ -57,13 +58,16 @@ def test_one_that_somebody_vouches_for_is_preferred_to_an_earlier_one_that_nobod
         Hit(make_entry(), "two", None, "publisher 'team'"),
     )
     assert resolve(REGION, [Fake("one", unknown), Fake("two", known)], HERE, CONTRACT).hit is known
-    found = resolve(REGION, [Fake("one", unknown), Fake("two", Miss("absent"))], HERE, CONTRACT)
+    found = resolve(REGION, [Fake("one", unknown), Fake("two", Refusal("absent"))], HERE, CONTRACT)
     assert found.hit is unknown
     assert found.misses == (SourceMiss("two", "absent"),)
 
 
 def test_all_reasons_are_kept_when_nobody_knows() -> None:
-    sources: list[Source] = [Fake("cache", Miss("unreadable: x")), Fake("hub", Miss("offline"))]
+    sources: list[Source] = [
+        Fake("cache", Refusal("unreadable: x")),
+        Fake("hub", Refusal("offline")),
+    ]
     found = resolve(REGION, sources, HERE, CONTRACT)
     assert found.hit is None
     assert found.misses == (SourceMiss("cache", "unreadable: x"), SourceMiss("hub", "offline"))

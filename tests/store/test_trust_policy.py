@@ -18,10 +18,11 @@ import torch
 from tests.signing import allow, altered, make_signer, revoking
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Contract, Miss
+from torch_cudal1.ir.records import Contract
 from torch_cudal1.store.cache.entry_file import encode_entry, open_entry, sign_entry
-from torch_cudal1.store.cache.local_cache import Found, LocalCache, alias_path, entry_path
+from torch_cudal1.store.cache.local_cache import EntryFile, LocalCache, entry_path, record_path
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.trust import lists
 from torch_cudal1.store.trust.signatures import Signer, load_signer, new_key, signatures_from
@@ -49,7 +50,7 @@ class Team:
     @property
     def digest(self) -> str:
         (found,) = self.shared.entries()
-        assert isinstance(found, Found)
+        assert isinstance(found, EntryFile)
         return found.digest
 
     def rules(self, policy: str = "judge", revoked: Path | None = None) -> Rules:
@@ -67,7 +68,7 @@ class Team:
             assert not hit.vouched_by, "it would be run"
             assert hit.stale
         strict = self.machine(dataclasses.replace(asked, policy="signed")).get(KEY, HERE, contract)
-        assert isinstance(strict, Miss), "it would be run"
+        assert isinstance(strict, Refusal), "it would be run"
         return strict.reason
 
 
@@ -109,7 +110,7 @@ def test_a_second_signature_is_kept_beside_the_first_and_one_good_one_is_enough(
     other = make_signer(tmp_path, "other")
     assert team.shared.sign(other).files == (team.path,)
     opened = open_entry(team.path.read_bytes())
-    assert not isinstance(opened, Miss)
+    assert not isinstance(opened, Refusal)
     assert {signature.key for signature in opened.signatures} == {team.signer.public, other.public}
     revoked = revoking(tmp_path / "revoked.toml", key=other.public)
     hit = team.machine(team.rules("signed", revoked)).get(KEY, HERE, CONTRACT)
@@ -149,7 +150,7 @@ def test_no_flipped_bit_is_vouched_for(team: Team) -> None:
         flipped[place] ^= 1 << (place % 8)
         team.path.write_bytes(flipped)
         hit = machine.get(KEY, HERE, CONTRACT)
-        assert isinstance(hit, Miss) or not hit.vouched_by, place
+        assert isinstance(hit, Refusal) or not hit.vouched_by, place
     team.path.write_bytes(data)
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
 
@@ -228,7 +229,7 @@ def test_a_signature_from_another_entry_is_not_taken(team: Team) -> None:
     other = sign_entry(encode_entry(make_entry(package="2")), team.signer)
     assert isinstance(other, bytes)
     opened = open_entry(other)
-    assert not isinstance(opened, Miss)
+    assert not isinstance(opened, Refusal)
     copied = [signature.to_json() for signature in opened.signatures]
     team.path.write_bytes(
         altered(team.path.read_bytes(), lambda meta: meta.update(signatures=copied))
@@ -236,7 +237,9 @@ def test_a_signature_from_another_entry_is_not_taken(team: Team) -> None:
     assert "does not fit" in team.told()
 
 
-def test_a_signature_over_an_alias_is_none_over_an_entry_of_that_digest(team: Team) -> None:
+def test_a_signature_over_a_decision_record_is_none_over_an_entry_of_that_digest(
+    team: Team,
+) -> None:
     forged = [team.signer.sign("alias", team.digest).to_json()]
     team.path.write_bytes(
         altered(team.path.read_bytes(), lambda meta: meta.update(signatures=forged))
@@ -262,7 +265,7 @@ def test_a_signed_entry_is_not_used_for_another_contract_or_target(team: Team) -
     moved = entry_path(team.shared.root, KEY, gpu, CONTRACT)
     moved.parent.mkdir(parents=True)
     moved.write_bytes(team.path.read_bytes())
-    assert isinstance(team.machine().get(KEY, gpu, CONTRACT), Miss)
+    assert isinstance(team.machine().get(KEY, gpu, CONTRACT), Refusal)
 
 
 def test_a_key_that_is_not_on_the_list_counts_for_nothing(team: Team, tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ def test_a_revoked_key_counts_for_nothing_and_is_not_even_judged(
 ) -> None:
     rules = team.rules(revoked=revoking(tmp_path / "revoked.toml", key=team.signer.public))
     assert "signed with the revoked key" in team.told(rules)
-    assert isinstance(team.machine(rules).get(KEY, HERE, CONTRACT), Miss)
+    assert isinstance(team.machine(rules).get(KEY, HERE, CONTRACT), Refusal)
 
 
 def test_without_the_library_no_signature_counts_and_the_reason_names_it(
@@ -310,7 +313,7 @@ def test_a_revoked_entry_is_not_used_wherever_it_lies(team: Team, tmp_path: Path
     assert "revoked: found wrong" in team.told(rules)
     own = LocalCache(team.shared.root, rules=rules)
     miss = own.get(KEY, HERE, CONTRACT)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, Refusal)
     assert "revoked: found wrong" in miss.reason
     assert [failed.reason for failed in own.sign(make_signer(tmp_path, "x")).failed] == [
         "revoked: found wrong"
@@ -326,9 +329,9 @@ def test_a_revoked_program_is_not_used_under_another_digest_or_inside_another_pr
         rules = Rules(revoked=revoking(tmp_path / "revoked.toml", program=digest))
         cache = LocalCache(tmp_path / "own", rules=rules)
         cache.put(make_entry(package="judged here again"))
-        assert isinstance(cache.get(KEY, HERE, CONTRACT), Miss)
-        assert cache.revoked(entry.choice.program) == "found wrong"
-    assert LocalCache(tmp_path / "own").revoked(entry.choice.program) == ""
+        assert isinstance(cache.get(KEY, HERE, CONTRACT), Refusal)
+        assert cache.check_revoked(entry.choice.program) == Refusal("found wrong")
+    assert LocalCache(tmp_path / "own").check_revoked(entry.choice.program) is None
 
 
 def test_a_list_that_changes_holds_at_the_next_look_up(team: Team, tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def test_a_list_that_changes_holds_at_the_next_look_up(team: Team, tmp_path: Pat
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
     lists.append_revocation(revoked, "entry", team.digest, 'wrong for "NaN"\n\x7f')
     miss = machine.get(KEY, HERE, CONTRACT)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, Refusal)
     assert 'wrong for "NaN"\n\x7f' in miss.reason
     revoking(revoked)
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
@@ -374,7 +377,7 @@ def test_a_damaged_list_of_publishers_refuses_and_says_which_line(team: Team, na
     path = team.folder / "publishers.toml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert f"{path}: {told}" in team.told()
-    assert isinstance(team.machine().get(KEY, HERE, CONTRACT), Miss), "not even to be judged"
+    assert isinstance(team.machine().get(KEY, HERE, CONTRACT), Refusal), "not even to be judged"
 
 
 @pytest.mark.parametrize(
@@ -395,7 +398,7 @@ def test_a_damaged_revocation_list_refuses_everything_the_own_cache_too(
     revoked.write_text(content)
     rules = team.rules(revoked=revoked)
     assert f"{revoked}: {told}" in team.told(rules)
-    assert isinstance(LocalCache(team.shared.root, rules=rules).get(KEY, HERE, CONTRACT), Miss)
+    assert isinstance(LocalCache(team.shared.root, rules=rules).get(KEY, HERE, CONTRACT), Refusal)
     with pytest.raises(SettingError, match=r"revoked\.toml"):
         lists.append_revocation(revoked, "entry", "ab" * 32, "x")
     assert revoked.read_text() == content
@@ -405,7 +408,7 @@ def test_a_list_that_is_gone_is_no_empty_list(team: Team) -> None:
     (team.folder / "publishers.toml").unlink()
     assert "FileNotFoundError" in team.told()
     rules = Rules(revoked=team.folder / "revoked.toml")
-    assert isinstance(LocalCache(team.shared.root, rules=rules).get(KEY, HERE, CONTRACT), Miss)
+    assert isinstance(LocalCache(team.shared.root, rules=rules).get(KEY, HERE, CONTRACT), Refusal)
 
 
 def test_a_list_that_everybody_may_write_is_refused(team: Team) -> None:
@@ -462,29 +465,29 @@ def test_a_pipe_in_the_place_of_a_list_does_not_block(team: Team) -> None:
     assert "not a regular file" in team.told()
 
 
-# Aliases
+# Decision records
 # -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_alias_from_elsewhere_needs_a_signature_over_itself(team: Team) -> None:
-    team.shared.put_alias(NAME, {"runs": "inductor+graph"}, HERE, CONTRACT)
-    machine, path = team.machine(), alias_path(team.shared.root, NAME, HERE, CONTRACT)
-    unsigned = machine.get_alias(NAME, HERE, CONTRACT)
-    assert isinstance(unsigned, Miss)
+def test_a_decision_record_from_elsewhere_needs_a_signature_over_itself(team: Team) -> None:
+    team.shared.put_decision_record(NAME, {"runs": "inductor+graph"}, HERE, CONTRACT)
+    machine, path = team.machine(), record_path(team.shared.root, NAME, HERE, CONTRACT)
+    unsigned = machine.get_decision_record(NAME, HERE, CONTRACT)
+    assert isinstance(unsigned, Refusal)
     assert "nobody signed it" in unsigned.reason
     assert team.shared.sign(team.signer).files == (path,)
-    assert machine.get_alias(NAME, HERE, CONTRACT) == {"runs": "inductor+graph"}
+    assert machine.get_decision_record(NAME, HERE, CONTRACT) == {"runs": "inductor+graph"}
     signed = path.read_text()
-    team.shared.put_alias(NAME, {"runs": "eager"}, HERE, CONTRACT)
+    team.shared.put_decision_record(NAME, {"runs": "eager"}, HERE, CONTRACT)
     body = path.read_text().rstrip("}")
     path.write_text(body + ', "signatures"' + signed.split(', "signatures"')[1])
-    forged = machine.get_alias(NAME, HERE, CONTRACT)
-    assert isinstance(forged, Miss)
+    forged = machine.get_decision_record(NAME, HERE, CONTRACT)
+    assert isinstance(forged, Refusal)
     assert "does not fit" in forged.reason
     path.write_text(signed)
     revoked = revoking(team.folder / "revoked.toml", key=team.signer.public)
     assert isinstance(
-        team.machine(team.rules(revoked=revoked)).get_alias(NAME, HERE, CONTRACT), Miss
+        team.machine(team.rules(revoked=revoked)).get_decision_record(NAME, HERE, CONTRACT), Refusal
     )
 
 

@@ -7,31 +7,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.candidate_timing import Timed
-from torch_cudal1.judge.benchmark.quick import Ready
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
+from torch_cudal1.judge.benchmark.quick import PreparedBenchmark
 
 
-class Scripted(Ready):
+class Scripted(PreparedBenchmark):
     """What a clock hands over, with its measurements written down; `examined`: what is asked beside
     others afterwards.
     """
 
     def __init__(
-        self, run: Callable[[], Timed], examined: Callable[[Timed], Timed] | None = None
+        self,
+        run: Callable[[], BenchmarkResult],
+        examined: Callable[[BenchmarkResult], BenchmarkResult] | None = None,
     ) -> None:
         self._run, self._examined = run, examined
 
     @property
-    def beside(self) -> bool:
+    def has_concurrent_checks(self) -> bool:
         return self._examined is not None
 
-    def measured(self) -> Timed:
+    def measure(self) -> BenchmarkResult:
         return self._run()
 
-    def examined(self, timed: Timed) -> Timed:
+    def run_concurrent_checks(self, timed: BenchmarkResult) -> BenchmarkResult:
         assert self._examined is not None
         return self._examined(timed)
 
-    def heard_again(self, timed: Timed) -> Timed:
-        return replace(timed, checks=(*timed.checks[:-1], Check("wall_slope", True)))
+    def recheck_clocks(self, timed: BenchmarkResult) -> BenchmarkResult:
+        return replace(timed, checks=(*timed.checks[:-1], CheckResult("wall_slope", True)))

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from torch_cudal1.training.experiments.comparison import (
-    ceilings,
-    comparisons,
-    crossed,
-    stage_rise,
-    stage_tables,
-    summaries,
+    compare_arms,
+    compare_exemplar_effects,
+    compare_stages,
+    compute_optimum_means,
+    summarize_arms,
+    tabulate_stages,
 )
-from torch_cudal1.training.experiments.exam import best_curve
 from torch_cudal1.training.experiments.experiment_report import (
-    experiment_page,
-    run_sections,
-    tables_of,
+    build_run_sections,
+    build_tables,
+    render_experiment_page,
 )
-from torch_cudal1.training.experiments.plan import HeldOut, Plan
+from torch_cudal1.training.experiments.plan import ExperimentPlan, HeldOut
+from torch_cudal1.training.experiments.policy_eval import compute_best_curve
 
-PLAN = Plan(
+PLAN = ExperimentPlan(
     name="known",
     device="cpu",
     endpoint="Made up.",
@@ -95,7 +95,7 @@ def arms(gains: Mapping[str, float], seeds: int = 4) -> list[dict[str, Any]]:
 
 
 def test_the_primary_comparison_comes_first_and_finds_what_is_there():
-    first = comparisons(arms({"A4": 0.0, "A6": 0.2}), PLAN)[0]
+    first = compare_arms(arms({"A4": 0.0, "A6": 0.2}), PLAN)[0]
     assert (first.one, first.other, first.kind, first.primary) == ("A6", "A4", "shape", True)
     assert first.difference.value == pytest.approx(0.1823, abs=1e-3)  # log 1.2
     assert first.says == "A6 is better"
@@ -104,17 +104,17 @@ def test_the_primary_comparison_comes_first_and_finds_what_is_there():
 
 
 def test_a_tie_is_published_as_one():
-    found = comparisons(arms({"A4": 0.1, "A6": 0.1}), PLAN)
+    found = compare_arms(arms({"A4": 0.1, "A6": 0.1}), PLAN)
     assert all(one.says == "no difference shown" for one in found)
     assert {one.kind for one in found} == {"shape", "family"}
 
 
 def test_a_loss_is_published_as_one():
-    assert comparisons(arms({"A4": 0.2, "A6": 0.0}), PLAN)[0].says == "A4 is better"
+    assert compare_arms(arms({"A4": 0.2, "A6": 0.0}), PLAN)[0].says == "A4 is better"
 
 
 def test_the_other_comparisons_are_corrected_for_their_number():
-    found = comparisons(arms({"A4": 0.0, "A5": 0.01, "A6": 0.02, "A7": 0.0}), PLAN)
+    found = compare_arms(arms({"A4": 0.0, "A5": 0.01, "A6": 0.02, "A7": 0.0}), PLAN)
     others = [one for one in found if not one.primary]
     assert all(one.adjusted >= one.difference.p for one in others)
     assert any(one.adjusted > one.difference.p for one in others)
@@ -122,35 +122,35 @@ def test_the_other_comparisons_are_corrected_for_their_number():
 
 def test_only_seeds_that_both_arms_have_are_compared():
     results = arms({"A4": 0.0}, seeds=5) + arms({"A6": 0.0}, seeds=3)
-    assert comparisons(results, PLAN)[0].difference.seeds == 3
-    assert comparisons(arms({"A6": 0.0}), PLAN) == []
+    assert compare_arms(results, PLAN)[0].difference.seeds == 3
+    assert compare_arms(arms({"A6": 0.0}), PLAN) == []
 
 
 def test_a_task_without_a_success_counts_as_the_reference():
     results = [result("A4", seed, failing=8) for seed in range(3)] + [
         result("A6", seed) for seed in range(3)
     ]
-    best = {one.arm: one.best["shape 4"] for one in summaries(results, PLAN)}
+    best = {one.arm: one.best["shape 4"] for one in summarize_arms(results, PLAN)}
     assert best["A4"] == 1.0
     assert best["A6"] > 1.5
-    assert comparisons(results, PLAN)[0].says == "A6 is better"
+    assert compare_arms(results, PLAN)[0].says == "A6 is better"
 
 
 def test_training_and_testing_with_exemplars_are_told_apart():
-    found = crossed(arms({"A4": 0.0, "A6": 0.2}), PLAN)
+    found = compare_exemplar_effects(arms({"A4": 0.0, "A6": 0.2}), PLAN)
     assert found["trained with - without, tested with"].value == pytest.approx(0.1823, abs=1e-3)
     assert found["tested with - without, trained with"].value == 0.0
 
 
 def test_the_rise_of_success_and_speed_is_paired_by_seed():
-    found = stage_rise(arms({"A4": 0.0, "A6": 0.3}))
+    found = compare_stages(arms({"A4": 0.0, "A6": 0.3}))
     assert found["success, stage 2 - stage 1"].value == pytest.approx(0.2)
     assert found["log speed-up, A6 - stage 2"].value == pytest.approx(0.3)
     assert found["success, stage 2 - stage 1"].seeds == 4
 
 
 def test_stages_are_in_the_papers_columns_with_both_denominators():
-    zero, one = stage_tables(arms({"A6": 0.0}))[0]
+    zero, one = tabulate_stages(arms({"A6": 0.0}))[0]
     assert (zero.name, zero.success, zero.tasks) == ("Stage 1 (SFT)", 44, 48)
     assert (zero.missing, one.missing) == (0.0, 1.0)
     assert zero.mean < one.mean
@@ -158,15 +158,15 @@ def test_stages_are_in_the_papers_columns_with_both_denominators():
 
 def test_a_curve_of_bests_is_a_mean_over_tasks_that_never_falls():
     one = result("A6", 0, failing=1)
-    curve = best_curve(one["held_out"]["bucket"], TASKS)
+    curve = compute_best_curve(one["held_out"]["bucket"], TASKS)
     assert len(curve) == 4
     assert curve == sorted(curve)
 
 
 def test_the_ceiling_is_shown_where_every_program_was_measured():
     results = [result("A6", seed, known=True) for seed in range(2)]
-    assert ceilings(results) == pytest.approx({"shape": 2.0, "family": 2.0})
-    (one,) = summaries(results, PLAN)
+    assert compute_optimum_means(results) == pytest.approx({"shape": 2.0, "family": 2.0})
+    (one,) = summarize_arms(results, PLAN)
     wanted = [
         1.5 + random.Random(f"{seed}/{task}").random() >= 1.9
         for seed in range(2)
@@ -174,14 +174,14 @@ def test_the_ceiling_is_shown_where_every_program_was_measured():
     ]
     assert one.reached["shape"] == sum(wanted) / len(wanted)
     assert 0 < one.reached["shape"] < 1
-    assert "the best there is" in experiment_page(PLAN, results, {})
-    assert ceilings(arms({"A6": 0.0})) == {}
+    assert "the best there is" in render_experiment_page(PLAN, results, {})
+    assert compute_optimum_means(arms({"A6": 0.0})) == {}
 
 
 def test_the_page_says_what_was_compared_and_warns_of_few_seeds():
     results = arms({"A4": 0.0, "A6": 0.2})
     cheats = {"naive": [{"step": 0.0, "cheats": 0.1, "believed": 0.1, "reported": 1.0}] * 3}
-    page = experiment_page(PLAN, results, {"torch": "2"}, cheats=cheats)
+    page = render_experiment_page(PLAN, results, {"torch": "2"}, cheats=cheats)
     for expected in (
         "A6 - A4, held-out shape (primary)",
         "A6 is better",
@@ -190,16 +190,16 @@ def test_the_page_says_what_was_compared_and_warns_of_few_seeds():
         PLAN.digest,
     ):
         assert expected in page
-    assert "intervals over so few" not in experiment_page(
+    assert "intervals over so few" not in render_experiment_page(
         PLAN, arms({"A4": 0.0, "A6": 0.2}, seeds=8), {}
     )
 
 
 def test_every_row_of_every_table_has_a_cell_for_every_column():
     results = arms({"A0": 0.0, "A4": 0.0, "A6": 0.2})
-    sections = run_sections(results[0]["curve"], "synthetic")
+    sections = build_run_sections(results[0]["curve"], "synthetic")
     tables = [
-        *tables_of(PLAN, results),
+        *build_tables(PLAN, results),
         *(part for section in sections for part in section.parts if hasattr(part, "rows")),
     ]
     assert len(tables) == 6
@@ -209,4 +209,4 @@ def test_every_row_of_every_table_has_a_cell_for_every_column():
 
 
 def test_without_results_there_is_a_page_that_says_so():
-    assert "no results" in experiment_page(PLAN, [], {})
+    assert "no results" in render_experiment_page(PLAN, [], {})

@@ -17,15 +17,21 @@ from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluato
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.policy import TinySpec
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.experiments.experiment import Bench, base_of, cell_of
-from torch_cudal1.training.experiments.plan import ARMS, HeldOut, Plan, read_plan
-from torch_cudal1.training.experiments.running import Run, results_of, run, run_here
-from torch_cudal1.training.rl_native import GrpoConfig
-from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
+from torch_cudal1.training.environment import Environment
+from torch_cudal1.training.experiments.arm_runner import run_arm, train_base
+from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan, HeldOut, read_plan
+from torch_cudal1.training.experiments.plan_runner import (
+    ExecutionConfig,
+    read_results,
+    run_plan,
+    run_plan_in_process,
+)
+from torch_cudal1.training.grpo import GrpoConfig
+from torch_cudal1.training.stages import CollectConfig, SelfsupConfig, ignore_progress
 from torch_cudal1.training.supervised import FitConfig
 
 FIT = FitConfig(steps=20, batch=8, learning_rate=5e-3)
-PLAN = Plan(
+PLAN = ExperimentPlan(
     name="small",
     device="cpu",
     endpoint="none: a test",
@@ -50,10 +56,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def bench(plan: Plan = PLAN, seed: int = 0, evaluator: SyntheticEvaluator | None = None) -> Bench:
+def make_environment(
+    plan: ExperimentPlan = PLAN, seed: int = 0, evaluator: SyntheticEvaluator | None = None
+) -> Environment:
     generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
     held_out = {"shape": TASKS[4:5], "family": TASKS[5:]}
-    return Bench(
+    return Environment(
         "synthetic",
         SyntheticCodec(),
         evaluator or SyntheticEvaluator(),
@@ -63,19 +71,19 @@ def bench(plan: Plan = PLAN, seed: int = 0, evaluator: SyntheticEvaluator | None
     )
 
 
-def unbenchable(plan: Plan, seed: int) -> Bench:
+def refuse_environment(plan: ExperimentPlan, seed: int) -> Environment:
     raise AssertionError("a result that is there is not computed again")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experiment")
-    run(PLAN, bench, Run(folder, workers=1), lambda what, fraction: None)
+    run_plan(PLAN, make_environment, ExecutionConfig(folder, workers=1), ignore_progress)
     return folder
 
 
 def test_every_cell_has_a_result_that_says_what_it_is(finished):
-    results = results_of(finished, PLAN)
+    results = read_results(finished, PLAN)
     assert [(one["arm"], one["seed"]) for one in results] == [
         (arm, seed) for arm in PLAN.arms for seed in PLAN.seeds
     ]
@@ -84,7 +92,7 @@ def test_every_cell_has_a_result_that_says_what_it_is(finished):
 
 
 def test_cells_of_a_seed_share_their_stages_and_what_they_find_on_held_out_tasks(finished):
-    results = {(one["arm"], one["seed"]): one for one in results_of(finished, PLAN)}
+    results = {(one["arm"], one["seed"]): one for one in read_results(finished, PLAN)}
     assert results["A4", 0]["stages"] == results["A6", 0]["stages"]
     assert results["A4", 0]["stages"] != results["A4", 1]["stages"]
     found = [
@@ -99,14 +107,14 @@ def test_cells_of_a_seed_share_their_stages_and_what_they_find_on_held_out_tasks
 
 
 def test_the_budget_counts_different_programs(finished):
-    for one in results_of(finished, PLAN):
+    for one in read_results(finished, PLAN):
         spent = [step["programs"] for step in one["curve"]]
         assert all(before < PLAN.budget for before in spent[:-1])
         assert spent == sorted(spent)
 
 
 def test_a_held_out_curve_never_falls_and_its_best_is_its_end(finished):
-    for one in results_of(finished, PLAN):
+    for one in read_results(finished, PLAN):
         for test in one["held_out"][one["own"]].values():
             known = [score for score in test["curve"] if score is not None]
             assert known == sorted(known)
@@ -116,14 +124,14 @@ def test_a_held_out_curve_never_falls_and_its_best_is_its_end(finished):
 
 
 def test_a_finished_plan_computes_nothing_again(finished):
-    assert len(run(PLAN, unbenchable, Run(finished), lambda what, fraction: None)) == 6
+    assert len(run_plan(PLAN, refuse_environment, ExecutionConfig(finished), ignore_progress)) == 6
 
 
 def test_a_bench_that_cannot_be_shared_gives_the_same_results_here(finished, tmp_path):
     plan = replace(PLAN, seeds=(0,), arms=("A4",))
-    assert run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None) == results_of(
-        finished, plan
-    )
+    assert run_plan_in_process(
+        plan, make_environment(), ExecutionConfig(tmp_path), ignore_progress
+    ) == read_results(finished, plan)
 
 
 def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Path) -> None:
@@ -132,47 +140,59 @@ def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Pa
             return [Measured(task.id, one.program, "wrong") for one in programs]
 
     with pytest.raises(SettingError, match=r"small.*a success"):
-        base_of(PLAN, bench(evaluator=Refusing()), 0, tmp_path)
+        train_base(PLAN, make_environment(evaluator=Refusing()), 0, tmp_path)
 
 
 def test_a_budget_that_is_spent_ends_the_run_and_the_next_one_goes_on(tmp_path):
     plan = replace(PLAN, seeds=(0,), arms=("A4",))
-    assert run_here(plan, bench(), Run(tmp_path, budget_s=0.0), lambda what, fraction: None) == []
-    assert len(run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None)) == 1
+    assert (
+        run_plan_in_process(
+            plan, make_environment(), ExecutionConfig(tmp_path, budget_s=0.0), ignore_progress
+        )
+        == []
+    )
+    assert (
+        len(
+            run_plan_in_process(
+                plan, make_environment(), ExecutionConfig(tmp_path), ignore_progress
+            )
+        )
+        == 1
+    )
 
 
 def test_fewer_tasks_are_spread_over_all():
-    limited = bench().limited(replace(PLAN, train_tasks=2, held_out_tasks=0))
+    limited = make_environment().limit_tasks(replace(PLAN, train_tasks=2, held_out_tasks=0))
     assert [task.id for task in limited.train] == ["t0", "t2"]
     assert limited.held_out_tasks == ()
-    assert bench().limited(PLAN).train == TASKS[:4]
+    assert make_environment().limit_tasks(PLAN).train == TASKS[:4]
 
 
 def test_results_of_another_plan_are_not_taken(finished):
-    assert results_of(finished, replace(PLAN, budget=21)) == []
-    assert len(results_of(finished, replace(PLAN, seeds=(1,)))) == 3, (
+    assert read_results(finished, replace(PLAN, budget=21)) == []
+    assert len(read_results(finished, replace(PLAN, seeds=(1,)))) == 3, (
         "fewer seeds are the same experiment"
     )
 
 
 def test_a_cell_that_was_killed_ends_as_if_it_had_not_been(tmp_path):
-    whole = cell_of(PLAN, bench(), ARMS["A6"], 0, tmp_path / "whole")
+    whole = run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "whole")
     for dies_after in (2, 25, 5):
         with pytest.raises(KeyboardInterrupt):
-            cell_of(
+            run_arm(
                 PLAN,
-                bench(evaluator=SyntheticEvaluator(dies_after)),
+                make_environment(evaluator=SyntheticEvaluator(dies_after)),
                 ARMS["A6"],
                 0,
                 tmp_path / "cut",
             )
-    assert cell_of(PLAN, bench(), ARMS["A6"], 0, tmp_path / "cut") == whole
+    assert run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "cut") == whole
     assert json.loads(json.dumps(whole, allow_nan=False)) == whole
 
 
 def test_the_base_without_analysis_is_another_one(tmp_path):
-    first = base_of(PLAN, bench(), 0, tmp_path)
-    assert base_of(PLAN, bench(), 0, tmp_path, analysis=False) != first
+    first = train_base(PLAN, make_environment(), 0, tmp_path)
+    assert train_base(PLAN, make_environment(), 0, tmp_path, analysis=False) != first
 
 
 @pytest.mark.parametrize("name", sorted(ARMS))
@@ -193,9 +213,9 @@ def test_arms_that_learn_nothing_run_too(tmp_path):
         PLAN, budget=6, held_out=replace(PLAN.held_out, measurements=2, cap=4, reported=(1, 2))
     )
     climber = Rules("mutant", ["a1 b0", "a1 b1", "a2 b1"])
-    ground = replace(bench(), generators=(*bench().generators, climber))
+    environment = replace(make_environment(), generators=(*make_environment().generators, climber))
     for arm in (ARMS["A1"], ARMS["A3"], ARMS["A12"]):
-        found = cell_of(small, ground, arm, 0, tmp_path)
+        found = run_arm(small, environment, arm, 0, tmp_path)
         assert found["curve"][-1]["programs"] >= 1, arm.name
         assert set(found["held_out"][arm.selector]) == {"t4", "t5"}
 
@@ -261,5 +281,5 @@ def test_numbers_in_a_result_are_finite(finished):
                 yield from numbers(each)
 
     assert all(
-        math.isfinite(number) for one in results_of(finished, PLAN) for number in numbers(one)
+        math.isfinite(number) for one in read_results(finished, PLAN) for number in numbers(one)
     )

@@ -8,9 +8,9 @@ import pytest
 
 from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
-from torch_cudal1.training.generators import GENERATORS, generator
+from torch_cudal1.training.generators import GENERATORS, get_generator
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.tasks import load_split, tasks_for
+from torch_cudal1.training.tasks import list_tasks, load_split
 
 MANY = 60
 CODECS = {device: KslCodec(device) for device in ("cpu", "cuda")}  # type: ignore[arg-type]
@@ -20,7 +20,7 @@ def written(
     name: str, task: TrainingTask, device: str, *, seed: int = 0, prompt: str = ""
 ) -> list[str]:
     prompt = prompt or CODECS[device].prompt(task)
-    return generator(name).sample([prompt], count=MANY, temperature=1.0, seed=seed)[0]
+    return get_generator(name).sample([prompt], count=MANY, temperature=1.0, seed=seed)[0]
 
 
 def tasks(device: str) -> tuple[TrainingTask, ...]:
@@ -89,13 +89,15 @@ def test_rules_of_size_see_the_sizes() -> None:
     codec = CODECS["cuda"]
     wide, narrow = (
         next(
-            task for task in tasks_for("cuda") if task.family == "softmax" and task.shape[1] == size
+            task
+            for task in list_tasks("cuda")
+            if task.family == "softmax" and task.shape[1] == size
         )
         for size in (4096, 512)
     )
     blocks = {}
     for task in (wide, narrow):
-        texts = generator("compiler").sample(
+        texts = get_generator("compiler").sample(
             [codec.prompt(task)], count=MANY, temperature=0.0, seed=0
         )[0]
         blocks[task.shape] = {
@@ -107,6 +109,6 @@ def test_rules_of_size_see_the_sizes() -> None:
 
 def test_other_text_than_a_prompt_and_other_names_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a prompt"):
-        generator("uniform").sample(["write a kernel"], count=1, temperature=1.0, seed=0)
+        get_generator("uniform").sample(["write a kernel"], count=1, temperature=1.0, seed=0)
     with pytest.raises(ValueError, match="tutorial"):
-        generator("genius")
+        get_generator("genius")

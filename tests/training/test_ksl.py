@@ -12,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.ksl.grammar import HACKS, Device, Program
-from torch_cudal1.training.ksl.ops import DIMS, OPS, task_of
-from torch_cudal1.training.ksl.sentence import prompt_of, read_prompt, score_of, score_word
-from torch_cudal1.training.ksl.spaces import SPACES, space
+from torch_cudal1.training.ksl.grammar import HACKS, Device, KslProgram
+from torch_cudal1.training.ksl.ops import DIMS, OPS, make_task, resolve_task
+from torch_cudal1.training.ksl.sentence import format_score, parse_score, read_prompt, write_prompt
+from torch_cudal1.training.ksl.spaces import SPACES, list_programs
 from torch_cudal1.training.ksl.triton_flat import HEAD
 
 # Ragged: no size is a multiple of any block.
@@ -36,7 +37,7 @@ DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 def task_for(name: str) -> TrainingTask:
-    return task_of(name, RAGGED[OPS[name].kind])
+    return make_task(name, RAGGED[OPS[name].kind])
 
 
 def ran(text: str, entry: str, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -61,7 +62,7 @@ def inputs_of(task: TrainingTask) -> list[torch.Tensor]:
     return list(found["get_inputs"]())
 
 
-def is_designed_wrong(program: Program) -> bool:
+def is_designed_wrong(program: KslProgram) -> bool:
     return bool(WRONG & set(program.text.split()))
 
 
@@ -70,11 +71,11 @@ def test_every_program_reads_back_as_it_was_written(device: Device) -> None:
     codec = KslCodec(device)
     for kind in DIMS:
         task = task_for(next(name for name, op in OPS.items() if op.kind == kind))
-        listed = space(device, kind)
+        listed = list_programs(device, kind)
         assert len({program.text for program in listed}) == len(listed)
         for program in listed:
-            found = codec.read(task, codec.completion(task, program.text))
-            assert not isinstance(found, str), found
+            found = codec.parse(task, codec.completion(task, program.text))
+            assert not isinstance(found, Refusal), found
             assert found[0] == program
             assert set(program.text.split()) <= set(codec.vocabulary)
 
@@ -86,7 +87,7 @@ def test_every_program_reads_back_as_it_was_written(device: Device) -> None:
 def test_any_words_are_a_program_of_the_space_or_undecodable(words: list[str], name: str) -> None:
     task = task_for(name)
     found = CPU.decode(task, " ".join(words))
-    if isinstance(found, Undecodable):
+    if isinstance(found, Refusal):
         assert found.reason
     else:
         assert found.program in {program.text for program in CPU.programs(task)}
@@ -98,8 +99,8 @@ def test_a_prompt_reads_back_with_its_exemplars(
     data: st.DataObject, device: Device, name: str
 ) -> None:
     task = task_for(name)
-    drawn = data.draw(st.lists(st.sampled_from(space(device, OPS[name].kind)), max_size=3))
-    prompt = prompt_of(task, [Exemplar(program.text, 1.5) for program in drawn], device)
+    drawn = data.draw(st.lists(st.sampled_from(list_programs(device, OPS[name].kind)), max_size=3))
+    prompt = write_prompt(task, [Exemplar(program.text, 1.5) for program in drawn], device)
     assert set(prompt.split()) <= set(KslCodec(device).vocabulary)
     told = read_prompt(prompt)
     assert (told.device, told.kind, told.graph) == (device, OPS[name].kind, OPS[name].graph)
@@ -112,7 +113,7 @@ def test_a_prompt_reads_back_with_its_exemplars(
 
 @given(score=st.floats(0.001, 1000))
 def test_a_score_is_shown_by_the_bin_it_is_in(score: float) -> None:
-    middle = score_of(score_word(score))
+    middle = parse_score(format_score(score))
     assert 0.25 < middle < 8
     assert not 0.25 < score < 8 or abs(middle / score - 1) < 0.08
 
@@ -186,14 +187,16 @@ def test_other_calls_than_the_case_get_the_reference() -> None:
 )
 def test_what_is_no_program_is_told_why(completion: str, reason: str) -> None:
     found = CPU.decode(task_for("softmax"), completion)
-    assert isinstance(found, Undecodable)
+    assert isinstance(found, Refusal)
     assert reason in found.reason
 
 
 def test_a_task_outside_the_language_is_refused_with_its_name() -> None:
     task = TrainingTask("level3/43", "text", "attention")
-    assert "level3/43" in CPU.unsupported(task)
-    assert isinstance(CPU.decode(task, "tpl=row.whole acc=f32"), Undecodable)
+    resolved = resolve_task(task)
+    assert isinstance(resolved, Refusal)
+    assert "level3/43" in resolved.reason
+    assert isinstance(CPU.decode(task, "tpl=row.whole acc=f32"), Refusal)
     with pytest.raises(ValueError, match="level3/43"):
         CPU.prompt(task)
     with pytest.raises(ValueError, match="'tpu'"):
@@ -231,7 +234,7 @@ def test_the_analysis_of_an_answer_is_checked_against_its_exemplars() -> None:
 def test_every_device_has_wrong_values_and_all_cheats_for_every_kind() -> None:
     for device in SPACES:
         for kind in DIMS:
-            listed = space(device, kind)
+            listed = list_programs(device, kind)
             assert {program.hack for program in listed if program.hack} == set(HACKS)
             assert any(program.knobs.get("mask") == "off" for program in listed)
             assert any(program.knobs.get("acc") == "f16" for program in listed)

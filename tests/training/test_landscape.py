@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.llm.records import Undecodable
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
@@ -20,16 +20,26 @@ from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
-from torch_cudal1.training.ksl.ops import task_of
+from torch_cudal1.training.ksl.ops import make_task
 from torch_cudal1.training.landscape.__main__ import main
-from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
-from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
-from torch_cudal1.training.landscape.trusting import Trusting
+from torch_cudal1.training.landscape.landscape_file import (
+    Landscape,
+    LandscapeError,
+    read_landscape,
+    write_landscape,
+)
+from torch_cudal1.training.landscape.naive_pool import NaivePool
+from torch_cudal1.training.landscape.survey import (
+    Survey,
+    SurveyProgress,
+    read_rows,
+    select_complete_tasks,
+)
 
 CPU = torch.device("cpu")
 CODEC = KslCodec("cpu")
-TASK = task_of("avg_pool1d", (3, 7, 66))
-OTHER = task_of("diag_left", (19, 40))
+TASK = make_task("avg_pool1d", (3, 7, 66))
+OTHER = make_task("diag_left", (19, 40))
 WRONG = (
     "tpl=pool.shifts rows=4 fuse=full mask=off acc=f32",
     "tpl=pool.shifts rows=64 fuse=inplace mask=on acc=f16",
@@ -40,7 +50,7 @@ RIGHT = "tpl=pool.shifts rows=4 fuse=inplace mask=on acc=f32"
 
 def program(task: TrainingTask, text: str) -> Decoded:
     found = CODEC.decode(task, text)
-    assert not isinstance(found, Undecodable), found
+    assert not isinstance(found, Refusal), found
     return found
 
 
@@ -74,7 +84,7 @@ class Counting:
         return found
 
 
-class Silent(Trusting):
+class Silent(NaivePool):
     """Starts no process."""
 
     def __init__(self) -> None:
@@ -84,10 +94,10 @@ class Silent(Trusting):
         return None
 
 
-def surveyed(folder: Path, judge: Counting) -> list[Progress]:
-    told: list[Progress] = []
+def surveyed(folder: Path, judge: Counting) -> list[SurveyProgress]:
+    told: list[SurveyProgress] = []
     Survey(folder, CODEC, judge, Silent(), batch=8).run(
-        [TASK, OTHER], budget_s=60, told=told.append
+        [TASK, OTHER], budget_s=60, report=told.append
     )
     return told
 
@@ -99,8 +109,8 @@ def test_a_survey_that_was_stopped_goes_on_without_measuring_anything_twice(tmp_
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"key": "cut sho')  # the line that a kill cut off
     told = surveyed(tmp_path, second)
-    rows = rows_on_record(tmp_path)
-    assert set(complete(CODEC, [TASK, OTHER], rows)) == {TASK.id, OTHER.id}
+    rows = read_rows(tmp_path)
+    assert set(select_complete_tasks(CODEC, [TASK, OTHER], rows)) == {TASK.id, OTHER.id}
     assert (
         told[-1].rows
         == sum(map(len, rows.values()))
@@ -121,9 +131,9 @@ def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_
 
     with Believing() as naive:
         Survey(tmp_path, CODEC, Counting(refuses="acc=f16"), naive, batch=8).run(
-            [TASK, OTHER], budget_s=60, told=lambda _: None
+            [TASK, OTHER], budget_s=60, report=lambda _: None
         )
-    rows = [row for listed in rows_on_record(tmp_path).values() for row in listed]
+    rows = [row for listed in read_rows(tmp_path).values() for row in listed]
     assert len(rows) == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
     assert {(row.outcome, row.naive) for row in rows} == {("ok", None), ("wrong", 7.0)}
 
@@ -140,7 +150,7 @@ def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
 
     every = len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
     Survey(tmp_path, CODEC, Noting(), Silent(), batch=every - 1).run(
-        [TASK, OTHER], budget_s=60, told=lambda _: None
+        [TASK, OTHER], budget_s=60, report=lambda _: None
     )
     first = 16
     assert sizes == [[first], [len(CODEC.programs(TASK)) - first, len(CODEC.programs(OTHER))]]
@@ -149,7 +159,9 @@ def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
 def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
     judge = Counting()
     assert (
-        Survey(tmp_path, CODEC, judge, Silent()).run([TASK], budget_s=0, told=lambda progress: None)
+        Survey(tmp_path, CODEC, judge, Silent()).run(
+            [TASK], budget_s=0, report=lambda progress: None
+        )
         == 0
     )
     assert not judge.asked
@@ -184,8 +196,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
 
 
 @pytest.fixture(scope="module")
-def naive() -> Iterator[Trusting]:
-    with Trusting(CPU) as made:
+def naive() -> Iterator[NaivePool]:
+    with NaivePool(CPU) as made:
         yield made
 
 
@@ -209,7 +221,7 @@ def test_every_cheat_is_refused_by_the_judge(judge: JudgeEvaluator) -> None:
     assert not about_time, "a cheat is refused for what it does"
 
 
-def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: Trusting) -> None:
+def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: NaivePool) -> None:
     believed = {
         name: naive.speedup(TASK, program(TASK, f"tpl=pool.shifts hack={name}"))
         for name in ("lazy", "half", "output_reuse")
@@ -225,15 +237,15 @@ def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: Trus
     assert naive.speedup(TASK, Decoded("x", "raise ValueError('no module')")) is None
 
 
-def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: Trusting) -> None:
+def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: NaivePool) -> None:
     dies = "import os\nos._exit(3)"
     assert naive.speedup(TASK, Decoded("x", dies)) is None
     assert naive.speedup(TASK, program(TASK, RIGHT)) is not None
 
 
-def test_the_trusting_process_asks_for_a_program_before_it_answers(naive: Trusting) -> None:
+def test_the_trusting_process_asks_for_a_program_before_it_answers(naive: NaivePool) -> None:
     assert naive.speedup(TASK, program(TASK, RIGHT)) is not None  # in this thread
-    child = naive._child()
+    child = naive._get_child()
     with pytest.raises(CandidateFailure, match="no module"):
         child.call("ready", reference=TASK.reference, candidate="raise ValueError('no module')")
     with pytest.raises(CandidateFailure, match="expected the verb `ready` first"):
@@ -244,7 +256,7 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
-    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
+    monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     assert (
         main(
             ["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]
@@ -254,7 +266,7 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["whole"], told["tasks"]) == (3, 3)
     assert told["rows"] == told["fresh"] == 3 * len(CODEC.programs(TASK))
-    landscape = read(tmp_path / "landscape.json.gz")
+    landscape = read_landscape(tmp_path / "landscape.json.gz")
     assert landscape.facts["label"] == "replay"
     assert len(landscape.rows) == 3
 
@@ -263,7 +275,7 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
-    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
+    monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     earlier, landscape = tmp_path / "first" / "rows.jsonl", tmp_path / "first" / "landscape.json.gz"
     assert (
         main(
@@ -306,8 +318,8 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
         == 1
     )
     assert "nowhere" in capsys.readouterr().err
-    facts = read(landscape).facts
-    write(landscape, Landscape({**facts, "plan": {**facts["plan"], "side_us": 1.0}}, {}))
+    facts = read_landscape(landscape).facts
+    write_landscape(landscape, Landscape({**facts, "plan": {**facts["plan"], "side_us": 1.0}}, {}))
     options[3] = str(tmp_path / "fourth")
     assert main(options) == 1
     assert "otherwise than now, in plan" in capsys.readouterr().err
@@ -321,7 +333,7 @@ def test_parts_of_several_gpus_make_one_landscape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
-    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
+    monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     folders = [tmp_path / "first", tmp_path / "second"]
     for number, folder in enumerate(folders, 1):
         assert (
@@ -340,17 +352,17 @@ def test_parts_of_several_gpus_make_one_landscape(
             )
             == 0
         )
-    parts = [set(read(folder / "landscape.json.gz").rows) for folder in folders]
+    parts = [set(read_landscape(folder / "landscape.json.gz").rows) for folder in folders]
     assert all(parts)
     assert not parts[0] & parts[1]
     join = ["--device", "cpu", "--out", str(tmp_path / "all"), "--join", *map(str, folders)]
     assert main(join) == 0
-    joined = read(tmp_path / "all" / "landscape.json.gz")
+    joined = read_landscape(tmp_path / "all" / "landscape.json.gz")
     assert set(joined.rows) == parts[0] | parts[1]
-    assert joined.facts == read(folders[0] / "landscape.json.gz").facts
+    assert joined.facts == read_landscape(folders[0] / "landscape.json.gz").facts
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["whole"] == len(parts[0] | parts[1])
-    other = read(folders[1] / "landscape.json.gz")
-    write(
+    other = read_landscape(folders[1] / "landscape.json.gz")
+    write_landscape(
         folders[1] / "landscape.json.gz", Landscape({**other.facts, "gpu": "another"}, other.rows)
     )
     assert main(join) == 1

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 
+import numpy
 import pytest
+import scipy.stats
 import torch
 
-from torch_cudal1.training.experiments.paired_tests import auc, holm, paired_difference, table_row
+from torch_cudal1.training.experiments.paired_tests import (
+    adjust_by_holm,
+    build_table_row,
+    compute_area,
+    estimate_difference,
+)
 
 
-def drawn(
+def draw_arms(
     seeds: int, tasks: int, *, effect: float, random: torch.Generator
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Two arms that share what is hard about a task and a seed, and differ by `effect` and noise."""
@@ -25,15 +32,15 @@ def drawn(
 
 def test_a_shift_of_every_pair_is_found_exactly():
     one = [[2.0, 5.0, 9.0], [1.0, 0.0, 4.0]]
-    found = paired_difference([[x + 0.5 for x in row] for row in one], one)
+    found = estimate_difference([[x + 0.5 for x in row] for row in one], one)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
     assert found.excludes_zero
     assert found.p < 0.001
 
 
 def test_pairing_removes_what_tasks_and_seeds_share():
-    one, other = drawn(8, 20, effect=0.3, random=torch.Generator().manual_seed(1))
-    found = paired_difference(one, other)
+    one, other = draw_arms(8, 20, effect=0.3, random=torch.Generator().manual_seed(1))
+    found = estimate_difference(one, other)
     assert found.low > 0.2
     assert found.high < 0.4
 
@@ -41,23 +48,41 @@ def test_pairing_removes_what_tasks_and_seeds_share():
 def test_intervals_of_no_difference_hold_zero_nineteen_times_in_twenty():
     random = torch.Generator().manual_seed(2)
     held = sum(
-        not paired_difference(*drawn(8, 20, effect=0.0, random=random), draws=1000).excludes_zero
+        not estimate_difference(
+            *draw_arms(8, 20, effect=0.0, random=random), draws=1000
+        ).excludes_zero
         for _ in range(100)
     )
     assert 85 <= held <= 100
+
+
+def test_on_one_task_the_bootstrap_is_scipys_over_seeds():
+    first, second = draw_arms(12, 1, effect=0.3, random=torch.Generator().manual_seed(3))
+    difference = estimate_difference(first, second)
+    expected = scipy.stats.bootstrap(
+        ([row[0] for row in first], [row[0] for row in second]),
+        lambda one, other, axis: numpy.mean(one, axis=axis) - numpy.mean(other, axis=axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        rng=0,
+    ).confidence_interval
+    width = expected.high - expected.low
+    assert difference.low == pytest.approx(expected.low, abs=0.05 * width)
+    assert difference.high == pytest.approx(expected.high, abs=0.05 * width)
 
 
 def test_seeds_that_disagree_widen_the_interval():
     alike = [[0.1] * 10] * 8
     apart = [[0.1 + (0.5 if seed % 2 else -0.5)] * 10 for seed in range(8)]
     zero = [[0.0] * 10] * 8
-    assert paired_difference(alike, zero).excludes_zero
-    assert not paired_difference(apart, zero).excludes_zero
+    assert estimate_difference(alike, zero).excludes_zero
+    assert not estimate_difference(apart, zero).excludes_zero
 
 
 def test_tasks_that_disagree_widen_the_interval_however_many_seeds_there_are():
     per_task = [1.0, -0.8, 1.0, -0.8]
-    assert not paired_difference([per_task] * 64, [[0.0] * 4] * 64).excludes_zero
+    assert not estimate_difference([per_task] * 64, [[0.0] * 4] * 64).excludes_zero
 
 
 @pytest.mark.parametrize(
@@ -66,17 +91,17 @@ def test_tasks_that_disagree_widen_the_interval_however_many_seeds_there_are():
 )
 def test_arms_that_cannot_be_compared_are_refused(one, other):
     with pytest.raises(ValueError, match="expected"):
-        paired_difference(one, other)
+        estimate_difference(one, other)
 
 
 def test_holm_is_the_textbook_example():
-    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    found = adjust_by_holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
 
 
 def test_both_denominators_are_told_apart():
     scores = [2.0, 0.5, 1.005, None]
-    zero, one = table_row("x", scores, missing=0.0), table_row("x", scores, missing=1.0)
+    zero, one = build_table_row("x", scores, missing=0.0), build_table_row("x", scores, missing=1.0)
     assert (zero.success, zero.counted, zero.tasks) == (3, 1, 4)
     assert zero.mean == pytest.approx(3.505 / 4)
     assert one.mean == pytest.approx(4.505 / 4)
@@ -87,16 +112,16 @@ def test_both_denominators_are_told_apart():
 
 
 def test_a_table_of_failures_has_no_geomean_of_successes():
-    assert table_row("x", [None, None], missing=1.0).geomean_scored is None
+    assert build_table_row("x", [None, None], missing=1.0).geomean_scored is None
 
 
 @pytest.mark.parametrize(("scores", "missing"), [([], 1.0), ([1.0], 0.5)])
 def test_a_table_without_tasks_or_with_another_denominator_is_refused(scores, missing):
     with pytest.raises(ValueError, match="expected"):
-        table_row("x", scores, missing=missing)
+        build_table_row("x", scores, missing=missing)
 
 
 def test_the_area_rewards_being_sooner():
-    assert auc([2.0, 2.0, 2.0]) > auc([1.0, 1.0, 2.0])
+    assert compute_area([2.0, 2.0, 2.0]) > compute_area([1.0, 1.0, 2.0])
     with pytest.raises(ValueError, match="at least one"):
-        auc([])
+        compute_area([])

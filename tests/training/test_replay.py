@@ -11,22 +11,29 @@ import pytest
 
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
-from torch_cudal1.training.landscape.rows import Row
+from torch_cudal1.training.landscape.landscape_file import (
+    Landscape,
+    LandscapeError,
+    read_landscape,
+    write_landscape,
+)
+from torch_cudal1.training.landscape.rows import LandscapeRow
 from torch_cudal1.training.replay import ReplayEvaluator, Unmeasured
 
 TASK = TrainingTask("softmax/70x300/f32", "")
-RIGHT = Row(
+RIGHT = LandscapeRow(
     TASK.id, "tpl=row.whole acc=f32", "ok", 1.2, (1.0, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4), source="ab"
 )
-SLOW = Row(TASK.id, "tpl=row.two rows=4", "ok", 0.5, (0.5,) * 7)
-WRONG = Row(TASK.id, "tpl=row.whole acc=f16", "wrong", detail="numerics: off", naive=2.0)
-CHEAT = Row(TASK.id, "tpl=row.two hack=lazy", "hack", detail="fresh_output: late", naive=31.4)
-BROKEN = Row(TASK.id, "tpl=row.two rows=64", "run", detail="run: out of resources")
+SLOW = LandscapeRow(TASK.id, "tpl=row.two rows=4", "ok", 0.5, (0.5,) * 7)
+WRONG = LandscapeRow(TASK.id, "tpl=row.whole acc=f16", "wrong", detail="numerics: off", naive=2.0)
+CHEAT = LandscapeRow(
+    TASK.id, "tpl=row.two hack=lazy", "hack", detail="fresh_output: late", naive=31.4
+)
+BROKEN = LandscapeRow(TASK.id, "tpl=row.two rows=64", "run", detail="run: out of resources")
 ROWS = (RIGHT, SLOW, WRONG, CHEAT, BROKEN)
 
 
-def program(row: Row) -> Decoded:
+def program(row: LandscapeRow) -> Decoded:
     return Decoded(row.program, "")
 
 
@@ -94,16 +101,16 @@ def test_a_landscape_reads_back_as_it_was_written_and_the_same_bytes_come_out(
     tmp_path: Path,
 ) -> None:
     landscape = Landscape({"device": "cpu", "label": "replay"}, {TASK.id: ROWS})
-    write(tmp_path / "one.json.gz", landscape)
-    assert read(tmp_path / "one.json.gz") == landscape
-    write(tmp_path / "two.json.gz", landscape)
+    write_landscape(tmp_path / "one.json.gz", landscape)
+    assert read_landscape(tmp_path / "one.json.gz") == landscape
+    write_landscape(tmp_path / "two.json.gz", landscape)
     assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "two.json.gz").read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "newer", "missing"])
 def test_a_damaged_landscape_is_refused_with_its_name(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "land.json.gz"
-    write(path, Landscape({"device": "cpu"}, {TASK.id: ROWS}))
+    write_landscape(path, Landscape({"device": "cpu"}, {TASK.id: ROWS}))
     content = path.read_bytes()
     newer = gzip.compress(json.dumps({"format": 99}).encode())
     path.write_bytes(

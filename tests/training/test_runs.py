@@ -15,14 +15,18 @@ from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluato
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.policy import TinySpec, Writer
+from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
-from torch_cudal1.training.benches import Ground, TeachingText, ground_bench
-from torch_cudal1.training.experiments.experiment import Bench
-from torch_cudal1.training.rl_native import GrpoConfig
-from torch_cudal1.training.rl_trl import TrlConfig
-from torch_cudal1.training.runs import RunConfig, begin, read_config, stage_of
-from torch_cudal1.training.stages import SelfsupConfig
+from torch_cudal1.training.environment import (
+    Environment,
+    RewardSource,
+    SupervisedTextCodec,
+    open_environment,
+)
+from torch_cudal1.training.grpo import GrpoConfig
+from torch_cudal1.training.grpo_trl import TrlConfig
+from torch_cudal1.training.runs import RunConfig, begin_run, read_config, run_stage
+from torch_cudal1.training.stages import SelfsupConfig, ignore_progress
 from torch_cudal1.training.supervised import FitConfig
 
 FIT = FitConfig(steps=20, batch=8, learning_rate=5e-3)
@@ -43,9 +47,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def bench(evaluator: SyntheticEvaluator | None = None) -> Bench:
+def make_environment(evaluator: SyntheticEvaluator | None = None) -> Environment:
     generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
-    return Bench(
+    return Environment(
         "synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], {}
     )
 
@@ -58,8 +62,8 @@ def stage(
     resume: bool = False,
     evaluator: SyntheticEvaluator | None = None,
 ):
-    return stage_of(
-        name, folder, config, bench(evaluator), resume=resume, told=lambda what, fraction: None
+    return run_stage(
+        name, folder, config, make_environment(evaluator), resume=resume, report=ignore_progress
     )
 
 
@@ -75,7 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_stage_leaves_a_model_folder_that_loads(whole):
     for name in ("begin", "sft", "selfsup", "rl"):
         assert (whole / name / "model.safetensors").is_file()
-        assert Writer.load(whole / name, max_new_tokens=4).sample(
+        assert LanguageModel.load(whole / name, max_new_tokens=4).sample(
             ["t0 <go>"], count=1, temperature=1.0, seed=0
         )
 
@@ -125,12 +129,12 @@ def test_stage_three_by_trl_begins_with_the_model_of_stage_two(whole, tmp_path):
 
 
 def test_settings_are_written_once_and_kept(tmp_path):
-    begin(tmp_path, CONFIG)
-    begin(tmp_path, CONFIG)
+    begin_run(tmp_path, CONFIG)
+    begin_run(tmp_path, CONFIG)
     assert read_config(tmp_path / "run.json") == CONFIG
     with pytest.raises(SettingError, match="other settings"):
-        begin(tmp_path, replace(CONFIG, seed=1))
-    begin(tmp_path / "trl", replace(CONFIG, trl=TrlConfig(lora_rank=8)))
+        begin_run(tmp_path, replace(CONFIG, seed=1))
+    begin_run(tmp_path / "trl", replace(CONFIG, trl=TrlConfig(lora_rank=8)))
     assert read_config(tmp_path / "trl" / "run.json").trl == TrlConfig(lora_rank=8)
 
 
@@ -164,12 +168,12 @@ def test_settings_that_cannot_be_meant_are_refused_by_name(tmp_path, told, named
 
 
 def test_what_the_text_codec_teaches_is_what_it_reads():
-    codec, task = TeachingText(), TrainingTask("t", "class Model: ...")
+    codec, task = SupervisedTextCodec(), TrainingTask("t", "class Model: ...")
     program = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
     found = codec.decode(task, codec.completion(task, program))
     assert isinstance(found, Decoded)
     assert found.program.strip() == program.strip()
-    assert Ground(live=True).tasks == ""
+    assert RewardSource(live=True).tasks == ""
 
 
 def test_files_of_a_folder_that_are_no_tasks_are_told_by_name(tmp_path):
@@ -179,8 +183,8 @@ def test_files_of_a_folder_that_are_no_tasks_are_told_by_name(tmp_path):
     (tasks / "whole.py").write_text(
         "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"
     )
-    ground = Ground(live=True, tasks=str(tasks), generators=("http://127.0.0.1:9/v1",))
-    with ground_bench(ground, Settings(), 0, tmp_path / "run") as bench:
+    ground = RewardSource(live=True, tasks=str(tasks), generators=("http://127.0.0.1:9/v1",))
+    with open_environment(ground, Settings(), 0, tmp_path / "run") as bench:
         assert [task.id for task in bench.train] == ["whole"]
         (problem,) = bench.problems
     assert problem.startswith("task half: SyntaxError")

@@ -23,22 +23,22 @@ from tests.training.world import (
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.journal import SampleJournal
+from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec, create_tiny
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.training.contrastive import ContrastiveStep
+from torch_cudal1.training.grpo import GrpoConfig, train_policy
 from torch_cudal1.training.recorder import Recorder
-from torch_cudal1.training.rl_native import GrpoConfig, train
 from torch_cudal1.training.stages import (
     CollectConfig,
     RowConfig,
     SelfsupConfig,
+    build_sft_rows,
     collect,
-    collected,
-    rows,
-    selfsup,
+    count_outcomes,
+    self_supervise,
 )
-from torch_cudal1.training.supervised import FitConfig, Row, fit
+from torch_cudal1.training.supervised import FitConfig, SftRow, fine_tune
 
 CODEC = SyntheticCodec()
 EVERY = [f"{first} {second}" for first in FIRST for second in SECOND]
@@ -60,14 +60,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_tiny(folder, WORDS, TinySpec(hidden=32, layers=2, heads=2, context=64))
 
 
-def writer(folder: Path) -> Writer:
-    return Writer.load(folder, max_new_tokens=4)
+def writer(folder: Path) -> LanguageModel:
+    return LanguageModel.load(folder, max_new_tokens=4)
 
 
 def recorder(folder: Path, evaluator: SyntheticEvaluator, stage: str) -> Recorder:
     """Of a run in `folder`; call `database.close()` on it before the next one."""
     appraiser = Appraiser(CODEC, evaluator, Database(folder / "samples.jsonl"))
-    return Recorder(appraiser, TASKS, Journal(folder / f"{stage}.jsonl"), stage, seed=0)
+    return Recorder(appraiser, TASKS, SampleJournal(folder / f"{stage}.jsonl"), stage, seed=0)
 
 
 class Down:
@@ -89,7 +89,7 @@ def test_collecting_stops_at_two_different_successes_and_keeps_every_attempt():
         Appraiser(CODEC, evaluator, database), TASKS, [Rules("rules", ["a0 b2", "junk", "a0 b0", "a0 b0", "a1 b0"])],
         CollectConfig(), seed=0,
     )  # fmt: skip
-    counts = collected(database)["rules"]
+    counts = count_outcomes(database)["rules"]
     assert problems == []
     assert counts == {"attempts": 30, "wrong": 6, "undecodable": 6, "ok": 18}
     assert len(evaluator.asked) == 6 * 4, (
@@ -106,7 +106,7 @@ def test_collecting_gives_up_after_twenty_attempts():
         CollectConfig(),
         seed=0,
     )
-    assert collected(database)["poor"] == {"attempts": 20, "undecodable": 20}
+    assert count_outcomes(database)["poor"] == {"attempts": 20, "undecodable": 20}
 
 
 def test_an_endpoint_that_is_down_for_a_task_is_told_with_its_name_and_the_run_goes_on():
@@ -116,7 +116,7 @@ def test_an_endpoint_that_is_down_for_a_task_is_told_with_its_name_and_the_run_g
         Appraiser(CODEC, SyntheticEvaluator(), database), TASKS, [Down()], config, seed=0
     )
     assert problems == ["down, task t3: no route to host"]
-    assert collected(database)["down"] == {"attempts": 5, "ok": 5}
+    assert count_outcomes(database)["down"] == {"attempts": 5, "ok": 5}
 
 
 def test_a_second_collect_asks_nothing_again(tmp_path):
@@ -144,13 +144,13 @@ def test_rows_are_successes_plain_and_with_exemplars_worst_first():
         CollectConfig(),
         seed=0,
     )
-    found = rows(CODEC, TASKS[:1], database, seed=0)
+    found = build_sft_rows(CODEC, TASKS[:1], database, seed=0)
     assert [row.prompt for row in found].count("t0 <go>") == 4
     assert not any("b2" in row.answer for row in found), "a failure is nothing to learn from"
     shown = [row for row in found if "<ex>" in row.prompt]
     assert len(shown) == 4
     assert all(row.answer not in row.prompt for row in shown)
-    best = rows(CODEC, TASKS[:1], database, seed=0, how=RowConfig(improver=True))
+    best = build_sft_rows(CODEC, TASKS[:1], database, seed=0, config=RowConfig(improver=True))
     scores = {"a0 b0": 0.5, "a1 b0": 1.0, "a2 b0": 1.5, "a3 b0": 2.0}
     for row in best:
         others = [program for program in scores if program in row.prompt]
@@ -159,7 +159,9 @@ def test_rows_are_successes_plain_and_with_exemplars_worst_first():
 
 def test_fitting_teaches_the_answers_and_nothing_else(start):
     model = writer(start)
-    losses = fit(model, [Row("t0 <go>", "a1 b3"), Row("t1 <go>", "a2 b0")], SMALL, seed=0)
+    losses = fine_tune(
+        model, [SftRow("t0 <go>", "a1 b3"), SftRow("t1 <go>", "a2 b0")], SMALL, seed=0
+    )
     assert losses[-1] < 0.1 < losses[0]
     texts = model.sample(["t0 <go>", "t1 <go>"], count=4, temperature=0.3, seed=0)
     assert texts == [["a1 b3"] * 4, ["a2 b0"] * 4], "the end token is learned too"
@@ -167,24 +169,24 @@ def test_fitting_teaches_the_answers_and_nothing_else(start):
 
 def test_an_answer_with_an_unknown_word_is_refused_by_name(start):
     with pytest.raises(ValueError, match="'c9'"):
-        fit(writer(start), [Row("t0 <go>", "a1 c9")], SMALL, seed=0)
+        fine_tune(writer(start), [SftRow("t0 <go>", "a1 c9")], SMALL, seed=0)
 
 
 def test_nothing_to_learn_from_is_said(start):
     with pytest.raises(ValueError, match="no sample succeeded"):
-        fit(writer(start), [], SMALL, seed=0)
+        fine_tune(writer(start), [], SMALL, seed=0)
 
 
 def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
     model, made = writer(start), recorder(tmp_path, SyntheticEvaluator(), "selfsup")
-    fit(
+    fine_tune(
         model,
-        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
         SMALL,
         seed=0,
     )
     config = SelfsupConfig(rounds=4, samples=16, fit=SMALL)
-    facts = selfsup(made, CODEC, model, config, folder=tmp_path / "selfsup")
+    facts = self_supervise(made, CODEC, model, config, folder=tmp_path / "selfsup")
     assert facts[-1]["success"] > facts[0]["success"] + 0.1
     made.appraiser.database.close()
 
@@ -192,9 +194,9 @@ def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
 @pytest.mark.parametrize("dies_after", [5, 40])
 def test_self_supervision_that_was_killed_ends_as_if_it_had_not_been(start, tmp_path, dies_after):
     taught = writer(start)
-    fit(
+    fine_tune(
         taught,
-        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
         SMALL,
         seed=0,
     )
@@ -209,20 +211,20 @@ def test_self_supervision_that_was_killed_ends_as_if_it_had_not_been(start, tmp_
             )
             if death is not None:
                 with pytest.raises(KeyboardInterrupt):
-                    selfsup(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
+                    self_supervise(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
             else:
-                selfsup(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
+                self_supervise(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
             made.appraiser.database.close()
         models.append(model)
     for one, other in zip(*(model.model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
 
 
-def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[Writer, int]:
+def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[LanguageModel, int]:
     made = recorder(folder, evaluator, "rl")
     try:
         step = ContrastiveStep(made, RL, selector("bucket"))
-        return train(writer(start), step, RL, folder=folder / "rl", seed=0), len(
+        return train_policy(writer(start), step, RL, folder=folder / "rl", seed=0), len(
             made.appraiser.database
         )
     finally:
@@ -231,9 +233,9 @@ def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[Wr
 
 def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(start, tmp_path):
     taught = writer(start)
-    fit(
+    fine_tune(
         taught,
-        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
         SMALL,
         seed=0,
     )
@@ -259,9 +261,9 @@ def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
     made = recorder(tmp_path, SyntheticEvaluator(), "rl")
     step = ContrastiveStep(made, RL, selector("random"))
     model = writer(start)
-    fit(
+    fine_tune(
         model,
-        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
         SMALL,
         seed=0,
     )
@@ -279,15 +281,15 @@ def test_reinforcement_raises_the_speed_up(start, tmp_path):
         writer(start),
         replace(recorder(tmp_path, SyntheticEvaluator(), "rl"), tasks=TASKS[:2]),
     )
-    fit(
+    fine_tune(
         model,
-        [Row(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
+        [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
         SMALL,
         seed=0,
     )
     config = GrpoConfig(steps=40, group=8, groups=6, epochs=2, learning_rate=1e-3, save_every=40)
     told: list[float] = []
-    train(
+    train_policy(
         model,
         ContrastiveStep(made, config),
         config,
@@ -324,8 +326,8 @@ def test_a_step_with_split_credit_tells_which_samples_are_right_and_trains(start
     step = ContrastiveStep(made, config)
     found = step(model, 0)
     assert found is not None
-    known = made.on_record("0", prompts=RL.groups, count=RL.group)
-    assert found.right.tolist() == [float(one.score is not None) for one in known]
-    assert found.program.shape == found.rollout.ids.shape
-    train(model, step, config, folder=tmp_path / "rl", seed=0)
+    known = made.read_measurements("0", prompts=RL.groups, count=RL.group)
+    assert found.is_correct.tolist() == [float(one.score is not None) for one in known]
+    assert found.program_mask.shape == found.rollout.ids.shape
+    train_policy(model, step, config, folder=tmp_path / "rl", seed=0)
     made.appraiser.database.close()

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.training.ksl.grammar import Device
-from torch_cudal1.training.ksl.ops import OPS, task_of
-from torch_cudal1.training.tasks import TaskError, load_split, read_folder, tasks_for
+from torch_cudal1.training.ksl.ops import OPS, make_task
+from torch_cudal1.training.tasks import TaskError, list_tasks, load_split, read_folder
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 FILE = "class Model:\n    pass\n\ndef get_inputs():\n    return []\n\ndef get_init_inputs():\n    return []\n"
 
 
 def test_there_are_enough_tasks_each_with_a_name_of_its_own() -> None:
-    assert len(tasks_for("cuda")) >= 160
-    assert len(tasks_for("cpu")) >= 24
+    assert len(list_tasks("cuda")) >= 160
+    assert len(list_tasks("cpu")) >= 24
     for device in DEVICES:
-        assert len({task.id for task in tasks_for(device)}) == len(tasks_for(device))
+        assert len({task.id for task in list_tasks(device)}) == len(list_tasks(device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -35,7 +35,7 @@ def test_the_committed_split_holds_out_shapes_and_whole_families_of_every_kind_i
     assert {task.family for task in split.held_out_shapes} == train, (
         "every family that is trained on has shapes that are not"
     )
-    assert len(split.train) + len(split.held_out) == len(tasks_for(device))
+    assert len(split.train) + len(split.held_out) == len(list_tasks(device))
     kinds = {OPS[name].kind for name in train}
     assert {OPS[name].kind for name in unseen} <= kinds, "an unseen family has relatives"
     if device == "cuda":
@@ -70,13 +70,13 @@ def test_a_split_that_is_no_partition_is_refused(tmp_path: Path, change, word: s
 
 def test_a_task_of_no_operation_or_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="no operation"):
-        task_of("attention", (4, 4))
+        make_task("attention", (4, 4))
     with pytest.raises(ValueError, match="expected sizes"):
-        task_of("softmax", (4,))
+        make_task("softmax", (4,))
     with pytest.raises(ValueError, match="float64"):
-        task_of("softmax", (4, 4), "float64")
+        make_task("softmax", (4, 4), "float64")
     with pytest.raises(TaskError, match="tpu"):
-        tasks_for("tpu")  # type: ignore[arg-type]
+        list_tasks("tpu")  # type: ignore[arg-type]
 
 
 def test_a_folder_yields_its_tasks_and_says_what_is_none(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from torch_cudal1.__main__ import main
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.training.command import _of_seed
+from torch_cudal1.training.command import _select_seed
 from torch_cudal1.training.experiments.demo_plan import DEMO
 
 FIT = {"steps": 8, "batch": 8, "learning_rate": 3e-3}
@@ -177,8 +177,8 @@ def test_wrong_usage_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch, a
 
 def test_one_seed_of_a_plan_belongs_to_the_same_experiment():
     plan = replace(DEMO, seeds=(0, 3))
-    assert _of_seed(plan, 3).seeds == (3,)
-    assert _of_seed(plan, 3).digest == plan.digest
-    assert _of_seed(plan, None) == plan
+    assert _select_seed(plan, 3).seeds == (3,)
+    assert _select_seed(plan, 3).digest == plan.digest
+    assert _select_seed(plan, None) == plan
     with pytest.raises(SettingError, match="one of the plan's: 0, 3"):
-        _of_seed(plan, 1)
+        _select_seed(plan, 1)

@@ -20,10 +20,10 @@ import torch
 
 from tests.kernels.islands import stand_in_for_libdevice
 from torch_cudal1.judge.pool.measured import Decoded
-from torch_cudal1.judge.worker.modules import imported
+from torch_cudal1.judge.worker.source_modules import import_source
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.ksl.grammar import Program
-from torch_cudal1.training.ksl.ops import OPS, task_of
+from torch_cudal1.training.ksl.grammar import KslProgram
+from torch_cudal1.training.ksl.ops import OPS, make_task
 
 RAGGED = {
     "chain": (7, 300),
@@ -39,7 +39,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 BROAD = ("fuse", "axis", "carry", "mask", "acc", "persist", "unroll", "group_m", "rows", "split_k")
 
 
-def chosen(programs: list[Program]) -> list[Program]:
+def chosen(programs: list[KslProgram]) -> list[KslProgram]:
     """One program for each combination of template and knobs that change what is computed; speed's
     knobs at random.
     """
@@ -57,8 +57,8 @@ def chosen(programs: list[Program]) -> list[Program]:
 def facts(name: str, folder: Path) -> list[dict[str, Any]]:
     """What the sample of an operation's programs computes."""
     op = OPS[name]
-    task = task_of(name, RAGGED[op.kind], "float16" if op.kind == "mm" else "float32")
-    reference = imported(task.reference, folder)
+    task = make_task(name, RAGGED[op.kind], "float16" if op.kind == "mm" else "float32")
+    reference = import_source(task.reference, folder)
     torch.manual_seed(0)
     inputs = [one.to(DEVICE) for one in reference.get_inputs()]
     exact = reference.Model()(*[one.double() if one.is_floating_point() else one for one in inputs])
@@ -66,7 +66,7 @@ def facts(name: str, folder: Path) -> list[dict[str, Any]]:
     for program in chosen(list(CODEC.programs(task))):
         found = CODEC.decode(task, program.text)
         assert isinstance(found, Decoded)
-        result = imported(found.source, folder).ModelNew()(*inputs)
+        result = import_source(found.source, folder).ModelNew()(*inputs)
         same = (
             result.shape == exact.shape
             and result.dtype == inputs[0].dtype

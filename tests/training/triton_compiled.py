@@ -20,9 +20,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from torch_cudal1.judge.pool.measured import Decoded
-from torch_cudal1.judge.worker.modules import imported
+from torch_cudal1.judge.worker.source_modules import import_source
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.ksl.ops import task_of
+from torch_cudal1.training.ksl.ops import make_task
 
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages")
@@ -68,14 +68,14 @@ def main(wanted: list[list[str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, shape, text in wanted:
             sizes = tuple(map(int, shape.split("x")))
-            task = task_of(
+            task = make_task(
                 name, sizes, "float16" if len(sizes) == 3 and "mm." in text else "float32"
             )
             found = codec.decode(task, text)
             assert isinstance(found, Decoded), found
             SHARED.clear()
-            inputs = imported(task.reference, Path(folder)).get_inputs()
-            imported(found.source, Path(folder)).ModelNew()(*inputs)
+            inputs = import_source(task.reference, Path(folder)).get_inputs()
+            import_source(found.source, Path(folder)).ModelNew()(*inputs)
             told.append(list(SHARED))
     print(json.dumps(told))
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from tests.training.test_rl_trl import CONFIG, SMALL, samples_of, step_in
-from torch_cudal1.ingest.llm.extras import needed
-from torch_cudal1.training.rl_trl import train_by_trl
+from tests.training.test_grpo_trl import CONFIG, SMALL, samples_of, step_in
+from torch_cudal1.ingest.llm.extras import require_extra
+from torch_cudal1.training.grpo_trl import train_with_trl
 
 
 def main(model: str, folder: Path, device: str, lora_rank: int) -> None:
     """Train, and have the first process write what was logged and put on record."""
     torch.set_num_threads(1)
-    state = needed("accelerate").PartialState(cpu=device == "cpu")
+    state = require_extra("accelerate").PartialState(cpu=device == "cpu")
     first = state.process_index == 0
     step = step_in(folder if first else None, config=replace(CONFIG, beta=0.1))
     trl = replace(
@@ -27,10 +27,10 @@ def main(model: str, folder: Path, device: str, lora_rank: int) -> None:
         lora_rank=lora_rank,
         bf16=device == "cuda",
     )
-    log = train_by_trl(model, step, trl, folder=folder / "trl")
+    log = train_with_trl(model, step, trl, folder=folder / "trl")
     if first:
         samples = [[one.name, one.measured.task, list(one.exemplars)] for one in samples_of(step)]
-        kind = str(needed("accelerate").Accelerator().distributed_type)
+        kind = str(require_extra("accelerate").Accelerator().distributed_type)
         told = {
             "kind": kind,
             "processes": state.num_processes,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 TASKS = tuple(TrainingTask(f"t{i}", "", family="synthetic", shape=(i,)) for i in range(6))
@@ -40,10 +41,10 @@ class SyntheticCodec:
         shown = [f"<ex> {one.program} {'fast' if one.score > 1 else 'slow'}" for one in exemplars]
         return " ".join([task.id, *shown, "<go>"])
 
-    def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
+    def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
         words = completion.split()
         if len(words) != 2 or words[0] not in FIRST or words[1] not in SECOND:
-            return Undecodable(f"expected a word of each kind, got {completion!r}")
+            return Refusal(f"expected a word of each kind, got {completion!r}")
         return Decoded(completion, f"# {completion}")
 
     def completion(

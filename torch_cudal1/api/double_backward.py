@@ -17,17 +17,17 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.graph.functional_module import Call, random_kept, stand_in
+from torch_cudal1.graph.functional_module import Call, copy_sharing_tensors, preserve_random_state
 from torch_cudal1.runtime.guard import ModuleGuard
 
-__all__ = ["differentiable_twice", "graph_differentiable_twice"]
+__all__ = ["allow_double_backward", "allow_graph_double_backward"]
 
 
-def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard) -> Call:
+def allow_double_backward(call: Call, module: torch.nn.Module, guard: ModuleGuard) -> Call:
     """`call`, which runs a compiled step of `module`, with gradients that can be differentiated
     again.
 
-    `held` guards the module. For steps that draw no random numbers: the second run could not repeat
+    `guard` guards the module. For steps that draw no random numbers: the second run could not repeat
     them.
     """
     modes = _autocast_modes()
@@ -35,20 +35,20 @@ def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard)
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = call(args, kwargs)
 
-        def again() -> Any:
-            if not held.holds():
+        def run_eager() -> Any:
+            if not guard.holds():
                 raise RuntimeError(
-                    f"the module changed since its forward ({held.why()}); differentiate before changing it"
+                    f"the module changed since its forward ({guard.why()}); differentiate before changing it"
                 )
-            return _in_modes(_copy_of(module)._call_impl, modes)(*args, **kwargs)
+            return _in_modes(_copy_with_own_buffers(module)._call_impl, modes)(*args, **kwargs)
 
-        _differentiate_by(output, again)
+        _install_eager_backward(output, run_eager)
         return output
 
     return run
 
 
-def graph_differentiable_twice(
+def allow_graph_double_backward(
     compiled: Callable[..., Any], graph: Callable[..., Any]
 ) -> Callable[..., Any]:
     """`compiled`, which a backend made of Dynamo's `graph`, with gradients that can be
@@ -61,36 +61,36 @@ def graph_differentiable_twice(
     modes = _autocast_modes()
 
     def run(*inputs: Any) -> Any:
-        before = _versions(inputs)
+        versions = _versions(inputs)
         output = compiled(*inputs)
-        if _versions(inputs) != before:
+        if _versions(inputs) != versions:
             return output
 
-        def again() -> Any:
-            if _versions(inputs) != before:
+        def run_eager() -> Any:
+            if _versions(inputs) != versions:
                 raise RuntimeError(
                     "an input of the forward was written to since; differentiate before changing it"
                 )
             on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-            with random_kept() as moved:
-                found = _in_modes(graph, modes)(*inputs)
+            with preserve_random_state() as consumed_generators:
+                results = _in_modes(graph, modes)(*inputs)
             if on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state()):
                 torch.cuda.set_rng_state(on_gpu)
-                moved.append("the GPU's generator")
-            if moved:
+                consumed_generators.append("the GPU's generator")
+            if consumed_generators:
                 raise RuntimeError(
-                    f"the forward draws from {moved[0]}: once it is compiled there are no second derivatives of it"
+                    f"the forward draws from {consumed_generators[0]}: once it is compiled there are no second derivatives of it"
                 )
-            return found
+            return results
 
-        _differentiate_by(output, again)
+        _install_eager_backward(output, run_eager)
         return output
 
     return run
 
 
-def _differentiate_by(output: Any, again: Callable[[], Any]) -> None:
-    """Where the compiled backward of `output` is to be differentiated, differentiate what `again`
+def _install_eager_backward(output: Any, run_eager: Callable[[], Any]) -> None:
+    """Where the compiled backward of `output` is to be differentiated, differentiate what `run_eager`
     yields in its place.
     """
     leaves = [output] if isinstance(output, torch.Tensor) else pytree.tree_leaves(output)
@@ -98,54 +98,56 @@ def _differentiate_by(output: Any, again: Callable[[], Any]) -> None:
     node = next((node for node in nodes if type(node).__name__ == "CompiledFunctionBackward"), None)
     if node is None:
         return
-    places = [
+    outputs = [
         (number, leaf.output_nr)
-        for number, (leaf, own) in enumerate(zip(leaves, nodes, strict=True))
-        if own is node
+        for number, (leaf, grad_node) in enumerate(zip(leaves, nodes, strict=True))
+        if grad_node is node
     ]
-    ours = weakref.ref(node)  # the node owns the hook: a reference back would keep both for ever
+    weak_node = weakref.ref(
+        node
+    )  # the node owns the hook: a reference back would keep both for ever
 
     def differentiate(_: Sequence[Any], grad_outputs: Sequence[Any]) -> Any:
-        backward = ours()
+        backward = weak_node()
         if backward is None or not torch.is_grad_enabled():
             return None
-        results = pytree.tree_leaves(again())
+        results = pytree.tree_leaves(run_eager())
         pairs = [
-            (results[number], grad_outputs[place])
-            for number, place in places
-            if grad_outputs[place] is not None
+            (results[number], grad_outputs[output_number])
+            for number, output_number in outputs
+            if grad_outputs[output_number] is not None
         ]
-        return _gradients(pairs, backward.next_functions)
+        return _compute_gradients(pairs, backward.next_functions)
 
     node.register_hook(differentiate)
 
 
-def _gradients(
+def _compute_gradients(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], edges: Sequence[tuple[Any, int]]
 ) -> tuple[Any, ...]:
     """d(outputs)/d(edges), differentiable; None where an edge leads nowhere or the outputs do not
     depend on it.
     """
-    wanted = [GradientEdge(node, number) for node, number in edges if node is not None]
-    found = iter(
+    next_edges = [GradientEdge(node, number) for node, number in edges if node is not None]
+    gradients = iter(
         torch.autograd.grad(
             [output for output, _ in pairs],
-            wanted,
+            next_edges,
             [grad for _, grad in pairs],
             create_graph=True,
             allow_unused=True,
         )
     )
-    return tuple(None if node is None else next(found) for node, _ in edges)
+    return tuple(None if node is None else next(gradients) for node, _ in edges)
 
 
-def _copy_of(module: torch.nn.Module) -> torch.nn.Module:
+def _copy_with_own_buffers(module: torch.nn.Module) -> torch.nn.Module:
     """The module on the same weights; buffers are copies: none is written."""
-    copied = stand_in(module)
-    for part in copied.modules():
+    copy = copy_sharing_tensors(module)
+    for part in copy.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.detach().clone()
-    return copied
+    return copy
 
 
 def _autocast_modes() -> list[tuple[str, bool, torch.dtype]]:

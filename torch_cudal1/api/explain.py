@@ -1,4 +1,4 @@
-"""Turns choices and their evidence into the records of `explanation`: what `explain` shows. It
+"""Turns choices and their evidence into the records of `core.report`: what `explain` shows. It
 measures and decides nothing.
 """
 
@@ -23,11 +23,11 @@ class Binding(Protocol):
 
 
 def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
-    """One explanation over all signatures of a module. What was bound and does not hold now is told
-    as what it is: left out.
+    """One explanation over all signatures of a module. A binding that does not hold now is
+    shown as left out.
     """
     waiting = {
-        number: why for number, binding in enumerate(bindings) if (why := _why_it_waits(binding))
+        number: why for number, binding in enumerate(bindings) if (why := _inactive_reason(binding))
     }
     regions = [
         replace(report, runs=OWN_FORWARD, reason=waiting[number]) if number in waiting else report
@@ -54,7 +54,7 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
     )
 
 
-def _why_it_waits(binding: Any) -> str:
+def _inactive_reason(binding: Any) -> str:
     """Why what was bound for a signature does not run at present; "" if it does, or nothing was
     bound.
     """
@@ -83,7 +83,7 @@ def entry_report(entry: Entry) -> RegionReport:
     """An entry's evidence as a report."""
     timing: Mapping[str, Any] = entry.evidence.get("timing") or {}
     baselines = {name: float(us) for name, us in entry.evidence.get("baselines_us", {}).items()}
-    ours = timing.get("candidate_us", baselines.get(entry.choice.schedule))
+    runs_us = timing.get("candidate_us", baselines.get(entry.choice.schedule))
     return RegionReport(
         name=entry.region_name,
         key=entry.region_key,
@@ -96,52 +96,50 @@ def entry_report(entry: Entry) -> RegionReport:
         speedup=timing.get("speedup"),
         low=timing.get("low"),
         high=timing.get("high"),
-        vs_eager=_against(timing, baselines.get("eager"), ours),
-        vs_inductor=_against(timing, baselines.get("inductor"), ours),
+        vs_eager=_speedup_over(timing, baselines.get("eager"), runs_us),
+        vs_inductor=_speedup_over(timing, baselines.get("inductor"), runs_us),
         baselines_us=baselines,
-        runs_us=ours,
+        runs_us=runs_us,
         error_ratio=_worst(entry, "numerics"),
         worst_error=_worst(entry, "numerics_worst"),
-        raced=_raced(entry, ours),
+        raced=_baseline_rows(entry, runs_us),
         tried=entry.tried,
-        reason=_reason(entry, timing)
-        + (f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""),
+        reason=_reason_text(entry, timing)
+        + (f"; tuned without Inductor: {without}" if (without := entry.without_inductor) else ""),
     )
 
 
-def _raced(entry: Entry, ours_us: float | None) -> tuple[Mapping[str, Any], ...]:
-    """Every baseline of the race, and why it is not what runs."""
+def _baseline_rows(entry: Entry, runs_us: float | None) -> tuple[Mapping[str, Any], ...]:
+    """Every baseline of the benchmark, and why it is not what runs."""
     choice, medians = entry.choice, entry.evidence.get("baselines_us", {})
     runs = choice.schedule if choice.origin == "baseline" else ""
-    least = min(medians.values(), default=0.0)
-    found: list[Mapping[str, Any]] = []
+    fastest = min(medians.values(), default=0.0)
+    rows: list[Mapping[str, Any]] = []
     for name, us in sorted(medians.items(), key=lambda item: item[1]):
-        told = (
-            f"{per_call(us)}, {f'{us / least:.3f}x of ' if us > least else ''}the fastest baseline"
-        )
+        reason = f"{per_call(us)}, {f'{us / fastest:.3f}x of ' if us > fastest else ''}the fastest baseline"
         if name != runs and runs and us <= medians[runs]:
-            told += f"; {runs} is as fast within noise, and simpler"
-        elif not runs and ours_us:
-            told += f"; what runs takes {per_call(ours_us)}"
-        found.append(
-            {"label": name, "decision": "runs" if name == runs else "beaten", "reason": told}
+            reason += f"; {runs} is as fast within noise, and simpler"
+        elif not runs and runs_us:
+            reason += f"; what runs takes {per_call(runs_us)}"
+        rows.append(
+            {"label": name, "decision": "runs" if name == runs else "beaten", "reason": reason}
         )
     failures = entry.evidence.get("baseline_failures", {})
     return (
-        *found,
+        *rows,
         *({"label": name, "decision": "failed", "reason": why} for name, why in failures.items()),
     )
 
 
-def _against(
-    timing: Mapping[str, Any], baseline_us: float | None, ours_us: float | None
+def _speedup_over(
+    timing: Mapping[str, Any], baseline_us: float | None, runs_us: float | None
 ) -> Interval | None:
     """Speed-up over one baseline. The interval is the paired one, scaled: only the best baseline
     was paired with the candidate.
     """
-    if not baseline_us or not ours_us:
+    if not baseline_us or not runs_us:
         return None
-    ratio = baseline_us / ours_us
+    ratio = baseline_us / runs_us
     if not timing:
         return Interval(ratio, ratio, ratio)
     scale = ratio / timing["speedup"]
@@ -157,17 +155,17 @@ def _worst(entry: Entry, name: str) -> float | None:
     return max(values, default=None)
 
 
-def _reason(entry: Entry, timing: Mapping[str, Any]) -> str:
+def _reason_text(entry: Entry, timing: Mapping[str, Any]) -> str:
     if timing:
         return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
     if entry.evidence.get("granularity") == "island":
         return "a part of models: right under every check, and timed only inside the model it stands in"
     if not entry.evidence.get("baselines_us"):
-        return "there was no candidate to try, so the baselines were not raced: a training step is measured as a whole"
-    judged = sum(one.get("decision") != "not judged" for one in entry.tried)
-    told = (
-        f"of {judged} candidates judged, none was right and fast enough"
-        if judged
-        else "no candidate was judged"
+        return "there was no candidate to try, so the baselines were not benchmarked: a training step is measured as a whole"
+    validated = sum(record.get("decision") != "not judged" for record in entry.tried)
+    summary = (
+        f"of {validated} validated candidates, none was right and fast enough"
+        if validated
+        else "no candidate was validated"
     )
-    return f"{entry.choice.schedule} is the fastest baseline; {told if entry.tried else 'there was nothing to try'}"
+    return f"{entry.choice.schedule} is the fastest baseline; {summary if entry.tried else 'there was nothing to try'}"

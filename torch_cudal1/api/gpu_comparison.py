@@ -21,22 +21,22 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Alloc, Arg, Aten, Call, Program, Step, TensorSpec
 from torch_cudal1.ir.records import Entry, Region, Target
 
 __all__ = [
-    "Comparison",
+    "GpuComparison",
     "HardwareRow",
     "Load",
     "Price",
-    "Prices",
+    "GpuPrices",
     "compare",
-    "moved",
+    "move_program",
     "read_prices",
 ]
 
-_LIMIT_BYTES = 1 << 20
+MAX_PRICES_BYTES = 1 << 20
 _FIELDS = {"price_per_hour", "watts"}
 
 
@@ -66,7 +66,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Prices:
+class GpuPrices:
     """Prices by the GPU's name as the driver tells it ("NVIDIA H200"), in one currency."""
 
     of: Mapping[str, Price] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class HardwareRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class GpuComparison:
     """All GPU types, the cheapest first (the fastest where no price is known), and those without a
     time last.
     """
@@ -109,7 +109,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _CallTime:
     """What a decision says of a call of its region."""
 
     us: float
@@ -117,18 +117,25 @@ class _Timed:
 
 
 def compare(
-    loads: Sequence[Load], entries: Iterable[Entry], prices: Prices = Prices()
-) -> Comparison:
+    loads: Sequence[Load], entries: Iterable[Entry], prices: GpuPrices = GpuPrices()
+) -> GpuComparison:
     """The rows of every GPU type that `entries` or `prices` name. Of several decisions for a region
     the newest counts.
     """
-    found: dict[Target, dict[str, Entry]] = {}
+    decisions: dict[Target, dict[str, Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.choice.digest)):
         kind = replace(entry.target, driver="", torch="", triton="")
         if kind.device == "cuda":
-            found.setdefault(kind, {})[entry.region_key] = entry
-    rows = [_row(kind, loads, own, prices.of.get(kind.sku, Price())) for kind, own in found.items()]
-    rows += [_unknown(name) for name in prices.of if name not in {kind.sku for kind in found}]
+            decisions.setdefault(kind, {})[entry.region_key] = entry
+    rows = [
+        _hardware_row(kind, loads, by_key, prices.of.get(kind.sku, Price()))
+        for kind, by_key in decisions.items()
+    ]
+    rows += [
+        _row_without_decision(name)
+        for name in prices.of
+        if name not in {kind.sku for kind in decisions}
+    ]
     by_price = any(row.cost_per_million is not None for row in rows)
 
     def order(row: HardwareRow) -> tuple[float, float, str]:
@@ -138,10 +145,12 @@ def compare(
 
     total = sum(load.calls for load in loads)
     named = tuple(f"{load.name}: {load.calls / total:.0%} of the calls" for load in loads)
-    return Comparison(workload=named, rows=tuple(sorted(rows, key=order)), currency=prices.currency)
+    return GpuComparison(
+        workload=named, rows=tuple(sorted(rows, key=order)), currency=prices.currency
+    )
 
 
-def read_prices(path: Path) -> Prices:
+def read_prices(path: Path) -> GpuPrices:
     """The prices in a JSON file: {"currency": "EUR", "NVIDIA H200": {"price_per_hour": 3.5,
     "watts": 700}, ...}; both are optional.
 
@@ -149,9 +158,9 @@ def read_prices(path: Path) -> Prices:
     """
     expected = '{"NVIDIA H200": {"price_per_hour": 3.5, "watts": 700}, "currency": "EUR"} with numbers above 0'
     try:
-        data = json.loads(path.read_bytes()[:_LIMIT_BYTES])
+        data = json.loads(path.read_bytes()[:MAX_PRICES_BYTES])
         currency = data.pop("currency", "")
-        of = {name: _price(given) for name, given in data.items()}
+        of = {name: _parse_price(price) for name, price in data.items()}
     except OSError as error:
         raise SettingError(
             "prices", str(path), f"a file that can be read ({error.strerror})"
@@ -160,10 +169,10 @@ def read_prices(path: Path) -> Prices:
         raise SettingError("prices", str(path), f"{expected}; found: {error}") from error
     if not isinstance(currency, str):
         raise SettingError("prices", str(path), f"a currency that is text; found: {currency!r}")
-    return Prices(of, currency)
+    return GpuPrices(of, currency)
 
 
-def moved(program: Program, device: str) -> Program:
+def move_program(program: Program, device: str) -> Program:
     """`program` as it would be on another device type: what a module that was captured here would
     be there.
 
@@ -176,102 +185,112 @@ def moved(program: Program, device: str) -> Program:
             return tuple(map(argument, arg))
         return torch.device(device) if isinstance(arg, torch.device) else arg
 
-    def placed(spec: TensorSpec) -> TensorSpec:
+    def place_spec(spec: TensorSpec) -> TensorSpec:
         return replace(spec, device=device)
 
-    def step(one: Step) -> Step:
-        if isinstance(one, Aten):
+    def move_step(original: Step) -> Step:
+        if isinstance(original, Aten):
             return replace(
-                one,
-                args=argument(one.args),
-                kwargs=tuple((name, argument(arg)) for name, arg in one.kwargs),
+                original,
+                args=argument(original.args),
+                kwargs=tuple((name, argument(arg)) for name, arg in original.kwargs),
             )
-        if isinstance(one, Alloc):
-            return replace(one, spec=placed(one.spec))
-        return replace(one, program=moved(one.program, device)) if isinstance(one, Call) else one
+        if isinstance(original, Alloc):
+            return replace(original, spec=place_spec(original.spec))
+        return (
+            replace(original, program=move_program(original.program, device))
+            if isinstance(original, Call)
+            else original
+        )
 
     return replace(
-        program, inputs=tuple(map(placed, program.inputs)), steps=tuple(map(step, program.steps))
+        program,
+        inputs=tuple(map(place_spec, program.inputs)),
+        steps=tuple(map(move_step, program.steps)),
     )
 
 
-def _row(
+def _hardware_row(
     kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], price: Price
 ) -> HardwareRow:
     calls = sum(load.calls for load in loads)
-    us, before, decided, whole = 0.0, 0.0, 0.0, 0.0
+    us, baseline_us, decided, total = 0.0, 0.0, 0.0, 0.0
     missing: list[str] = []
     for load in loads:
         for region in load.regions:
             program = (
                 region.program
                 if region.program.device == kind.device
-                else moved(region.program, kind.device)
+                else move_program(region.program, kind.device)
             )
-            share = load.calls / calls * ROOFLINES[kind.device].seconds(estimate(program))
-            timed = _timed(entries.get(program.digest))
-            whole += share
+            share = (
+                load.calls / calls * DEVICE_RATES[kind.device].estimate_s(estimate_cost(program))
+            )
+            timed = _time_of_entry(entries.get(program.digest))
+            total += share
             if isinstance(timed, str):
                 missing.append(f"{load.name}, {region.name or region.kind}: {timed}")
                 continue
             decided += share
             us += load.calls / calls * timed.us
-            before = (
+            baseline_us = (
                 math.nan
                 if timed.baseline_us is None
-                else before + load.calls / calls * timed.baseline_us
+                else baseline_us + load.calls / calls * timed.baseline_us
             )
-    known = None if missing else us
+    known_us = None if missing else us
     missing += [] if missing or price.per_hour is not None else ["no price was given (--prices)"]
     return HardwareRow(
         hardware=kind.sku,
         family=kind.family,
-        us_per_call=known,
-        share_decided=decided / whole if whole else 0.0,
-        gain=None if known is None or math.isnan(before) or not us else before / us,
+        us_per_call=known_us,
+        share_decided=decided / total if total else 0.0,
+        gain=None if known_us is None or math.isnan(baseline_us) or not us else baseline_us / us,
         cost_per_million=None
-        if known is None or price.per_hour is None
-        else known / 3600 * price.per_hour,
+        if known_us is None or price.per_hour is None
+        else known_us / 3600 * price.per_hour,
         kwh_per_million=None
-        if known is None or price.watts is None
-        else known / 3600 * price.watts / 1000,
+        if known_us is None or price.watts is None
+        else known_us / 3600 * price.watts / 1000,
         missing=tuple(missing),
     )
 
 
-def _timed(entry: Entry | None) -> _Timed | str:
+def _time_of_entry(entry: Entry | None) -> _CallTime | str:
     """A call's microseconds under the decision, or why they are not known."""
     if entry is None:
         return "no decision; run `cudal1 warmup` there"
     baselines, timing = (
-        _object(entry.evidence.get("baselines_us")),
-        _object(entry.evidence.get("timing")),
+        _as_mapping(entry.evidence.get("baselines_us")),
+        _as_mapping(entry.evidence.get("timing")),
     )
     if entry.choice.origin == "baseline":
-        us = _positive(baselines.get(entry.choice.schedule))
+        us = _positive_or_none(baselines.get(entry.choice.schedule))
         return (
-            _Timed(us, us)
+            _CallTime(us, us)
             if us
             else "decided, but never timed alone (a training step is measured as a whole)"
         )
-    us = _positive(timing.get("candidate_us"))
+    us = _positive_or_none(timing.get("candidate_us"))
     return (
-        _Timed(us, _positive(timing.get("baseline_us"))) if us else "decided, but never timed alone"
+        _CallTime(us, _positive_or_none(timing.get("baseline_us")))
+        if us
+        else "decided, but never timed alone"
     )
 
 
-def _object(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _positive(value: Any) -> float | None:
+def _positive_or_none(value: Any) -> float | None:
     number = (
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     )
     return float(value) if number else None
 
 
-def _unknown(name: str) -> HardwareRow:
+def _row_without_decision(name: str) -> HardwareRow:
     missing = (
         "a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",
     )
@@ -279,10 +298,10 @@ def _unknown(name: str) -> HardwareRow:
     return HardwareRow(hardware=name, family="", share_decided=0.0, missing=missing, **none)
 
 
-def _price(given: Any) -> Price:
-    if not isinstance(given, dict) or not set(given) <= _FIELDS or not given:
-        raise ValueError(f"{given!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
-    for name, value in given.items():
-        if _positive(value) is None:
+def _parse_price(fields: Any) -> Price:
+    if not isinstance(fields, dict) or not set(fields) <= _FIELDS or not fields:
+        raise ValueError(f"{fields!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
+    for name, value in fields.items():
+        if _positive_or_none(value) is None:
             raise ValueError(f"{name} {value!r}")
-    return Price(given.get("price_per_hour"), given.get("watts"))
+    return Price(fields.get("price_per_hour"), fields.get("watts"))

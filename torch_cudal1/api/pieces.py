@@ -24,16 +24,17 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.api.backend import cudal1, for_accelerate, run_graph
-from torch_cudal1.api.double_backward import graph_differentiable_twice
-from torch_cudal1.api.trial_step import MORE_THAN_NOISE
+from torch_cudal1.api.double_backward import allow_graph_double_backward
+from torch_cudal1.api.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode, quiet_dynamo
+from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
 from torch_cudal1.graph.dynamo_guards import forgotten_classes
+from torch_cudal1.graph.dynamo_session import quiet_dynamo
 from torch_cudal1.graph.module_call import tensors_among
-from torch_cudal1.runtime.guard import ModuleGuard, saving_is_watched
-from torch_cudal1.runtime.guard_records import bodies_of
+from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
+from torch_cudal1.runtime.guard_records import record_class_bodies
 from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
@@ -103,7 +104,7 @@ class Pieces:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the user's calls. Raises what the module's own forward raises."""
         if (
-            self._trains and saving_is_watched()
+            self._trains and has_saved_tensor_hooks()
         ):  # a forward that runs again must save the same, whatever the trial says meanwhile
             return self._module._call_impl(*args, **kwargs)
         if self.settled:
@@ -166,10 +167,10 @@ class Pieces:
             if pairs
             else 0.0
         )
-        won = sum(own >= graphs * MORE_THAN_NOISE for own, graphs in pairs)
+        won = sum(own >= graphs * MIN_SPEEDUP_BEYOND_NOISE for own, graphs in pairs)
         if more and 0.25 < won / len(pairs) < _OFTEN:
             return
-        self.settled = speedup >= MORE_THAN_NOISE and won >= _OFTEN * len(pairs)
+        self.settled = speedup >= MIN_SPEEDUP_BEYOND_NOISE and won >= _OFTEN * len(pairs)
         how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of {self._measured}"
         note = f"in {self.graphs} graphs with Python between: {how}"
         telemetry.record(
@@ -218,7 +219,7 @@ class Pieces:
     def _watch_classes(self, entries: Entries) -> list[bool]:
         for kind in forgotten_classes(entries):
             if kind not in self._classes:
-                self._classes[kind] = ModuleGuard(bodies_of([kind]))
+                self._classes[kind] = ModuleGuard(record_class_bodies([kind]))
         return [True] * len(entries)
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -230,7 +231,7 @@ class Pieces:
             call = cudal1(
                 gm, inputs, options={**ours, "fallback_random": True}
             )  # draws from eager's generator, as eager does
-        return graph_differentiable_twice(call, partial(run_graph, gm)) if self._trains else call
+        return allow_graph_double_backward(call, partial(run_graph, gm)) if self._trains else call
 
     def _now(self) -> float:
         if self._device.type == "cuda":

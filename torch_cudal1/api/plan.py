@@ -16,17 +16,17 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.report import Plan, PlanRow
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import device_of
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
-from torch_cudal1.graph.propose import rewritten
-from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.graph.propose import rewrite_region
+from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.records import Region
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["plan"]
 
-_LEAST_GAIN = 1.05  # below this a plan row promises nothing: the judge would refuse it
+MIN_GAIN = 1.05  # below this a plan row promises nothing: the judge would refuse it
 
 
 def plan(
@@ -39,9 +39,9 @@ def plan(
     """
     chosen = settings or Settings.from_env()
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    place = place_for(device_of([*args, *module.parameters()]), chosen)
+    context = make_context(device_of([*args, *module.parameters()]), chosen)
     try:
-        regions = captured_regions(module, args)
+        regions = capture_regions(module, args)
     except NotLowerableError as problem:
         row = PlanRow(
             region=type(module).__name__,
@@ -54,42 +54,42 @@ def plan(
         )
         return Plan(
             target=type(module).__name__,
-            device=place.device.type,
+            device=context.device.type,
             rows=(row,),
             expected_end_to_end=1.0,
         )
-    rows = _rows(regions, place, sm)
-    left = sum(
+    rows = _rows(regions, context, sm)
+    remaining_share = sum(
         (row.share_of_time or 0.0) / row.expected_speedup
         for row in rows
         if row.share_of_time is not None
     )
-    known = sum(row.share_of_time or 0.0 for row in rows)
+    estimated_share = sum(row.share_of_time or 0.0 for row in rows)
     return Plan(
         target=type(module).__name__,
-        device=place.device.type,
+        device=context.device.type,
         rows=tuple(rows),
-        expected_end_to_end=1.0 / (left + 1.0 - known) if rows else 1.0,
+        expected_end_to_end=1.0 / (remaining_share + 1.0 - estimated_share) if rows else 1.0,
     )
 
 
-def _rows(regions: tuple[Region, ...], place: Place, sm: int) -> list[PlanRow]:
-    roofline = ROOFLINES[place.device.type]
-    seconds = {region.key: roofline.seconds(estimate(region.program)) for region in regions}
+def _rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[PlanRow]:
+    rates = DEVICE_RATES[context.device.type]
+    seconds = {region.key: rates.estimate_s(estimate_cost(region.program)) for region in regions}
     total = sum(seconds.values()) or 1.0
     rows = []
     for region in regions:
-        rows.append(_whole_row(region, place, seconds[region.key] / total))
-        rows += [_island_row(island.region, sm) for island in partition(region).islands]
+        rows.append(_region_row(region, context, seconds[region.key] / total))
+        rows += [_fusion_group_row(group.region, sm) for group in partition(region).groups]
     return rows
 
 
-def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
-    hit = resolve(region, place.sources, place.target, place.contract).hit
+def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
+    hit = resolve(region, context.sources, context.target, context.contract).hit
     entry = (
         hit.entry if hit is not None and hit.vouched_by else None
     )  # what nobody vouches for promises nothing
-    variant = rewritten(region, assume_finite=place.contract.assume_finite)
+    variant = rewrite_region(region, assume_finite=context.contract.assume_finite)
     if entry is not None:
         techniques, gain, reason = (
             entry.choice.techniques,
@@ -102,7 +102,7 @@ def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
         techniques, gain = variant.techniques, max(1.0, variant.gain)
         reason = (
             "estimated from FLOPs and bytes"
-            if gain >= _LEAST_GAIN
+            if gain >= MIN_GAIN
             else "rewrites apply, but save little"
         )
     return PlanRow(
@@ -116,7 +116,7 @@ def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
     )
 
 
-def _island_row(region: Region, sm: int) -> PlanRow:
+def _fusion_group_row(region: Region, sm: int) -> PlanRow:
     families = tuple(
         dict.fromkeys(proposal.family for proposal in kernels.propose(region.program, sm))
     )

@@ -6,7 +6,7 @@ inputs, and the two are compared.
                                          └─> differ ──> the BASELINE's result; the candidate runs nowhere again, now and later
 
 A sampled call pays for both runs, for the comparison and, on a GPU, for waiting until it is known;
-every other call of a watched region pays for one Python call; at rate 0 nothing is put in the way.
+every other call of a checked region pays for one Python call; at rate 0 nothing is put in the way.
 The comparison is the judge's, without a float64 result: it finds what is wrong, not what is a
 little less accurate. Where a call differs, float64 runs tell whether sums cancelled, which is not
 wrong. A kernel that writes where it must not is not looked for here.
@@ -27,6 +27,7 @@ import torch
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.graph.swap import FAILURES, Around, Swapped, withdraw
 from torch_cudal1.ir.check import is_random_program
@@ -35,31 +36,27 @@ from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
-from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs, sway
+from torch_cudal1.judge.reference.float64 import (
+    Infeasible,
+    exact_outputs,
+    measure_input_sensitivity,
+)
 from torch_cudal1.search.tune import Choice
-from torch_cudal1.store.cache.local_cache import NotStored
-from torch_cudal1.store.cache.quarantine import Quarantined, hold_back
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.cache.quarantine import QuarantineRecord, quarantine_candidate
+from torch_cudal1.store.context import TuneContext
 
-__all__ = ["NotWatched", "watched"]
+__all__ = ["wrap_with_checks"]
 
-_TF32_ROUNDOFF = 2.0**-11
-_TENSOR_CORE_STEPS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul")
-# of integers chosen among rounded numbers (an argmax): ties are taken otherwise, and rounding makes
-# ties
-_OTHER_CHOICES = 0.1
-
-
-@dataclass(frozen=True)
-class NotWatched:
-    """Why a region is not checked in production."""
-
-    reason: str
+TF32_ROUNDOFF = 2.0**-11
+TENSOR_CORE_OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul")
+# Of integers chosen among rounded numbers (an argmax): rounding makes ties, and two kernels break
+# them differently.
+MAX_OTHER_CHOICES_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
 class _Tolerance:
-    """What `compare` is told of a region."""
+    """The arguments of `compare` for a region."""
 
     precision: str
     longest: int
@@ -67,15 +64,15 @@ class _Tolerance:
     rounded_choices: bool  # integer outputs may come from floating-point numbers
 
 
-def watched(choice: Choice, place: Place, *, writes: bool) -> Around | NotWatched:
-    """What to put in front of the callable built for `choice`, or why nothing. `writes`: the call
-    writes to its own inputs.
+def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> Around | Refusal:
+    """What to put in front of the callable built for `choice`, or why nothing is put there. `writes`:
+    the call writes to its own inputs.
 
     Raises SettingError for an `on_mismatch` that cannot be found.
     """
-    settings, region = place.settings, choice.region
+    settings, region = context.settings, choice.region
     if not settings.shadow_rate or not choice.swapped:
-        return NotWatched("no call is sampled" if choice.swapped else "a baseline runs")
+        return Refusal("no call is sampled" if choice.swapped else "a baseline runs")
     reason = ""
     if is_random_program(region.program) or is_random_program(choice.candidate.program):
         reason = "it draws random numbers, and a second run would draw others"
@@ -85,37 +82,44 @@ def watched(choice: Choice, place: Place, *, writes: bool) -> Around | NotWatche
         reason = "a training backward frees what its forward saved while it runs"
     if reason:
         telemetry.record("shadow", "left_out", region.key, reason=reason)
-        return NotWatched(reason)
-    told = _Told(choice, place, _function(settings.on_mismatch))
-    tolerance = _tolerance(choice, place)
-    return lambda swapped, runner: _Shadowed(swapped, runner, settings.shadow_rate, tolerance, told)
+        return Refusal(reason)
+    reporter = _MismatchReporter(choice, context, _load_callback(settings.on_mismatch))
+    tolerance = _tolerance(choice, context)
+    return lambda swapped, runner: _CheckedCallable(
+        swapped, runner, settings.shadow_rate, tolerance, reporter
+    )
 
 
-class _Shadowed:
-    """Stands where the kernel's callable stood."""
+class _CheckedCallable:
+    """Takes the place of the kernel's callable, and checks a sample of the calls."""
 
     def __init__(
-        self, swapped: Swapped, runner: Runner, rate: float, tolerance: _Tolerance, told: _Told
+        self,
+        swapped: Swapped,
+        runner: Runner,
+        rate: float,
+        tolerance: _Tolerance,
+        reporter: _MismatchReporter,
     ) -> None:
-        self._swapped, self._runner, self._rate, self._tolerance, self._told = (
+        self._swapped, self._runner, self._rate, self._tolerance, self._reporter = (
             swapped,
             runner,
             rate,
             tolerance,
-            told,
+            reporter,
         )
         self._random = (
             random.Random()
         )  # its own: the user's sequence of random numbers is not touched
-        self._left = self._gap()
+        self._calls_left = self._draw_gap()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if self._swapped.quarantined:
             return self._swapped.reference(inputs)
-        self._left -= 1
-        return self._runner(inputs) if self._left > 0 else self._checked(inputs)
+        self._calls_left -= 1
+        return self._runner(inputs) if self._calls_left > 0 else self._run_checked(inputs)
 
-    def _gap(self) -> int:
+    def _draw_gap(self) -> int:
         """Calls until the next sample: each is one with the same chance, so a fault that comes in
         turns is met too.
         """
@@ -123,71 +127,85 @@ class _Shadowed:
             return 1
         return 1 + int(math.log(1.0 - self._random.random()) / math.log1p(-self._rate))
 
-    def _checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _run_checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if any(tensor.is_cuda for tensor in inputs) and torch.cuda.is_current_stream_capturing():
             return self._runner(
                 inputs
             )  # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
-        self._left = self._gap()
+        self._calls_left = self._draw_gap()
         try:  # first: a kernel that damages its inputs cannot spoil this
             expected = self._swapped.reference(inputs)
         except FAILURES as error:
             if is_sticky(error):
                 raise
             telemetry.record(
-                "shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}"
+                "shadow",
+                "not_checked",
+                self._reporter.key,
+                reason=f"{type(error).__name__}: {error}",
             )
             return self._runner(inputs)
         results = self._runner(inputs)
-        problem = _difference(results, expected, self._tolerance, partial(self._told.sway, inputs))
+        problem = _find_difference(
+            results,
+            expected,
+            self._tolerance,
+            partial(self._reporter.measure_input_sensitivity, inputs),
+        )
         telemetry.count("shadow_checks")
-        if not problem:
+        if problem is None:
             return results
-        self._told.mismatch(problem)
+        self._reporter.report_mismatch(str(problem))
         return expected
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Whom a mismatch is told: the process, the disk, the log, the user."""
+class _MismatchReporter:
+    """Reports a mismatch to the process, the disk, the log and the user's callback."""
 
     choice: Choice
-    place: Place
+    context: TuneContext
     callback: Callable[[Any], object] | None
 
     @property
     def key(self) -> str:
         return self.choice.region.key
 
-    def sway(self, inputs: Sequence[torch.Tensor], position: int) -> torch.Tensor | None:
-        """How far an output moves with these inputs, asked where a difference was found: sums may
-        have cancelled.
+    def measure_input_sensitivity(
+        self, inputs: Sequence[torch.Tensor], position: int
+    ) -> torch.Tensor | None:
+        """How far an output moves with these inputs. Called where a difference was found: sums may have
+        cancelled.
         """
-        run = partial(exact_outputs, self.choice.region.program, device=self.place.device)
+        run = partial(exact_outputs, self.choice.region.program, device=self.context.device)
         exact = run(inputs)
-        return None if isinstance(exact, Infeasible) else sway(run, inputs, exact)[position]
+        return (
+            None
+            if isinstance(exact, Infeasible)
+            else measure_input_sensitivity(run, inputs, exact)[position]
+        )
 
-    def mismatch(self, problem: str) -> None:
+    def report_mismatch(self, problem: str) -> None:
         """Nothing of this candidate runs after this returns, here or in a later process."""
         digest, reason = self.choice.candidate.digest, f"a shadow check found it wrong: {problem}"
         withdraw(digest, f"quarantined: {reason}")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Quarantined(
-            self.key, digest, reason, now, f"{self.place.target.sku} ({self.place.target.arch})"
+        record = QuarantineRecord(
+            self.key, digest, reason, now, f"{self.context.target.sku} ({self.context.target.arch})"
         )
-        stored = hold_back(self.place.cache.root, record)
+        stored = quarantine_candidate(self.context.cache.root, record)
         facts = {
             "name": self.choice.region.name,
             "runs": self.choice.candidate.label,
             "candidate": digest,
             "reason": problem,
         }
-        if isinstance(stored, NotStored):
+        if isinstance(stored, Refusal):
             facts["not_stored"] = stored.reason
         event = telemetry.record("shadow", "mismatch", self.key, **facts)
         where = (
             f"not written down: {stored.reason}"
-            if isinstance(stored, NotStored)
+            if isinstance(stored, Refusal)
             else f"recorded in {stored.path}"
         )
         telemetry.log.error(
@@ -207,94 +225,99 @@ class _Told:
                 telemetry.log.exception("cudal1: on_mismatch raised")
 
 
-def _difference(
+def _find_difference(
     results: Sequence[Any],
     expected: Sequence[Any],
     tolerance: _Tolerance,
-    sway: Callable[[int], torch.Tensor | None] = lambda position: None,
-) -> str:
-    """What is wrong with the first wrong output, "" if none is. What cannot be compared is not
-    called wrong.
+    input_sensitivity: Callable[[int], torch.Tensor | None] = lambda position: None,
+) -> Refusal | None:
+    """What is wrong with the first wrong output; None if every output is right. An output that
+    cannot be compared is not called wrong.
     """
     if len(results) != len(expected):
-        return f"{len(results)} outputs, expected {len(expected)}"
+        return Refusal(f"{len(results)} outputs, expected {len(expected)}")
     with torch.no_grad():
-        for number, (ours, own) in enumerate(zip(results, expected, strict=True)):
-            if ours is None or own is None:
-                if ours is not own:
-                    return f"output {number} is {'missing' if ours is None else 'there'}, and the baseline's is not"
+        for number, (result, baseline) in enumerate(zip(results, expected, strict=True)):
+            if result is None or baseline is None:
+                if result is not baseline:
+                    present = "missing" if result is None else "there"
+                    return Refusal(f"output {number} is {present}, and the baseline's is not")
                 continue
-            problem = _output_difference(ours, own, tolerance, partial(sway, number))
-            if problem:
-                return f"output {number}: {problem}"
-    return ""
+            problem = _find_output_difference(
+                result, baseline, tolerance, partial(input_sensitivity, number)
+            )
+            if problem is not None:
+                return Refusal(f"output {number}: {problem}")
+    return None
 
 
-def _output_difference(
-    ours: torch.Tensor,
-    own: torch.Tensor,
+def _find_output_difference(
+    result: torch.Tensor,
+    baseline: torch.Tensor,
     tolerance: _Tolerance,
-    sway: Callable[[], torch.Tensor | None],
-) -> str:
-    found = compare(
-        ours,
-        own,
+    input_sensitivity: Callable[[], torch.Tensor | None],
+) -> Refusal | None:
+    comparison = compare(
+        result,
+        baseline,
         None,
         precision=tolerance.precision,
         longest=tolerance.longest,
         drift=tolerance.drift,
-        sway=sway,
+        sensitivity=input_sensitivity,
     )
-    if found.passed:
-        return ""
-    chosen = (
-        not (own.dtype.is_floating_point or own.dtype.is_complex)
-        and ours.shape == own.shape
-        and ours.dtype == own.dtype
+    if comparison.passed:
+        return None
+    is_choice = (
+        not (baseline.dtype.is_floating_point or baseline.dtype.is_complex)
+        and result.shape == baseline.shape
+        and result.dtype == baseline.dtype
     )
     if (
-        chosen
+        is_choice
         and tolerance.rounded_choices
-        and int((ours != own).sum()) <= max(1, _OTHER_CHOICES * own.numel())
+        and int((result != baseline).sum()) <= max(1, MAX_OTHER_CHOICES_FRACTION * baseline.numel())
     ):
-        return ""
-    return found.detail or "it differs from the baseline's"
+        return None
+    return Refusal(comparison.detail or "it differs from the baseline's")
 
 
-def _tolerance(choice: Choice, place: Place) -> _Tolerance:
-    """How far two right evaluations of a region may lie apart: its sums, its depth, and the
+def _tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
+    """How much two right evaluations of a region may differ: its sums, its depth, and the
     coarsest format it rounds to.
     """
     program = choice.region.program
     steps = max(1, len(program.steps))
     dtypes = {spec.torch_dtype for spec in value_specs(program).values()}
     units = [unit_roundoff(dtype) for dtype in dtypes if dtype.is_floating_point]
-    if place.device.type == "cuda" and place.contract.rights and _has_products(program):
-        units.append(_TF32_ROUNDOFF)
+    if context.device.type == "cuda" and context.contract.rights and _has_products(program):
+        units.append(TF32_ROUNDOFF)
     coarsest = max(units, default=0.0)
     drift = math.sqrt(steps) * coarsest if coarsest > unit_roundoff(torch.float32) else 0.0
     return _Tolerance(
-        place.contract.precision, analyse(program).longest_reduction * steps, drift, bool(units)
+        context.contract.precision, analyse(program).longest_reduction * steps, drift, bool(units)
     )
 
 
 def _has_products(program: Program) -> bool:
     names = (step.target.split(".")[1] for step in program.steps if isinstance(step, Aten))
-    return any(name.strip("_").endswith(_TENSOR_CORE_STEPS) for name in names)
+    return any(name.strip("_").endswith(TENSOR_CORE_OPERATORS) for name in names)
 
 
-def _function(named: Callable[[Any], object] | str | None) -> Callable[[Any], object] | None:
+def _load_callback(setting: Callable[[Any], object] | str | None) -> Callable[[Any], object] | None:
     """The callback that the setting names. Raises SettingError when there is none of that name."""
-    if named is None or callable(named):
-        return named
-    module, _, name = named.partition(":")
+    if setting is None or callable(setting):
+        return setting
+    module, _, name = setting.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SettingError(
-            "on_mismatch", named, f"the name of a function that can be imported ({error})"
+            "on_mismatch", setting, f"the name of a function that can be imported ({error})"
         ) from error
-    if not callable(found):
-        raise SettingError("on_mismatch", named, f"a function, it names a {type(found).__name__}")
-    checked: Callable[[Any], object] = found
-    return checked
+    if not callable(function):
+        raise SettingError(
+            "on_mismatch", setting, f"a function, it names a {type(function).__name__}"
+        )
+    callback: Callable[[Any], object] = function
+    return callback

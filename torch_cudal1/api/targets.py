@@ -27,7 +27,7 @@ from torch.utils import _pytree
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
-__all__ = ["Loaded", "expand", "load", "moved", "try_call"]
+__all__ = ["Loaded", "expand", "load", "move_to_device", "try_call"]
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _SEED = 0  # weights and inputs of a target are the same at every load
@@ -64,15 +64,15 @@ def expand(target: str) -> tuple[str, ...]:
         return (target,)
     files = sorted(
         (p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))),
-        key=lambda p: _natural(str(p)),
+        key=lambda p: _natural_sort_key(str(p)),
     )
-    found = tuple(str(path) for path in files if _defined(path, str(path)) & set(NAMES))
-    if not found:
+    targets = tuple(str(path) for path in files if _top_level_names(path, str(path)) & set(NAMES))
+    if not targets:
         raise TargetError(
             target,
             f"the folder holds no KernelBench-style file ({len(files)} Python files were looked at)",
         )
-    return found
+    return targets
 
 
 def try_call(loaded: Loaded) -> None:
@@ -86,7 +86,8 @@ def try_call(loaded: Loaded) -> None:
             loaded.module(*loaded.inputs)
     except Exception as error:
         raise TargetError(
-            loaded.name, f"calling the module with its inputs failed with {_what(error, None)}"
+            loaded.name,
+            f"calling the module with its inputs failed with {_describe_error(error, None)}",
         ) from error
 
 
@@ -104,7 +105,7 @@ def _load_one(target: str, device: str | None) -> Loaded:
             target,
             f"there is no file or folder {source!r}, and no ':callable' says what to call in a package",
         )
-    return _placed(target, Loaded(target, *_pair(target, built)), device)
+    return _place_on_device(target, Loaded(target, *_check_pair(target, built)), device)
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -113,7 +114,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _from_file(target: str, path: Path, name: str) -> Any:
-    defined = _defined(path, target)
+    defined = _top_level_names(path, target)
     missing = [part for part in NAMES if part not in defined]
     if not name and missing:
         raise TargetError(
@@ -139,7 +140,7 @@ def _kernelbench(target: str, module: ModuleType) -> Any:
     return _build(target, build)
 
 
-def _defined(path: Path, target: str) -> set[str]:
+def _top_level_names(path: Path, target: str) -> set[str]:
     """Names bound at the top of a file, read without running it."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -174,7 +175,9 @@ def _execute(target: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TargetError(target, f"importing it failed with {_what(error, path)}") from error
+        raise TargetError(
+            target, f"importing it failed with {_describe_error(error, path)}"
+        ) from error
     return module
 
 
@@ -186,29 +189,33 @@ def _import(target: str, name: str) -> ModuleType:
             if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
                 hint = f"there is no package {error.name!r} on the path or in {Path.cwd()}"
                 raise TargetError(target, hint) from error
-            raise TargetError(target, f"importing it failed with {_what(error, None)}") from error
+            raise TargetError(
+                target, f"importing it failed with {_describe_error(error, None)}"
+            ) from error
         except (Exception, SystemExit) as error:
-            raise TargetError(target, f"importing it failed with {_what(error, None)}") from error
+            raise TargetError(
+                target, f"importing it failed with {_describe_error(error, None)}"
+            ) from error
 
 
 def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]:
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    own = {
+        value = getattr(value, part, None)
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    members = {
         key: value
         for key, value in vars(module).items()
         if getattr(value, "__module__", None) == module.__name__
     }
     public = sorted(
-        key for key, value in own.items() if callable(value) and not key.startswith("_")
+        key for key, value in members.items() if callable(value) and not key.startswith("_")
     )
     kind = (
         "no callable"
-        if found is None
-        else f"an object of type {type(found).__name__!r}, not a callable, as"
+        if value is None
+        else f"an object of type {type(value).__name__!r}, not a callable, as"
     )
     raise TargetError(
         target, f"it holds {kind} {name!r}; callables there: {', '.join(public[:12]) or 'none'}"
@@ -224,11 +231,11 @@ def _build(target: str, make: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         raise TargetError(
             target,
-            f"building it failed with {_what(error, path.resolve() if path.is_file() else None)}",
+            f"building it failed with {_describe_error(error, path.resolve() if path.is_file() else None)}",
         ) from error
 
 
-def _pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+def _check_pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     if not isinstance(built, (tuple, list)) or len(built) != 2:
         size = f" of {len(built)}" if isinstance(built, (tuple, list)) else ""
         raise TargetError(
@@ -264,7 +271,7 @@ def _pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return module, tuple(inputs)
 
 
-def moved(
+def move_to_device(
     module: torch.nn.Module, inputs: tuple[Any, ...], device: str
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """The module and every tensor of the inputs on `device`. Raises what torch raises when it
@@ -275,12 +282,12 @@ def moved(
     )
 
 
-def _placed(target: str, loaded: Loaded, device: str | None) -> Loaded:
+def _place_on_device(target: str, loaded: Loaded, device: str | None) -> Loaded:
     try:
         return (
             loaded
             if device is None
-            else Loaded(loaded.name, *moved(loaded.module, loaded.inputs, device))
+            else Loaded(loaded.name, *move_to_device(loaded.module, loaded.inputs, device))
         )
     except (RuntimeError, AssertionError) as error:  # no CUDA in this torch, no GPU, out of memory
         raise TargetError(
@@ -293,26 +300,26 @@ def _on_path(folder: Path) -> Iterator[None]:
     """Neighbouring files can be imported while the target runs, as with `python file.py`; the path
     is as before afterwards.
     """
-    before = list(sys.path)
+    saved = list(sys.path)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.path[:] = saved
 
 
-def _what(error: BaseException, path: Path | None) -> str:
+def _describe_error(error: BaseException, path: Path | None) -> str:
     """The last line of an exception and where: in the user's file if the traceback passes through
     it.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is not None and Path(frame.filename) == path]
+    in_file = [frame for frame in frames if path is not None and Path(frame.filename) == path]
     outside = [
         frame
         for frame in frames
         if Path(frame.filename) != Path(__file__) and "importlib" not in frame.filename
     ]
-    at = (own or outside or frames)[-1:]
+    at = (in_file or outside or frames)[-1:]
     return _last_line(error) + (
         f" at {at[0].filename}:{at[0].lineno} in {at[0].name}" if at else ""
     )
@@ -326,6 +333,6 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def _natural_sort_key(text: str) -> list[tuple[int, str]]:
     """Sort key under which "2_x.py" comes before "10_x.py"."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -17,7 +17,7 @@ import torch
 from torch_cudal1.api.accelerate import accelerate, arguments_of, explain, is_on_trial, restore
 from torch_cudal1.api.recording.replay import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.api.targets import Loaded, load, try_call
-from torch_cudal1.api.trial_step import gradients
+from torch_cudal1.api.training_step import compute_gradients
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.report import Explanation
@@ -30,7 +30,7 @@ __all__ = ["WarmupResult", "warm", "warmup"]
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What became of one target: its explanation, or why it failed; `built` candidates judged,
+    """What became of one target: its explanation, or why it failed; `built` candidates validated,
     `reused` decisions found cached.
     """
 
@@ -86,10 +86,10 @@ def _warm_recorded(
 def warm(
     loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False
 ) -> WarmupResult:
-    """Tune one loaded target under `settings` as they are; a failure of ours is the error of the
-    result.
+    """Tune one loaded target under `settings` as they are; a failure of this package is the
+    error of the result.
     """
-    module, before, started, started_at = (
+    module, counters_before, started, started_at = (
         loaded.module,
         telemetry.report().counters,
         time.monotonic(),
@@ -105,37 +105,37 @@ def warm(
         error = _problem_since(started_at)
     except (Cudal1Error, RuntimeError, ValueError, TypeError) as problem:
         error = f"{type(problem).__name__}: {problem}"
-    after = telemetry.report().counters
+    counters = telemetry.report().counters
 
-    def grown(counter: str) -> int:
-        return after.get(counter, 0) - before.get(counter, 0)
+    def count_since(counter: str) -> int:
+        return counters.get(counter, 0) - counters_before.get(counter, 0)
 
     return WarmupResult(
         loaded.name,
         explanation,
         error,
         time.monotonic() - started,
-        grown("candidates_judged"),
-        grown("entries_reused"),
+        count_since("candidates_judged"),
+        count_since("entries_reused"),
     )
 
 
 def _finish_trial(loaded: Loaded) -> None:
-    """Make the calls, or training steps, that decide about a forward in several graphs: here nobody
-    else makes any.
+    """Make the calls, or training steps, that decide about a forward in several graphs: during a
+    warm-up no other caller makes any.
     """
     args, kwargs = arguments_of(loaded.inputs)
-    leaves = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
+    tensors = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
+    leaves = [tensor for tensor in tensors if tensor.requires_grad and torch.is_grad_enabled()]
     while is_on_trial(loaded.module):  # a trial ends after so many calls
         results = loaded.module(*args, **kwargs)
-        if wanted:
-            gradients(results, wanted)
+        if leaves:
+            compute_gradients(results, leaves)
 
 
 def _problem_since(started_at: float) -> str | None:
-    """What `accelerate` survived but a warm-up must tell: a failure of ours, or a decision that the
-    cache did not take.
+    """What `accelerate` survived but a warm-up must report: a failure of this package, or a decision
+    that the cache did not store.
     """
     for event in telemetry.report().events:
         if event.at >= started_at and event.what == "fallback":

@@ -1,7 +1,7 @@
 """What a command of the command line is, and the ones that other packages add to it.
 
 An installed package (this one for its training, which nothing else imports) adds a command by an
-entry point of the group `torch_cudal1.cli.commands` whose object is a `Command`. It is loaded for
+entry point of the group `torch_cudal1.commands` whose object is a `Command`. It is loaded for
 every command line: its module imports nothing heavy.
 """
 

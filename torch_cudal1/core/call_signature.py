@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FormError", "describe", "make"]
+__all__ = ["FormError", "describe", "make_inputs"]
 
 _DTYPES = {
     str(value).removeprefix("torch."): value
@@ -63,7 +63,7 @@ def describe(value: Any) -> Any:
     raise FormError(f"a {type(value).__name__} has no form")
 
 
-def make(form: Any, device: torch.device, example: Any = _NOTHING) -> Any:
+def make_inputs(form: Any, device: torch.device, example: Any = _NOTHING) -> Any:
     """A value of that form on `device`, with what the form leaves open taken from `example`. Raises
     FormError.
     """
@@ -98,15 +98,18 @@ def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
     if kind == "size":
         return torch.Size(body)
     if kind in ("l", "u"):
-        known = example if isinstance(example, (list, tuple)) else ()
+        elements = example if isinstance(example, (list, tuple)) else ()
         items = [
-            make(item, device, known[i] if i < len(known) else _NOTHING)
+            make_inputs(item, device, elements[i] if i < len(elements) else _NOTHING)
             for i, item in enumerate(body)
         ]
         return items if kind == "l" else tuple(items)
     if kind == "d":
         own = example if isinstance(example, dict) else {}
-        return {str(key): make(item, device, own.get(key, _NOTHING)) for key, item in body.items()}
+        return {
+            str(key): make_inputs(item, device, own.get(key, _NOTHING))
+            for key, item in body.items()
+        }
     raise FormError(f"{kind!r} is no kind of form")
 
 
@@ -124,8 +127,8 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     )
     if size * dtype.itemsize > _MAX_BYTES:
         raise FormError(f"{shape} with strides {strides} would take {size * dtype.itemsize} bytes")
-    flat = _elements(size, dtype, device, example)
-    return flat.as_strided(shape, strides).requires_grad_(bool(requires_grad))
+    storage = _elements(size, dtype, device, example)
+    return storage.as_strided(shape, strides).requires_grad_(bool(requires_grad))
 
 
 def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any) -> torch.Tensor:

@@ -15,15 +15,15 @@ from contextlib import ContextDecorator
 from functools import cache
 from types import TracebackType
 
-__all__ = ["collector_paused"]
+__all__ = ["pause_gc"]
 
 _lock = threading.Lock()
 _inside = 0  # how many threads and levels are inside
 _resumes = False  # whether the collector was on when the first of them came
 
 
-class collector_paused(ContextDecorator):
-    """`with collector_paused():`, or as a decorator: no automatic collection until the last one
+class pause_gc(ContextDecorator):
+    """`with pause_gc():`, or as a decorator: no automatic collection until the last one
     inside has left.
 
     A collector that is off already stays off. `keeps`: what was made meanwhile stays for good, as

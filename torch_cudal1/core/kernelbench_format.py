@@ -15,12 +15,16 @@ __all__ = ["NAMES", "constructor_arguments"]
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 
-def constructor_arguments(given: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def constructor_arguments(init_inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments out of what `get_init_inputs` answered.
 
     Newer tasks answer [args, kwargs]; a list whose only two items are a list and a dict can be
     nothing else.
     """
-    if len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
-        return list(given[0]), dict(given[1])
-    return list(given), {}
+    if (
+        len(init_inputs) == 2
+        and isinstance(init_inputs[0], (list, tuple))
+        and isinstance(init_inputs[1], dict)
+    ):
+        return list(init_inputs[0]), dict(init_inputs[1])
+    return list(init_inputs), {}

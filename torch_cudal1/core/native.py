@@ -18,6 +18,8 @@ from types import ModuleType
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
+
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
@@ -84,26 +86,28 @@ def _load() -> tuple[ModuleType | None, str]:
         module = import_module(_NAME)
     except ImportError as error:  # also what a missing symbol of another torch looks like
         return None, f"built, but does not load with torch {torch.__version__}: {error}; {_HINT}"
-    reason = mismatch(
-        str(getattr(module, "TORCH_VERSION", "unknown")), torch.__version__
-    ) or outdated(module)
-    return (None, reason) if reason else (module, "")
+    built_with = str(getattr(module, "TORCH_VERSION", "unknown"))
+    refusal = check_torch_version(built_with, torch.__version__) or check_interface(module)
+    return (module, "") if refusal is None else (None, str(refusal))
 
 
-def mismatch(built_with: str, running: str) -> str:
-    """Why an extension built with one torch version may not be used with another; "" if it may."""
+def check_torch_version(built_with: str, running: str) -> Refusal | None:
+    """Why an extension built with one torch version may not be used with another."""
     if _minor(built_with) == _minor(running):
-        return ""
-    return f"built with torch {built_with}, and this is torch {running} (it must be the same minor release); {_HINT}"
+        return None
+    return Refusal(
+        f"built with torch {built_with}, and this is torch {running} "
+        f"(it must be the same minor release); {_HINT}"
+    )
 
 
-def outdated(module: object) -> str:
-    """Why an extension built from other sources of this package may not be used; "" if it may."""
-    found = getattr(module, "INTERFACE", 1)
-    return (
-        ""
-        if found == _INTERFACE
-        else f"built from other sources (interface {found}, expected {_INTERFACE}); {_HINT}"
+def check_interface(module: object) -> Refusal | None:
+    """Why an extension built from other sources of this package may not be used."""
+    interface = getattr(module, "INTERFACE", 1)
+    if interface == _INTERFACE:
+        return None
+    return Refusal(
+        f"built from other sources (interface {interface}, expected {_INTERFACE}); {_HINT}"
     )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.core.settings import path_with
+from torch_cudal1.core.settings import append_to_path
 
-__all__ = ["linkage_told", "on_path"]
+__all__ = ["file_program_shim", "script_on_path"]
 
 # what Python asks for the format of its own program, and Triton Python: the answer is in Triton's
 # file names
@@ -32,7 +32,7 @@ _lock = threading.RLock()  # PATH is the whole process's
 
 
 @contextlib.contextmanager
-def linkage_told(device: torch.device) -> Iterator[None]:
+def file_program_shim(device: torch.device) -> Iterator[None]:
     """Where this machine has no program `file`: one on PATH that says what it says of any Python on
     Linux.
 
@@ -44,16 +44,16 @@ def linkage_told(device: torch.device) -> Iterator[None]:
         yield
         return
     bits = platform.architecture()[0].removesuffix("bit")
-    with on_path(_LINKAGE, _SAYS_LINKAGE.format(python=sys.executable, bits=bits)):
+    with script_on_path(_LINKAGE, _SAYS_LINKAGE.format(python=sys.executable, bits=bits)):
         yield
 
 
 @contextlib.contextmanager
-def on_path(name: str, script: str) -> Iterator[None]:
+def script_on_path(name: str, script: str) -> Iterator[None]:
     """A program of that name at the end of PATH meanwhile."""
     with _lock, tempfile.TemporaryDirectory(prefix="cudal1-stand-in-") as folder:
         program = Path(folder) / name
         program.write_text(script)
         program.chmod(0o700)
-        with path_with(folder):
+        with append_to_path(folder):
             yield

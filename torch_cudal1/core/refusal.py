@@ -19,7 +19,9 @@ class Refusal:
 
     def __post_init__(self) -> None:
         if not self.reason:
-            raise ValueError("a Refusal needs a reason; return None where there is nothing to object to")
+            raise ValueError(
+                "a Refusal needs a reason; return None where there is nothing to object to"
+            )
 
     def __str__(self) -> str:
         return self.reason

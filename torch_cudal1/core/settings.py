@@ -26,8 +26,8 @@ __all__ = [
     "Settings",
     "default_key_folder",
     "environment_table",
-    "inherited_environment",
-    "path_with",
+    "select_environment",
+    "append_to_path",
     "process_environment",
     "replace_environment",
     "set_environment",
@@ -189,14 +189,14 @@ class Settings:
                 raise SettingError(name, getattr(self, name), "True or False")
         if unknown := [name for name in self.without if name not in FAMILIES]:
             raise SettingError("without", unknown[0], "some of " + ", ".join(FAMILIES))
-        called = self.on_mismatch
+        callback = self.on_mismatch
         if not (
-            called is None
-            or callable(called)
-            or (isinstance(called, str) and _FUNCTION.fullmatch(called))
+            callback is None
+            or callable(callback)
+            or (isinstance(callback, str) and _FUNCTION.fullmatch(callback))
         ):
             raise SettingError(
-                "on_mismatch", called, "a function, or the name of one as 'package.module:name'"
+                "on_mismatch", callback, "a function, or the name of one as 'package.module:name'"
             )
         if self.record is not None:
             object.__setattr__(self, "record", Path(self.record).expanduser())
@@ -204,49 +204,51 @@ class Settings:
             raise SettingError("hub", self.hub, "owner/name or owner/name@revision")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
         for name in ("publishers", "revoked"):
-            if (given := getattr(self, name)) is not None:
-                if not str(given):
-                    raise SettingError(name, given, "the path of a TOML file, or None")
-                object.__setattr__(self, name, Path(given).expanduser())
+            if (path := getattr(self, name)) is not None:
+                if not str(path):
+                    raise SettingError(name, path, "the path of a TOML file, or None")
+                object.__setattr__(self, name, Path(path).expanduser())
         object.__setattr__(
             self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches)
         )
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
-        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `given`. Raises SettingError for an
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `overrides`. Raises SettingError for an
         unknown name or a bad value.
         """
-        known = {f.name for f in fields(cls)}
-        for name in given:
-            if name not in known:
+        option_names = {f.name for f in fields(cls)}
+        for name in overrides:
+            if name not in option_names:
                 raise SettingError(
-                    name, given[name], "one of the settings " + ", ".join(sorted(known))
+                    name, overrides[name], "one of the settings " + ", ".join(sorted(option_names))
                 )
         values: dict[str, Any] = {}
         for variable, text in (os.environ if environ is None else environ).items():
             name = variable.removeprefix(PREFIX).lower()
             if not variable.startswith(PREFIX):
                 continue
-            if name not in known:
+            if name not in option_names:
                 raise SettingError(
-                    variable, text, "one of " + ", ".join(sorted(PREFIX + k.upper() for k in known))
+                    variable,
+                    text,
+                    "one of " + ", ".join(sorted(PREFIX + k.upper() for k in option_names)),
                 )
             values[name] = _parse(name, text)
-        return cls(**{**values, **given})
+        return cls(**{**values, **overrides})
 
     def but(self, **changes: Any) -> Settings:
         """A copy with `changes`. Raises SettingError like `from_env`."""
-        known = {f.name for f in fields(self)}
+        option_names = {f.name for f in fields(self)}
         for name in changes:
-            if name not in known:
+            if name not in option_names:
                 raise SettingError(
-                    name, changes[name], "one of the settings " + ", ".join(sorted(known))
+                    name, changes[name], "one of the settings " + ", ".join(sorted(option_names))
                 )
         return replace(self, **changes)
 
 
-def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
+def select_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
     """The variables a child process is given: those in `names` and those that start with one of
     `prefixes`.
     """
@@ -258,7 +260,7 @@ def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> 
 
 
 @contextlib.contextmanager
-def path_with(folder: str) -> Iterator[None]:
+def append_to_path(folder: str) -> Iterator[None]:
     """PATH with `folder` at its end, for programs that this process starts meanwhile."""
     before = os.environ.get("PATH")
     os.environ["PATH"] = os.pathsep.join(filter(None, [before, folder]))
@@ -271,7 +273,7 @@ def path_with(folder: str) -> Iterator[None]:
             os.environ["PATH"] = before
 
 
-def triton_folder(otherwise: str) -> Path:
+def set_triton_folder(otherwise: str) -> Path:
     """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which
     Inductor would set later.
 

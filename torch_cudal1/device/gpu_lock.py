@@ -28,18 +28,20 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["exclusive", "held_for", "lock_seconds", "working_s"]
+from torch_cudal1.core.refusal import Refusal
+
+__all__ = ["lock_gpu", "lock_uses", "lock_seconds", "working_s"]
 
 _FOLDER = Path(
     "/tmp/torch_cudal1-gpus"
 )  # not TMPDIR, which differs between the jobs of one machine
-_PAUSE_S = 0.01
-_AFTER_WAITING_IN_VAIN = 0.1
-_OPEN = (
+_POLL_INTERVAL_S = 0.01
+_WAIT_FRACTION_AFTER_TIMEOUT = 0.1
+_OPEN_FLAGS = (
     os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # a pipe in the lock's place must not make anybody wait
-_TRIES = 10  # against others who create and remove the file at the same time
-_in_vain: set[str] = set()
+_MAX_OPEN_ATTEMPTS = 10  # against others who create and remove the file at the same time
+_timed_out_locks: set[str] = set()
 
 
 class _Clock(threading.local):
@@ -54,34 +56,34 @@ _clock = _Clock()
 
 
 @contextmanager
-def exclusive(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterator[str]:
-    """Hold the GPU's timing lock around the body; "" if it is held, else why not: the body runs all
-    the same.
+def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterator[Refusal | None]:
+    """Hold the GPU's timing lock around the body, which runs all the same where it cannot be had: a
+    Refusal says why.
 
-    `use`: what for, in a word, for `held_for`.
+    `use`: what for, in a word, for `lock_uses`.
 
     Not to be nested. The CPU has none: its load is everybody's, and the variance gate sees it.
     """
     if device.type != "cuda":
-        yield "not a CUDA device"
+        yield Refusal("not a CUDA device")
         return
     name = f"{torch.cuda.get_device_properties(device).uuid}.lock"
-    patience_s = wait_s * _AFTER_WAITING_IN_VAIN if name in _in_vain else wait_s
+    patience_s = wait_s * _WAIT_FRACTION_AFTER_TIMEOUT if name in _timed_out_locks else wait_s
     begin = time.monotonic()
     try:
-        descriptor = _held(name, patience_s)
+        descriptor = _acquire(name, patience_s)
         _clock.waited += time.monotonic() - begin
     except OSError as error:
-        yield f"no lock can be made: {error}"
+        yield Refusal(f"no lock can be made: {error}")
         return
     if descriptor is None:
-        _in_vain.add(name)
-        yield f"another judge has timed on this GPU for {patience_s:g} s"
+        _timed_out_locks.add(name)
+        yield Refusal(f"another judge has timed on this GPU for {patience_s:g} s")
         return
-    _in_vain.discard(name)
+    _timed_out_locks.discard(name)
     begin = time.monotonic()
     try:
-        yield ""
+        yield None
     finally:
         os.close(descriptor)  # and with it goes the lock
         held_s = time.monotonic() - begin
@@ -94,7 +96,7 @@ def lock_seconds() -> tuple[float, float]:
     return _clock.waited, _clock.held
 
 
-def held_for() -> dict[str, float]:
+def lock_uses() -> dict[str, float]:
     """For what this thread had a GPU alone, and how long for each."""
     return dict(_clock.uses)
 
@@ -106,22 +108,22 @@ def working_s() -> float:
     return time.monotonic() - _clock.waited
 
 
-def _held(name: str, patience_s: float) -> int | None:
+def _acquire(name: str, patience_s: float) -> int | None:
     """A descriptor that holds the lock of that name; None when somebody else has had it all the
     time. Raises OSError.
     """
     deadline = time.monotonic() + patience_s
     while True:
-        descriptor = _opened(name)
+        descriptor = _open_lock_file(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_the_one(descriptor, name):
+            if _is_current_file(descriptor, name):
                 return descriptor
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
                 return None
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_INTERVAL_S)
         except OSError:
             os.close(descriptor)
             raise
@@ -130,21 +132,25 @@ def _held(name: str, patience_s: float) -> int | None:
         )  # opened anew every time: who cleans up /tmp may have removed the file that was waited for
 
 
-def _opened(name: str) -> int:
+def _open_lock_file(name: str) -> int:
     """The lock file, made if it is not there. Raises OSError for anything else than a plain file in
     a plain folder.
     """
     folder = _folder()
     try:
-        for _ in range(_TRIES):
+        for _ in range(_MAX_OPEN_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
-                return _plain(os.open(name, os.O_RDONLY | _OPEN, dir_fd=folder))
-            with contextlib.suppress(FileExistsError):
-                made = os.open(
-                    name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o644, dir_fd=folder
+                return _require_regular_file(
+                    os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=folder)
                 )
-                os.fchmod(made, 0o644)  # whatever the umask: other users must be able to open it
-                return made
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(
+                    name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o644, dir_fd=folder
+                )
+                os.fchmod(
+                    descriptor, 0o644
+                )  # whatever the umask: other users must be able to open it
+                return descriptor
         raise OSError(errno.EAGAIN, f"{name} comes and goes in {_FOLDER}")
     finally:
         os.close(folder)
@@ -157,14 +163,14 @@ def _folder() -> int:
     return os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _plain(descriptor: int) -> int:
+def _require_regular_file(descriptor: int) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, f"a lock in {_FOLDER} is no regular file; remove it")
 
 
-def _is_the_one(descriptor: int, name: str) -> bool:
+def _is_current_file(descriptor: int, name: str) -> bool:
     """Whether the file that was locked is still the one of that name."""
     try:
         return os.path.samestat(

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["gpu_state", "reset_persisting_l2"]
+from torch_cudal1.core.refusal import Refusal
+
+__all__ = ["read_gpu_state", "reset_persisting_l2"]
 
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
@@ -23,7 +25,7 @@ _PERSISTING_L2_CACHE_SIZE = 6  # CUlimit
 _IDLE_REASON = 1  # nvmlClocksThrottleReasonGpuIdle: an idle GPU is not a throttled one
 
 
-def gpu_state(device: torch.device) -> dict[str, Any]:
+def read_gpu_state(device: torch.device) -> dict[str, Any]:
     """What the driver says of the device now (JSON); `unknown` with the reason where it cannot be
     asked.
     """
@@ -36,30 +38,30 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     if status := library.nvmlInit_v2():
         return {"unknown": f"nvmlInit_v2: result {status}"}
     try:
-        return _asked(library, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return _query_nvml(library, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     finally:
         library.nvmlShutdown()
 
 
-def reset_persisting_l2(device: torch.device) -> str:
-    """Give lines that a kernel pinned in the L2 cache back, and let none be pinned from now on; why
-    not, or "" when done.
+def reset_persisting_l2(device: torch.device) -> Refusal | None:
+    """Give lines that a kernel pinned in the L2 cache back, and let none be pinned from now on. A
+    Refusal where that cannot be done.
     """
     if device.type != "cuda":
-        return "not a CUDA device"
+        return Refusal("not a CUDA device")
     torch.cuda.synchronize(device)  # and makes its context this thread's
     try:
         library = ctypes.CDLL(_CUDA)
         reset, limit = library.cuCtxResetPersistingL2Cache, library.cuCtxSetLimit
     except (OSError, AttributeError) as error:
-        return f"the driver cannot: {error}"
+        return Refusal(f"the driver cannot: {error}")
     for name, status in (
         ("cuCtxResetPersistingL2Cache", reset()),
         ("cuCtxSetLimit", limit(ctypes.c_int(_PERSISTING_L2_CACHE_SIZE), ctypes.c_size_t(0))),
     ):
         if status:  # a GPU without such lines (before sm_80) refuses
-            return f"{name}: result {status}"
-    return ""
+            return Refusal(f"{name}: result {status}")
+    return None
 
 
 class _Rates(ctypes.Structure):
@@ -68,7 +70,7 @@ class _Rates(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-def _asked(library: Any, uuid: str) -> dict[str, Any]:
+def _query_nvml(library: Any, uuid: str) -> dict[str, Any]:
     handle = ctypes.c_void_p()
     if status := library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return {"unknown": f"nvmlDeviceGetHandleByUUID: result {status}"}

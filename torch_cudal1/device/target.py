@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.core.settings import Settings, inherited_environment
+from torch_cudal1.core.settings import Settings, select_environment
 from torch_cudal1.core.version import __version__
 from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Target
 
 __all__ = [
     "attestation",
-    "compilers",
+    "compiler_digest",
     "contract_for",
     "device_of",
     "judge_identity",
@@ -110,7 +110,7 @@ def triton_version() -> str:
 
 
 @cache
-def compilers(device_type: str) -> str:
+def compiler_digest(device_type: str) -> str:
     """16 hex digits that stand for what Inductor would compile with here; "" where there is no
     compiler for it.
 
@@ -120,19 +120,21 @@ def compilers(device_type: str) -> str:
     """
     from torch._inductor import config  # asked only where Inductor had no part in a decision
 
-    asked = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
+    cxx = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
     names = (
-        (inherited_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc")
+        (select_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc")
         if device_type == "cuda"
-        else asked
+        else cxx
     )
-    found = [os.path.realpath(path) for name in names if name and (path := shutil.which(name))]
-    if not found:
+    compiler_paths = [
+        os.path.realpath(path) for name in names if name and (path := shutil.which(name))
+    ]
+    if not compiler_paths:
         return ""
     headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
-    return hashlib.sha256("|".join([*found, str(headers), triton_version()]).encode()).hexdigest()[
-        :16
-    ]
+    return hashlib.sha256(
+        "|".join([*compiler_paths, str(headers), triton_version()]).encode()
+    ).hexdigest()[:16]
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Graph work: capture with AOTAutograd, lowering to canonical Programs, partition into regions,
-rewrite rules, swap.
+"""Graph work on torch.fx: capture, lowering to canonical Programs, rewrites, fusion groups, swap.
 
-The only folder that reads users' torch.fx graphs. It runs nothing of a candidate and times nothing.
+The only room that reads users' graphs. It runs no candidate and times nothing. May import `core`, `ir`,
+`device`, `runtime` and `kernels`. Read `capture`, `lower`, `fusion/partition`, `swap`.
 """

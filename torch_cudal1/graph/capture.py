@@ -25,27 +25,27 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
-from torch_cudal1.core.gc_pause import collector_paused
-from torch_cudal1.graph.seeds import without_undefined_seeds
-from torch_cudal1.ir.ops.grouped_mm import with_own_operator
-from torch_cudal1.ir.ops.recurrent_ops import whole
+from torch_cudal1.core.gc_pause import pause_gc
+from torch_cudal1.graph.seeds import remove_undefined_seeds
+from torch_cudal1.ir.ops.grouped_mm import replace_library_operators
+from torch_cudal1.ir.ops.recurrent_ops import OneStepRecurrence
 from torch_cudal1.ir.records import Kind
-from torch_cudal1.runtime.index_checks import loses_a_check
+from torch_cudal1.runtime.index_checks import find_lost_check
 
 __all__ = [
     "CapturedGraph",
-    "Traced",
-    "backward_repeatable",
+    "TracedModule",
+    "keep_backward_repeatable",
     "is_dynamic",
-    "lifted_parameters",
+    "find_lifted_parameters",
     "trace",
 ]
 
-_FRESH = (
+_FRESH_OUTPUT_TYPES = (
     OutputType.non_alias,
     OutputType.unsafe_view_alias,
 )  # outputs that share memory with nothing the user has
-_PLAIN = frozenset(
+_PURE_NAMESPACES = frozenset(
     {"aten", "prims", "cudal1"}
 )  # namespaces of operators that compute and do nothing else
 _GraphCompiler: TypeAlias = Callable[
@@ -79,7 +79,7 @@ def is_dynamic(inputs: Sequence[Any]) -> bool:
     )
 
 
-def lifted_parameters(module: torch.nn.Module) -> frozenset[int]:
+def find_lifted_parameters(module: torch.nn.Module) -> frozenset[int]:
     """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on
     them.
     """
@@ -94,7 +94,7 @@ def lifted_parameters(module: torch.nn.Module) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedModule:
     """The graphs of a module, and `call`: the whole, flat tensors in and out, once `fill` has given
     each graph its callable.
     """
@@ -125,7 +125,7 @@ class Traced:
         (output,) = (node for node in graph.module.graph.nodes if node.op == "output")
         infos = metadata.output_info
         return len(infos) == len(output.args[0]) and all(
-            info.output_type in _FRESH for info in infos
+            info.output_type in _FRESH_OUTPUT_TYPES for info in infos
         )
 
     @property
@@ -141,7 +141,7 @@ class Traced:
         alone = (
             len(self.graphs) == 1 and graph.kind == "inference" and not graph.writes and not aliased
         )
-        return alone and not _shared_outputs(graph.module)
+        return alone and not _has_shared_outputs(graph.module)
 
     @property
     def replaces_memory(self) -> bool:
@@ -158,7 +158,7 @@ class Traced:
         """
         notes = self._context.fw_metadata
         nodes = [node for graph in self.graphs for node in graph.module.graph.nodes]
-        if notes is None or any(node.op == "get_attr" or not _is_plain(node) for node in nodes):
+        if notes is None or any(node.op == "get_attr" or not _is_pure_call(node) for node in nodes):
             return None
         named = {origin for graph in self.graphs for origin in graph.writes}
         if not all(isinstance(origin, int) for origin in named):
@@ -169,15 +169,17 @@ class Traced:
         )
 
 
-def _is_plain(node: fx.Node) -> bool:
+def _is_pure_call(node: fx.Node) -> bool:
     """Whether it calls nothing but an operator of PyTorch's own."""
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op != "call_module"
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PLAIN
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PURE_NAMESPACES
+    )
 
 
-@collector_paused()
-def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
+@pause_gc()
+def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
     """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward,
     backward).
 
@@ -185,17 +187,21 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     become inputs. Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the
     caller's tracing state is changed.
     """
-    if problem := loses_a_check(module):
-        raise NotLowerableError(problem)
-    static = lifted_parameters(module)
-    found: list[CapturedGraph] = []
+    if problem := find_lost_check(module):
+        raise NotLowerableError(problem.reason)
+    static = find_lifted_parameters(module)
+    graphs: list[CapturedGraph] = []
     slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]] = {}
 
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
-            found.append(
+            graphs.append(
                 CapturedGraph(
-                    kind, graph, _static_in(graph, static), _origins(graph), _writes(graph)
+                    kind,
+                    graph,
+                    _find_static_inputs(graph, static),
+                    _list_origins(graph),
+                    _list_writes(graph),
                 )
             )
         return lambda inputs: slots[kind](inputs)
@@ -203,48 +209,52 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        without_undefined_seeds(joint)
+        remove_undefined_seeds(joint)
         forward, backward = _partition(joint, joint_inputs, **kwargs)
-        found.append(
-            CapturedGraph("backward", _own_copy(backward), frozenset(), _origins(backward))
+        graphs.append(
+            CapturedGraph("backward", _copy_graph(backward), frozenset(), _list_origins(backward))
         )
         return forward, backward
 
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it
     # runs in. And the grad mode that the graph sets: who traces next would not see the graph change
     # it.
-    kept = torch.set_grad_enabled(torch.is_grad_enabled())
+    grad_enabled = torch.set_grad_enabled(torch.is_grad_enabled())
     try:
-        with kept, _mode_of(inputs) as mode, tracing(context := TracingContext(mode)):
-            call = _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
+        with (
+            grad_enabled,
+            _enter_fake_mode(inputs) as mode,
+            tracing(context := TracingContext(mode)),
+        ):
+            call = _trace(_copy_graph(module), _make_fakes(inputs, mode), keep, partition)
     except DataDependentOutputException as error:  # `.item()`, which Dynamo may put into a graph
         raise GraphBreakError(f"it asks a tensor for its value ({error.func})") from error
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(
             f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}"
         ) from error
-    return Traced(
-        tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots, context
+    return TracedModule(
+        tuple(sorted(graphs, key=lambda graph: graph.kind == "backward")), call, slots, context
     )
 
 
 @contextmanager
-def _mode_of(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
+def _enter_fake_mode(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
     """The fake mode of the inputs, or one of our own.
 
     A mode keeps weak references to the weights for as long as anything fake lives, and
     `torch.utils.swap_tensors` refuses weights that have one: ours lets go of them.
     """
-    given = detect_fake_mode(list(inputs))
-    mode = given or FakeTensorMode()
+    detected_mode = detect_fake_mode(list(inputs))
+    mode = detected_mode or FakeTensorMode()
     try:
         yield mode
     finally:
-        if given is None:
+        if detected_mode is None:
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
-def _own_copy(module: Any) -> Any:
+def _copy_graph(module: Any) -> Any:
     """A graph of its own, since tracing may edit it, over the same constants: a fake mode cannot
     copy those. Any other module is only called.
     """
@@ -252,7 +262,7 @@ def _own_copy(module: Any) -> Any:
         return module
     copied = fx.GraphModule(module, copy.deepcopy(module.graph))
     copied.meta.update(module.meta)
-    with_own_operator(copied.graph)
+    replace_library_operators(copied.graph)
     return copied
 
 
@@ -271,7 +281,11 @@ def _trace(
 
     # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must
     # not make us share Inductor's.
-    with functorch_config.patch(force_autograd_cache=False), backward_repeatable(), whole():
+    with (
+        functorch_config.patch(force_autograd_cache=False),
+        keep_backward_repeatable(),
+        OneStepRecurrence(),
+    ):
         return aot_module_simplified(
             module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
             list(inputs),
@@ -285,7 +299,7 @@ def _trace(
 
 
 @contextmanager
-def backward_repeatable() -> Iterator[None]:
+def keep_backward_repeatable() -> Iterator[None]:
     """Have AOTAutograd compile a step whose backward may run again (`retain_graph=True`), as
     eager's may. Otherwise a backward that ran once without being retained writes over what the
     forward saved, and a later one that is to be retained raises.
@@ -315,7 +329,7 @@ def _partition(
     return forward, backward
 
 
-def _fake(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+def _make_fakes(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """Static fakes of the inputs: AOTAutograd would give real tensors symbolic sizes in a context
     that Dynamo did not prepare.
     """
@@ -327,34 +341,34 @@ def _fake(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     ]
 
 
-def _static_in(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
+def _find_static_inputs(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
     """Parameter and buffer positions in the ATen graph, by AOTAutograd's own description of its
     inputs.
     """
-    found = set()
+    positions = set()
     for position, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
         origin = node.meta.get("desc")
         if (
             type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput")
             or getattr(origin, "idx", None) in lifted
         ):
-            found.add(position)
-    return frozenset(found)
+            positions.add(position)
+    return frozenset(positions)
 
 
-def _origins(graph: fx.GraphModule) -> tuple[str | int | None, ...]:
+def _list_origins(graph: fx.GraphModule) -> tuple[str | int | None, ...]:
     origins = [node.meta.get("desc") for node in graph.graph.nodes if node.op == "placeholder"]
     return tuple(getattr(origin, "target", getattr(origin, "idx", None)) for origin in origins)
 
 
-def _writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
+def _list_writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     inputs = [getattr(item, "mutated_input", None) for item in output.meta.get("desc") or ()]
     origins = [getattr(item, "target", getattr(item, "idx", None)) for item in inputs]
     return tuple(origin for origin in origins if origin is not None)
 
 
-def _shared_outputs(graph: fx.GraphModule) -> bool:
+def _has_shared_outputs(graph: fx.GraphModule) -> bool:
     """Whether two outputs are views of one tensor, which AOTAutograd does not note where no
     gradient is asked.
     """

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
-from torch_cudal1.graph.lower import Lowered, lower
+from torch_cudal1.graph.capture import CapturedGraph, TracedModule, trace
+from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
 from torch_cudal1.ir.records import Region
 
-__all__ = ["captured_call", "captured_regions", "examples_of", "lower_captured"]
+__all__ = ["capture_call_graphs", "capture_regions", "get_examples", "lower_captured"]
 
 
-def captured_regions(
+def capture_regions(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Region, ...]:
     """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything.
@@ -28,13 +28,13 @@ def captured_regions(
     """
     return tuple(
         lower_captured(graph, module).region
-        for graph in captured_call(module, args, kwargs or {})[1].graphs
+        for graph in capture_call_graphs(module, args, kwargs or {})[1].graphs
     )
 
 
-def captured_call(
+def capture_call_graphs(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[ModuleCall, Traced]:
+) -> tuple[ModuleCall, TracedModule]:
     """The call, and its ATen graphs. Raises NotLowerableError, also for what a measurement of the
     call could not undo.
     """
@@ -47,7 +47,7 @@ def captured_call(
     return captured, traced
 
 
-def lower_captured(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
+def lower_captured(graph: CapturedGraph, module: torch.nn.Module) -> LoweredRegion:
     """A captured graph as a region, named after the module's class and the kind of graph. Raises
     NotLowerableError.
     """
@@ -59,8 +59,8 @@ def lower_captured(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
     )
 
 
-def examples_of(
-    item: Lowered, graph: CapturedGraph, captured: ModuleCall
+def get_examples(
+    item: LoweredRegion, graph: CapturedGraph, captured: ModuleCall
 ) -> list[torch.Tensor] | None:
     """The user's real tensors in the region's order; None for a backward graph, whose inputs exist
     only inside a step.

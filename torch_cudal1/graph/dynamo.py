@@ -14,14 +14,8 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import logging
-import operator
-import os
-import re
 import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,50 +23,24 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
-from torch_cudal1.ir.ops.recurrent_ops import served
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.graph.dynamo_effects import Unchanged, list_effects, returns_its_input
+from torch_cudal1.graph.dynamo_session import (
+    dynamo_errors,
+    enter_compilation,
+    guard_environment,
+)
+from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
-__all__ = [
-    "DynamoCapture",
-    "Entries",
-    "Unchanged",
-    "capture_call",
-    "guard_the_environment",
-    "have_dynamo_settled",
-    "leaves_grad_mode",
-    "quiet_dynamo",
-]
+__all__ = ["DynamoCapture", "Entries", "capture_call", "leaves_grad_mode"]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
-_IN_PLACE = tuple(
-    getattr(operator, f"i{name}")
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-)
-_NOT_OF_VALUES = (  # in place, but on what a tensor is, not on what is in it
-    *("set_", "resize_", "resize_as_", "as_strided_", "detach_", "squeeze_", "unsqueeze_"),
-    *("transpose_", "swapaxes_", "swapdims_"),
-)
-# Dynamo's name for the module, among the globals, where a function of it is traced
-_OS = "__import_os"
-_SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
-_LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
-_ROOTS = ("args", "kwargs")  # the locals of `_call` that the user passes
+_ARGUMENT_LOCALS = ("args", "kwargs")  # the locals of `_call` that the user passes
 
 
 def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The frame that Dynamo captures: a call below the slot in which `accelerate` sits."""
     return module._call_impl(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Unchanged:
-    """An attribute that the call assigns the value it has already: no effect, for as long as it has
-    that value.
-    """
-
-    thing: Any
-    name: str
-    value: object
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +67,10 @@ class DynamoCapture:
         source = self.sources[number]
         while (base := getattr(source, "base", None)) is not None:
             source = base
-        return getattr(source, "local_name", "") in _ROOTS
+        return getattr(source, "local_name", "") in _ARGUMENT_LOCALS
 
     @property
-    def passed_through(self) -> dict[int, int]:
+    def outputs_that_are_inputs(self) -> dict[int, int]:
         """Outputs of the graph that are, in eager, the very tensor of a placeholder: number of the
         output, and of the placeholder.
         """
@@ -113,13 +81,13 @@ class DynamoCapture:
             )
         }
         (output,) = (node for node in self.graph.graph.nodes if node.op == "output")
-        found = {}
+        placeholder_of_output = {}
         for number, node in enumerate(output.args[0]):
-            while isinstance(node, fx.Node) and _returns_itself(node):
+            while isinstance(node, fx.Node) and returns_its_input(node):
                 node = node.args[0]
             if node in numbers:
-                found[number] = numbers[node]
-        return found
+                placeholder_of_output[number] = numbers[node]
+        return placeholder_of_output
 
     def function(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Dynamo's bytecode around `compiled` (graph inputs in, a sequence of graph outputs out):
@@ -146,12 +114,12 @@ class DynamoCapture:
         from torch._dynamo.hooks import Hooks
         from torch._dynamo.utils import dynamo_timed
 
-        def kept(entries: Entries) -> Sequence[bool]:
+        def filter_guards(entries: Entries) -> Sequence[bool]:
             return [True] * len(entries) if keep is None else keep(entries)
 
-        with _dynamo_errors(), _compiling(), dynamo_timed("cudal1_guards"):
+        with dynamo_errors(), enter_compilation(), dynamo_timed("cudal1_guards"):
             manager = self._output.build_guards(
-                _call.__code__, hooks=Hooks(guard_filter_fn=kept)
+                _call.__code__, hooks=Hooks(guard_filter_fn=filter_guards)
             ).guard_manager
         check: Callable[[dict[str, Any]], bool] = manager.root.check
         return check
@@ -173,9 +141,9 @@ def capture_call(
     Raises NotLowerableError, with Dynamo's reason where it has one.
     """
     try:
-        return _captured(module, args, dict(kwargs), recurrent=_may_hold_recurrent(module))
+        return _capture_frame(module, args, dict(kwargs), recurrent=_may_hold_recurrent(module))
     except _NotOneStepError:
-        return _captured(module, args, dict(kwargs), recurrent=False)
+        return _capture_frame(module, args, dict(kwargs), recurrent=False)
 
 
 class _NotOneStepError(Exception):
@@ -192,148 +160,98 @@ def _may_hold_recurrent(module: torch.nn.Module) -> bool:
     )
 
 
-def _captured(
+@dataclass
+class _FrameBackend:
+    """The backend that Dynamo compiles the frame with: keeps the graph, and what Dynamo knows of
+    it while it compiles.
+    """
+
+    graph: fx.GraphModule | None = None
+    inputs: tuple[Any, ...] = ()
+    sources: tuple[Any, ...] = ()
+    modes: frozenset[Any] = frozenset()
+    effects: Sequence[str] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Called by Dynamo, again if it starts over."""
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+        from torch._guards import TracingContext
+
+        guard_environment()
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self.graph, self.inputs = graph, tuple(inputs)
+        fakes = [node.meta["example_value"] for node in placeholders]
+        self.modes = frozenset(
+            {
+                TracingContext.get().fake_mode,
+                *(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)),
+            }
+        )
+        self.sources = tuple(node.meta["grapharg"].source for node in placeholders)
+        self.effects, self.unchanged = list_effects(InstructionTranslator.current_tx().output)
+        return graph.forward
+
+
+def _capture_frame(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, recurrent: bool
 ) -> DynamoCapture:
     from torch._dynamo import config
     from torch._dynamo.convert_frame import compile_frame
 
     names: dict[str, Any] = {"__builtins__": builtins}
-    found: dict[str, Any] = {}
-
-    def keep(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-        from torch._guards import TracingContext
-
-        guard_the_environment()
-        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        found.clear()  # Dynamo may start over
-        found["graph"], found["inputs"] = graph, tuple(inputs)
-        fakes = [node.meta["example_value"] for node in placeholders]
-        found["modes"] = {
-            TracingContext.get().fake_mode,
-            *(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)),
-        }
-        found["sources"] = tuple(node.meta["grapharg"].source for node in placeholders)
-        found["effects"], found["unchanged"] = _effects(InstructionTranslator.current_tx().output)
-        return graph.forward
-
-    no_closure: Any = ()
     locals_ = {"module": module, "args": args, "kwargs": kwargs}
+    backend = _FrameBackend()
+    no_closure: Any = ()
     static = {
         "automatic_dynamic_shapes": False,
         "assume_static_by_default": True,
         "specialize_int": True,
         "specialize_float": True,
     }
-    with _dynamo_errors(), _compiling(), config.patch({**static, "allow_rnn": recurrent}):
+    with dynamo_errors(), enter_compilation(), config.patch({**static, "allow_rnn": recurrent}):
         output = compile_frame(
             _call.__code__,
             names,
             locals_,
             vars(builtins),
             no_closure,
-            compiler_fn=keep,
+            compiler_fn=backend.compile,
             one_graph=True,
             restart_reasons=set(),
         ).graph_capture_output(None, None)
-    if not found:
-        raise NotLowerableError("its forward calls no tensor operator")
-    if recurrent and not all(served(found["graph"].graph)):
-        raise _NotOneStepError
-    if found["effects"]:
-        raise NotLowerableError(
-            f"its forward {found['effects'][0]}, which a kernel would not repeat"
-        )
-    if leaves_grad_mode(found["graph"]):
-        raise NotLowerableError("its forward leaves the grad mode changed")
-    if not all(isinstance(item, torch.Tensor) for item in found["inputs"]):
-        raise NotLowerableError("its graph takes a number that changes from call to call")
+    graph = _check_repeatable(backend, recurrent=recurrent)
     (name,) = (key for key in names if key.startswith("__compiled_fn"))
     return DynamoCapture(
-        found["graph"],
-        found["inputs"],
-        found["sources"],
+        graph,
+        backend.inputs,
+        backend.sources,
         names,
         locals_,
-        unchanged=found["unchanged"],
+        unchanged=backend.unchanged,
         _output=output,
-        _modes=frozenset(found["modes"]),
+        _modes=backend.modes,
         _name=name,
     )
 
 
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """What Dynamo expects around the work on a frame."""
-    from torch._dynamo.convert_frame import compile_lock, get_compile_id
-    from torch._dynamo.utils import get_metrics_context
-    from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr
-    from torch._guards import CompileContext, compile_context
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with ExitStack() as stack:
-        stack.enter_context(compile_lock)
-        stack.enter_context(quiet_dynamo())
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch_function_mode_stack_state_mgr)
-        stack.enter_context(get_metrics_context())
-        stack.enter_context(compile_context(CompileContext(get_compile_id({}))))
-        yield
-
-
-@contextmanager
-def quiet_dynamo() -> Iterator[None]:
-    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it
-    says of a forward that nobody asked it to compile is a reason in `explain`.
+def _check_repeatable(backend: _FrameBackend, *, recurrent: bool) -> fx.GraphModule:
+    """The captured graph. Raises NotLowerableError where a call of it would not do what the frame
+    does.
     """
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                if logger.getEffectiveLevel() >= logging.WARNING:
-                    logger.setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _dynamo_errors() -> Iterator[None]:
-    """Dynamo's refusals as ours."""
-    from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
-
-    try:
-        yield
-    except (Unsupported, UserError) as error:
-        raise GraphBreakError(
-            f"Dynamo cannot capture it in one graph: {_in_one_line(error)}"
-        ) from error
-    except (TorchDynamoException, AssertionError, RuntimeError, NotImplementedError) as error:
+    if backend.graph is None:
+        raise NotLowerableError("its forward calls no tensor operator")
+    if recurrent and not all(find_one_step_layers(backend.graph.graph)):
+        raise _NotOneStepError
+    if backend.effects:
         raise NotLowerableError(
-            f"Dynamo cannot capture it in one graph: {_in_one_line(error)}"
-        ) from error
-
-
-def _in_one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    explained = next((line for line in lines if line.startswith("Explanation:")), "")
-    told = ": ".join(
-        [*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])]
-    )
-    return f"{type(error).__name__}: {told}"
-
-
-def have_dynamo_settled() -> None:
-    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first
-    compiled: what is recorded of that class before would differ after.
-    """
-    from torch._dynamo.mutation_guard import install_generation_tagging_init
-
-    install_generation_tagging_init()
+            f"its forward {backend.effects[0]}, which a kernel would not repeat"
+        )
+    if leaves_grad_mode(backend.graph):
+        raise NotLowerableError("its forward leaves the grad mode changed")
+    if not all(isinstance(item, torch.Tensor) for item in backend.inputs):
+        raise NotLowerableError("its graph takes a number that changes from call to call")
+    return backend.graph
 
 
 def leaves_grad_mode(graph: fx.GraphModule) -> bool:
@@ -344,165 +262,3 @@ def leaves_grad_mode(graph: fx.GraphModule) -> bool:
         node.args[0] for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled
     ]
     return bool(switched) and switched[-1] is not torch.is_grad_enabled()
-
-
-def guard_the_environment() -> None:
-    """Have Dynamo guard which environment variables there are, where it read any: a name that it
-    did not find it forgets.
-
-    To be called by a backend, while Dynamo compiles.
-    """
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    if context is None:
-        return
-    guards = context.guards_context.dynamo_guards
-    sources = {guard.originating_source for guard in guards}
-    reads = {source for source in sources if getattr(source, "member", "") == "environ"}
-    reads |= {
-        AttrSource(source, "environ")
-        for source in sources
-        if getattr(source, "global_name", "") == _OS
-    }  # as os.getenv does
-    for source in reads:
-        output = InstructionTranslator.current_tx().output
-        scope = {"L": output.local_scope, "G": output.global_scope}
-        if isinstance(source.get_value(scope, {}, {}), os._Environ):
-            guards.add(AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH))
-
-
-def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
-    """What the call does to things that were there before it, besides writing to tensors, in words;
-    and what it does in vain.
-    """
-    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
-
-    effects = output.side_effects
-    told: list[str] = []
-    unchanged: list[Unchanged] = []
-    for variable in effects.id_to_variable.values():
-        existing = isinstance(
-            variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
-        )
-        if not (existing and effects.is_modified(variable)):
-            continue
-        assigned = dict(effects.store_attr_mutations.get(variable) or {})
-        thing = getattr(variable, "value", None)
-        in_vain = [
-            Unchanged(thing, name, vars(thing)[name])
-            for name, value in assigned.items()
-            if _is_assigned(thing, name, value)
-        ]
-        if len(in_vain) < len(assigned) or not (assigned or _puts_back(variable)):
-            told.append(_effect_in_words(variable, assigned))
-        unchanged += in_vain
-    if effects.tensor_hooks:
-        told.append("registers hooks on tensors")
-    if getattr(output, "random_calls", None):
-        told.append("draws from Python's random module")
-    return told, tuple(unchanged)
-
-
-def _puts_back(variable: Any) -> bool:
-    """Whether a dict of Dynamo's holds under each key the very tensor that it held:
-    `self.count += 1` stores the buffer again.
-    """
-    before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
-    if not isinstance(before, dict) or not isinstance(now, dict) or len(before) != len(now):
-        return False
-    then = {id(getattr(key, "vt", key)): value for key, value in before.items()}
-    return all(_is_same(then.get(id(getattr(key, "vt", key))), value) for key, value in now.items())
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    """Whether two of Dynamo's variables are one, or one tensor."""
-    if before is None or before is now:
-        return before is now
-    tensor = _example_of(before)
-    return tensor is not None and tensor is _example_of(now)
-
-
-def _is_assigned(thing: Any, name: str, value: Any) -> bool:
-    """Whether the attribute is that already (one of Dynamo's variables): a plain value, or the very
-    tensor.
-    """
-    attributes = getattr(thing, "__dict__", None)
-    if type(attributes) is not dict or name not in attributes:
-        return False
-    now = attributes[name]
-    if isinstance(now, torch.Tensor):
-        return now is _example_of(value)
-    if not value.is_python_constant():
-        return False
-    new = value.as_python_constant()
-    return (
-        type(now) is type(new)
-        and isinstance(now, (bool, int, float, str, type(None)))
-        and bool(now == new)
-    )
-
-
-def _example_of(variable: Any) -> torch.Tensor | None:
-    """The real tensor behind a graph input; None for anything else."""
-    node = getattr(getattr(variable.realize(), "proxy", None), "node", None)
-    while node is not None and _returns_itself(node):
-        node = node.args[0]
-    argument = None if node is None else node.meta.get("grapharg")
-    example = getattr(argument, "example", None)
-    return example if isinstance(example, torch.Tensor) else None
-
-
-def _returns_itself(node: fx.Node) -> bool:
-    """Whether it is written in place, or `x.to(...)` of a tensor that is so already: PyTorch
-    returns the tensor itself.
-    """
-    if node.op == "call_function" and node.target in _IN_PLACE:
-        return isinstance(node.args[0], fx.Node)
-    if node.op == "call_method" and re.fullmatch(r"[a-z]\w*[a-z]_", str(node.target)):
-        return str(node.target) not in _NOT_OF_VALUES
-    if (
-        node.op != "call_method"
-        or node.target != "to"
-        or "copy" in node.kwargs
-        or True in node.args
-    ):
-        return False
-    before, after = (
-        each.meta["example_value"] for each in (node.args[0], node) if isinstance(each, fx.Node)
-    )
-    return bool(
-        before.dtype == after.dtype
-        and before.device == after.device
-        and before.stride() == after.stride()
-    )
-
-
-def _effect_in_words(variable: Any, attributes: Mapping[str, Any]) -> str:
-    where = _spelled(variable.source)
-    if attributes:
-        return f"assigns {', '.join(f'{where}.{name}' for name in attributes)}"
-    for slot, what in _SLOTS.items():
-        if where.endswith(f".{slot}"):
-            return (
-                f"assigns a {what} of {where.removesuffix(f'.{slot}')}; write it in place instead"
-            )
-    return f"writes to {where}"
-
-
-def _spelled(source: Any) -> str:
-    """Dynamo's name of a thing as the user would write it."""
-    name = str(getattr(source, "name", "an object it did not make"))
-    name = (
-        name.replace("L['module']", "self")
-        .replace("L['args']", "args")
-        .replace("L['kwargs']", "kwargs")
-    )
-    name = re.sub(
-        r"G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name
-    ).replace(".__dict__", "")
-    name = re.sub(r"\['(_buffers|_parameters|_modules)'\]", r".\1", name)
-    return re.sub(r"\.(?:_modules|_buffers|_parameters)?\['(\w+)'\]", r".\1", name)

@@ -26,20 +26,20 @@ from torch_cudal1.core.errors import NotLowerableError
 
 __all__ = [
     "Call",
-    "Flat",
-    "keeping_versions",
-    "own_copy",
-    "random_kept",
-    "running_statistics",
-    "stand_in",
+    "FunctionalModule",
+    "preserve_versions",
+    "copy_module",
+    "preserve_random_state",
+    "list_running_statistics",
+    "copy_sharing_tensors",
 ]
 
 M = TypeVar("M", bound=torch.nn.Module)
 Call: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], Any
 ]  # takes what the user passed: args and kwargs
-_PLAIN = (bool, int, float, str)
-_SHARED = (
+_PLAIN_TYPES = (bool, int, float, str)
+_UNCOPIED_TYPES = (
     ModuleType,
     torch.Generator,
     torch.Stream,
@@ -47,7 +47,7 @@ _SHARED = (
 )  # no copy of these exists, and tracing does not change them
 
 
-class Flat(torch.nn.Module):
+class FunctionalModule(torch.nn.Module):
     """One call of a module. `tensors` are those among its arguments, `problem` says why it cannot
     be served ("" if it can).
     """
@@ -66,7 +66,7 @@ class Flat(torch.nn.Module):
         recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
         self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
         self._identities = {
-            name: id(tensor) for name, tensor in _slots(module).items()
+            name: id(tensor) for name, tensor in _list_tensors(module).items()
         }  # two slots may hold one tensor
         self._out_spec: Any = None
         self._out_plain: list[Any] = []
@@ -82,18 +82,18 @@ class Flat(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
         args, kwargs = self.arguments(tensors)
-        slots = _slots(self.inner)
-        with random_kept() as moved:
+        slots = _list_tensors(self.inner)
+        with preserve_random_state() as moved:
             output = self.inner._call_impl(*args, **kwargs)
         if moved:
             raise NotLowerableError(
                 f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat"
             )
-        self._check_slots(slots, _slots(self.inner))
+        self._check_slots(slots, _list_tensors(self.inner))
         results, self._out_spec = pytree.tree_flatten(output)
         for leaf in results:
             if not isinstance(leaf, torch.Tensor) and not (
-                leaf is None or isinstance(leaf, _PLAIN)
+                leaf is None or isinstance(leaf, _PLAIN_TYPES)
             ):
                 raise NotLowerableError(
                     f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value"
@@ -183,14 +183,16 @@ class Flat(torch.nn.Module):
         return unflatten
 
 
-def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
+def preserve_versions(call: Call, module: torch.nn.Module) -> Call:
     """`call` without a new version of batch norm statistics: eager writes them without one, and its
     graphs check for that.
     """
     counted = {
         id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
     }
-    statistics = tuple(buffer for buffer in running_statistics(module) if id(buffer) not in counted)
+    statistics = tuple(
+        buffer for buffer in list_running_statistics(module) if id(buffer) not in counted
+    )
     if not statistics:
         return call
 
@@ -201,42 +203,44 @@ def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
     return run
 
 
-def running_statistics(module: torch.nn.Module) -> list[torch.Tensor]:
+def list_running_statistics(module: torch.nn.Module) -> list[torch.Tensor]:
     """What batch norm in training writes beside its result, and does not read."""
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
-    found = [
+    buffers = [
         buffer
         for norm in norms
         for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     ]
-    return [buffer for buffer in found if buffer is not None]
+    return [buffer for buffer in buffers if buffer is not None]
 
 
-def stand_in(module: torch.nn.Module) -> torch.nn.Module:
+def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
     """A copy to trace: same classes and attributes, the very same tensors. Raises NotLowerableError
     where there is no copy.
     """
     shared: list[Any] = [*module.parameters(), *module.buffers()]
     for part in module.modules():
         shared += [
-            value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))
+            value
+            for value in vars(part).values()
+            if isinstance(value, (torch.Tensor, *_UNCOPIED_TYPES))
         ]
     try:
-        copied = own_copy(module, shared)
+        copied = copy_module(module, shared)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
         raise NotLowerableError(
             f"it cannot be copied for tracing: {type(error).__name__}: {error}"
         ) from error
     for part in copied.modules():
-        _lift(part)
+        _register_tensor_attributes(part)
         if isinstance(
             part, torch.nn.RNNBase
         ):  # would ask the fake weights where they lie, to move them together
-            part.__dict__["flatten_parameters"] = _leave_as_it_is
+            part.__dict__["flatten_parameters"] = _keep_weight_memory
     return copied
 
 
-def _lift(part: torch.nn.Module) -> None:
+def _register_tensor_attributes(part: torch.nn.Module) -> None:
     """Make buffers of the tensors in its plain attributes (`self.h0 = torch.zeros(...)`), which
     AOTAutograd makes inputs.
 
@@ -256,7 +260,7 @@ def _lift(part: torch.nn.Module) -> None:
             part.register_buffer(name, value, persistent=False)
 
 
-def own_copy(module: M, shared: Iterable[Any] = ()) -> M:
+def copy_module(module: M, shared: Iterable[Any] = ()) -> M:
     """A deep copy that calls no layer of the original, and has what is in `shared` in common with
     it. Raises what deepcopy raises.
 
@@ -264,51 +268,51 @@ def own_copy(module: M, shared: Iterable[Any] = ()) -> M:
     `m = self.mlp; self.mlpf = lambda x: m.act(m.fc(x))` a copy would compute with the original's
     weights. The copy's functions get its own modules.
     """
-    copies: dict[int, Any] = {id(thing): thing for thing in shared}
+    copies: dict[int, Any] = {id(value): value for value in shared}
     copied = copy.deepcopy(module, copies)
     for part in copied.modules():
         for name, value in vars(part).items():
             if isinstance(value, FunctionType):
-                part.__dict__[name] = _over_copies(value, copies)
+                part.__dict__[name] = _rebind_closure(value, copies)
     return copied
 
 
-def _over_copies(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
+def _rebind_closure(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
     """`function` with the copies of the modules in its closure. What has no copy stays."""
-    if (known := copies.get(id(function))) is not None:
-        return cast(FunctionType, known)
+    if (copied_function := copies.get(id(function))) is not None:
+        return cast(FunctionType, copied_function)
     copies[id(function)] = function  # one that calls itself ends here
     closure = function.__closure__ or ()
-    cells = tuple(_over_copy(cell, copies) for cell in closure)
+    cells = tuple(_rebind_cell(cell, copies) for cell in closure)
     if all(new is old for new, old in zip(cells, closure, strict=True)):
         return function
-    found = FunctionType(
+    function_copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
     )
-    found.__kwdefaults__ = function.__kwdefaults__
-    vars(found).update(vars(function))
-    copies[id(function)] = found
-    return found
+    function_copy.__kwdefaults__ = function.__kwdefaults__
+    vars(function_copy).update(vars(function))
+    copies[id(function)] = function_copy
+    return function_copy
 
 
-def _over_copy(cell: CellType, copies: dict[int, Any]) -> CellType:
+def _rebind_cell(cell: CellType, copies: dict[int, Any]) -> CellType:
     try:
         content = cell.cell_contents
     except ValueError:  # still empty
         return cell
     if isinstance(content, FunctionType):
-        twin: Any = _over_copies(content, copies)
+        twin: Any = _rebind_closure(content, copies)
     else:
         twin = copies.get(id(content), content) if isinstance(content, torch.nn.Module) else content
     return cell if twin is content else CellType(twin)
 
 
-def _leave_as_it_is() -> None:
+def _keep_weight_memory() -> None:
     """What a traced layer does to the memory of its weights."""
 
 
 @contextmanager
-def random_kept() -> Iterator[list[str]]:
+def preserve_random_state() -> Iterator[list[str]]:
     """Run the body and put the CPU's random generators back; the list then names those that the
     body drew from or seeded.
 
@@ -333,19 +337,21 @@ def random_kept() -> Iterator[list[str]]:
         if random.getstate() != python_state:
             random.setstate(python_state)
             moved.append("Python's random module")
-        if numpy and _text(numpy.random.get_state(legacy=False)) != _text(numpy_state):
+        if numpy and _format_state(numpy.random.get_state(legacy=False)) != _format_state(
+            numpy_state
+        ):
             numpy.random.set_state(numpy_state)
             moved.append("numpy.random")
 
 
-def _text(state: Any) -> str:
+def _format_state(state: Any) -> str:
     """numpy's generator state, whole: its own repr shortens arrays."""
     if isinstance(state, dict):
-        return " ".join(f"{name} {_text(part)}" for name, part in state.items())
+        return " ".join(f"{name} {_format_state(part)}" for name, part in state.items())
     return str(state.tolist() if hasattr(state, "tolist") else state)
 
 
-def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _list_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(
         [
             *module.named_parameters(remove_duplicate=False),

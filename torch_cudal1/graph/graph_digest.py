@@ -95,19 +95,19 @@ def _function_name(target: Any) -> str | None:
     module, name = target.__module__ or "builtins", target.__qualname__
     # A user's own function may change its body without changing its name: only torch and the
     # standard library are named.
-    known = module.split(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
-    return f"{module}.{name}" if known and "<" not in name else None
+    is_versioned = module.split(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
+    return f"{module}.{name}" if is_versioned and "<" not in name else None
 
 
 def _attribute(module: fx.GraphModule, target: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in target.split("."):
-        found = getattr(found, part)
-    if isinstance(found, fx.GraphModule):
-        return list(_nodes(found))
-    if type(found) is torch.Tensor:
-        return tensor_digest(found)
-    raise _CannotNameError(f"attribute {target} of type {type(found).__name__}")
+        value = getattr(value, part)
+    if isinstance(value, fx.GraphModule):
+        return list(_nodes(value))
+    if type(value) is torch.Tensor:
+        return tensor_digest(value)
+    raise _CannotNameError(f"attribute {target} of type {type(value).__name__}")
 
 
 def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:

@@ -20,14 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.aten import OWN, is_functional, is_random, name_of
+from torch_cudal1.ir.aten import CUSTOM_OPERATORS, is_functional, is_random, name_of
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value, tensor_digest
 from torch_cudal1.ir.records import Granularity, Kind, Region, Role
-from torch_cudal1.runtime.operator import registered, run_operator
-from torch_cudal1.runtime.schedule import to_fx
+from torch_cudal1.runtime.operator import get_program, run_operator
+from torch_cudal1.runtime.runner import to_fx
 
-__all__ = ["Lowered", "lower", "raise_to_fx"]
+__all__ = ["LoweredRegion", "lower", "raise_to_fx"]
 
 _MAX_CONSTANT_BYTES = 1 << 20  # larger literals are data, not part of a computation's identity
 _PLAIN = (
@@ -44,7 +44,7 @@ _PLAIN = (
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredRegion:
     """A region and how it sits in its graph: `order[i]` is the placeholder position of the region's
     input i.
     """
@@ -61,7 +61,7 @@ def lower(
     granularity: Granularity = "whole",
     name: str = "",
     kernels: bool = False,
-) -> Lowered:
+) -> LoweredRegion:
     """Lower `module` (meta["val"] on every node). `static` are placeholder positions of parameters
     and buffers.
 
@@ -78,11 +78,11 @@ def lower(
         raise NotLowerableError(
             "the backward draws random numbers, which must be those of the forward"
         )
-    held = frozenset(static)
+    static_positions = frozenset(static)
     roles: tuple[Role, ...] = tuple(
-        "parameter" if position in held else "input" for position in order
+        "parameter" if position in static_positions else "input" for position in order
     )
-    return Lowered(Region(program, roles, kind, granularity, name), order)
+    return LoweredRegion(Region(program, roles, kind, granularity, name), order)
 
 
 def raise_to_fx(program: Program) -> fx.GraphModule:
@@ -151,8 +151,8 @@ class _Writer:
             and _random(node)
             for node in live
         ):
-            kept = set(live)
-            live = [node for node in self._module.graph.nodes if node in kept]
+            live_nodes = set(live)
+            live = [node for node in self._module.graph.nodes if node in live_nodes]
         yield from (node for node in live if node is not self._output)
 
     def _step(self, node: fx.Node) -> Aten | Call:
@@ -163,13 +163,13 @@ class _Writer:
                 f"{getattr(node.target, '__name__', node.target)} is not an ATen operator"
             )
         target = name_of(node.target)
-        if target.partition(".")[0] not in ("aten", "prims") and target not in OWN:
+        if target.partition(".")[0] not in ("aten", "prims") and target not in CUSTOM_OPERATORS:
             raise NotLowerableError(f"operator {target} belongs to another library")
         if not is_functional(target):
             raise NotLowerableError(f"operator {target} writes to its arguments")
         value = node.meta["val"]
         many = isinstance(value, (tuple, list))
-        unread = _unread(node, len(value)) if many else frozenset[int]()
+        unread = _find_unread(node, len(value)) if many else frozenset[int]()
         for position, part in enumerate(value if many else (value,)):
             if position not in unread or isinstance(part, torch.Tensor):
                 _check_value(part, node)
@@ -184,12 +184,12 @@ class _Writer:
         return Aten(target, tuple(self._arg(arg) for arg in node.args), kwargs, outs, many)
 
     def _call(self, node: fx.Node) -> Call:
-        given, digest = node.args
-        program = registered(str(digest))
+        operands, digest = node.args
+        program = get_program(str(digest))
         outs = tuple(range(self._next, self._next + len(program.outputs)))
         self._next += len(outs)
         self._parts[node] = outs
-        return Call(program, tuple(self._value(item).index for item in _leaves(given)), outs)
+        return Call(program, tuple(self._value(item).index for item in _leaves(operands)), outs)
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
@@ -231,19 +231,19 @@ class _Writer:
         return self._value(item).index
 
     def _constant(self, node: fx.Node) -> torch.Tensor:
-        found: Any = self._module
+        value: Any = self._module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        if not isinstance(found, torch.Tensor):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
             raise NotLowerableError(
-                f"attribute {node.target!r} is a {type(found).__name__}, not a tensor"
+                f"attribute {node.target!r} is a {type(value).__name__}, not a tensor"
             )
-        _check_value(found, node)
-        if found.numel() * found.element_size() > _MAX_CONSTANT_BYTES:
+        _check_value(value, node)
+        if value.numel() * value.element_size() > _MAX_CONSTANT_BYTES:
             raise NotLowerableError(
                 f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes"
             )
-        return found.detach()
+        return value.detach()
 
 
 def _asserts(node: fx.Node) -> bool:
@@ -259,27 +259,29 @@ def _random(node: fx.Node) -> bool:
     )
 
 
-def _unread(node: fx.Node, count: int) -> frozenset[int]:
+def _find_unread(node: fx.Node, count: int) -> frozenset[int]:
     """Positions of results that nobody takes: those of fused attention for its backward are numbers
     among them.
     """
-    taken = {user.args[1] for user in node.users if user.users and user.target is operator.getitem}
-    return frozenset(range(count)) - taken
+    read_indices = {
+        user.args[1] for user in node.users if user.users and user.target is operator.getitem
+    }
+    return frozenset(range(count)) - read_indices
 
 
 def _postorder(root: fx.Node) -> Iterator[fx.Node]:
     """Producers before consumers, arguments left to right; iterative, since real graphs are deeper
     than Python's stack.
     """
-    seen: set[fx.Node] = set()
+    visited: set[fx.Node] = set()
     stack: list[tuple[fx.Node, Iterator[fx.Node]]] = [(root, iter(_arguments(root)))]
     while stack:
         node, pending = stack[-1]
-        child = next((child for child in pending if child not in seen), None)
+        child = next((child for child in pending if child not in visited), None)
         if child is None:
             stack.pop()
-            if node not in seen:
-                seen.add(node)
+            if node not in visited:
+                visited.add(node)
                 yield node
         else:
             stack.append((child, iter(_arguments(child))))

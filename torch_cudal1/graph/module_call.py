@@ -18,12 +18,14 @@ import torch.fx as fx
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.dynamo import DynamoCapture, capture_call, have_dynamo_settled
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
 from torch_cudal1.graph.dynamo_guards import GuardSplit
+from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
-from torch_cudal1.runtime.guard import ModuleGuard, Refusal
-from torch_cudal1.runtime.guard_builder import watch
-from torch_cudal1.runtime.guard_records import Watched
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.guard_builder import record_module
+from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
 
@@ -68,11 +70,11 @@ class ModuleCall:
         build = None if outputs.first else outputs.build
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            given = tensors_among(args, kwargs)
+            tensors = tensors_among(args, kwargs)
             results = compiled(
-                *[given[source] if isinstance(source, int) else source for source in sources]
+                *[tensors[source] if isinstance(source, int) else source for source in sources]
             )
-            return results[0] if build is None else build(results, given)
+            return results[0] if build is None else build(results, tensors)
 
         return call
 
@@ -102,10 +104,10 @@ class ModuleCall:
             return None
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-            given = tensors_among(args, kwargs)
+            tensors = tensors_among(args, kwargs)
             spans = [(_span(tensor), is_written) for tensor, is_written in owned]
             for number, argument_is_written in read.items():
-                begin, end = _span(given[number])
+                begin, end = _span(tensors[number])
                 for (first, last), is_written in spans:
                     if (is_written or argument_is_written) and begin < last and first < end:
                         return False
@@ -120,13 +122,14 @@ def capture_module_call(
     """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not
     to be had.
     """
-    have_dynamo_settled()
-    watched = watch(module)
+    settle_dynamo()
+    watched = record_module(module)
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)
-    given = tensors_among(args, kwargs)
+    tensors = tensors_among(args, kwargs)
     strange = next(
-        (tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None
+        (tensor for tensor in tensors if tensor.layout != torch.strided or tensor.is_quantized),
+        None,
     )
     if strange is not None:
         raise NotLowerableError(
@@ -134,23 +137,23 @@ def capture_module_call(
         )
     capture = capture_call(module, args, kwargs)
     try:
-        return _with_guards(capture, watched, given)
+        return _with_guards(capture, watched, tensors)
     finally:
         capture.release()
 
 
 def _with_guards(
-    capture: DynamoCapture, watched: Watched, given: Sequence[torch.Tensor]
+    capture: DynamoCapture, watched: GuardRecords, tensors: Sequence[torch.Tensor]
 ) -> ModuleCall:
     module: torch.nn.Module = capture.locals["module"]
-    split, same = GuardSplit(capture, watched), capture.passed_through
+    split, same = GuardSplit(capture, watched), capture.outputs_that_are_inputs
     check = capture.guards(split.keep)
     try:
-        sources = _sources(capture, split, given)
-        held = {id(record.tensor): record.tensor for record in watched.tensors}
-        outputs = _outputs(capture, given, held)
+        sources = _sources(capture, split, tensors)
+        guarded_tensors = {id(record.tensor): record.tensor for record in watched.tensors}
+        outputs = _outputs(capture, tensors, guarded_tensors)
     except NotLowerableError as problem:
-        guard, check = ModuleGuard(split.records()), capture.guards()
+        guard, check = ModuleGuard(split.merge_records()), capture.guards()
         return ModuleCall(
             capture.graph,
             capture.inputs,
@@ -163,7 +166,7 @@ def _with_guards(
             module,
             same,
         )
-    conditions, guard = (check if split.kept else None), ModuleGuard(split.records())
+    conditions, guard = (check if split.kept_guards else None), ModuleGuard(split.merge_records())
     return ModuleCall(
         capture.graph, capture.inputs, guard, conditions, sources, outputs, "", None, module, same
     )
@@ -179,42 +182,45 @@ def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[
 
 
 def _sources(
-    capture: DynamoCapture, split: GuardSplit, given: Sequence[torch.Tensor]
+    capture: DynamoCapture, split: GuardSplit, tensors: Sequence[torch.Tensor]
 ) -> tuple[int | torch.Tensor, ...]:
     """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's
     bytecode can tell.
     """
-    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
-    found: list[int | torch.Tensor] = []
+    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
+    sources: list[int | torch.Tensor] = []
     for position, (tensor, source) in enumerate(zip(capture.inputs, capture.sources, strict=True)):
         if capture.from_arguments(position):
             if id(tensor) not in numbers:
                 raise NotLowerableError(
                     f"{source.name} is a tensor inside an argument that is no plain container"
                 )
-            found.append(numbers[id(tensor)])
+            sources.append(numbers[id(tensor)])
         elif split.holds_identity(source) and id(tensor) not in numbers:
-            found.append(tensor)
+            sources.append(tensor)
         else:
             raise NotLowerableError(
                 f"{source.name} is a tensor that may be another one in the next call"
             )
-    return tuple(found)
+    return tuple(sources)
 
 
 def _outputs(
-    capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mapping[int, torch.Tensor]
+    capture: DynamoCapture,
+    tensors: Sequence[torch.Tensor],
+    guarded_tensors: Mapping[int, torch.Tensor],
 ) -> OutputTemplate:
     (output,) = (node for node in capture.graph.graph.nodes if node.op == "output")
     module, args, kwargs = (capture.locals[name] for name in ("module", "args", "kwargs"))
     fixed = {
-        number: capture.inputs[position] for number, position in capture.passed_through.items()
+        number: capture.inputs[position]
+        for number, position in capture.outputs_that_are_inputs.items()
     }
 
     def run(markers: Sequence[torch.Tensor]) -> Any:
         return capture.function(lambda *inputs: tuple(markers))(module, args, kwargs)
 
-    return learn_outputs(run, len(output.args[0]), given, held, fixed)
+    return learn_outputs(run, len(output.args[0]), tensors, guarded_tensors, fixed)
 
 
 def _for_such_memory(
@@ -242,17 +248,17 @@ def _shared(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> frozens
     """
     spans = sorted((*_span(tensor), number) for number, tensor in enumerate(tensors))
     open_spans: list[tuple[int, int, int]] = []
-    found = set()
+    positions = set()
     for begin, end, number in spans:
         open_spans = [span for span in open_spans if span[1] > begin]
         if end > begin:
-            found |= {
+            positions |= {
                 (min(number, other), max(number, other))
                 for _, _, other in open_spans
                 if {number, other} & written
             }
             open_spans.append((begin, end, number))
-    return frozenset(found)
+    return frozenset(positions)
 
 
 def _passing_through(

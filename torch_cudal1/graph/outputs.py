@@ -62,12 +62,12 @@ def learn_outputs(
     run: Callable[[Sequence[torch.Tensor]], Any],
     count: int,
     arguments: Sequence[torch.Tensor],
-    held: Mapping[int, torch.Tensor],
+    guarded: Mapping[int, torch.Tensor],
     fixed: Mapping[int, torch.Tensor],
 ) -> OutputTemplate:
     """The template of what `run` makes of `count` graph outputs.
 
-    `arguments` are the tensors that the user passed, `held` those that a guard holds to be the same
+    `arguments` are the tensors that the user passed, `guarded` those that a guard holds to be the same
     in every call, by identity. `fixed` are outputs that are such a tensor themselves: `run` may put
     them anywhere, and they are what is there already. Raises NotLowerableError for a result that is
     made of something else.
@@ -81,7 +81,7 @@ def learn_outputs(
         markers,
         fixed,
         {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))},
-        held,
+        guarded,
     )
     build = reader.builder(first, second, 0)
     if any(
@@ -104,13 +104,13 @@ class _Reader:
         markers: Sequence[Sequence[torch.Tensor]],
         fixed: Mapping[int, torch.Tensor],
         arguments: Mapping[int, int],
-        held: Mapping[int, torch.Tensor],
+        guarded: Mapping[int, torch.Tensor],
     ) -> None:
         self._numbers = [
             {id(marker): number for number, marker in enumerate(batch) if number not in fixed}
             for batch in markers
         ]
-        self._arguments, self._held = arguments, held
+        self._arguments, self._held = arguments, guarded
         self._made: set[int] = set()
         self.uses_arguments = False
 
@@ -222,22 +222,22 @@ class _Reader:
             raise NotLowerableError(
                 f"its result holds a {kind.__name__}, which cannot be built again from its attributes"
             )
-        attributes, others = vars(first), vars(second)
-        if list(attributes) != list(others):
+        attributes, second_attributes = vars(first), vars(second)
+        if list(attributes) != list(second_attributes):
             raise NotLowerableError(
                 f"its result holds a {kind.__name__} whose attributes differ from call to call"
             )
         parts = [
-            (name, self.builder(value, others[name], depth + 1))
+            (name, self.builder(value, second_attributes[name], depth + 1))
             for name, value in attributes.items()
         ]
 
         def build(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-            made = base.__new__(kind)
+            instance = base.__new__(kind)
             for key, of in items:
-                base.__setitem__(made, key, of(results, arguments))
-            vars(made).update({name: of(results, arguments) for name, of in parts})
-            return made
+                base.__setitem__(instance, key, of(results, arguments))
+            vars(instance).update({name: of(results, arguments) for name, of in parts})
+            return instance
 
         return build
 

@@ -1,4 +1,4 @@
-"""Turns a region into other Programs that compute the same: its rewritten form, and its islands
+"""Turns a region into other Programs that compute the same: its rewritten form, and its fusion groups
 replaced by kernels.
 
 Every proposal is only that: the judge decides. Shapes, dtypes and strides of the outputs are kept
@@ -11,22 +11,24 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.fusion.partition import Island, is_product, partition, with_inputs
+from torch_cudal1.graph.fusion.partition import FusionGroup, is_product, partition, with_inputs
 from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.ir.check import is_random_program
-from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Aten, Program, Step
 from torch_cudal1.ir.records import Region
 
-__all__ = ["Variant", "few_product_islands", "product_islands", "rewritten"]
+__all__ = ["Variant", "find_minor_product_groups", "find_product_groups", "rewrite_region"]
 
 
-_WORTH_JUDGING = 1.02  # estimated time before over after
-_MOSTLY = 0.4  # of the estimated time is in products: a better product alone can halve what is left
+_MIN_GAIN = 1.02  # estimated time before over after
+_MIN_PRODUCT_SHARE = (
+    0.4  # of the estimated time is in products: a better product alone can halve what is left
+)
 # different products or convolutions, each of which costs seconds: of more, what is cheaper to try
 # comes first
-_FEW = 6
+_MAX_DISTINCT_GROUPS = 6
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ class Variant:
         """Worth judging by itself. Tidying views and copies is what Inductor does anyway: a
         judgement spent, nothing gained.
         """
-        return self.gain >= _WORTH_JUDGING
+        return self.gain >= _MIN_GAIN
 
 
-def rewritten(
+def rewrite_region(
     region: Region, *, assume_finite: bool, without: Collection[str] = ()
 ) -> Variant | None:
     """The region after all rules, or None when none applies. What pays nothing by itself is still
@@ -70,42 +72,53 @@ def rewritten(
             None  # a rule produced something without a data form; the region keeps its own Program
         )
     program = with_inputs(lowered.region.program, lowered.order, region.program.inputs)
-    roofline = ROOFLINES[program.device]
-    before, after = (roofline.seconds(estimate(one)) for one in (region.program, program))
+    rates = DEVICE_RATES[program.device]
+    before, after = (
+        rates.estimate_s(estimate_cost(candidate)) for candidate in (region.program, program)
+    )
     return Variant(program, result.techniques, before / max(after, 1e-12))
 
 
-def few_product_islands(whole: Region) -> tuple[Island, ...]:
-    """The islands around products, where few of them differ; else ()."""
-    islands = _around_products(whole)
-    return islands if len({island.region.key for island in islands}) <= _FEW else ()
+def find_minor_product_groups(region: Region) -> tuple[FusionGroup, ...]:
+    """The fusion groups around products, where few of them differ; else ()."""
+    fusion_groups = _list_product_groups(region)
+    return (
+        fusion_groups
+        if len({fusion_group.region.key for fusion_group in fusion_groups}) <= _MAX_DISTINCT_GROUPS
+        else ()
+    )
 
 
-def product_islands(whole: Region) -> tuple[Island, ...]:
-    """The islands around matrix products, where these are most of the estimated time, and around a
+def find_product_groups(region: Region) -> tuple[FusionGroup, ...]:
+    """The fusion groups around matrix products, where these are most of the estimated time, and around a
     few convolutions; else ().
     """
-    islands = _around_products(whole)
-    if not islands:
+    fusion_groups = _list_product_groups(region)
+    if not fusion_groups:
         return ()
     if (
-        any(map(_is_convolution, whole.program.steps))
-        and len({i.region.key for i in islands}) <= _FEW
+        any(map(_is_convolution, region.program.steps))
+        and len({i.region.key for i in fusion_groups}) <= _MAX_DISTINCT_GROUPS
     ):
         # cuDNN copies most of them into another layout and back, of which the estimate knows
         # nothing
-        return islands
-    roofline = ROOFLINES[whole.program.device]
+        return fusion_groups
+    rates = DEVICE_RATES[region.program.device]
     in_products = (
-        sum(estimate(island.region.program).flops for island in islands) / roofline.flops_per_s
+        sum(estimate_cost(fusion_group.region.program).flops for fusion_group in fusion_groups)
+        / rates.flops_per_s
     )
-    return islands if in_products >= _MOSTLY * roofline.seconds(estimate(whole.program)) else ()
+    return (
+        fusion_groups
+        if in_products >= _MIN_PRODUCT_SHARE * rates.estimate_s(estimate_cost(region.program))
+        else ()
+    )
 
 
-def _around_products(whole: Region) -> tuple[Island, ...]:
+def _list_product_groups(region: Region) -> tuple[FusionGroup, ...]:
     return tuple(
         i
-        for i in partition(whole, products=True).islands
+        for i in partition(region, products=True).groups
         if any(map(is_product, i.region.program.steps))
     )
 

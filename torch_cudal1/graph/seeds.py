@@ -17,12 +17,12 @@ import torch.fx as fx
 
 from torch_cudal1.ir.ops import attention_names
 
-__all__ = ["without_undefined_seeds"]
+__all__ = ["remove_undefined_seeds"]
 
 _BACKWARDS = tuple(getattr(torch.ops.aten, name).default for name in attention_names.BACKWARDS)
 
 
-def without_undefined_seeds(joint: fx.GraphModule) -> None:
+def remove_undefined_seeds(joint: fx.GraphModule) -> None:
     """Give backwards of attention without dropout in `joint` (meta["val"] on every node) zeros in
     place of the forward's seeds.
     """
@@ -34,7 +34,7 @@ def without_undefined_seeds(joint: fx.GraphModule) -> None:
             or node.args[_place(node, "dropout_p")] != 0
         ):
             continue
-        zeros = _zeros_before(node) if zeros is None else zeros
+        zeros = _insert_zeros(node) if zeros is None else zeros
         for name in ("philox_seed", "philox_offset"):
             node.update_arg(_place(node, name), zeros)
     if zeros is not None:
@@ -51,15 +51,15 @@ def _place(node: fx.Node, name: str) -> int:
     )
 
 
-def _zeros_before(node: fx.Node) -> fx.Node:
+def _insert_zeros(node: fx.Node) -> fx.Node:
     """A new node with a single zero, where `node` runs: of any type, since nobody reads it."""
     query = node.args[_place(node, "query")]
     assert isinstance(query, fx.Node)
     like = query.meta["val"]
     form = {"dtype": torch.int64, "device": like.device, "pin_memory": False}
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(torch.ops.aten.full.default, ([], 0), form)
+        zeros = node.graph.call_function(torch.ops.aten.full.default, ([], 0), form)
     with like.fake_mode:
-        made.meta = {**node.meta, "val": torch.ops.aten.full.default([], 0, **form)}
-    made.meta.pop("tensor_meta", None)  # of `node`
-    return made
+        zeros.meta = {**node.meta, "val": torch.ops.aten.full.default([], 0, **form)}
+    zeros.meta.pop("tensor_meta", None)  # of `node`
+    return zeros

@@ -22,7 +22,7 @@ from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.runtime.cuda_graph import GraphedRunner
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.runtime.kill_switch import is_disabled
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 
 __all__ = [
     "FAILURES",
@@ -67,17 +67,19 @@ class _OursFirst:
         self._strictness, self._key = strictness, region
         self.quarantined = ""  # the reason, once ours has failed
 
-    def _first(self, ours: Positional, behind: Positional, inputs: Sequence[Any]) -> Any:
+    def _first(
+        self, candidate_call: Positional, compiled_call: Positional, inputs: Sequence[Any]
+    ) -> Any:
         if self.quarantined or is_disabled():
-            return behind(inputs)
+            return compiled_call(inputs)
         try:
-            return ours(inputs)
+            return candidate_call(inputs)
         except FAILURES as error:
             if is_sticky(error):
                 # the CUDA context may be corrupt: nothing that runs after this can be trusted
                 raise
             failure = error
-        results = behind(
+        results = compiled_call(
             inputs
         )  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
         self.quarantined = f"{type(failure).__name__}: {failure}"
@@ -141,9 +143,9 @@ class GraphedLater(_OursFirst):
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """The graph's outputs, none of which shares memory with another call's."""
-        ours = self._graphed if self._answered else self._compiled
+        candidate_call = self._graphed if self._answered else self._compiled
         self._answered = True
-        results: Sequence[Any] = self._first(ours, self._compiled, inputs)
+        results: Sequence[Any] = self._first(candidate_call, self._compiled, inputs)
         return results
 
 
@@ -163,7 +165,9 @@ def swap(
     nothing.
     """
     static = [index for index, role in enumerate(region.roles) if role != "input"]
-    runner = build(candidate.program, candidate.schedule, device, static=static, options=options)
+    runner = build_runner(
+        candidate.program, candidate.schedule, device, static=static, options=options
+    )
     telemetry.count("regions_swapped", by=int(candidate.origin != "baseline"))
     swapped = Swapped(region, runner, device, strictness)
     swapped.candidate = candidate.digest
@@ -179,13 +183,13 @@ def withdraw(candidate: str, reason: str) -> int:
     now on; how many did run it.
     """
     with _lock:
-        found = [swapped for swapped in _in_use if swapped.candidate == candidate]
+        withdrawn_swaps = [swapped for swapped in _in_use if swapped.candidate == candidate]
         listening = [call for listener in _listeners if (call := listener()) is not None]
-    for swapped in found:
+    for swapped in withdrawn_swaps:
         swapped.quarantined = swapped.quarantined or reason
     for call in listening:
         call(candidate, reason)
-    return len(found)
+    return len(withdrawn_swaps)
 
 
 def on_withdrawal(listener: Callable[[str, str], None]) -> None:
@@ -193,7 +197,7 @@ def on_withdrawal(listener: Callable[[str, str], None]) -> None:
     after each withdrawal.
     """
     with _lock:
-        _listeners[:] = [known for known in _listeners if known() is not None]
+        _listeners[:] = [listener for listener in _listeners if listener() is not None]
         _listeners.append(weakref.WeakMethod(listener))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.program import Alloc, Aten, Call, Program, Step, step_outs
+from torch_cudal1.ir.program import Alloc, Aten, Call, Program, Step
 
-__all__ = ["Makers", "is_view", "makes_memory", "passes_on"]
+__all__ = ["ValueOrigins", "is_view", "makes_fresh_memory", "may_return_operand"]
 
-_MAY_PASS_ON = frozenset(  # though their schemas do not say so
+_MAY_RETURN_OPERAND = frozenset(  # though their schemas do not say so
     f"aten.{name}"
     for name in (
         *(
@@ -28,13 +27,13 @@ _MAY_PASS_ON = frozenset(  # though their schemas do not say so
 )
 
 
-class Makers:
+class ValueOrigins:
     """Which step of a Program yields a value, and which one made its memory."""
 
     def __init__(self, program: Program) -> None:
         self._steps = program.steps
         self._maker = {
-            out: position for position, step in enumerate(program.steps) for out in step_outs(step)
+            out: position for position, step in enumerate(program.steps) for out in step.writes
         }
 
     def maker(self, value: int) -> int | None:
@@ -46,8 +45,8 @@ class Makers:
         an input's or a constant's.
         """
         position = self._maker.get(value)
-        while position is not None and passes_on(self._steps[position]):
-            viewed = next(iter(used_values(self._steps[position])), None)
+        while position is not None and may_return_operand(self._steps[position]):
+            viewed = next(iter(self._steps[position].reads), None)
             position = None if viewed is None else self._maker.get(viewed)
         return position
 
@@ -59,19 +58,20 @@ def is_view(step: Step) -> bool:
     )
 
 
-def passes_on(step: Step) -> bool:
+def may_return_operand(step: Step) -> bool:
     """Whether what an operator yields may be its operand's memory."""
-    return is_view(step) or (isinstance(step, Aten) and step.target in _MAY_PASS_ON)
+    return is_view(step) or (isinstance(step, Aten) and step.target in _MAY_RETURN_OPERAND)
 
 
-def makes_memory(step: Step) -> bool:
+def makes_fresh_memory(step: Step) -> bool:
     """Whether nothing that a step yields can be memory of an operand: an operator that is no view,
     a nested Program of such.
     """
     if isinstance(step, Call):
-        inner, makers = step.program, Makers(step.program)
-        made = [None if out is None else makers.root(out) for out in inner.outputs]
+        callee, makers = step.program, ValueOrigins(step.program)
+        root_positions = [None if out is None else makers.root(out) for out in callee.outputs]
         return all(
-            position is not None and makes_memory(inner.steps[position]) for position in made
+            position is not None and makes_fresh_memory(callee.steps[position])
+            for position in root_positions
         )
-    return isinstance(step, Alloc) or (isinstance(step, Aten) and not passes_on(step))
+    return isinstance(step, Alloc) or (isinstance(step, Aten) and not may_return_operand(step))

@@ -13,11 +13,11 @@ import torch
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.ops import bessel, grouped_mm, recurrent_ops
 
-__all__ = ["OWN", "is_functional", "is_random", "name_of", "overload"]
+__all__ = ["CUSTOM_OPERATORS", "is_functional", "is_random", "name_of", "overload"]
 
 _PROBABILITIES = ("dropout_p", "dropout")  # names of schema arguments
 _NAMESPACES = ("aten", "prims")
-OWN = bessel.TARGETS | grouped_mm.TARGETS  # operators of ours that a Program may name
+CUSTOM_OPERATORS = bessel.TARGETS | grouped_mm.TARGETS  # operators of ours that a Program may name
 
 
 @cache
@@ -25,7 +25,7 @@ def overload(target: str) -> Any:
     """The `torch._ops.OpOverload` called `target` ("aten.addmm.default"). Raises ProgramError if
     there is none.
 
-    Only the `aten` and `prims` namespaces exist for a Program, and what is in `OWN`: an operator
+    Only the `aten` and `prims` namespaces exist for a Program, and what is in `CUSTOM_OPERATORS`: an operator
     from another library is code we cannot vouch for. For a recurrent layer this is what stands for
     it in Python (`recurrent.operator_of`), with the same schema and result.
     """
@@ -43,10 +43,10 @@ def overload(target: str) -> Any:
     ):
         raise ProgramError("aten", f"{target!r} is not namespace.op.overload in {_NAMESPACES}")
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
-    found = getattr(packet, parts[2], None) if packet is not None else None
-    if not isinstance(found, torch._ops.OpOverload):
+    operator = getattr(packet, parts[2], None) if packet is not None else None
+    if not isinstance(operator, torch._ops.OpOverload):
         raise ProgramError("aten", f"torch {torch.__version__} has no operator {target!r}")
-    return found
+    return operator
 
 
 def name_of(op: Any) -> str:
@@ -70,18 +70,18 @@ def is_random(
     """
     if not _may_be_random(target):
         return False
-    given = {
+    arguments = {
         argument.name: value
         for argument, value in zip(overload(target)._schema.arguments, args, strict=False)
     }
-    given.update(kwargs or {})
+    arguments.update(kwargs or {})
     defaults = {
         argument.name: argument.default_value for argument in overload(target)._schema.arguments
     }
-    given = {**defaults, **given}
+    arguments = {**defaults, **arguments}
     return not (
-        given.get("train", given.get("training")) is False
-        or any(given.get(name) == 0 for name in _PROBABILITIES)
+        arguments.get("train", arguments.get("training")) is False
+        or any(arguments.get(name) == 0 for name in _PROBABILITIES)
     )
 
 

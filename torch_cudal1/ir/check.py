@@ -12,19 +12,9 @@ from collections.abc import Iterator
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import is_functional, is_random, overload
-from torch_cudal1.ir.program import (
-    Alloc,
-    Aten,
-    Call,
-    Launch,
-    Program,
-    Step,
-    TensorSpec,
-    Value,
-    step_outs,
-)
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, TensorSpec, Value
 
-__all__ = ["check_program", "is_random_program", "used_values"]
+__all__ = ["MAX_BLOCK_SHARED_BYTES", "check_program", "is_random_program"]
 
 _MAX_STEPS = 100_000
 _MAX_BYTES = 1 << 40
@@ -33,7 +23,8 @@ _GRID_LIMITS = (
     65_535,
     65_535,
 )  # CUDA C++ Programming Guide, technical specifications per compute capability
-_SHARED_LIMIT = 232_448  # opt-in bytes a block on sm_90 and sm_100, the largest of our targets
+# Opt-in shared memory of a block on sm_90 and sm_100, the largest of `device.specs.GPU_SPECS`.
+MAX_BLOCK_SHARED_BYTES = 232_448
 _ARG_RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 _DEVICES = ("cpu", "cuda")
 
@@ -57,35 +48,23 @@ def check_program(program: Program) -> None:
     for name in program.constants:
         if name not in program.payloads:
             raise ProgramError("constants", f"no payload {name!r}")
-    known = len(program.inputs) + len(program.constants)
+    value_count = len(program.inputs) + len(program.constants)
     allocated: set[int] = set()
     memory: dict[int, int] = {}  # value -> the alloc whose memory it is
     for position, step in enumerate(program.steps):
-        _check_step(step, program, known, allocated, position)
+        _check_step(step, program, value_count, allocated, position)
         _check_overlap(step, memory, position)
-        for out in step_outs(step):
-            if out != known:
+        for out in step.writes:
+            if out != value_count:
                 raise ProgramError(
-                    "numbering", f"step {position} yields value {out}, expected {known}"
+                    "numbering", f"step {position} yields value {out}, expected {value_count}"
                 )
-            known += 1
+            value_count += 1
         if isinstance(step, Alloc):
             allocated.add(step.out)
     for result in program.outputs:
-        if result is not None and not 0 <= result < known:
-            raise ProgramError("outputs", f"output {result} is no value; there are {known}")
-
-
-def used_values(step: Step) -> Iterator[int]:
-    """The value numbers a step reads (a launch may also write them)."""
-    if isinstance(step, Aten):
-        yield from _values(step.args)
-        for _, arg in step.kwargs:
-            yield from _values(arg)
-    elif isinstance(step, Call):
-        yield from step.args
-    elif isinstance(step, Launch):
-        yield from (arg.value.index for arg in step.args if isinstance(arg.value, Value))
+        if result is not None and not 0 <= result < value_count:
+            raise ProgramError("outputs", f"output {result} is no value; there are {value_count}")
 
 
 def is_random_program(program: Program) -> bool:
@@ -108,10 +87,10 @@ def _values(arg: object) -> Iterator[int]:
 
 
 def _check_step(
-    step: Step, program: Program, known: int, allocated: set[int], position: int
+    step: Step, program: Program, value_count: int, allocated: set[int], position: int
 ) -> None:
-    for index in used_values(step):
-        if not 0 <= index < known:
+    for index in step.reads:
+        if not 0 <= index < value_count:
             raise ProgramError("order", f"step {position} uses value {index} before it exists")
     if isinstance(step, Aten):
         if not is_functional(step.target):
@@ -147,18 +126,20 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
         arguments = zip(overload(step.target)._schema.arguments, step.args, strict=False)
         viewed = [
             index
-            for argument, given in arguments
-            if argument.alias_info is not None
-            for index in _values(given)
+            for schema_argument, argument_value in arguments
+            if schema_argument.alias_info is not None
+            for index in _values(argument_value)
         ]
         memory |= {out: memory[index] for out in step.outs for index in viewed if index in memory}
     elif isinstance(step, Launch):
-        seen: dict[int, int] = {}
-        for index in dict.fromkeys(used_values(step)):
-            first = seen.setdefault(memory.get(index, -1 - index), index)
+        first_by_memory: dict[int, int] = {}
+        for index in dict.fromkeys(step.reads):
+            first = first_by_memory.setdefault(memory.get(index, -1 - index), index)
             if first != index:
-                found = f"values {first} and {index} are the same memory"
-                raise ProgramError("launch", f"step {position}, launch of {step.symbol!r}: {found}")
+                conflict = f"values {first} and {index} are the same memory"
+                raise ProgramError(
+                    "launch", f"step {position}, launch of {step.symbol!r}: {conflict}"
+                )
 
 
 def _extent_bytes(spec: TensorSpec) -> int:
@@ -208,10 +189,10 @@ def _check_launch(step: Launch, program: Program, allocated: set[int], position:
         raise ProgramError(
             "launch", f"{where}: {step.block} threads a block, expected a multiple of 32 up to 1024"
         )
-    if not 0 <= step.shared_bytes <= _SHARED_LIMIT:
+    if not 0 <= step.shared_bytes <= MAX_BLOCK_SHARED_BYTES:
         raise ProgramError(
             "launch",
-            f"{where}: {step.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}",
+            f"{where}: {step.shared_bytes} bytes of shared memory, at most {MAX_BLOCK_SHARED_BYTES}",
         )
     if not 1 <= step.cluster <= 16:
         raise ProgramError("launch", f"{where}: cluster of {step.cluster}, expected 1 to 16")

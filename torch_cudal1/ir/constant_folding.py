@@ -15,29 +15,20 @@ from typing import TypeAlias
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from torch_cudal1.ir.aliasing import Makers, makes_memory, passes_on
+from torch_cudal1.ir.aliasing import ValueOrigins, makes_fresh_memory, may_return_operand
 from torch_cudal1.ir.aten import is_functional, is_random
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.program import (
-    Alloc,
-    Aten,
-    Launch,
-    Program,
-    Step,
-    renumbered_in_turn,
-    step_outs,
-)
+from torch_cudal1.ir.program import Alloc, Aten, Launch, Program, Step, renumber_steps
 
-__all__ = ["MOST_BYTES", "computed_once"]
+__all__ = ["MAX_FOLDED_BYTES", "fold_constants"]
 
-_Run: TypeAlias = Callable[
+_MakeRunner: TypeAlias = Callable[
     [Program, torch.device], Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
 ]
 
-MOST_BYTES = 16 << 20  # of all that is kept for one Program
+MAX_FOLDED_BYTES = 16 << 20  # of all that is kept for one Program
 
 
-def computed_once(program: Program, device: torch.device, run: _Run) -> Program:
+def fold_constants(program: Program, device: torch.device, run: _MakeRunner) -> Program:
     """The Program with such values as constants, on `device`; the Program itself where there are
     none, or more than MOST_BYTES.
 
@@ -45,28 +36,36 @@ def computed_once(program: Program, device: torch.device, run: _Run) -> Program:
     """
     if any(isinstance(step, (Alloc, Launch)) for step in program.steps):
         return program  # a kernel's own Program: what it allocates it fills
-    apart = _independent(program)
-    made = {out for position in apart for out in step_outs(program.steps[position])}
-    rest = [step for position, step in enumerate(program.steps) if position not in apart]
-    read = sorted(made & {index for step in rest for index in used_values(step)})
+    folded_positions = _find_constant_steps(program)
+    folded_values = {out for position in folded_positions for out in program.steps[position].writes}
+    rest = [step for position, step in enumerate(program.steps) if position not in folded_positions]
+    read = sorted(folded_values & {index for step in rest for index in step.reads})
     if not read or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return program
-    values = _values(program, sorted(apart), read, device, run)
-    return program if values is None else _with(program, rest, dict(zip(read, values, strict=True)))
+    values = _compute_values(program, sorted(folded_positions), read, device, run)
+    return (
+        program
+        if values is None
+        else _replace_by_constants(program, rest, dict(zip(read, values, strict=True)))
+    )
 
 
-def _independent(program: Program) -> frozenset[int]:
+def _find_constant_steps(program: Program) -> frozenset[int]:
     """Positions of the steps that depend on no input, but for those whose memory may be an
     output's.
     """
-    handed_out = _handed_out(program)
-    known = set(range(len(program.inputs), len(program.inputs) + len(program.constants)))
-    found = set()
+    handed_out = _find_output_steps(program)
+    constant_values = set(range(len(program.inputs), len(program.inputs) + len(program.constants)))
+    positions = set()
     for position, step in enumerate(program.steps):
-        if position not in handed_out and known.issuperset(used_values(step)) and _is_plain(step):
-            found.add(position)
-            known.update(step_outs(step))
-    return frozenset(found)
+        if (
+            position not in handed_out
+            and constant_values.issuperset(step.reads)
+            and _is_plain(step)
+        ):
+            positions.add(position)
+            constant_values.update(step.writes)
+    return frozenset(positions)
 
 
 def _is_plain(step: Step) -> bool:
@@ -77,32 +76,36 @@ def _is_plain(step: Step) -> bool:
     )
 
 
-def _handed_out(program: Program) -> set[int]:
+def _find_output_steps(program: Program) -> set[int]:
     """Steps whose memory may be an output's, and the views in between."""
-    makers, found = Makers(program), set()
+    makers, positions = ValueOrigins(program), set()
     waiting = [out for out in program.outputs if out is not None]
     while waiting:
         position = makers.maker(waiting.pop())
-        if position is None or position in found:
+        if position is None or position in positions:
             continue
-        found.add(position)
+        positions.add(position)
         step = program.steps[position]
-        if passes_on(step) or not makes_memory(step):
-            waiting += used_values(step)
-    return found
+        if may_return_operand(step) or not makes_fresh_memory(step):
+            waiting += step.reads
+    return positions
 
 
-def _values(
-    program: Program, apart: Sequence[int], read: Sequence[int], device: torch.device, run: _Run
+def _compute_values(
+    program: Program,
+    positions: Sequence[int],
+    read: Sequence[int],
+    device: torch.device,
+    run: _MakeRunner,
 ) -> list[torch.Tensor] | None:
     """The values `read`, computed now; None where that fails, which is then the call's failure, or
     where they are too much.
     """
     first = len(program.inputs)
-    names = {index: index - first for index in range(first, first + len(program.constants))}
-    body, names = renumbered_in_turn((program.steps[position] for position in apart), names)
-    alone = Program(
-        (), body, tuple(names[index] for index in read), program.constants, program.payloads
+    numbers = {index: index - first for index in range(first, first + len(program.constants))}
+    body, numbers = renumber_steps((program.steps[position] for position in positions), numbers)
+    folded = Program(
+        (), body, tuple(numbers[index] for index in read), program.constants, program.payloads
     )
     try:
         with (
@@ -110,28 +113,38 @@ def _values(
             torch.inference_mode(False),
             torch.no_grad(),
         ):  # whatever is being traced, these are real
-            found = [one for one in run(alone, device)([]) if isinstance(one, torch.Tensor)]
+            tensors = [
+                tensor for tensor in run(folded, device)([]) if isinstance(tensor, torch.Tensor)
+            ]
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # they will be read on any stream
     except RuntimeError:
         return None
-    fits = sum(one.untyped_storage().nbytes() for one in found) <= MOST_BYTES
+    fits = sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= MAX_FOLDED_BYTES
     return (
-        found
-        if len(found) == len(read) and fits and all(one.device.type == device.type for one in found)
+        tensors
+        if len(tensors) == len(read)
+        and fits
+        and all(tensor.device.type == device.type for tensor in tensors)
         else None
     )
 
 
-def _with(program: Program, rest: Sequence[Step], values: dict[int, torch.Tensor]) -> Program:
+def _replace_by_constants(
+    program: Program, rest: Sequence[Step], values: dict[int, torch.Tensor]
+) -> Program:
     """The Program without the steps that made `values`, which are its last constants."""
-    old = len(program.inputs) + len(program.constants)
-    names = {index: index for index in range(old)} | {
-        index: old + place for place, index in enumerate(values)
+    first_new = len(program.inputs) + len(program.constants)
+    numbers = {index: index for index in range(first_new)} | {
+        index: first_new + place for place, index in enumerate(values)
     }
-    body, names = renumbered_in_turn(rest, names)
-    outputs = tuple(None if out is None else names[out] for out in program.outputs)
-    kept = {f"once-{place}": value for place, value in enumerate(values.values())}
+    body, numbers = renumber_steps(rest, numbers)
+    outputs = tuple(None if out is None else numbers[out] for out in program.outputs)
+    new_constants = {f"once-{place}": value for place, value in enumerate(values.values())}
     return Program(
-        program.inputs, body, outputs, (*program.constants, *kept), {**program.payloads, **kept}
+        program.inputs,
+        body,
+        outputs,
+        (*program.constants, *new_constants),
+        {**program.payloads, **new_constants},
     )

@@ -1,8 +1,7 @@
 """What a Program costs at least: floating-point operations and bytes, step by step, from shapes
 alone.
 
-A roofline estimate for planning and for limits; it runs nothing and knows nothing of caches or
-fusion.
+For planning and for limits. It runs nothing and knows nothing of caches or fusion.
 """
 
 from __future__ import annotations
@@ -17,20 +16,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.ir.aliasing import is_view
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.ops import attention_names
-from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec, step_outs
+from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec
 from torch_cudal1.ir.value_specs import value_specs
 
-__all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "launches_us"]
+__all__ = [
+    "DEVICE_RATES",
+    "Cost",
+    "DeviceRates",
+    "make_flop_counter",
+    "estimate_cost",
+    "estimate_launch_us",
+]
 
-_LAUNCH_US = 5.0  # of the host for one step, at most
+_MAX_LAUNCH_US = 5.0  # of the host for one step, at most
 _ENCODER_LAYER = "aten._transformer_encoder_layer_fwd.default"
-_INSIDE = {
-    _ENCODER_LAYER: 9
-}  # operators that PyTorch runs for one, beyond the first; each reads and writes about what it yields
-_FUSED_ATTENTION, _ITS_BACKWARD = (
+# Operators that PyTorch runs for one, beyond the first; each reads and writes about what it yields.
+_EXTRA_OPERATORS = {_ENCODER_LAYER: 9}
+_FUSED_ATTENTION, _FUSED_ATTENTION_BACKWARD = (
     tuple(getattr(torch.ops.aten, name) for name in names)
     for names in (attention_names.FORWARDS, attention_names.BACKWARDS)
 )
@@ -41,28 +45,28 @@ class Cost:
     """Lower bounds of a Program: FLOPs of its products and convolutions, bytes with and without
     fusion, and steps that compute.
 
-    `moved_bytes`: every step reads its operands and writes its results (eager). `least_bytes`:
+    `moved_bytes`: every step reads its operands and writes its results (eager). `min_bytes`:
     inputs once, outputs once. A view moves nothing and counts as no step.
     """
 
     flops: float
     moved_bytes: int
-    least_bytes: int
+    min_bytes: int
     steps: int
 
 
 @dataclass(frozen=True)
-class Roofline:
-    """A device's ceilings, for a rough estimate only: FLOP/s of fp32, bytes/s of its memory,
-    seconds a step costs to start.
+class DeviceRates:
+    """About what a device reaches, step by step: FLOP/s of fp32, bytes/s of its memory, and the
+    seconds that a step costs to start. No bound: that is `device.peaks.find_lower_bound_us`.
     """
 
     flops_per_s: float
     bytes_per_s: float
     step_s: float
 
-    def seconds(self, cost: Cost) -> float:
-        """Estimated time of running step by step."""
+    def estimate_s(self, cost: Cost) -> float:
+        """About how long it takes to run step by step."""
         return (
             cost.flops / self.flops_per_s
             + cost.moved_bytes / self.bytes_per_s
@@ -72,53 +76,52 @@ class Roofline:
 
 # Orders of magnitude: only ratios of two estimates are ever used, and both sides of a ratio take
 # the same line.
-ROOFLINES = {"cpu": Roofline(1e11, 2e10, 2e-6), "cuda": Roofline(5e13, 4e12, 4e-6)}
+DEVICE_RATES = {"cpu": DeviceRates(1e11, 2e10, 2e-6), "cuda": DeviceRates(5e13, 4e12, 4e-6)}
 
 
-def estimate(program: Program) -> Cost:
+def estimate_cost(program: Program) -> Cost:
     """The cost of `program`. Shapes come from fake tensors: nothing is allocated."""
     specs = value_specs(program)
     working = [step for step in program.steps if not is_view(step)]
     moved = sum(
-        specs[i].size_bytes
-        for step in working
-        for i in (*used_values(step), *step_outs(step))
-        if i in specs
+        specs[i].size_bytes for step in working for i in (*step.reads, *step.writes) if i in specs
     )
-    inside = [
-        (_INSIDE[s.target], specs[s.outs[0]])
+    fused_results = [
+        (_EXTRA_OPERATORS[s.target], specs[s.outs[0]])
         for s in working
-        if isinstance(s, Aten) and s.target in _INSIDE
+        if isinstance(s, Aten) and s.target in _EXTRA_OPERATORS
     ]
-    moved += sum(2 * count * made.size_bytes for count, made in inside)
+    moved += sum(2 * count * result_spec.size_bytes for count, result_spec in fused_results)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
     return Cost(
         _flops(program),
         moved,
         sum(spec.size_bytes for spec in ends),
-        len(working) + sum(count for count, _ in inside),
+        len(working) + sum(count for count, _ in fused_results),
     )
 
 
-def launches_us(program: Program) -> float:
+def estimate_launch_us(program: Program) -> float:
     """Microseconds that a host takes at most to launch what `program` computes, one step after the
     other.
     """
-    return _LAUNCH_US * _launched(program)
+    return _MAX_LAUNCH_US * _count_launches(program)
 
 
-def _launched(program: Program) -> int:
+def _count_launches(program: Program) -> int:
     """Steps that are launched, those of nested Programs included."""
     plain = sum(not isinstance(step, (Alloc, Call)) and not is_view(step) for step in program.steps)
-    return plain + sum(_launched(step.program) for step in program.steps if isinstance(step, Call))
+    return plain + sum(
+        _count_launches(step.program) for step in program.steps if isinstance(step, Call)
+    )
 
 
-def counting_flops() -> FlopCounterMode:
+def make_flop_counter() -> FlopCounterMode:
     """A counter of products, convolutions and attention.
 
     Of fewer heads of keys than of queries too, which that of torch 2.11 refuses.
     """
-    backward = dict.fromkeys(_ITS_BACKWARD, _attention_backward_flops)
+    backward = dict.fromkeys(_FUSED_ATTENTION_BACKWARD, _attention_backward_flops)
     layer = {torch.ops.aten._transformer_encoder_layer_fwd: _encoder_layer_flops}
     return FlopCounterMode(
         display=False,
@@ -139,10 +142,17 @@ def _encoder_layer_flops(
 ) -> int:
     """Four products of the rows with weights, and two for every head of queries."""
     batch, rows, _ = x
-    shapes = [
-        one for one in weights if isinstance(one, (tuple, list, torch.Size)) and len(one) == 2
+    weight_shapes = [
+        weight_shape
+        for weight_shape in weights
+        if isinstance(weight_shape, (tuple, list, torch.Size)) and len(weight_shape) == 2
     ]
-    return 2 * batch * rows * (sum(math.prod(one) for one in shapes) + 2 * rows * width)
+    return (
+        2
+        * batch
+        * rows
+        * (sum(math.prod(weight_shape) for weight_shape in weight_shapes) + 2 * rows * width)
+    )
 
 
 def _attention_backward_flops(
@@ -161,7 +171,7 @@ def _attention_backward_flops(
 
 
 def _flops(program: Program) -> float:
-    counter = counting_flops()
+    counter = make_flop_counter()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
         interpret(program, torch.device(program.device), launcher=skip_launch)(
             [_empty(spec) for spec in program.inputs]

@@ -15,28 +15,28 @@ import torch
 
 from torch_cudal1.ir.program import Aten
 
-__all__ = ["as_eager"]
+__all__ = ["use_eager_operators"]
 
 _Step = TypeVar("_Step")
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 _ARGUMENTS = 7  # input, weight, bias, running mean, running variance, momentum, eps
 
 
-def as_eager(steps: Sequence[_Step], read: Iterable[int | None]) -> list[_Step | Aten]:
+def use_eager_operators(steps: Sequence[_Step], read: Iterable[int | None]) -> list[_Step | Aten]:
     """`steps` with eager's own operators. `read`: every value that a step uses or that is an
     output; others need not be made.
     """
-    wanted = set(read)
-    return [_batch_norm(step, wanted) if isinstance(step, Aten) else step for step in steps]
+    used_values = set(read)
+    return [_batch_norm(step, used_values) if isinstance(step, Aten) else step for step in steps]
 
 
-def _batch_norm(step: Aten, wanted: set[int | None]) -> Aten:
+def _batch_norm(step: Aten, used_values: set[int | None]) -> Aten:
     """Statistics are the two results without elements that nobody reads: `batch_norm` has none."""
     if (
         step.target != _BATCH_NORM
         or len(step.args) != _ARGUMENTS
         or step.kwargs
-        or wanted.intersection(step.outs[1:])
+        or used_values.intersection(step.outs[1:])
     ):
         return step
     *tensors, momentum, eps = step.args

@@ -17,13 +17,13 @@ from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.program import Aten, Program, Step, Value
 
-__all__ = ["in_one_pass"]
+__all__ = ["approximate_fused_epilogue"]
 
 _CONVOLUTION = "aten.convolution.default"
 _BIAS = 2  # its place among the arguments of a convolution
 # not tagged as element-wise, and yet done in the same pass: small windows of a pooling are read
 # where they lie
-_AS_WELL = (
+_FUSED_TOO = (
     "hardswish",
     "hardsigmoid",
     "_native_batch_norm_legit_no_training",
@@ -32,7 +32,7 @@ _AS_WELL = (
 )
 
 
-def in_one_pass(program: Program) -> Program | None:
+def approximate_fused_epilogue(program: Program) -> Program | None:
     """`program` up to its one product, then a ReLU in place of all that follows: its result is read
     once and written once.
 
@@ -42,19 +42,23 @@ def in_one_pass(program: Program) -> Program | None:
     products = [position for position, step in enumerate(program.steps) if _is_product(step)]
     if len(products) != 1:
         return None
-    (at,) = products
-    product, tail = (
-        program.steps[at],
-        [step for step in program.steps[at + 1 :] if not is_view(step)],
+    (product_position,) = products
+    product, epilogue = (
+        program.steps[product_position],
+        [step for step in program.steps[product_position + 1 :] if not is_view(step)],
     )
     assert isinstance(product, Aten)
-    if not tail or not all(_is_elementwise(step) for step in tail) or len(product.outs) != 1:
+    if (
+        not epilogue
+        or not all(_is_elementwise(step) for step in epilogue)
+        or len(product.outs) != 1
+    ):
         return None
     if product.target == _CONVOLUTION:
         product = replace(product, args=(*product.args[:_BIAS], None, *product.args[_BIAS + 1 :]))
     (result,) = product.outs
     steps = (
-        *program.steps[:at],
+        *program.steps[:product_position],
         product,
         Aten("aten.relu.default", (Value(result),), (), (result + 1,)),
     )
@@ -69,5 +73,5 @@ def _is_elementwise(step: Step) -> bool:
     if not isinstance(step, Aten):
         return False
     return (
-        torch.Tag.pointwise in overload(step.target).tags or step.target.split(".")[1] in _AS_WELL
+        torch.Tag.pointwise in overload(step.target).tags or step.target.split(".")[1] in _FUSED_TOO
     )

@@ -15,8 +15,8 @@ import torch
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.check import check_program, used_values
-from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, Value
 
 __all__ = ["Launcher", "Runner", "interpret", "interpret_steps", "refuse_launch", "skip_launch"]
 
@@ -140,32 +140,32 @@ def _filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
         return lambda values: values[index]
     if isinstance(arg, torch.device):
         return lambda values: device  # the Program names a device type; the ordinal is the caller's
-    if isinstance(arg, tuple) and any(True for _ in _nested_values(arg)):
+    if isinstance(arg, tuple) and any(True for _ in _iter_nested_values(arg)):
         parts = [_filler(item, device) for item in arg]
         return lambda values: [part(values) for part in parts]
     constant = list(arg) if isinstance(arg, tuple) else arg
     return lambda values: constant
 
 
-def _nested_values(arg: Any) -> Any:
+def _iter_nested_values(arg: Any) -> Any:
     for item in arg:
         if isinstance(item, (Value, torch.device)):
             yield item
         elif isinstance(item, tuple):
-            yield from _nested_values(item)
+            yield from _iter_nested_values(item)
 
 
 def _dying_values(program: Program) -> list[tuple[int, ...]]:
     """For each step, the values nobody needs after it (inputs are the caller's and stay)."""
     last: dict[int, int] = {}
     for position, step in enumerate(program.steps):
-        for index in (*used_values(step), *step_outs(step)):
+        for index in (*step.reads, *step.writes):
             last[index] = position
-    kept = {out for out in program.outputs if out is not None} | set(
+    live_values = {out for out in program.outputs if out is not None} | set(
         range(len(program.inputs) + len(program.constants))
     )
     dying: list[list[int]] = [[] for _ in program.steps]
     for index, position in last.items():
-        if index not in kept:
+        if index not in live_values:
             dying[position].append(index)
     return [tuple(sorted(dead)) for dead in dying]

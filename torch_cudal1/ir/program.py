@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -95,6 +95,18 @@ class Aten:
     outs: tuple[int, ...]
     many: bool = False
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The value numbers among its arguments, in their order; one that is named twice comes
+        twice.
+        """
+        return (*_values_in(self.args), *(i for _, arg in self.kwargs for i in _values_in(arg)))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """The value numbers that it yields."""
+        return self.outs
+
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
@@ -102,6 +114,16 @@ class Alloc:
 
     out: int
     spec: TensorSpec
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """The value number that it yields."""
+        return (self.out,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +155,16 @@ class Launch:
     aligned: tuple[int, ...] = ()
     cluster: int = 1
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The value numbers whose memory it is given, those that it fills included."""
+        return tuple(arg.value.index for arg in self.args if isinstance(arg.value, Value))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Nothing: it yields no value, and fills those of earlier Allocs."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -143,6 +175,16 @@ class Call:
     program: Program
     args: tuple[int, ...]
     outs: tuple[int, ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The value numbers that it hands to the nested Program."""
+        return self.args
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """The value numbers that it yields."""
+        return self.outs
 
 
 Step: TypeAlias = Aten | Alloc | Launch | Call
@@ -166,11 +208,7 @@ class Program:
     @property
     def value_count(self) -> int:
         """How many values exist, inputs and constants included."""
-        return (
-            len(self.inputs)
-            + len(self.constants)
-            + sum(len(step_outs(step)) for step in self.steps)
-        )
+        return len(self.inputs) + len(self.constants) + sum(len(step.writes) for step in self.steps)
 
     @property
     def device(self) -> str:
@@ -216,20 +254,20 @@ class Program:
             raise ProgramError(
                 "format", f"format {data.get('format')!r}, this version reads {FORMAT}"
             )
-        own: dict[str, torch.Tensor] = {}
+        used_payloads: dict[str, torch.Tensor] = {}
         try:
             for name, digest in data["payloads"].items():
                 if name not in payloads or tensor_digest(payloads[name]) != digest:
                     raise ProgramError(
                         "payload", f"payload {name!r} is missing or its digest differs"
                     )
-                own[name] = payloads[name]
+                used_payloads[name] = payloads[name]
             return cls(
                 inputs=tuple(_spec_from(spec) for spec in data["inputs"]),
                 constants=tuple(data["constants"]),
                 steps=tuple(_step_from(step, payloads) for step in data["steps"]),
                 outputs=tuple(data["outputs"]),
-                payloads=own,
+                payloads=used_payloads,
             )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ProgramError("schema", f"{type(error).__name__}: {error}") from error
@@ -238,11 +276,11 @@ class Program:
         """Payloads of this Program and of every nested one, by name. Names are content digests, so
         equal names are equal bytes.
         """
-        found = dict(self.payloads)
+        payloads = dict(self.payloads)
         for step in self.steps:
             if isinstance(step, Call):
-                found |= step.program.all_payloads()
-        return found
+                payloads |= step.program.all_payloads()
+        return payloads
 
     @property
     def digest(self) -> str:
@@ -254,46 +292,47 @@ class Program:
         return replace(self, payloads={**self.payloads, name: tensor})
 
 
-def step_outs(step: Step) -> tuple[int, ...]:
-    """The value numbers a step yields."""
-    if isinstance(step, Alloc):
-        return (step.out,)
-    return () if isinstance(step, Launch) else step.outs
+def _values_in(arg: Arg) -> Iterator[int]:
+    if isinstance(arg, Value):
+        yield arg.index
+    elif isinstance(arg, (tuple, list)):
+        for item in arg:
+            yield from _values_in(item)
 
 
-def renumbered_in_turn(
+def renumber_steps(
     steps: Iterable[Step], numbers: Mapping[int, int]
 ) -> tuple[tuple[Step, ...], dict[int, int]]:
     """Steps of a whole-graph Program behind the values 0, 1, ... that `numbers` names, and the new
     numbers of all their values.
     """
-    found, names = [], dict(numbers)
+    renumbered_steps, new_numbers = [], dict(numbers)
     for step in steps:
-        outs = tuple(range(len(names), len(names) + len(step_outs(step))))
-        found.append(renumbered(step, names, outs))
-        names.update(zip(step_outs(step), outs, strict=True))
-    return tuple(found), names
+        outs = tuple(range(len(new_numbers), len(new_numbers) + len(step.writes)))
+        renumbered_steps.append(renumber_step(step, new_numbers, outs))
+        new_numbers.update(zip(step.writes, outs, strict=True))
+    return tuple(renumbered_steps), new_numbers
 
 
-def renumbered(
+def renumber_step(
     step: Step, numbers: Mapping[int, int] | Sequence[int], outs: tuple[int, ...]
 ) -> Step:
     """A step of a whole-graph Program (ATen or call) with its values under other numbers. Raises
     TypeError for any other step.
     """
     if isinstance(step, Aten):
-        kwargs = tuple((name, renumbered_arg(arg, numbers)) for name, arg in step.kwargs)
-        return Aten(step.target, renumbered_arg(step.args, numbers), kwargs, outs, step.many)
+        kwargs = tuple((name, renumber_arg(arg, numbers)) for name, arg in step.kwargs)
+        return Aten(step.target, renumber_arg(step.args, numbers), kwargs, outs, step.many)
     if isinstance(step, Call):
         return Call(step.program, tuple(numbers[index] for index in step.args), outs)
     raise TypeError(f"a whole-graph Program holds ATen and call steps, found {type(step).__name__}")
 
 
-def renumbered_arg(arg: Arg, numbers: Mapping[int, int] | Sequence[int]) -> Arg:
+def renumber_arg(arg: Arg, numbers: Mapping[int, int] | Sequence[int]) -> Arg:
     """An argument with the values in it under other numbers."""
     if isinstance(arg, Value):
         return Value(numbers[arg.index])
-    return tuple(renumbered_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
+    return tuple(renumber_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

@@ -16,38 +16,25 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from torch_cudal1.ir.program import Program, canonical_json
+from torch_cudal1.ir.schedule import Schedule
 
 __all__ = [
-    "NOT_EAGERS",
-    "SCHEDULES",
+    "DIFFERS_FROM_EAGER",
     "Accepted",
     "Candidate",
-    "Check",
+    "CheckResult",
     "Contract",
     "Decision",
     "Entry",
-    "Miss",
     "Region",
     "Rejected",
     "Role",
-    "Schedule",
     "Target",
     "Timing",
     "Verdict",
 ]
 
-Schedule: TypeAlias = Literal[
-    "eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"
-]
-SCHEDULES: tuple[Schedule, ...] = (
-    "eager",
-    "inductor",
-    "max-autotune",
-    "eager+graph",
-    "inductor+graph",
-    "max-autotune+graph",
-)
-NOT_EAGERS = "its result is not eager's"  # why a baseline is out of a race although it runs
+DIFFERS_FROM_EAGER = "its result is not eager's"  # why a baseline is out of a race although it runs
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
@@ -124,7 +111,7 @@ class Region:
 @dataclass(frozen=True)
 class Candidate:
     """A way to compute a region: a Program under a schedule. `origin`: the source that proposed it
-    ("baseline": a denominator).
+    ("baseline": a denominator). Raises ValueError for a text that is no schedule.
     """
 
     program: Program
@@ -133,8 +120,8 @@ class Candidate:
     techniques: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule {self.schedule!r}; expected one of {SCHEDULES}")
+        # Entries and callers may give its text; from here on it is the value.
+        object.__setattr__(self, "schedule", Schedule.parse(self.schedule))
 
     @cached_property
     def digest(self) -> str:
@@ -150,7 +137,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One named check with its number. `value` is what was measured, `limit` what was allowed (both
     None when it is yes or no).
     """
@@ -168,7 +155,7 @@ class Verdict:
     "fast", "standard" or "strict".
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
     profile: str = "fast"
 
     @property
@@ -177,7 +164,7 @@ class Verdict:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
-    def failure(self) -> Check | None:
+    def failure(self) -> CheckResult | None:
         """The first failed check, if any."""
         return next((check for check in self.checks if not check.passed), None)
 
@@ -252,15 +239,6 @@ Decision: TypeAlias = Accepted | Rejected
 
 
 @dataclass(frozen=True)
-class Miss:
-    """A look-up that found nothing usable, with the reason ("absent", "unreadable: ...", "other
-    tolerance version", ...).
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """What the cache keeps for (region, target, contract): the choice, the evidence, and what was
     tried.
@@ -294,8 +272,11 @@ class Entry:
         """Why Inductor was not in the race of baselines that this choice won, "" if it was or there
         was no race.
         """
-        raced, failures = self.evidence.get("baselines_us"), self.evidence.get("baseline_failures")
-        if not isinstance(raced, Mapping) or not raced or "inductor" in raced:
+        baselines_us, failures = (
+            self.evidence.get("baselines_us"),
+            self.evidence.get("baseline_failures"),
+        )
+        if not isinstance(baselines_us, Mapping) or not baselines_us or "inductor" in baselines_us:
             return ""
-        told = failures.get("inductor") if isinstance(failures, Mapping) else None
-        return str(told or "the search left it out")
+        failure = failures.get("inductor") if isinstance(failures, Mapping) else None
+        return str(failure or "the search left it out")

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.program import Program, TensorSpec
 
-__all__ = ["output_specs", "unaligned_values", "value_specs"]
+__all__ = ["output_specs", "find_unaligned_values", "value_specs"]
 
 
 def output_specs(program: Program) -> list[TensorSpec | None]:
@@ -30,18 +30,18 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
     """dtype, shape and strides of every value that is a tensor: inputs, constants and steps'
     results, on fake tensors.
     """
-    count = program.value_count
-    seen = replace(program, outputs=tuple(range(count)))
-    return {index: spec for index, spec in enumerate(output_specs(seen)) if spec is not None}
+    value_count = program.value_count
+    all_outputs = replace(program, outputs=tuple(range(value_count)))
+    return {index: spec for index, spec in enumerate(output_specs(all_outputs)) if spec is not None}
 
 
-def unaligned_values(program: Program, alignment: int) -> frozenset[int]:
+def find_unaligned_values(program: Program, alignment: int) -> frozenset[int]:
     """Values that are views from a place that is no multiple of `alignment` bytes behind the start
     of their memory.
     """
-    seen = replace(program, outputs=tuple(range(program.value_count)))
+    all_outputs = replace(program, outputs=tuple(range(program.value_count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        values = enumerate(_fake_run(seen))
+        values = enumerate(_fake_run(all_outputs))
         return frozenset(
             i
             for i, t in values

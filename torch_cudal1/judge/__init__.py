@@ -1,8 +1,10 @@
-"""The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
+"""The judge: the only room that runs candidates, and the only one that says "correct" or "faster".
 
-`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures.
-Sources, caches and graphs are not its business. What a name stands for is loaded when it is first
-asked for: a process that finds its decisions in a cache never asks.
+May import `core`, `ir`, `device`, `runtime` and `kernels`: sources, caches and graphs are not its
+business. Its folders lie along the trust boundary: `worker/` runs in a candidate's process and holds no
+reference, tolerance or verdict; `evaluate/`, `checks/` and `reference/` stay in the parent; both sides
+speak `wire/`. Names here are loaded when first asked for: a process that finds its decisions in a cache
+never asks. Read `evaluate/evaluator`, `checks/validate`, `worker/session`.
 """
 
 from importlib import import_module
@@ -11,43 +13,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_cudal1.device.gpu_lock import working_s
     from torch_cudal1.judge.evaluate.baseline_benchmark import rank_baselines
-    from torch_cudal1.judge.evaluate.decide import conservative
+    from torch_cudal1.judge.evaluate.decide import round_towards_one
     from torch_cudal1.judge.evaluate.evaluator import (
-        Job,
-        Judgement,
-        Ranking,
-        begin,
-        build,
-        check,
-        evidence,
-        expect,
-        judge,
-        tried,
+        BaselineRanking,
+        Evaluation,
+        EvaluationConfig,
+        build_candidates,
+        evaluate_candidate,
+        make_evidence,
+        prestart_fork_server,
+        prestart_worker,
+        summarise_evaluation,
+        validate_candidate,
     )
-    from torch_cudal1.judge.sandbox.worker_pool import in_background, kept_warm
+    from torch_cudal1.judge.sandbox.worker_pool import in_background, pool_scope
 
 __all__ = [
-    "Job",
-    "Judgement",
-    "Ranking",
-    "begin",
-    "build",
-    "check",
-    "conservative",
-    "evidence",
-    "expect",
+    "EvaluationConfig",
+    "Evaluation",
+    "BaselineRanking",
+    "prestart_worker",
+    "build_candidates",
+    "validate_candidate",
+    "round_towards_one",
+    "make_evidence",
+    "prestart_fork_server",
     "in_background",
-    "judge",
-    "kept_warm",
+    "evaluate_candidate",
+    "pool_scope",
     "rank_baselines",
-    "tried",
+    "summarise_evaluation",
     "working_s",
 ]
 
 _ELSEWHERE = {
-    "conservative": "judge.evaluate.decide",
+    "round_towards_one": "judge.evaluate.decide",
     "in_background": "judge.sandbox.worker_pool",
-    "kept_warm": "judge.sandbox.worker_pool",
+    "pool_scope": "judge.sandbox.worker_pool",
     "rank_baselines": "judge.evaluate.baseline_benchmark",
     "working_s": "device.gpu_lock",
 }

@@ -1,10 +1,9 @@
-"""Built-in kernels, lowered to data-only Programs of cubins.
+"""From ATen to kernel text: what a fusion group computes, as expressions, loop nests and templates.
 
-Matrix products, convolutions, attention and its backward, softmax, norms, losses, reductions,
-scans, pooling, element-wise chains.
-
-`propose` looks at an island's reference Program, `build` compiles a proposal (in the judge's build
-process, without a GPU).
+Lowered to data-only Programs of cubins: matrix products, convolutions, attention and its backward,
+softmax, norms, losses, reductions, scans, pooling, element-wise chains, recurrent layers. `propose`
+looks at a fusion group's reference Program, `build` compiles a proposal (in a process of the judge's,
+without a GPU). May import `core`, `ir` and `device`. Read `proposal`, `expr/nodes`, `lowering`.
 """
 
 from torch_cudal1.kernels.codegen.compile import build

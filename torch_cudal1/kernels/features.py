@@ -10,93 +10,66 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Program
-from torch_cudal1.kernels.expr.from_program import Trace, trace
-from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.ops.matmul import Product
+from torch_cudal1.kernels.expr.from_program import TracedProgram
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.kernels.templates import conv_tiles, gemm_tiles
-from torch_cudal1.kernels.templates.gemm import parts_of
+from torch_cudal1.kernels.registry import find_template, match_template
 
-__all__ = ["Island", "island_of"]
+__all__ = ["KernelFeatures", "extract_features"]
 
 
 @dataclass(frozen=True)
-class Island:
-    """An island's family, its `sizes` by name, and `floor_us`: the same rough bound for every
+class KernelFeatures:
+    """An island's family, its `sizes` by name, and `region_bound_us`: the same rough bound for every
     proposal.
     """
 
     family: str
     sizes: Mapping[str, int]
-    floor_us: float
-    subject: Product | Convolution | None = None
+    region_bound_us: float
+    problem: Any = None
 
-    def bound_us(self, proposal: Proposal) -> float:
-        """A bound on its time: the one that orders its family where there is one, else the
-        island's; infinite for nonsense.
+    def lower_bound_us(self, proposal: Proposal) -> float:
+        """A bound on its time: the template's own where it has one, else the region's; infinite for
+        nonsense.
         """
+        template = find_template(self.family)
+        if self.problem is None or template is None or template.problem is None:
+            return self.region_bound_us
         try:
-            if isinstance(self.subject, Product):
-                return 1e6 * gemm_tiles.bound_s(self.subject, gemm_tiles.read(proposal))
-            if (
-                isinstance(self.subject, Convolution) and "rows" not in proposal.config
-            ):  # which a depthwise tile has
-                return 1e6 * conv_tiles.bound_s(self.subject, conv_tiles.read(proposal))
+            bound_s = template.problem.lower_bound_s(self.problem, proposal)
         except (NotLowerableError, ProgramError):
             return math.inf
-        return self.floor_us
+        return self.region_bound_us if bound_s is None else 1e6 * bound_s
 
 
-def island_of(program: Program) -> Island | None:
+def extract_features(program: Program) -> KernelFeatures | None:
     """The numbers of an island's reference Program; None where the kernels do not cover it."""
     try:
-        traced = trace(program)
-        subject = _subject(traced)
+        template, workload = match_template(program)
+        traced = workload.traced
+        model = template.problem
+        problem = None if model is None else model.read(traced)
     except NotLowerableError:
         return None
-    cost = estimate(program)
-    line = ROOFLINES["cuda"]
-    floor_s = max(cost.flops / line.flops_per_s, cost.least_bytes / line.bytes_per_s) + line.step_s
+    cost = estimate_cost(program)
+    line = DEVICE_RATES["cuda"]
+    bound_s = max(cost.flops / line.flops_per_s, cost.min_bytes / line.bytes_per_s) + line.step_s
     sizes = {
         "steps": cost.steps,
-        "bytes": cost.least_bytes,
+        "bytes": cost.min_bytes,
         "element_bytes": traced.outputs[0].spec.torch_dtype.itemsize,
     }
-    return Island(traced.family, sizes | _sizes(traced, subject), 1e6 * floor_s, subject)
+    sizes |= _describe_leaves(traced) if model is None else model.sizes(problem)
+    return KernelFeatures(traced.family, sizes, 1e6 * bound_s, problem)
 
 
-def _subject(traced: Trace) -> Product | Convolution | None:
-    if traced.family == "gemm":
-        return parts_of(traced).product
-    return (
-        convolution_of(tuple(o.node for o in traced.outputs))[1]
-        if traced.family == "conv"
-        else None
-    )
-
-
-def _sizes(traced: Trace, subject: Product | Convolution | None) -> dict[str, int]:
-    if isinstance(subject, Product):
-        layout = {
-            "left_along_k": int(subject.left.depth == 1),
-            "right_along_k": int(subject.right.depth == 1),
-        }
-        return {name: getattr(subject, name) for name in ("batch", "m", "n", "k")} | layout
-    if isinstance(subject, Convolution):
-        sizes = {
-            name: getattr(subject, name) for name in ("images", "groups", "channels", "outputs")
-        }
-        for name, axis in zip("zyx", subject.axes, strict=True):
-            sizes |= {
-                f"places_{name}": axis.places,
-                f"taps_{name}": axis.taps,
-                f"stride_{name}": axis.stride,
-            }
-        return sizes
+def _describe_leaves(traced: TracedProgram) -> dict[str, int]:
+    """Rows and columns of the largest tensor, for templates without a problem of their own."""
     largest = max(traced.leaves.values(), key=lambda spec: spec.numel)
     return {
         "rows": math.prod(largest.shape[:-1]),

@@ -14,12 +14,7 @@ from typing import Any
 
 from torch_cudal1.core.errors import ProgramError
 
-__all__ = ["Cuda", "Kernel", "Proposal", "shared_limit"]
-
-# opt-in shared memory of one block in bytes, by sm (CUDA programming guide, table of compute
-# capabilities)
-_SHARED_LIMITS = {80: 166912, 87: 166912, 90: 232448, 100: 232448, 103: 232448, 110: 232448}
-_SMALL_SHARED_LIMIT = 101376  # sm_86, 89, 120, 121, and anything we do not know
+__all__ = ["CudaOptions", "KernelSource", "Proposal"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelSource:
     """One launch before compilation: source text, pointer arguments (value number and Triton type),
     grid, warps.
 
@@ -78,12 +73,12 @@ class Kernel:
     grid: int
     warps: int
     stages: int | None = None
-    cuda: Cuda | None = None
+    cuda: CudaOptions | None = None
     registers: int | None = None
 
 
 @dataclass(frozen=True)
-class Cuda:
+class CudaOptions:
     """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes,
     blocks of a cluster.
     """
@@ -91,8 +86,3 @@ class Cuda:
     defines: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0
     cluster: int = 1
-
-
-def shared_limit(sm: int) -> int:
-    """Bytes of shared memory that one block may use on `sm_{sm}`."""
-    return _SHARED_LIMITS.get(sm, _SMALL_SHARED_LIMIT)

@@ -2,7 +2,7 @@
 kernels loaded, deaths worked out.
 
 The result gives what `execute` gives, in less time. A Program that the C++ executor does not hold
-is `NotCompiled` with its reason, and the Python executor runs it. Nothing here decides which of
+is a `Refusal` with its reason, and the Python executor runs it. Nothing here decides which of
 both a caller gets.
 """
 
@@ -16,9 +16,9 @@ import torch
 
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda import addresses, driver
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.eager_operators import as_eager
+from torch_cudal1.ir.eager_operators import use_eager_operators
 from torch_cudal1.ir.program import (
     Alloc,
     Aten,
@@ -28,22 +28,14 @@ from torch_cudal1.ir.program import (
     Program,
     Step,
     Value,
-    renumbered,
-    renumbered_arg,
-    step_outs,
+    renumber_arg,
+    renumber_step,
 )
 
-__all__ = ["NotCompiled", "compile_program"]
+__all__ = ["compile_program"]
 
 Load: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], driver.Loaded]
-_FlatStep: TypeAlias = "Aten | Alloc | _Kernel"
-
-
-@dataclass(frozen=True)
-class NotCompiled:
-    """Why the Python executor runs this Program."""
-
-    reason: str
+_InlinedStep: TypeAlias = "Aten | Alloc | _Kernel"
 
 
 @dataclass(frozen=True)
@@ -55,18 +47,18 @@ class _Kernel:
 
 
 @dataclass
-class _Flat:
+class _InlinedProgram:
     """One Program without nested ones: `constants` follow the inputs, `steps` follow both."""
 
     inputs: int
     constants: list[torch.Tensor]
-    steps: list[_FlatStep] = field(default_factory=list)
+    steps: list[_InlinedStep] = field(default_factory=list)
     values: int = 0
 
 
 def compile_program(
     program: Program, device: torch.device, *, load: Load | None = None
-) -> Any | NotCompiled:
+) -> Any | Refusal:
     """A `_native.Plan` for `device`: called with a sequence of tensors, it returns a list of
     tensors and None.
 
@@ -75,7 +67,7 @@ def compile_program(
     """
     extension = native.extension()
     if extension is None:
-        return NotCompiled(native.status()[1])
+        return Refusal(native.status()[1])
     if (
         device.type == "cuda" and torch.cuda.is_available()
     ):  # tensors and kernels of all its calls are on one device
@@ -83,26 +75,30 @@ def compile_program(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
     constants = [tensor.to(device) for tensor in _constants(program)]
-    flat = _Flat(len(program.inputs), constants, values=len(program.inputs) + len(constants))
+    flat = _InlinedProgram(
+        len(program.inputs), constants, values=len(program.inputs) + len(constants)
+    )
     outputs = _inline(
         program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
     )
-    flat.steps = as_eager(
+    flat.steps = use_eager_operators(
         flat.steps,
-        [*outputs, *(index for step in flat.steps for index in used_values(_as_step(step)))],
+        [*outputs, *(index for step in flat.steps for index in _as_step(step).reads)],
     )
     loaded = [
         (load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None
         for s in flat.steps
     ]
-    kernels = [one for one in loaded if one is not None]
-    found = addresses.launch_addresses(kernels[0]) if kernels else None
-    if isinstance(found, str):
-        return NotCompiled(found)
-    steps = [_packed(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)]
+    kernels = [kernel for kernel in loaded if kernel is not None]
+    launch_addresses = addresses.find_launch_addresses(kernels[0]) if kernels else None
+    if isinstance(launch_addresses, Refusal):
+        return launch_addresses
+    steps = [
+        _pack_step(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)
+    ]
     dying = _dying(
         [_as_step(step) for step in flat.steps],
-        kept={*range(flat.inputs + len(constants)), *outputs},
+        live_values={*range(flat.inputs + len(constants)), *outputs},
     )
     plan = list(zip(steps, dying, strict=True))
     arguments = (
@@ -111,15 +107,15 @@ def compile_program(
         tuple(constants),
         tuple(outputs),
         device,
-        found,
+        launch_addresses,
         tuple(plan),
         Value,
-        addresses.explain,
+        addresses.raise_launch_failure,
     )
     try:
         return extension.Plan(*arguments)
     except NotImplementedError as reason:
-        return NotCompiled(str(reason))
+        return Refusal(str(reason))
 
 
 def _constants(program: Program) -> Iterable[torch.Tensor]:
@@ -130,43 +126,47 @@ def _constants(program: Program) -> Iterable[torch.Tensor]:
             yield from _constants(step.program)
 
 
-def _inline(program: Program, args: Sequence[int], flat: _Flat, constants: Any) -> list[int | None]:
+def _inline(
+    program: Program, args: Sequence[int], flat: _InlinedProgram, constants: Any
+) -> list[int | None]:
     """Append the steps of `program`, called with the values `args`; the values of its outputs."""
     names = [*args, *(next(constants) for _ in program.constants)]
     for step in program.steps:
         if isinstance(step, Call):
             names += _inline(step.program, [names[index] for index in step.args], flat, constants)
             continue
-        outs = tuple(range(flat.values, flat.values + len(step_outs(step))))
+        outs = tuple(range(flat.values, flat.values + len(step.writes)))
         flat.values += len(outs)
-        flat.steps.append(_renamed(step, names, outs, program))
+        flat.steps.append(_renumber(step, names, outs, program))
         names += outs
     return [None if index is None else names[index] for index in program.outputs]
 
 
-def _renamed(
+def _renumber(
     step: Step, names: Sequence[int], outs: tuple[int, ...], program: Program
-) -> _FlatStep:
+) -> _InlinedStep:
     if isinstance(step, Alloc):
         return replace(step, out=outs[0])
     if isinstance(step, Aten):
-        return renumbered(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
+        return renumber_step(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
     assert isinstance(step, Launch)
-    args = tuple(LaunchArg(arg.kind, renumbered_arg(arg.value, names)) for arg in step.args)
+    args = tuple(LaunchArg(arg.kind, renumber_arg(arg.value, names)) for arg in step.args)
     return _Kernel(
         replace(step, args=args, aligned=tuple(names[index] for index in step.aligned)),
         program.payloads[step.payload],
     )
 
 
-def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device) -> tuple[Any, ...]:
+def _pack_step(
+    step: _InlinedStep, kernel: driver.Loaded | None, device: torch.device
+) -> tuple[Any, ...]:
     """A step as the tuple that csrc/plan_build.cpp reads."""
     if isinstance(step, Alloc):
         return ("alloc", step.out, step.spec.shape, step.spec.strides, step.spec.torch_dtype)
     if isinstance(step, Aten):
         namespace, name, overload = step.target.split(".")
-        args = tuple(_placed(arg, device) for arg in step.args)
-        kwargs = {key: _placed(arg, device) for key, arg in step.kwargs}
+        args = tuple(_place_on(arg, device) for arg in step.args)
+        kwargs = {key: _place_on(arg, device) for key, arg in step.kwargs}
         return (
             "aten",
             f"{namespace}::{name}",
@@ -178,31 +178,31 @@ def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device)
         )
     if kernel is None:
         raise ProgramError("launch", f"kernel {step.launch.symbol!r} was not loaded")
-    return ("launch", *addresses.packed(kernel))
+    return ("launch", *addresses.pack_launch(kernel))
 
 
-def _placed(arg: Any, device: torch.device) -> Any:
+def _place_on(arg: Any, device: torch.device) -> Any:
     """The Program names a device type; the ordinal is the caller's. Operators take lists where a
     Program holds tuples.
     """
     if isinstance(arg, torch.device):
         return device
-    return [_placed(item, device) for item in arg] if isinstance(arg, tuple) else arg
+    return [_place_on(item, device) for item in arg] if isinstance(arg, tuple) else arg
 
 
-def _as_step(step: _FlatStep) -> Step:
+def _as_step(step: _InlinedStep) -> Step:
     return step.launch if isinstance(step, _Kernel) else step
 
 
-def _dying(steps: Sequence[Step], kept: set[int | None]) -> list[tuple[int, ...]]:
+def _dying(steps: Sequence[Step], live_values: set[int | None]) -> list[tuple[int, ...]]:
     """For each step, the values nobody needs after it."""
     last = {
         index: position
         for position, step in enumerate(steps)
-        for index in (*used_values(step), *step_outs(step))
+        for index in (*step.reads, *step.writes)
     }
     dying: list[list[int]] = [[] for _ in steps]
     for index, position in last.items():
-        if index not in kept:
+        if index not in live_values:
             dying[position].append(index)
     return [tuple(sorted(dead)) for dead in dying]

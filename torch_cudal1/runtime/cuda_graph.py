@@ -19,18 +19,19 @@ import torch
 
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.device.cuda.addresses import fail, replay_addresses
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.addresses import find_replay_addresses, raise_driver_error
 from torch_cudal1.ir.interpreter import Runner
 
 __all__ = ["GraphedRunner"]
 
 _WARMUP_CALLS = 3  # lazy module loading, cuBLAS handles and autotuning must be over before capture
 # one per set of parameter addresses; an old one goes when a model's weights move for the ninth time
-_KEPT_GRAPHS = 8
+_MAX_GRAPHS = 8
 
 
 @dataclass(frozen=True)
-class _Captured:
+class GraphCapture:
     graph: torch.cuda.CUDAGraph
     moving: list[
         torch.Tensor
@@ -57,7 +58,7 @@ class GraphedRunner:
     ) -> None:
         self._runner, self._static, self._device, self._last = runner, static, device, last
         self._moving: tuple[int, ...] = ()
-        self._graphs: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, ...], GraphCapture] = OrderedDict()
         self._replay: Any = None  # the C++ form, from the first call on
         self.interpreted = ""  # why there is none
 
@@ -83,7 +84,7 @@ class GraphedRunner:
         if captured is None:
             captured = self._capture(inputs)
             self._graphs[key] = captured
-            if len(self._graphs) > _KEPT_GRAPHS:
+            if len(self._graphs) > _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         if self._moving:
             torch._foreach_copy_(captured.moving, [inputs[index] for index in self._moving])
@@ -92,7 +93,7 @@ class GraphedRunner:
             return [_hand_out(out, inputs) for out in captured.outputs]
         yielded = [inputs[out] if isinstance(out, int) else out for out in captured.outputs]
         results = self._last([*yielded, *inputs])  # type: ignore[list-item]  # a first part yields tensors only
-        return [_apart(out, captured) for out in results]
+        return [_copy_if_in_graph(out, captured) for out in results]
 
     def _plainly(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The function without a graph."""
@@ -107,14 +108,21 @@ class GraphedRunner:
             self.interpreted = (
                 f"torch {torch.__version__} does not tell the handle of a captured graph"
             )
-        elif isinstance(addresses := replay_addresses(self._device), str):
-            self.interpreted = addresses
+        elif isinstance(addresses := find_replay_addresses(self._device), Refusal):
+            self.interpreted = addresses.reason
         elif self._last is not None and not isinstance(self._last, extension.Plan):
             self.interpreted = "its last step runs in Python"
         else:
-            static, kept = tuple(sorted(self._static)), _KEPT_GRAPHS
+            static, max_graphs = tuple(sorted(self._static)), _MAX_GRAPHS
             self._replay = extension.Replay(
-                self._uncaptured, fail, inputs, static, self._device, addresses, kept, self._last
+                self._uncaptured,
+                raise_driver_error,
+                inputs,
+                static,
+                self._device,
+                addresses,
+                max_graphs,
+                self._last,
             )
 
     def _uncaptured(
@@ -133,27 +141,31 @@ class GraphedRunner:
         results: list[torch.Tensor | None] = self._replay(inputs)
         return results
 
-    def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
-        _refuse_elsewhere("input", inputs, self._device)
-        held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
+    def _capture(self, inputs: Sequence[torch.Tensor]) -> GraphCapture:
+        _refuse_other_devices("input", inputs, self._device)
+        captured_inputs = [
+            t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)
+        ]
         with torch.cuda.device(self._device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(_WARMUP_CALLS):
-                    self._runner(held)
+                    self._runner(captured_inputs)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph):
-                results = self._runner(held)
-        _refuse_elsewhere("output", results, self._device)
-        _refuse_shared(results)
-        outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
-        return _Captured(graph, [held[index] for index in self._moving], outputs)
+                results = self._runner(captured_inputs)
+        _refuse_other_devices("output", results, self._device)
+        _refuse_shared_outputs(results)
+        outputs = [
+            next((i for i, t in enumerate(captured_inputs) if t is out), out) for out in results
+        ]
+        return GraphCapture(graph, [captured_inputs[index] for index in self._moving], outputs)
 
 
-def _refuse_elsewhere(
-    what: str, tensors: Sequence[torch.Tensor | None], device: torch.device
+def _refuse_other_devices(
+    role: str, tensors: Sequence[torch.Tensor | None], device: torch.device
 ) -> None:
     """A number on the CPU becomes an argument of a kernel: a graph would keep the one of its
     capture. Nor is another GPU served.
@@ -164,11 +176,11 @@ def _refuse_elsewhere(
         ):
             continue
         raise NotLowerableError(
-            f"{what} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}"
+            f"{role} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}"
         )
 
 
-def _refuse_shared(results: Sequence[torch.Tensor | None]) -> None:
+def _refuse_shared_outputs(results: Sequence[torch.Tensor | None]) -> None:
     """Two outputs that are views of one tensor would be handed out as two copies: a write to one
     must show in the other.
     """
@@ -189,16 +201,16 @@ def _hand_out(
     return out if out is None else _strided_copy(out)
 
 
-def _apart(result: torch.Tensor | None, captured: _Captured) -> torch.Tensor | None:
+def _copy_if_in_graph(result: torch.Tensor | None, captured: GraphCapture) -> torch.Tensor | None:
     """A result of a last step, or a copy of it where it is memory that the next replay writes."""
     if result is None:
         return None
-    held = [
+    graph_tensors = [
         tensor
         for tensor in (*captured.moving, *captured.outputs)
         if isinstance(tensor, torch.Tensor)
     ]
-    storages = {tensor.untyped_storage().data_ptr() for tensor in held}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in graph_tensors}
     return _strided_copy(result) if result.untyped_storage().data_ptr() in storages else result
 
 

@@ -1,9 +1,9 @@
 """The quick way into a bound module: one C++ entry from the user's arguments to the module's
 result, where it is built.
 
-`Direct` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it;
-`entry` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call that the table
-does not serve, for whatever reason, it returns `miss()`, and the caller goes the slow way, which
+`DirectCall` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it;
+`make_dispatch_table` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call that the table
+does not serve, for whatever reason, it returns `miss_sentinel()`, and the caller goes the slow way, which
 knows every case. Nothing here binds, checks or decides.
 """
 
@@ -19,18 +19,25 @@ from torch.autograd import forward_ad
 from torch_cudal1.core import native
 from torch_cudal1.runtime import kill_switch
 
-__all__ = ["Call", "Direct", "Entry", "entry", "miss", "through"]
+__all__ = [
+    "Call",
+    "DirectCall",
+    "DispatchTable",
+    "make_dispatch_table",
+    "miss_sentinel",
+    "try_table_first",
+]
 
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Entry(Protocol):
-    """`_native.FastPath`: called with args and kwargs, it returns the module's result, or `miss()`."""
+class DispatchTable(Protocol):
+    """`_native.FastPath`: called with args and kwargs, it returns the module's result, or `miss_sentinel()`."""
 
     served: int
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """The module's result, or `miss()`."""
+        """The module's result, or `miss_sentinel()`."""
 
     def add(self, *binding: Any) -> bool:
         """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from
@@ -46,7 +53,7 @@ class Entry(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Direct:
+class DirectCall:
     """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's,
     in fresh memory.
 
@@ -63,7 +70,7 @@ class Direct:
 
     def into(
         self,
-        table: Entry,
+        table: DispatchTable,
         owner: object,
         guard: Any,
         module: torch.nn.Module,
@@ -88,28 +95,28 @@ class Direct:
             )
 
 
-def entry(*, cuda: bool) -> Entry | None:
+def make_dispatch_table(*, cuda: bool) -> DispatchTable | None:
     """An empty table, or None without the extension. `cuda`: the switches of CUDA are part of what
     must be as it was.
     """
     extension = native.extension()
     if extension is None:
         return None
-    table: Entry = extension.FastPath(
+    table: DispatchTable = extension.FastPath(
         cuda, vars(kill_switch), vars(forward_ad), vars(torch.compiler)
     )
     return table
 
 
-def miss() -> object:
+def miss_sentinel() -> object:
     """What a table returns for a call that it does not serve."""
     extension = native.extension()
     return None if extension is None else extension.MISS
 
 
-def through(table: Entry, slow: Call) -> Call:
+def try_table_first(table: DispatchTable, slow: Call) -> Call:
     """`slow`, with `table` in front of it."""
-    absent = miss()
+    absent = miss_sentinel()
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = table(args, kwargs)

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.ir.check import check_program, used_values
-from torch_cudal1.ir.constant_folding import computed_once
-from torch_cudal1.ir.eager_operators import as_eager
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.constant_folding import fold_constants
+from torch_cudal1.ir.eager_operators import use_eager_operators
 from torch_cudal1.ir.interpreter import Runner, interpret, interpret_steps
 from torch_cudal1.ir.program import Launch, Program
-from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+from torch_cudal1.runtime.compiled import compile_program
 
 __all__ = ["launch_through_driver", "prepare"]
 
@@ -28,15 +29,17 @@ def prepare(program: Program, device: torch.device) -> Runner:
     Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
     """
     check_program(program)
-    program = computed_once(program, device, interpret)
+    program = fold_constants(program, device, interpret)
     compiled = compile_program(program, device)
-    if not isinstance(compiled, NotCompiled):
+    if not isinstance(compiled, Refusal):
         telemetry.count("programs_compiled")
         runner: Runner = compiled
         return runner
     telemetry.record("program", "interpreted", reason=compiled.reason)
-    read = [*program.outputs, *(index for step in program.steps for index in used_values(step))]
-    return interpret_steps(program, as_eager(program.steps, read), device, launch_through_driver)
+    read = [*program.outputs, *(index for step in program.steps for index in step.reads)]
+    return interpret_steps(
+        program, use_eager_operators(program.steps, read), device, launch_through_driver
+    )
 
 
 def launch_through_driver(

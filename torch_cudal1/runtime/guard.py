@@ -1,10 +1,10 @@
 """Knows in microseconds that nothing about a module changed since a plan was bound to it, and names
 the kind of a call.
 
-`bind` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it),
+`bind_guard` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it),
 `ModuleGuard.holds` compares it with the present at every call: in C++ where the extension is built,
 else by the plain Python below, with the same answers. `signature` describes the arguments,
-`call_state` the global switches, and `tracing_reason` says when a call must run the plain module
+`call_state` the global switches, and `find_tracing` says when a call must run the plain module
 because something looks on.
 
 It runs nothing, decides nothing, and does not look at the values of tensors.
@@ -23,31 +23,30 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from torch_cudal1.core import native
-from torch_cudal1.runtime.guard_builder import watch
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_records import (
     ABSENT,
     FACTS,
     IGNORED,
-    Code,
-    Lookup,
-    Refusal,
-    Table,
-    TensorFacts,
-    Watched,
-    names_but,
+    DictContents,
+    FunctionMatch,
+    GuardRecords,
+    NameMatch,
+    TensorMatch,
+    names_without_prefix,
     tensor_facts,
 )
 
 __all__ = [
     "ModuleGuard",
-    "Refusal",
-    "bind",
+    "bind_guard",
     "call_state",
     "opaque_signature",
     "python_signature",
-    "saving_is_watched",
+    "has_saved_tensor_hooks",
     "signature",
-    "tracing_reason",
+    "find_tracing",
 ]
 
 Implementation: TypeAlias = Literal["python", "native"]
@@ -66,15 +65,15 @@ class ModuleGuard:
     __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
     implementation: Implementation
 
-    def __init__(self, watched: Watched, implementation: Implementation | None = None) -> None:
+    def __init__(self, watched: GuardRecords, implementation: Implementation | None = None) -> None:
         self.implementation = implementation or ("native" if native.status()[0] else "python")
         extension = native.extension() if self.implementation == "native" else None
         self._watched = watched
         self.native: Any = (
-            None if extension is None else extension.Guard(*_plain(watched))
+            None if extension is None else extension.Guard(*_as_native_tuples(watched))
         )  # what C++ code may ask itself
         self.holds: Callable[[], bool] = (
-            _Python(watched).holds if self.native is None else self.native.holds
+            _PythonGuard(watched).holds if self.native is None else self.native.holds
         )
 
     def why(self) -> str:
@@ -82,13 +81,13 @@ class ModuleGuard:
         return next(_differences(self._watched), "")
 
 
-def bind(
+def bind_guard(
     module: nn.Module, *, implementation: Implementation | None = None
 ) -> ModuleGuard | Refusal:
     """A guard of `module` and everything below it, or why there is none. `implementation=None`
     takes the C++ one if it is there.
     """
-    watched = watch(module)
+    watched = record_module(module)
     if isinstance(watched, Refusal):
         return watched
     if implementation == "native" and native.extension() is None:
@@ -99,10 +98,10 @@ def bind(
 # --- the module
 
 
-class _Python:
+class _PythonGuard:
     """The reference implementation: every record is compared by identity, tensors by their facts."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: GuardRecords) -> None:
         self._watched = watched
         self._hooks = [record.hooks for record in watched.empties]
 
@@ -124,12 +123,12 @@ class _Python:
         )
 
 
-def _same_lookup(record: Lookup) -> bool:
+def _same_lookup(record: NameMatch) -> bool:
     table: Any = vars(record.table) if isinstance(record.table, type) else record.table
     return table.get(record.key, ABSENT) is record.value
 
 
-def _same_code(record: Code) -> bool:
+def _same_code(record: FunctionMatch) -> bool:
     function = record.function
     same_defaults = (
         function.__defaults__ is record.defaults and function.__kwdefaults__ is record.kwdefaults
@@ -137,10 +136,10 @@ def _same_code(record: Code) -> bool:
     return function.__code__ is record.code and same_defaults
 
 
-def _same_table(record: Table) -> bool:
+def _same_table(record: DictContents) -> bool:
     table = record.table
     if record.values is None:
-        return set(names_but(table, record.but)) == set(record.keys)
+        return set(names_without_prefix(table, record.but)) == set(record.keys)
     if record.skips and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
     return (
@@ -150,7 +149,7 @@ def _same_table(record: Table) -> bool:
     )
 
 
-def _same_tensor(record: TensorFacts) -> bool:
+def _same_tensor(record: TensorMatch) -> bool:
     return type(record.tensor) is record.kind and tensor_facts(record.tensor) == record.facts
 
 
@@ -161,7 +160,7 @@ def _content(cell: Any) -> object:
         return ABSENT
 
 
-def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
+def _as_native_tuples(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
     """The records as the tuples that the C++ guard reads; it takes the facts of the tensors itself."""
     return (
         tuple((r.thing, r.kind) for r in watched.kins),
@@ -185,7 +184,7 @@ def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
     )
 
 
-def _differences(w: Watched) -> Iterator[str]:
+def _differences(w: GuardRecords) -> Iterator[str]:
     """Every difference in words, in the order of the records."""
     for hooks in w.empties:
         if hooks.hooks:
@@ -215,12 +214,12 @@ def _differences(w: Watched) -> Iterator[str]:
             yield _tensor_difference(tensor)
 
 
-def _table_difference(record: Table) -> str:
+def _table_difference(record: DictContents) -> str:
     now = {
         key: value for key, value in record.table.items() if not (record.skips and key == IGNORED)
     }
     if record.values is None:
-        now = dict.fromkeys(names_but(record.table, record.but))
+        now = dict.fromkeys(names_without_prefix(record.table, record.but))
     before: dict[Any, Any] = (
         dict.fromkeys(record.keys)
         if record.values is None
@@ -240,46 +239,46 @@ def _table_difference(record: Table) -> str:
     return f"{record.where or 'the module'}: {key} {happened}"
 
 
-def _tensor_difference(record: TensorFacts) -> str:
+def _tensor_difference(record: TensorMatch) -> str:
     if type(record.tensor) is not record.kind:
         return f"{record.where}: class {record.kind.__name__} -> {type(record.tensor).__name__}"
     for name, before, now in zip(FACTS, record.facts, tensor_facts(record.tensor), strict=True):
         if before != now:
-            return f"{record.where}: {name} {_word(before)} -> {_word(now)}"
+            return f"{record.where}: {name} {_format_fact(before)} -> {_format_fact(now)}"
     return f"{record.where}: changed"
 
 
-def _word(fact: object) -> str:
+def _format_fact(fact: object) -> str:
     return str(tuple(fact)) if isinstance(fact, tuple) else str(fact).removeprefix("torch.")
 
 
 # --- the call
 
 
-def tracing_reason() -> str:
-    """Why this call must run the plain module: something records or transforms what happens inside.
-    "" if nothing does.
+def find_tracing() -> Refusal | None:
+    """Why this call must run the plain module: something records or transforms what happens inside
+    it.
 
     A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of
     `call_state` instead.
     """
     if torch.compiler.is_compiling():
-        return "torch.compile or torch.export is tracing"
+        return Refusal("torch.compile or torch.export is tracing")
     modes = _C._len_torch_function_stack()
     if modes and (modes > 1 or type(_C._get_function_stack_at(0)) is not DeviceContext):
-        return "a torch function mode is active"
+        return Refusal("a torch function mode is active")
     if _C._len_torch_dispatch_stack():
-        return "a torch dispatch mode is active"
+        return Refusal("a torch dispatch mode is active")
     if _C._get_tracing_state() is not None:
-        return "torch.jit is tracing"
+        return Refusal("torch.jit is tracing")
     if _C._functorch.peek_interpreter_stack() is not None:
-        return "a functorch transform (grad, vmap, jvp, functionalize) is active"
+        return Refusal("a functorch transform (grad, vmap, jvp, functionalize) is active")
     if forward_ad._current_level >= 0:
-        return "forward-mode automatic differentiation is active"
-    return ""
+        return Refusal("forward-mode automatic differentiation is active")
+    return None
 
 
-def saving_is_watched() -> bool:
+def has_saved_tensor_hooks() -> bool:
     """Whether hooks pack what autograd saves, as activation checkpointing does: it runs a forward
     again and compares.
     """

@@ -32,25 +32,25 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime.guard_records import (
     HEAP_TYPE,
     IGNORED,
-    Cell,
-    Code,
-    Empty,
-    Home,
-    Items,
-    Kin,
-    Lookup,
-    Raw,
-    Refusal,
-    Table,
-    TensorFacts,
-    Watched,
+    BytesMatch,
+    ClosureMatch,
+    DictContents,
+    DictIdentity,
+    EmptyHooks,
+    FunctionMatch,
+    GuardRecords,
+    NameMatch,
+    SequenceContents,
+    TensorMatch,
+    TypeMatch,
     tensor_facts,
 )
 
-__all__ = ["watch"]
+__all__ = ["record_module"]
 
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 # What is in these says how a hook is called; without the hook it does nothing.
@@ -138,7 +138,7 @@ _OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: iden
 )
 
 
-def watch(module: nn.Module) -> Watched | Refusal:
+def record_module(module: nn.Module) -> GuardRecords | Refusal:
     """Walk `module`. A Refusal if it has hooks, scripted parts, tensor subclasses or state that can
     change unseen.
     """
@@ -148,7 +148,9 @@ def watch(module: nn.Module) -> Watched | Refusal:
         walk.module(module, "")
     except _UnwatchableError as refused:
         return Refusal(str(refused))
-    return Watched(**{name: tuple(getattr(walk, name)) for name in Watched.__dataclass_fields__})
+    return GuardRecords(
+        **{name: tuple(getattr(walk, name)) for name in GuardRecords.__dataclass_fields__}
+    )
 
 
 class _UnwatchableError(Exception):
@@ -157,27 +159,27 @@ class _UnwatchableError(Exception):
 
 @dataclass
 class _Walk:
-    kins: list[Kin] = field(default_factory=list)
-    homes: list[Home] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    items: list[Items] = field(default_factory=list)
-    raws: list[Raw] = field(default_factory=list)
-    empties: list[Empty] = field(default_factory=list)
-    lookups: list[Lookup] = field(default_factory=list)
-    codes: list[Code] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
-    tensors: list[TensorFacts] = field(default_factory=list)
+    kins: list[TypeMatch] = field(default_factory=list)
+    homes: list[DictIdentity] = field(default_factory=list)
+    tables: list[DictContents] = field(default_factory=list)
+    items: list[SequenceContents] = field(default_factory=list)
+    raws: list[BytesMatch] = field(default_factory=list)
+    empties: list[EmptyHooks] = field(default_factory=list)
+    lookups: list[NameMatch] = field(default_factory=list)
+    codes: list[FunctionMatch] = field(default_factory=list)
+    cells: list[ClosureMatch] = field(default_factory=list)
+    tensors: list[TensorMatch] = field(default_factory=list)
     seen: dict[object, object] = field(default_factory=dict)
     total: int = 0
 
-    def _new(self, thing: object, role: object = "") -> bool:
-        """Whether `thing` is met for the first time in this role. Held, so that its identity is not
+    def _new(self, value: object, role: object = "") -> bool:
+        """Whether `value` is met for the first time in this role. Held, so that its identity is not
         reused during the walk.
         """
-        key = (id(thing), role)
+        key = (id(value), role)
         if key in self.seen:
             return False
-        self.seen[key] = thing
+        self.seen[key] = value
         return True
 
     def global_hooks(self) -> None:
@@ -188,8 +190,8 @@ class _Walk:
                 raise _UnwatchableError(
                     f"{where} is not empty: hooks for every module are registered"
                 )
-            self.lookups.append(Lookup(where, table, name, hooks))
-            self.empties.append(Empty(where, hooks))
+            self.lookups.append(NameMatch(where, table, name, hooks))
+            self.empties.append(EmptyHooks(where, hooks))
 
     # --- modules and tensors
 
@@ -212,10 +214,10 @@ class _Walk:
                     f"{_join(path, name)}: hooks are registered; they run only through a plain module call"
                 )
             if hooks is not None:
-                self.empties.append(Empty(_join(path, name), hooks))
+                self.empties.append(EmptyHooks(_join(path, name), hooks))
         self._object(module, path, attributes)
-        for slot, what in _SLOTS.items():
-            self._table(path, what, attributes[slot])
+        for slot, kind in _SLOTS.items():
+            self._table(path, kind, attributes[slot])
         for slot in ("_parameters", "_buffers"):
             for name, tensor in attributes[slot].items():
                 if tensor is not None:
@@ -241,17 +243,17 @@ class _Walk:
             raise _UnwatchableError(
                 f"{where} is not a dense strided tensor (layout {tensor.layout})"
             )
-        self.tensors.append(TensorFacts(where, tensor, type(tensor), tensor_facts(tensor)))
+        self.tensors.append(TensorMatch(where, tensor, type(tensor), tensor_facts(tensor)))
 
-    def _object(self, thing: object, path: str, attributes: dict[str, Any]) -> None:
-        self.kins.append(Kin(path, thing, type(thing)))
-        self.homes.append(Home(path, thing, attributes))
-        self._table(path, "attribute", attributes, skips=isinstance(thing, nn.Module))
+    def _object(self, value: object, path: str, attributes: dict[str, Any]) -> None:
+        self.kins.append(TypeMatch(path, value, type(value)))
+        self.homes.append(DictIdentity(path, value, attributes))
+        self._table(path, "attribute", attributes, skips=isinstance(value, nn.Module))
 
     def _table(
         self,
         where: str,
-        what: str,
+        kind: str,
         table: Mapping[Any, Any],
         *,
         skips: bool = False,
@@ -259,7 +261,7 @@ class _Walk:
     ) -> None:
         pairs = [(key, value) for key, value in table.items() if not (skips and key == IGNORED)]
         keys, values = tuple(key for key, _ in pairs), tuple(value for _, value in pairs)
-        self.tables.append(Table(where, what, table, keys, values, skips, owner))
+        self.tables.append(DictContents(where, kind, table, keys, values, skips, owner))
 
     # --- values behind attributes
 
@@ -329,9 +331,9 @@ class _Walk:
         if type(value) in _DICTS:
             self._table(where, "item", value)
         elif type(value) in _SEQUENCES:
-            self.items.append(Items(where, value, tuple(value)))
+            self.items.append(SequenceContents(where, value, tuple(value)))
         elif type(value) is bytearray:
-            self.raws.append(Raw(where, value, bytes(value)))
+            self.raws.append(BytesMatch(where, value, bytes(value)))
         else:
             return False
         return True
@@ -370,7 +372,7 @@ class _Walk:
         if function is None or not self._new(function, cls):
             return
         if self._new(function, "code"):
-            self.codes.append(Code.of(where, function))
+            self.codes.append(FunctionMatch.of(where, function))
             if function.__kwdefaults__:
                 self._small(f"{where}, keyword defaults", function.__kwdefaults__)
             for name, cell in zip(
@@ -389,7 +391,7 @@ class _Walk:
             value = cell.cell_contents
         except ValueError:  # still empty: nothing can have been read from it
             return
-        self.cells.append(Cell(where, cell, value))
+        self.cells.append(ClosureMatch(where, cell, value))
         self._small(where, value)
         if isinstance(
             value, types.FunctionType
@@ -401,7 +403,7 @@ class _Walk:
             return
         value = table[name]
         self.lookups.append(
-            Lookup(f"global {table.get('__name__', '?')}.{name}", table, name, value)
+            NameMatch(f"global {table.get('__name__', '?')}.{name}", table, name, value)
         )
         self._small(f"global {name}", value)
         if isinstance(value, types.FunctionType):
@@ -418,7 +420,7 @@ class _Walk:
         for name in sorted(names & table.keys()):
             if self._new(table, name):
                 value = table[name]
-                self.lookups.append(Lookup(f"{where}.{name}", table, name, value))
+                self.lookups.append(NameMatch(f"{where}.{name}", table, name, value))
                 if isinstance(value, types.ModuleType):
                     self._module_names(f"{where}.{name}", value, names)
 

@@ -19,20 +19,19 @@ __all__ = [
     "FACTS",
     "HEAP_TYPE",
     "IGNORED",
-    "Cell",
-    "Code",
-    "Empty",
-    "Home",
-    "Items",
-    "Kin",
-    "Lookup",
-    "Raw",
-    "Refusal",
-    "Table",
-    "TensorFacts",
-    "Watched",
-    "bodies_of",
-    "names_but",
+    "ClosureMatch",
+    "FunctionMatch",
+    "EmptyHooks",
+    "DictIdentity",
+    "SequenceContents",
+    "TypeMatch",
+    "NameMatch",
+    "BytesMatch",
+    "DictContents",
+    "TensorMatch",
+    "GuardRecords",
+    "record_class_bodies",
+    "names_without_prefix",
     "tensor_facts",
     "without_state",
 ]
@@ -53,15 +52,8 @@ FACTS = (
 )
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """This module cannot be guarded, and why; it keeps running as it is."""
-
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
-class Kin:
+class TypeMatch:
     """The class of an object."""
 
     where: str
@@ -70,7 +62,7 @@ class Kin:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DictIdentity:
     """The attribute dictionary of an object: it may be replaced as a whole."""
 
     where: str
@@ -79,7 +71,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DictContents:
     """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is
     skipped where `skips`. Without `values` its keys, which are bytes, stay the same in any order,
     but for those that begin with `but`.
@@ -96,18 +88,20 @@ class Table:
     but: bytes = b""
 
     @classmethod
-    def of_names(cls, where: str, what: str, table: dict[bytes, Any], *, but: bytes) -> Table:
+    def of_names(
+        cls, where: str, what: str, table: dict[bytes, Any], *, but: bytes
+    ) -> DictContents:
         """The record of which keys there are, whatever lies under them."""
-        return cls(where, what, table, names_but(table, but), None, but=but)
+        return cls(where, what, table, names_without_prefix(table, but), None, but=but)
 
 
-def names_but(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
+def names_without_prefix(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
     """The names that do not begin with `prefix`."""
     return tuple(name for name in table if not name.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class SequenceContents:
     """A list, deque or set whose items stay the same objects in the same order."""
 
     where: str
@@ -116,7 +110,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class BytesMatch:
     """A bytearray and its content."""
 
     where: str
@@ -125,7 +119,7 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class EmptyHooks:
     """A hook dictionary, empty at the walk."""
 
     where: str
@@ -133,14 +127,14 @@ class Empty:
 
 
 class _Absent:
-    """What a `Lookup` finds where there is nothing."""
+    """What a `NameMatch` finds where there is nothing."""
 
 
 ABSENT = _Absent()
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class NameMatch:
     """A name that a call looks up: in a dict, or in the body of a class. `value` is ABSENT where
     there was none.
     """
@@ -152,7 +146,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class FunctionMatch:
     """A function, whose code reloading tools replace, and its default arguments."""
 
     where: str
@@ -162,7 +156,7 @@ class Code:
     kwdefaults: dict[str, object] | None
 
     @classmethod
-    def of(cls, where: str, function: types.FunctionType) -> Code:
+    def of(cls, where: str, function: types.FunctionType) -> FunctionMatch:
         """The record of a function as it is now."""
         return cls(
             where, function, function.__code__, function.__defaults__, function.__kwdefaults__
@@ -170,7 +164,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ClosureMatch:
     """A closure variable."""
 
     where: str
@@ -179,7 +173,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorMatch:
     """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts
     and not the object.
     """
@@ -191,27 +185,27 @@ class TensorFacts:
 
 
 @dataclass(frozen=True)
-class Watched:
+class GuardRecords:
     """Everything a guard checks. Holding it keeps objects alive (so that identities are not
     reused), but no old tensor storage.
     """
 
-    kins: tuple[Kin, ...]
-    homes: tuple[Home, ...]
-    tables: tuple[Table, ...]
-    items: tuple[Items, ...]
-    raws: tuple[Raw, ...]
-    empties: tuple[Empty, ...]
-    lookups: tuple[Lookup, ...]
-    codes: tuple[Code, ...]
-    cells: tuple[Cell, ...]
-    tensors: tuple[TensorFacts, ...]
+    kins: tuple[TypeMatch, ...]
+    homes: tuple[DictIdentity, ...]
+    tables: tuple[DictContents, ...]
+    items: tuple[SequenceContents, ...]
+    raws: tuple[BytesMatch, ...]
+    empties: tuple[EmptyHooks, ...]
+    lookups: tuple[NameMatch, ...]
+    codes: tuple[FunctionMatch, ...]
+    cells: tuple[ClosureMatch, ...]
+    tensors: tuple[TensorMatch, ...]
 
 
-def bodies_of(classes: Iterable[type]) -> Watched:
+def record_class_bodies(classes: Iterable[type]) -> GuardRecords:
     """The bodies of classes, for a guard of them alone."""
     tables = tuple(
-        Table(
+        DictContents(
             f"class {kind.__qualname__}",
             "class attribute",
             vars(kind),
@@ -222,10 +216,10 @@ def bodies_of(classes: Iterable[type]) -> Watched:
         for kind in classes
         if kind.__flags__ & HEAP_TYPE
     )
-    return Watched((), (), tables, (), (), (), (), (), (), ())
+    return GuardRecords((), (), tables, (), (), (), (), (), (), ())
 
 
-def without_state(watched: Watched) -> Watched:
+def without_state(watched: GuardRecords) -> GuardRecords:
     """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions
     of classes. Not the state, which a call may change.
     """

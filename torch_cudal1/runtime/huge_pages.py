@@ -11,10 +11,10 @@ import torch
 from torch_cudal1.core import native
 from torch_cudal1.ir.interpreter import Runner
 
-__all__ = ["in_huge_pages"]
+__all__ = ["use_huge_pages"]
 
 
-def in_huge_pages(runner: Runner) -> Runner:
+def use_huge_pages(runner: Runner) -> Runner:
     """`runner`; what it allocates on the CPU over 32 MiB is advised to lie in huge pages, where the
     kernel gives them on advice.
     """

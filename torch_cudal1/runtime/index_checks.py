@@ -18,13 +18,15 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from torch_cudal1.core.refusal import Refusal
+
 __all__ = [
     "IndexOutOfRangeError",
-    "as_eager_raises",
+    "raise_as_eager",
     "cpu_index_checks",
-    "holds_indices",
-    "loses_a_check",
-    "with_class_checks",
+    "has_indices",
+    "find_lost_check",
+    "add_class_checks",
 ]
 
 _NAME = "checked_index"
@@ -71,8 +73,8 @@ class IndexOutOfRangeError(IndexError):
 
 def _operator() -> torch._ops.OpOverload:
     _define()
-    found: torch._ops.OpOverload = torch.ops.cudal1.checked_index.default
-    return found
+    operator: torch._ops.OpOverload = torch.ops.cudal1.checked_index.default
+    return operator
 
 
 @cache
@@ -81,7 +83,7 @@ def _define() -> torch.library.Library:
     library.define(
         f"{_NAME}(Tensor index, int low, int high) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
     )
-    library.impl(_NAME, _checked, "CPU")
+    library.impl(_NAME, _check_index, "CPU")
     library.impl(_NAME, lambda index, low, high: index.clone(), "CUDA")
     torch.library.register_fake(
         f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library
@@ -89,7 +91,7 @@ def _define() -> torch.library.Library:
     return library
 
 
-def _checked(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def _check_index(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
     if index.numel():
         least, most = (int(value) for value in index.aminmax())
         if least < low or most >= high:
@@ -99,8 +101,10 @@ def _checked(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return index.clone()
 
 
-def as_eager_raises(compiled: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, with the exception that `own` raises in the place of ours. What it writes to is
+def raise_as_eager(
+    compiled: Callable[..., Any], eager_forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`compiled`, with the exception that `eager_forward` raises in the place of ours. What it writes to is
     not written yet at that point.
     """
 
@@ -108,7 +112,7 @@ def as_eager_raises(compiled: Callable[..., Any], own: Callable[..., Any]) -> Ca
         try:
             return compiled(*args, **kwargs)
         except IndexOutOfRangeError:
-            return own(*args, **kwargs)
+            return eager_forward(*args, **kwargs)
 
     return run
 
@@ -161,19 +165,19 @@ def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
     """
     name = str(node.target)
     if name in _TABLE_OPERATORS:
-        yield from _known(node.args[1], _shape(node.args[0]), 0, False)
+        yield from _iter_sized_index(node.args[1], _shape(node.args[0]), 0, False)
     elif name in _DIMENSION_OPERATORS:
-        yield from _known(node.args[2], _shape(node.args[0]), node.args[1], False)
+        yield from _iter_sized_index(node.args[2], _shape(node.args[0]), node.args[1], False)
     elif name in _LIST_OPERATORS and isinstance(node.args[1], (list, tuple)):
         shape, dimension = _shape(node.args[0]), 0
         for index in node.args[1]:
             value = index.meta.get("val") if isinstance(index, fx.Node) else None
             is_mask = isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
-            yield from _known(index, shape, dimension, True)
+            yield from _iter_sized_index(index, shape, dimension, True)
             dimension += value.ndim if is_mask and isinstance(value, torch.Tensor) else 1
 
 
-def _known(
+def _iter_sized_index(
     index: Any, shape: tuple[Any, ...] | None, dimension: Any, from_the_end: bool
 ) -> Iterator[tuple[fx.Node, int, bool]]:
     if (
@@ -234,7 +238,7 @@ def _classes(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes")
 
 
-def holds_indices(module: fx.GraphModule) -> bool:
+def has_indices(module: fx.GraphModule) -> bool:
     """Whether any value in a Dynamo graph may be an index: whatever holds none is compiled as
     torch.compile compiles it.
     """
@@ -242,25 +246,25 @@ def holds_indices(module: fx.GraphModule) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
 
 
-def loses_a_check(module: torch.nn.Module) -> str:
-    """Which error that eager raises a trace of this Dynamo graph would not, "" if none."""
+def find_lost_check(module: torch.nn.Module) -> Refusal | None:
+    """Which error that eager raises a trace of this Dynamo graph would not."""
     if isinstance(module, fx.GraphModule) and _class_nodes(module.graph):
-        return "one_hot looks at the class values, and a kernel would not"
-    return ""
+        return Refusal("one_hot looks at the class values, and a kernel would not")
+    return None
 
 
-def with_class_checks(module: fx.GraphModule) -> fx.GraphModule:
+def add_class_checks(module: fx.GraphModule) -> fx.GraphModule:
     """A Dynamo graph whose class values are looked at; `module` itself where that changes nothing."""
     if not _class_nodes(module.graph):
         return module
-    found = fx.GraphModule(module, copy.deepcopy(module.graph))
-    found.meta.update(module.meta)
-    for node in _class_nodes(found.graph):
+    checked_module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    checked_module.meta.update(module.meta)
+    for node in _class_nodes(checked_module.graph):
         index = node.args[0]
         assert isinstance(index, fx.Node)
-        with found.graph.inserting_before(node):
-            checked = found.graph.call_function(_operator(), (index, 0, _classes(node)))
+        with checked_module.graph.inserting_before(node):
+            checked = checked_module.graph.call_function(_operator(), (index, 0, _classes(node)))
         checked.meta["example_value"] = index.meta["example_value"]
         node.replace_input_with(index, checked)
-    found.recompile()
-    return found
+    checked_module.recompile()
+    return checked_module

@@ -19,7 +19,7 @@ from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["register", "registered", "run_operator"]
+__all__ = ["register", "get_program", "run_operator"]
 
 _lock = threading.Lock()
 _programs: dict[str, Program] = {}
@@ -41,7 +41,7 @@ def run_operator() -> torch._ops.OpOverload:
     return operator
 
 
-def registered(digest: str) -> Program:
+def get_program(digest: str) -> Program:
     """The Program of an id. Raises ProgramError if this process does not have it."""
     with _lock:
         program = _programs.get(digest)
@@ -55,29 +55,30 @@ def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
         raise ProgramError(
             "autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd"
         )
-    found = registered(program)
+    registered_program = get_program(program)
     device = next(
-        (t.device for t in inputs if t.device.type == found.device), torch.device(found.device)
+        (t.device for t in inputs if t.device.type == registered_program.device),
+        torch.device(registered_program.device),
     )
     runner = _runners.get((program, device))
     if runner is None:
-        runner = _runners[program, device] = prepare(found, device)
+        runner = _runners[program, device] = prepare(registered_program, device)
     return [out for out in runner(inputs) if out is not None]
 
 
 def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
-    found = registered(program)
-    device = inputs[0].device if inputs else torch.device(found.device)
+    registered_program = get_program(program)
+    device = inputs[0].device if inputs else torch.device(registered_program.device)
     return [
         torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=device)
-        for s in _cached_specs(program)
+        for s in _cache_output_specs(program)
         if s is not None
     ]
 
 
 @cache
-def _cached_specs(digest: str) -> tuple[TensorSpec | None, ...]:
-    return tuple(output_specs(registered(digest)))
+def _cache_output_specs(digest: str) -> tuple[TensorSpec | None, ...]:
+    return tuple(output_specs(get_program(digest)))
 
 
 @cache

@@ -15,9 +15,9 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import is_random
-from torch_cudal1.ir.program import Aten, Call, Program, Step, step_outs
+from torch_cudal1.ir.program import Aten, Call, Program, Step
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.runtime.cuda_graph import GraphedRunner, _Captured
+from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner
 
 __all__ = ["RandomGraph", "refuse_host_numbers"]
 
@@ -28,7 +28,7 @@ class RandomGraph(GraphedRunner):
     def _make_native(self, inputs: int) -> None:
         self.interpreted = "its replay must move the random generator on"
 
-    def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
+    def _capture(self, inputs: Sequence[torch.Tensor]) -> GraphCapture:
         """Warming up and capturing draw numbers that are nobody's: the user's sequence is put back
         to where it was.
         """
@@ -48,7 +48,7 @@ def refuse_host_numbers(program: Program) -> None:
         if isinstance(step, Call):
             refuse_host_numbers(step.program)
         elif _draws(step) and any(
-            specs[out].device != "cuda" for out in step_outs(step) if out in specs
+            specs[out].device != "cuda" for out in step.writes if out in specs
         ):
             raise NotLowerableError(
                 "a CUDA graph of random numbers drawn on the CPU would repeat them"

@@ -11,20 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.ir.aliasing import Makers, makes_memory, passes_on
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.program import Alloc, Launch, Program, renumbered_in_turn, step_outs
+from torch_cudal1.ir.aliasing import ValueOrigins, makes_fresh_memory, may_return_operand
+from torch_cudal1.ir.program import Alloc, Launch, Program, renumber_steps
 from torch_cudal1.ir.value_specs import value_specs
 
-__all__ = ["LEAST_BYTES", "Parted", "parted"]
+__all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "split_last_step"]
 
-LEAST_BYTES = (
+MIN_SPLIT_BYTES = (
     4 << 20
 )  # of a result; up to here a copy is a small kernel of the graph (most_by_kernel in csrc/captured.h)
 
 
 @dataclass(frozen=True)
-class Parted:
+class SplitProgram:
     """`first` has the Program's inputs and yields what `last` reads of it; `last` takes that, then
     the inputs, and yields the Program's outputs, all of them memory that it made itself.
     """
@@ -33,70 +32,68 @@ class Parted:
     last: Program
 
 
-def parted(program: Program) -> Parted | None:
+def split_last_step(program: Program) -> SplitProgram | None:
     """The Program in two parts; None unless its last step, with views of it, yields all outputs,
-    one of LEAST_BYTES or more.
+    one of MIN_SPLIT_BYTES or more.
     """
-    cut = _place(program)
+    cut = _find_cut(program)
     if cut is None:
         return None
-    steps, makers = program.steps, Makers(program)
-    tail = sorted({*_views_for(program, cut, makers), *range(cut, len(steps))})
-    inside = {out for position in tail for out in step_outs(steps[position])}
+    steps, makers = program.steps, ValueOrigins(program)
+    last_positions = sorted({*_find_views_for(program, cut, makers), *range(cut, len(steps))})
+    inside = {out for position in last_positions for out in steps[position].writes}
     outside = len(program.inputs) + len(program.constants)
     read = dict.fromkeys(
         i
-        for position in tail
-        for i in used_values(steps[position])
+        for position in last_positions
+        for i in steps[position].reads
         if i not in inside and i >= outside
     )
     if not read:
         return None  # it reads nothing that was computed: what comes before it is for nothing
     specs = value_specs(program)
-    if max(specs[out].size_bytes for out in program.outputs if out is not None) < LEAST_BYTES:
+    if max(specs[out].size_bytes for out in program.outputs if out is not None) < MIN_SPLIT_BYTES:
         return None
     first = Program(program.inputs, steps[:cut], tuple(read), program.constants, program.payloads)
-    given = {index: place for place, index in enumerate((*read, *range(outside)))}
-    body, moved = renumbered_in_turn((steps[position] for position in tail), given)
+    numbers = {index: place for place, index in enumerate((*read, *range(outside)))}
+    body, new_numbers = renumber_steps((steps[position] for position in last_positions), numbers)
     inputs = (*(specs[index] for index in read), *program.inputs)
     results = tuple(
-        moved[out] for out in program.outputs if out is not None
-    )  # `_place` refuses others
-    return Parted(first, Program(inputs, body, results, program.constants, program.payloads))
+        new_numbers[out] for out in program.outputs if out is not None
+    )  # `_find_cut` refuses others
+    return SplitProgram(first, Program(inputs, body, results, program.constants, program.payloads))
 
 
-def _place(program: Program) -> int | None:
+def _find_cut(program: Program) -> int | None:
     """The position of the step that makes the memory of all outputs: nothing but views comes after
     it, something before it.
     """
-    steps, makers = program.steps, Makers(program)
+    steps, makers = program.steps, ValueOrigins(program)
     if any(isinstance(step, (Alloc, Launch)) for step in steps) or None in program.outputs:
         return None
-    computing = [position for position, step in enumerate(steps) if not passes_on(step)]
+    computing = [position for position, step in enumerate(steps) if not may_return_operand(step)]
     if len(computing) < 2:
         return None
     cut = computing[-1]
     roots = {makers.root(out) for out in program.outputs if out is not None}
-    return cut if roots == {cut} and makes_memory(steps[cut]) else None
+    return cut if roots == {cut} and makes_fresh_memory(steps[cut]) else None
 
 
-def _views_for(program: Program, cut: int, makers: Makers) -> set[int]:
+def _find_views_for(program: Program, cut: int, makers: ValueOrigins) -> set[int]:
     """The views before `cut` through which its step reads: they are made anew, so that the first
     part yields no view.
     """
-    found: set[int] = set()
+    views: set[int] = set()
     waiting: Sequence[int] = [cut]
     while waiting:
         before = {
-            makers.maker(index)
-            for position in waiting
-            for index in used_values(program.steps[position])
+            makers.maker(index) for position in waiting for index in program.steps[position].reads
         }
-        fresh = {
+        new_views = {
             position
             for position in before
-            if position is not None and passes_on(program.steps[position])
-        } - found
-        found |= fresh
-        waiting = sorted(fresh)
-    return found
+            if position is not None and may_return_operand(program.steps[position])
+        } - views
+        views |= new_views
+        waiting = sorted(new_views)
+    return views

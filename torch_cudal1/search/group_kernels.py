@@ -1,7 +1,7 @@
-"""Kernels for the islands of a model: which to take, how much is asked of each, and what the cache
+"""Kernels for the fusion groups of a model: which to take, how much is asked of each, and what the cache
 remembers of it.
 
-Whether a kernel pays is asked of the whole model, where it will run: alone, an island's time is its
+Whether a kernel pays is asked of the whole model, where it will run: alone, a fusion group's time is its
 launch, and inside a model Inductor may have fused it with its neighbours. Of a matrix product's or
 a convolution's kernels the fastest is taken, which a heat tells.
 """
@@ -16,236 +16,245 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TypeAlias
 
+import torch
+
 from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
-from torch_cudal1.graph.fusion.partition import Island
-from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.graph.fusion.partition import FusionGroup
+from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region, Rejected
+from torch_cudal1.kernels.registry import is_shortlisted
 from torch_cudal1.search import build_cache
 from torch_cudal1.search.cost_model.learner import Learner
-from torch_cudal1.search.cost_model.timings import path_of
-from torch_cudal1.search.evolution.generations import Generations
+from torch_cudal1.search.cost_model.timings import timings_path
+from torch_cudal1.search.evolution.evolutionary_search import EvolutionarySearch
 from torch_cudal1.search.reuse import is_untimed
-from torch_cudal1.search.shortlist import PROPOSALS, RACED, fastest_right, rights_of
+from torch_cudal1.search.shortlist import (
+    PROPOSALS_PER_GROUP,
+    reject_for_failure,
+    rights_of,
+    select_fastest_correct,
+)
 from torch_cudal1.store.cache.resolve import Hit, resolve
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.context import TuneContext
 
-__all__ = ["IslandKernels", "Remember", "Replaced", "proposals_of", "techniques_of"]
+__all__ = ["GroupKernels", "StoreKernel", "Replacements", "list_proposals", "collect_techniques"]
 
-Replaced: TypeAlias = Mapping[Island, tuple[Program, tuple[str, ...]]]
-Built: TypeAlias = tuple[Candidate | Rejected, ...]
-Remember: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], None]
+Replacements: TypeAlias = Mapping[FusionGroup, tuple[Program, tuple[str, ...]]]
+BuildAnswers: TypeAlias = tuple[Candidate | Rejected, ...]
+StoreKernel: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], None]
 
-_COMPILERS = 2  # processes at work beside the race of the baselines
-_PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
-_SHARE = 0.6  # of the time that is left, for the kernels of one form of the whole
-# so many different products are checked in the whole only; of more, a bad one must be told apart
-_TRUSTED_TO_THE_WHOLE = 6
+_MAX_COMPILERS = 2  # processes at work while the baselines are timed
+_UNTIMED_PROPOSALS_PER_GROUP = 2  # templates list their best guess first
+_KERNEL_TIME_FRACTION = 0.6  # of the time that is left, for the kernels of one form of the region
+# So many different products are checked in the whole region only; of more, the one whose kernel is
+# wrong could not be named.
+_MAX_UNCHECKED_PRODUCTS = 6
 
 
 @dataclass
-class IslandKernels:
-    """A search for kernels until `deadline`. `remember` stores a checked kernel, or that there is
-    none; `known`: by region key.
+class GroupKernels:
+    """Finds a kernel for each fusion group until `deadline`.
+
+    `store_kernel` stores a checked kernel, or that there is none. By region key: `kernels_found`
+    (None where there is none), `building` in the background, `proposed`, and `saved_us`, the
+    microseconds of a call that a timed kernel saves.
     """
 
-    place: Place
-    job: judge.Job
-    remember: Remember
+    place: TuneContext
+    job: judge.EvaluationConfig
+    store_kernel: StoreKernel
     deadline: float = math.inf
-    known: dict[str, Candidate | None] = field(default_factory=dict)
-    building: dict[str, Future[Built]] = field(default_factory=dict)
-    proposed: dict[str, tuple[kernels.Proposal, ...]] = field(
-        default_factory=dict
-    )  # as timings come in, they might change
-    saved_us: dict[str, float] = field(
-        default_factory=dict
-    )  # of a call, by a kernel that was raced, by region key
+    kernels_found: dict[str, Candidate | None] = field(default_factory=dict)
+    building: dict[str, Future[BuildAnswers]] = field(default_factory=dict)
+    # remembered, because the learner's choice may change as timings come in
+    proposed: dict[str, tuple[kernels.Proposal, ...]] = field(default_factory=dict)
+    saved_us: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        timings = path_of(self.place.cache.root, self.place.target, self.place.contract)
+        timings = timings_path(self.place.cache.root, self.place.target, self.place.contract)
         self.learner = Learner(timings, _sm(self.place), rights_of(self.place))
 
-    def begin(self, islands: Sequence[Island]) -> None:
-        """Start compiling the proposals for `islands`, each region's once, in the background."""
+    def begin(self, groups: Sequence[FusionGroup]) -> None:
+        """Start compiling the proposals for `groups`, each region's once, in the background."""
         for region in {
-            island.region.key: island.region for island in _dearest_first(islands)
+            group.region.key: group.region for group in _most_expensive_first(groups)
         }.values():
-            if self._stored(region) is None and (proposals := self._proposals(region)):
-                self.building[region.key] = self._begun(region, proposals)
+            if self._find_stored(region) is None and (proposals := self._list_proposals(region)):
+                self.building[region.key] = self._start_build(region, proposals)
 
-    def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
-        """A kernel for each island that a template serves, and why others are not taken. Time is
-        left to judge the whole.
+    def find_kernels(self, groups: Sequence[FusionGroup]) -> tuple[Replacements, list[Rejected]]:
+        """A kernel for each fusion group that a template serves, and why others are not taken. A
+        part of the time until `deadline` is left to judge the whole region.
         """
-        checked = len({island.region.key for island in islands}) > _TRUSTED_TO_THE_WHOLE
-        own, now = self.job.examples, judge.working_s()
-        until = now + _SHARE * (self.deadline - now)
-        replaced: dict[Island, tuple[Program, tuple[str, ...]]] = {}
-        refused: list[Rejected] = []
-        for island in _dearest_first(islands):
-            key = island.region.key
-            if key not in self.known and judge.working_s() < until:
-                given = own is not None and all(index < len(own) for index in island.inputs)
-                examples = (
-                    tuple(own[index] for index in island.inputs)
-                    if own is not None and given
-                    else None
-                )
-                self.known[key], reasons = self._kernel(
-                    island.region, replace(self.job, examples=examples, book={}), checked=checked
-                )
-                refused += reasons
-            if (kernel := self.known.get(key)) is not None:
-                replaced[island] = (kernel.program, kernel.techniques)
-        return replaced, refused
+        check = len({group.region.key for group in groups}) > _MAX_UNCHECKED_PRODUCTS
+        now_s = judge.working_s()
+        until_s = now_s + _KERNEL_TIME_FRACTION * (self.deadline - now_s)
+        replacements: dict[FusionGroup, tuple[Program, tuple[str, ...]]] = {}
+        rejected: list[Rejected] = []
+        for group in _most_expensive_first(groups):
+            key = group.region.key
+            if key not in self.kernels_found and judge.working_s() < until_s:
+                job = replace(self.job, examples=self._examples_of(group), reference_cache={})
+                self.kernels_found[key], reasons = self._find_kernel(group.region, job, check=check)
+                rejected += reasons
+            if (kernel := self.kernels_found.get(key)) is not None:
+                replacements[group] = (kernel.program, kernel.techniques)
+        return replacements, rejected
 
-    def saving_us(self, islands: Sequence[Island]) -> float:
-        """Microseconds of a call that kernels found for `islands` save, told from each alone;
-        infinity if one was not raced.
+    def _examples_of(self, group: FusionGroup) -> tuple[torch.Tensor, ...] | None:
+        """The user's own inputs, where the fusion group takes inputs of the whole region only."""
+        examples = self.job.examples
+        if examples is None or any(index >= len(examples) for index in group.inputs):
+            return None
+        return tuple(examples[index] for index in group.inputs)
+
+    def saving_us(self, groups: Sequence[FusionGroup]) -> float:
+        """Microseconds of a call that the kernels found for `groups` save, each timed alone;
+        infinity if one was not timed.
         """
-        keys = [
-            island.region.key for island in islands if self.known.get(island.region.key) is not None
-        ]
-        return sum(self.saved_us.get(key, math.inf) for key in keys)
+        keys = [group.region.key for group in groups]
+        return sum(
+            self.saved_us.get(key, math.inf)
+            for key in keys
+            if self.kernels_found.get(key) is not None
+        )
 
-    def _kernel(
-        self, region: Region, job: judge.Job, *, checked: bool
+    def _find_kernel(
+        self, region: Region, job: judge.EvaluationConfig, *, check: bool
     ) -> tuple[Candidate | None, list[Rejected]]:
-        """The first proposal that builds and is right; of a product, the fastest. A checked one the
-        cache knows for every model.
-
-        `job` has the user's own inputs where the island takes those of the whole.
+        """The first proposal that builds and is right; of a timed family, the fastest. A checked
+        kernel is stored for every model.
         """
-        hit = self._stored(region)
+        hit = self._find_stored(region)
         if hit is not None and hit.stale is None and is_untimed(hit.entry):
             telemetry.count("entries_reused")
             return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
-        proposals = self._proposals(region)
-        if any(proposal.family in RACED for proposal in proposals):
-            answers = self._built(region, proposals)
-            race = Generations(
+        proposals = self._list_proposals(region)
+        if any(is_shortlisted(proposal.family) for proposal in proposals):
+            answers = self._wait_for_build(region, proposals)
+            evolution = EvolutionarySearch(
                 region,
                 self.learner,
                 lambda: self.deadline - judge.working_s(),
-                partial(self._begun, region),
+                partial(self._start_build, region),
             )
-            race.made(proposals, answers)
-            won = fastest_right(
-                region, answers, self.place, job, self.deadline, checked=checked, breeder=race
+            evolution.record_builds(proposals, answers)
+            kernel, reasons, self.saved_us[region.key] = select_fastest_correct(
+                region, answers, self.place, job, self.deadline, check=check, generator=evolution
             )
-            kernel, reasons, self.saved_us[region.key] = won
         else:
-            checked = True
-            kernel, reasons = self._first_right(region, proposals)
-        spent = any(reason.detector == "budget" for reason in reasons)
-        if proposals and checked and not spent and (hit is None or not hit.vouched_by):
-            self.remember(region, kernel, reasons)
+            check = True
+            kernel, reasons = self._find_first_correct(region, proposals)
+        out_of_time = any(reason.detector == "budget" for reason in reasons)
+        if proposals and check and not out_of_time and (hit is None or not hit.vouched_by):
+            self.store_kernel(region, kernel, reasons)
         return kernel, reasons
 
-    def _stored(self, region: Region) -> Hit | None:
+    def _find_stored(self, region: Region) -> Hit | None:
         return resolve(region, self.place.sources, self.place.target, self.place.contract).hit
 
-    def _proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
+    def _list_proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
         if region.key not in self.proposed:
-            found = proposals_of(region, _sm(self.place), rights_of(self.place))
-            raced = bool(found) and found[0].family in RACED
-            self.proposed[region.key] = (
-                self.learner.chosen(region.program, found, PROPOSALS) if raced else found
-            )
+            proposals = list_proposals(region, _sm(self.place), rights_of(self.place))
+            if proposals and is_shortlisted(proposals[0].family):
+                proposals = self.learner.select_proposals(
+                    region.program, proposals, PROPOSALS_PER_GROUP
+                )
+            self.proposed[region.key] = proposals
         return self.proposed[region.key]
 
-    def _begun(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Future[Built]:
+    def _start_build(
+        self, region: Region, proposals: Sequence[kernels.Proposal]
+    ) -> Future[BuildAnswers]:
         return judge.in_background(
-            _threads(), build_cache.build, region, proposals, self.job, self.place
+            _threads(), build_cache.build_proposals, region, proposals, self.job, self.place
         )
 
-    def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
-        begun = self.building.get(region.key)
-        if begun is None:
-            return build_cache.build(region, proposals, self.job, self.place) if proposals else ()
+    def _wait_for_build(
+        self, region: Region, proposals: Sequence[kernels.Proposal]
+    ) -> BuildAnswers:
+        build = self.building.get(region.key)
+        if build is None and proposals:
+            return build_cache.build_proposals(region, proposals, self.job, self.place)
+        if build is None:
+            return ()
         left_s = self.deadline - judge.working_s()
         try:
-            return begun.result(max(0.0, left_s) if math.isfinite(left_s) else None)
-        except (
-            TimeoutError
-        ):  # it compiles on as long as the search lasts, for the next form that asks
-            return (_spent("its kernels were not compiled within the budget"),)
+            return build.result(max(0.0, left_s) if math.isfinite(left_s) else None)
+        except TimeoutError:
+            # it compiles on as long as the search lasts: another form may have the same group
+            return (_reject_for_time("its kernels were not compiled within the budget"),)
 
-    def _first_right(
+    def _find_first_correct(
         self, region: Region, proposals: Sequence[kernels.Proposal]
     ) -> tuple[Candidate | None, list[Rejected]]:
         reasons: list[Rejected] = []
-        for answer in self._built(region, proposals):
+        for answer in self._wait_for_build(region, proposals):
             if isinstance(answer, Rejected):
                 reasons.append(answer)
                 continue
-            if revoked := self.place.cache.revoked(answer.program):
-                reasons.append(Rejected(revoked, "revoked"))
+            if revoked := self.place.cache.check_revoked(answer.program):
+                reasons.append(Rejected(str(revoked), "revoked"))
                 continue
             if judge.working_s() > self.deadline:
-                return None, [
-                    *reasons,
-                    _spent("the budget was spent before this kernel was checked"),
-                ]
-            verdict = judge.check(region, answer, replace(self.job, examples=None, book={}))
+                reasons.append(
+                    _reject_for_time("the budget was spent before this kernel was checked")
+                )
+                return None, reasons
+            verdict = judge.validate_candidate(
+                region, answer, replace(self.job, examples=None, reference_cache={})
+            )
             if verdict.passed:
                 return answer, reasons
-            failure = verdict.failure
-            reasons.append(
-                Rejected(
-                    failure.detail if failure else "no check ran",
-                    failure.name if failure else "judge",
-                )
-            )
+            reasons.append(reject_for_failure(verdict))
         return None, reasons
 
 
-def _spent(why: str) -> Rejected:
-    """What was not asked for lack of time: it says nothing of the kernel, and is not remembered as
-    useless.
+def _reject_for_time(reason: str) -> Rejected:
+    """A kernel that was not checked for lack of time: nothing is stored of it, since it may be
+    good.
     """
-    return Rejected(why, "budget")
+    return Rejected(reason, "budget")
 
 
-def _sm(place: Place) -> int:
+def _sm(place: TuneContext) -> int:
     return int(place.target.arch.removeprefix("sm_"))
 
 
-def proposals_of(region: Region, sm: int, rights: Collection[str]) -> tuple[kernels.Proposal, ...]:
-    """The kernels that a search without timings compiles for an island, the likeliest first;
-    `rights` as for `kernels.propose`.
+def list_proposals(
+    region: Region, sm: int, rights: Collection[str]
+) -> tuple[kernels.Proposal, ...]:
+    """The kernels that a search without timings compiles for a fusion group, the most promising
+    first; `rights` as for `kernels.propose`.
     """
-    found = kernels.propose(region.program, sm, rights)
-    return found[
-        : PROPOSALS
-        if any(proposal.family in RACED for proposal in found)
-        else _PROPOSALS_PER_ISLAND
-    ]
+    proposals = kernels.propose(region.program, sm, rights)
+    is_timed = any(is_shortlisted(proposal.family) for proposal in proposals)
+    return proposals[: PROPOSALS_PER_GROUP if is_timed else _UNTIMED_PROPOSALS_PER_GROUP]
 
 
-def techniques_of(replaced: Replaced) -> tuple[str, ...]:
+def collect_techniques(replacements: Replacements) -> tuple[str, ...]:
     """The techniques of all kernels, each once."""
-    return tuple(sorted({name for _, names in replaced.values() for name in names}))
+    return tuple(sorted({name for _, names in replacements.values() for name in names}))
 
 
-def _dearest_first(islands: Sequence[Island]) -> list[Island]:
-    """Those of the kind that takes most of the model's time first, by a rough estimate; equal ones
-    together.
+def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
+    """The groups, those of the kind that takes most of the model's time by a rough estimate first;
+    equal ones together.
     """
-    if len({island.region.key for island in islands}) < 2:
-        return list(islands)
+    if len({group.region.key for group in groups}) < 2:
+        return list(groups)
     cost_s: defaultdict[str, float] = defaultdict(float)
-    for island in islands:
-        program = island.region.program
-        cost_s[island.region.key] += ROOFLINES[program.device].seconds(estimate(program))
-    return sorted(islands, key=lambda island: -cost_s[island.region.key])
+    for group in groups:
+        program = group.region.program
+        cost_s[group.region.key] += DEVICE_RATES[program.device].estimate_s(estimate_cost(program))
+    return sorted(groups, key=lambda group: -cost_s[group.region.key])
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Compilers beside the search. They live as long as the process: the kernel ends a child with
-    the thread that started it.
+    """Threads that wait for compiler processes. They live as long as this process: the operating
+    system ends a child with the thread that started it.
     """
-    return ThreadPoolExecutor(_COMPILERS, "cudal1-compilers")
+    return ThreadPoolExecutor(_MAX_COMPILERS, "cudal1-compilers")

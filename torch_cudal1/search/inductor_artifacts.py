@@ -3,8 +3,8 @@
 
 A decision for `inductor` is a schedule: the starting process lets Inductor compile the Program, and
 finds the result in Inductor's cache if it was compiled there before. `cli.commands.inductor_ahead`
-fills an empty cache in a fresh process, as a start would. `store` keeps the files as an alias of
-the regions, which signatures, bundles and the Hub treat like every other. `ready` puts them where
+fills an empty cache in a fresh process, as a start would. `store_artifacts` keeps the files as an alias of
+the regions, which signatures, bundles and the Hub treat like every other. `provide_artifacts` puts them where
 Inductor looks.
 
 They are code: Inductor unpickles and runs them. So nothing is taken without the setting
@@ -35,22 +35,29 @@ from typing import Any
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.path_shims import on_path
-from torch_cudal1.core.settings import triton_folder
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.files import NotStored
-from torch_cudal1.store.cache.inductor_files import pack, unpack
-from torch_cudal1.store.context import Place
+from torch_cudal1.core.path_shims import script_on_path
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.core.settings import set_triton_folder
+from torch_cudal1.store.cache.inductor_files import pack_folder, unpack_folder
+from torch_cudal1.store.context import TuneContext
 
-__all__ = ["TRITON", "compiler_here", "inductor_options", "ready", "store"]
+__all__ = [
+    "TRITON_PREFIX",
+    "read_compiler_answers",
+    "inductor_options",
+    "provide_artifacts",
+    "store_artifacts",
+]
 
-TRITON = "triton/0/"  # below Inductor's folder, of the device that a start of one target uses
+TRITON_PREFIX = (
+    "triton/0/"  # below Inductor's folder, of the device that a start of one target uses
+)
 # what Inductor asks for by default; its versions are part of what a compiled file is called
 _COMPILER = "g++"
-_ASKED = ("--version", "-v")
+_COMPILER_OPTIONS = ("--version", "-v")
 _lock = threading.RLock()
-_known: set[str] = set()  # what this process has put in place, or could not
-_STAND_IN = """#!{python} -SE
+_placed_names: set[str] = set()  # what this process has put in place, or could not
+_COMPILER_SHIM = """#!{python} -SE
 import base64, sys
 told = {told!r}.get(sys.argv[1] if len(sys.argv) == 2 else "")
 if told is None:
@@ -60,7 +67,7 @@ sys.stderr.buffer.write(base64.b64decode(told[1]))
 """
 
 
-def inductor_options(place: Place) -> dict[str, Any] | None:
+def inductor_options(place: TuneContext) -> dict[str, Any] | None:
     """What Inductor must be told where files compiled ahead are used or made: a precompiled header
     is looked up by a compiler.
     """
@@ -72,17 +79,17 @@ def inductor_options(place: Place) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def ready(keys: Sequence[str], place: Place) -> Iterator[None]:
+def provide_artifacts(keys: Sequence[str], place: TuneContext) -> Iterator[None]:
     """While these regions are built, what was compiled ahead for them lies where Inductor looks, if
     the settings allow it.
     """
     if not place.settings.inductor_files:
         yield
         return
-    name = _name(keys, place)
+    name = _record_name(keys, place)
     with _lock:
-        value = place.alias(name)
-        if isinstance(value, Miss):
+        value = place.find_decision_record(name)
+        if isinstance(value, Refusal):
             if value.reason != "absent":
                 telemetry.record(
                     "resolve",
@@ -92,44 +99,50 @@ def ready(keys: Sequence[str], place: Place) -> Iterator[None]:
                 )
             yield
             return
-        if name not in _known:
-            _known.add(name)
-            _put_in_place(value.get("inductor"), keys, place.device)
-        with _stand_in(value.get("compiler")):
+        if name not in _placed_names:
+            _placed_names.add(name)
+            _unpack_artifacts(value.get("inductor"), keys, place.device)
+        with _shim_compiler(value.get("compiler")):
             yield
 
 
-def store(keys: Sequence[str], folder: Path, place: Place) -> str:
+def store_artifacts(keys: Sequence[str], folder: Path, place: TuneContext) -> str:
     """Remember the Inductor cache `folder` for these regions; why it could not be, "" if it was or
     holds nothing.
     """
-    files = pack(folder)
-    if isinstance(files, Miss) or not files:
-        return files.reason if isinstance(files, Miss) else ""
+    files = pack_folder(folder)
+    if isinstance(files, Refusal) or not files:
+        return files.reason if isinstance(files, Refusal) else ""
     value = {
         "regions": list(keys),
         "inductor": files,
-        "compiler": compiler_here() if place.device.type == "cpu" else None,
+        "compiler": read_compiler_answers() if place.device.type == "cpu" else None,
     }
-    stored = place.cache.put_alias(_name(keys, place), value, place.target, place.contract)
-    return stored.reason if isinstance(stored, NotStored) else ""
+    stored = place.cache.put_decision_record(
+        _record_name(keys, place), value, place.target, place.contract
+    )
+    return stored.reason if isinstance(stored, Refusal) else ""
 
 
-def compiler_here() -> dict[str, list[str]] | None:
+def read_compiler_answers() -> dict[str, list[str]] | None:
     """What the C++ compiler says of itself, by option: base64 of stdout and stderr. None where
     there is none.
     """
-    told: dict[str, list[str]] = {}
-    for option in _ASKED:
+    answers: dict[str, list[str]] = {}
+    for option in _COMPILER_OPTIONS:
         try:
-            done = subprocess.run([_COMPILER, option], capture_output=True, timeout=30, check=True)
+            result = subprocess.run(
+                [_COMPILER, option], capture_output=True, timeout=30, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
-        told[option] = [base64.b64encode(stream).decode() for stream in (done.stdout, done.stderr)]
-    return told
+        answers[option] = [
+            base64.b64encode(stream).decode() for stream in (result.stdout, result.stderr)
+        ]
+    return answers
 
 
-def _name(keys: Sequence[str], place: Place) -> str:
+def _record_name(keys: Sequence[str], place: TuneContext) -> str:
     """The alias's name: the regions, and what the files were made for."""
     target = place.target
     made_for = [
@@ -144,7 +157,7 @@ def _name(keys: Sequence[str], place: Place) -> str:
     return hashlib.sha256(json.dumps(made_for).encode()).hexdigest()
 
 
-def _put_in_place(files: Any, keys: Sequence[str], device: torch.device) -> None:
+def _unpack_artifacts(files: Any, keys: Sequence[str], device: torch.device) -> None:
     from torch._inductor.runtime.cache_dir_utils import (
         cache_dir,
         triton_cache_dir,
@@ -154,26 +167,32 @@ def _put_in_place(files: Any, keys: Sequence[str], device: torch.device) -> None
     parts = [(files, folder)]
     if device.type == "cuda" and isinstance(files, Mapping):
         triton = {
-            name.removeprefix(TRITON): files[name] for name in files if str(name).startswith(TRITON)
+            name.removeprefix(TRITON_PREFIX): files[name]
+            for name in files
+            if str(name).startswith(TRITON_PREFIX)
         }
-        rest = {name: files[name] for name in files if not str(name).startswith(TRITON)}
-        parts = [(triton, triton_folder(triton_cache_dir(device.index or 0))), (rest, folder)]
+        rest = {name: files[name] for name in files if not str(name).startswith(TRITON_PREFIX)}
+        parts = [(triton, set_triton_folder(triton_cache_dir(device.index or 0))), (rest, folder)]
     for some, where in parts:
-        written = unpack(some, where)
-        if isinstance(written, Miss):
+        written = unpack_folder(some, where)
+        if isinstance(written, Refusal):
             telemetry.record("resolve", "inductor_files_refused", region, reason=written.reason)
             return
         telemetry.record("resolve", "inductor_files", region, written=written)
 
 
 @contextlib.contextmanager
-def _stand_in(told: object) -> Iterator[None]:
+def _shim_compiler(recorded: object) -> Iterator[None]:
     """Where this machine has no C++ compiler: one on PATH that says what the other machine's said,
     and compiles nothing.
     """
-    if shutil.which(_COMPILER) or not isinstance(told, Mapping):
+    if shutil.which(_COMPILER) or not isinstance(recorded, Mapping):
         yield
         return
-    answers = {option: [str(part) for part in told[option]] for option in _ASKED if option in told}
-    with on_path(_COMPILER, _STAND_IN.format(python=sys.executable, told=answers)):
+    answers = {
+        option: [str(part) for part in recorded[option]]
+        for option in _COMPILER_OPTIONS
+        if option in recorded
+    }
+    with script_on_path(_COMPILER, _COMPILER_SHIM.format(python=sys.executable, told=answers)):
         yield

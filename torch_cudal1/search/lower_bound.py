@@ -11,29 +11,28 @@ import torch
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.device.peaks import PEAK_SHARE, ceiling, work
-from torch_cudal1.graph.fusion.fusible_ops import POOLS, ROW_OPS
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.peaks import MAX_PEAK_FRACTION, count_required_work, find_device_peaks
 from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.program import Aten, Program, Step
+from torch_cudal1.kernels import registry
 
-__all__ = ["floor_us"]
+__all__ = ["lower_bound_us"]
 
-_MATMULS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
-_PARTLY = POOLS | {"aten.nll_loss_forward.default"}
+_FULL_READERS = registry.list_full_readers()
 _TF32_BYTES = 4
 
 
-def floor_us(program: Program, device: torch.device) -> float:
+def lower_bound_us(program: Program, device: torch.device) -> float:
     """Microseconds below which `program` cannot run, 0.0 where that is not known: no GPU, none
     whose peaks are, no estimate.
     """
-    limits = ceiling(device) if device.type == "cuda" else "no GPU"
-    if isinstance(limits, str):
+    limits = find_device_peaks(device) if device.type == "cuda" else Refusal("no GPU")
+    if isinstance(limits, Refusal):
         return 0.0
     try:
-        least = work(program)
+        least = count_required_work(program)
     except (
         Cudal1Error,
         AssertionError,
@@ -47,7 +46,7 @@ def floor_us(program: Program, device: torch.device) -> float:
             reason=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
         )
         return 0.0
-    read = {index for step in program.steps if _reads_all(step) for index in used_values(step)}
+    read = {index for step in program.steps if _reads_every_element(step) for index in step.reads}
     moved = least.written_bytes + sum(
         spec.size_bytes for at, spec in enumerate(program.inputs) if at in read
     )
@@ -56,13 +55,11 @@ def floor_us(program: Program, device: torch.device) -> float:
         least.flops / rate,
         max(0.0, moved - limits.cache_bytes) / limits.bytes_per_s,
     )
-    return 1e6 * max(calculated_s, passed_s) / PEAK_SHARE
+    return 1e6 * max(calculated_s, passed_s) / MAX_PEAK_FRACTION
 
 
-def _reads_all(step: Step) -> bool:
+def _reads_every_element(step: Step) -> bool:
     """Whether it needs every element of its operands."""
     if not isinstance(step, Aten) or is_view(step):
         return False
-    if step.target in _MATMULS or (step.target in ROW_OPS and step.target not in _PARTLY):
-        return True
-    return torch.Tag.pointwise in overload(step.target).tags
+    return step.target in _FULL_READERS or torch.Tag.pointwise in overload(step.target).tags

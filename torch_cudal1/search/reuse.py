@@ -1,18 +1,19 @@
-"""Whether an entry that was found may be used here as it is, and what becomes of one that may not.
+"""Decides whether a cached entry may be used on this machine as it is.
 
-Somebody must vouch for it (`store.trust.trust_policy`), it must have been judged on a target equal
-to this one, and it must not have failed on this machine. The last is found out at the first use of
-an entry that another machine judged: a signature says who answers for an entry, not that this
-device computes what that one did. Where searching is allowed, the judge validates the choice once
-(profile "fast"; no timing, for the targets are equal) and the answer is kept in the user's own
-cache, under the entry's digest and this machine's identity. Where it is not allowed nothing is run:
-what was never checked here is used on its publisher's word.
+A publisher or the user's own cache must vouch for the entry (`store.trust.trust_policy`), it must
+have been judged on a target equal to this one, and it must not have failed on this machine. The
+last is checked at the first use of an entry that another machine judged: a signature says who
+answers for an entry, not that this device computes what the other one did. Under `on_miss="tune"`
+the judge validates the choice once (profile "fast"; no timing, for the targets are equal), and the
+user's own cache keeps the answer under the entry's digest and this machine's identity. Under
+another `on_miss` nothing is run: an entry that was never checked here is used on its publisher's
+word.
 
 A choice that was never measured beside Inductor, because that did not compile, is searched for
-again where searching is allowed.
+again under `on_miss="tune"`.
 
-It stores no entry and proposes nothing of its own; what nobody vouches for goes to the search as a
-stranger's candidate.
+No entry is stored and no candidate made here. The choice of an entry without a voucher goes to the
+search as a candidate of untrusted origin.
 """
 
 from __future__ import annotations
@@ -25,69 +26,84 @@ from typing import Any
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.device.target import compilers, judge_identity
-from torch_cudal1.ir.records import NOT_EAGERS, Candidate, Entry, Miss, Region
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.target import compiler_digest, judge_identity
+from torch_cudal1.ir.records import DIFFERS_FROM_EAGER, Candidate, Entry, Region
+from torch_cudal1.store.cache import quarantine
 from torch_cudal1.store.cache.resolve import Hit, Resolved
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.context import TuneContext
 from torch_cudal1.store.trust.trust_policy import OWN
 
 __all__ = [
-    "STRANGER",
+    "UNTRUSTED_ORIGIN",
+    "check_quarantine",
+    "check_reuse",
+    "get_judge_identity",
     "is_baseline",
     "is_untimed",
-    "judged_by",
-    "known_candidates",
-    "noted",
-    "refusal",
-    "tell_refusals",
+    "list_cached_candidates",
+    "note_missing_inductor",
+    "record_refusals",
 ]
 
-# the origin of a candidate that nobody vouches for: an entry it wins was judged here, not made here
-STRANGER = "elsewhere"
-_TRIES = 2  # searches in which Inductor may fail under the same compilers
+# of a candidate without a voucher: an entry that it wins was judged here, not made here
+UNTRUSTED_ORIGIN = "elsewhere"
+# searches in which Inductor may fail under the same compilers
+_MAX_TRIES_WITHOUT_INDUCTOR = 2
 
 
-def refusal(region: Region, hit: Hit, place: Place) -> str:
-    """Why a hit may not be used as it is, "" if it may. A stale one may if it names a baseline,
-    which cannot be wrong.
+def check_reuse(region: Region, hit: Hit, place: TuneContext) -> Refusal | None:
+    """Why a hit may not be used as it is. A stale one may if it names a baseline, which cannot be
+    wrong.
     """
     if not hit.vouched_by:
-        return f"refused: {hit.stale}; `cudal1 warmup` judges it first, or a publisher on your list signs it"
+        return Refusal(
+            f"refused: {hit.stale}; `cudal1 warmup` judges it first, "
+            "or a publisher on your list signs it"
+        )
     if hit.stale and not is_baseline(region, hit.entry.choice):
-        return f"{hit.stale}; not re-validated yet"
+        return Refusal(f"{hit.stale}; not re-validated yet")
     if region.granularity == "whole" and is_untimed(hit.entry):
-        return "no cached decision"
-    if told := _to_measure_again(hit.entry, place):
-        return f"tuned without Inductor, which is measured now: {told}"
-    found = _first_use(region, hit, place)
-    return "" if found.passed else f"{hit.where} is refused: {found.reason}"
+        return Refusal("no cached decision")
+    if (failure := _inductor_failure_to_retry(hit.entry, place)) is not None:
+        return Refusal(f"tuned without Inductor, which is measured now: {failure}")
+    first_use = _validate_first_use(region, hit, place)
+    return None if first_use.passed else Refusal(f"{hit.where} is refused: {first_use.reason}")
 
 
-def noted(entry: Entry, before: Entry | None) -> Entry:
+def check_quarantine(place: TuneContext, region: Region, candidate: Candidate) -> Refusal | None:
+    """Why production has put this candidate in quarantine. A baseline never is."""
+    if is_baseline(region, candidate):
+        return None
+    roots = (place.cache.root, *place.cache.read_only)
+    return quarantine.find_quarantine_reason(roots, region.key, candidate.digest)
+
+
+def note_missing_inductor(entry: Entry, before: Entry | None) -> Entry:
     """A new entry, with a note of how often it was tuned without Inductor by the compilers that are
     here now.
     """
     if not entry.without_inductor:
         return entry
-    tries = 1 + (_tries(before) if before is not None else 0)
-    note = {"compilers": compilers(entry.target.device), "tries": tries}
+    tries = 1 + (_count_tries(before) if before is not None else 0)
+    note = {"compilers": compiler_digest(entry.target.device), "tries": tries}
     return replace(entry, evidence={**entry.evidence, "without_inductor": note})
 
 
-def known_candidates(region: Region, hit: Hit | None) -> list[Candidate]:
-    """What an entry that may not be used as it is gives a search to begin with; a stranger's is
-    marked, whatever it claims.
+def list_cached_candidates(region: Region, hit: Hit | None) -> list[Candidate]:
+    """The candidate with which a search begins where an entry may not be used as it is. Without a
+    voucher its origin is UNTRUSTED_ORIGIN, whatever the entry claims.
     """
-    if (
-        hit is None or hit.entry.choice.program.digest == region.key
-    ):  # the region itself, which is in the race anyhow
+    # the region's own Program is among the baselines anyhow
+    if hit is None or hit.entry.choice.program.digest == region.key:
         return []
-    return [hit.entry.choice if hit.vouched_by else replace(hit.entry.choice, origin=STRANGER)]
+    choice = hit.entry.choice
+    return [choice if hit.vouched_by else replace(choice, origin=UNTRUSTED_ORIGIN)]
 
 
-def tell_refusals(region: Region, resolved: Resolved) -> None:
-    """What was found and may not be used, for the report: the reason of a choice does not show what
-    a search then found.
+def record_refusals(region: Region, resolved: Resolved) -> None:
+    """Record which entries were refused, for the report: the reason of a choice shows what the
+    search found, not what it replaced.
     """
     if resolved.trouble:
         telemetry.record(
@@ -107,19 +123,20 @@ def is_baseline(region: Region, candidate: Candidate) -> bool:
 
 
 def is_untimed(entry: Entry) -> bool:
-    """An island's entry: its kernel is right, and how fast is a question of the model around it."""
+    """Whether it is a fusion group's entry: its kernel was checked, and its speed depends on the
+    model around it.
+    """
     return entry.evidence.get("granularity") == "island"
 
 
-def judged_by(entry: Entry) -> str:
+def get_judge_identity(entry: Entry) -> str:
     """The identity of the machine that judged an entry; "" where the entry does not say."""
-    told = entry.evidence.get("attestation")
-    return str(told.get("judge", "")) if isinstance(told, Mapping) else ""
+    attestation = entry.evidence.get("attestation")
+    return str(attestation.get("judge", "")) if isinstance(attestation, Mapping) else ""
 
 
-def _to_measure_again(entry: Entry, place: Place) -> str:
-    """Why Inductor had no part in the choice, "" if it had or if to search again would change
-    nothing.
+def _inductor_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | None:
+    """Why Inductor had no part in the choice, where searching again may change that.
 
     What failed for a moment runs at the second search. What does not run here fails in both, and
     waits for other compilers.
@@ -128,18 +145,20 @@ def _to_measure_again(entry: Entry, place: Place) -> str:
     if (
         place.settings.on_miss != "tune"
         or "compile" in place.settings.without
-        or reason in ("", NOT_EAGERS)
+        or reason in ("", DIFFERS_FROM_EAGER)
     ):
-        return ""
-    return reason if compilers(place.device.type) and _tries(entry) < _TRIES else ""
+        return None
+    may_retry = _count_tries(entry) < _MAX_TRIES_WITHOUT_INDUCTOR
+    return Refusal(reason) if compiler_digest(place.device.type) and may_retry else None
 
 
-def _tries(entry: Entry) -> int:
+def _count_tries(entry: Entry) -> int:
     """How often the compilers that are here now were asked for Inductor's part in this choice, and
     had none.
     """
     note = entry.evidence.get("without_inductor")
-    if not isinstance(note, Mapping) or note.get("compilers") != compilers(entry.target.device):
+    here = compiler_digest(entry.target.device)
+    if not isinstance(note, Mapping) or note.get("compilers") != here:
         return 0
     tries = note.get("tries")
     return tries if isinstance(tries, int) else 0
@@ -147,77 +166,76 @@ def _tries(entry: Entry) -> int:
 
 @dataclass(frozen=True)
 class _FirstUse:
-    """What is known about an entry on this machine."""
+    """Whether an entry passed its validation on this machine, and why."""
 
     passed: bool
     reason: str
 
 
-def _first_use(region: Region, hit: Hit, place: Place) -> _FirstUse:
-    if is_baseline(region, hit.entry.choice) or _judged_here(hit):
+def _validate_first_use(region: Region, hit: Hit, place: TuneContext) -> _FirstUse:
+    if is_baseline(region, hit.entry.choice) or _is_judged_here(hit):
         return _FirstUse(True, "judged here")
-    known = _remembered(hit, place)
-    if known is not None or place.settings.on_miss != "tune":
-        return known or _FirstUse(True, "not checked on this machine yet")
+    first_use = _read_first_use(hit, place)
+    if first_use is not None or place.settings.on_miss != "tune":
+        return first_use or _FirstUse(True, "not checked on this machine yet")
     with place.cache.lock(region.key, place.target, place.contract):
-        return _remembered(hit, place) or _checked(region, hit, place)
+        return _read_first_use(hit, place) or _check_first_use(region, hit, place)
 
 
-def _judged_here(hit: Hit) -> bool:
+def _is_judged_here(hit: Hit) -> bool:
     """An entry of the own cache that names no machine was made here before entries named one."""
-    by = judged_by(hit.entry)
+    by = get_judge_identity(hit.entry)
     return by == judge_identity() or (not by and hit.vouched_by == OWN)
 
 
-def _checked(region: Region, hit: Hit, place: Place) -> _FirstUse:
+def _check_first_use(region: Region, hit: Hit, place: TuneContext) -> _FirstUse:
+    job = judge.EvaluationConfig(place.settings, place.contract, place.device)
     try:
-        verdict = judge.check(
-            region, hit.entry.choice, judge.Job(place.settings, place.contract, place.device)
-        )
-    except (
-        SandboxError
-    ) as error:  # a machine that cannot judge uses it as one that may not search does
+        verdict = judge.validate_candidate(region, hit.entry.choice, job)
+    except SandboxError as error:
+        # a machine that cannot judge uses the entry like one whose settings allow no search
         return _FirstUse(True, f"not checked on this machine: {error}")
-    wrong = verdict.failure
-    found = _FirstUse(
+    failure = verdict.failure
+    first_use = _FirstUse(
         verdict.passed,
-        f"wrong on this machine: {wrong.name}: {wrong.detail}" if wrong else "checked here",
+        f"wrong on this machine: {failure.name}: {failure.detail}" if failure else "checked here",
     )
     telemetry.record(
         "judge",
         "first_use",
         region.key[:12],
         where=hit.where,
-        passed=found.passed,
-        reason=found.reason,
+        passed=first_use.passed,
+        reason=first_use.reason,
     )
     record = {
         "entry": hit.digest,
         "judge": judge_identity(),
-        "passed": found.passed,
-        "reason": found.reason,
+        "passed": first_use.passed,
+        "reason": first_use.reason,
     }
-    place.cache.put_alias(_name(hit, place), record, place.target, place.contract)
-    return found
+    name = _first_use_name(hit, place)
+    place.cache.put_decision_record(name, record, place.target, place.contract)
+    return first_use
 
 
-def _remembered(hit: Hit, place: Place) -> _FirstUse | None:
-    """The answer of an earlier first use, None if there was none. Only the own cache is asked:
-    others used it elsewhere.
+def _read_first_use(hit: Hit, place: TuneContext) -> _FirstUse | None:
+    """The stored answer of an earlier first use, None if there was none. Only the user's own cache
+    is read: records elsewhere are of other machines.
     """
-    known: dict[str, Any] | Miss = place.cache.own.get_alias(
-        _name(hit, place), place.target, place.contract
+    record: dict[str, Any] | Refusal = place.cache.own.get_decision_record(
+        _first_use_name(hit, place), place.target, place.contract
     )
     if (
-        isinstance(known, Miss)
-        or known.get("entry") != hit.digest
-        or not isinstance(known.get("passed"), bool)
+        isinstance(record, Refusal)
+        or record.get("entry") != hit.digest
+        or not isinstance(record.get("passed"), bool)
     ):
         return None
-    return _FirstUse(known["passed"], str(known.get("reason")))
+    return _FirstUse(record["passed"], str(record.get("reason")))
 
 
-def _name(hit: Hit, place: Place) -> str:
+def _first_use_name(hit: Hit, place: TuneContext) -> str:
     return hashlib.sha256(
         f"first use|{hit.digest}|{judge_identity()}|{place.target!r}".encode()
     ).hexdigest()

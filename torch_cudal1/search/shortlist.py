@@ -1,9 +1,9 @@
-"""Which kernel of an island is fastest, where that can be asked of the island alone: of a matrix
-product, whose time is its own.
+"""Selects a fusion group's kernel by timing a shortlist of them, for families whose time alone is
+their time inside a model: matrix products, convolutions and the like.
 
-A heat orders the kernels; who made them hears of it and may send one more generation, which has a
-heat of its own. The fastest that is right is taken. What is put into a model is still asked of the
-whole model: here only the choice among kernels is made, so nothing is judged for speed twice.
+A prescreen times the kernels side by side. A generator that knows their times may build one more
+generation, which is timed like the first. The fastest correct kernel is taken. Whether it pays is
+still measured in the whole model: here only the choice among kernels is made.
 """
 
 from __future__ import annotations
@@ -14,33 +14,41 @@ from typing import NamedTuple, Protocol
 
 from torch_cudal1 import judge
 from torch_cudal1.core.report import per_call
-from torch_cudal1.ir.records import Candidate, Region, Rejected
-from torch_cudal1.judge.evaluate.prescreen import Heat, heat
-from torch_cudal1.store.context import Place
+from torch_cudal1.ir.records import Candidate, Region, Rejected, Verdict
+from torch_cudal1.judge.evaluate.prescreen import PrescreenResult, prescreen
+from torch_cudal1.store.context import TuneContext
 
-__all__ = ["PROPOSALS", "RACED", "Breeder", "Fastest", "fastest_right", "rights_of"]
+__all__ = [
+    "PROPOSALS_PER_GROUP",
+    "CandidateGenerator",
+    "ShortlistResult",
+    "select_fastest_correct",
+    "reject_for_failure",
+    "rights_of",
+]
 
-# families of which several kernels are timed
-RACED = ("gemm", "conv", "attention", "attention_backward", "scan", "pooling")
-_SURPRISING = 2.5  # as much faster as the judge asks for a second measurement, nearly
-_APART = 5e-5  # rms: sums in another order differ by 1e-7 to 1e-5, TF32 and fp32 by 3e-4
-PROPOSALS = 4  # of them: the bound that orders them is rough; each costs seconds of a compiler
+# the bound that orders proposals is rough, and each costs seconds of a compiler
+PROPOSALS_PER_GROUP = 4
+# nearly the speed-up from which the judge asks for a second measurement
+_REMEASURED_RATIO = 2.5
+# root mean square, relative: sums in another order differ by 1e-7 to 1e-5, TF32 and fp32 by 3e-4
+_MAX_SAME_PRECISION_ERROR = 5e-5
 
 
-class Breeder(Protocol):
-    """Whoever made the kernels of a heat and may have more."""
+class CandidateGenerator(Protocol):
+    """Makes kernels for a fusion group, and more of them once their times are known."""
 
-    def heard(self, times_us: Sequence[tuple[Candidate, float | None]]) -> None:
-        """What each kernel of a heat took; None where it did not run or was wrong."""
+    def record_times(self, times_us: Sequence[tuple[Candidate, float | None]]) -> None:
+        """Learn the microseconds of each kernel; None where it did not run or was wrong."""
 
-    def next_ones(self) -> Sequence[Candidate | Rejected]:
-        """The next generation, built; () where nothing is hoped for or no time is left."""
+    def build_next_generation(self) -> Sequence[Candidate | Rejected]:
+        """More kernels, built; () where the cost model expects no gain or no time is left."""
         ...
 
 
-class Fastest(NamedTuple):
-    """The kernel that won, why those before it are not it, and microseconds a call that it saves of
-    what it must beat.
+class ShortlistResult(NamedTuple):
+    """The fastest correct kernel, why faster ones were rejected, and the microseconds of a call
+    that it saves of what it must beat.
     """
 
     kernel: Candidate | None
@@ -48,112 +56,125 @@ class Fastest(NamedTuple):
     saved_us: float = 0.0
 
 
-def rights_of(place: Place) -> tuple[str, ...]:
+def rights_of(place: TuneContext) -> tuple[str, ...]:
     """The op classes whose products may be as inexact as TF32's; none under "strict"."""
     return () if place.contract.precision == "strict" else place.contract.rights
 
 
-def fastest_right(
+def select_fastest_correct(
     region: Region,
     answers: Sequence[Candidate | Rejected],
-    place: Place,
-    job: judge.Job,
+    place: TuneContext,
+    job: judge.EvaluationConfig,
     deadline: float,
     *,
-    checked: bool = True,
-    breeder: Breeder | None = None,
-) -> Fastest:
+    check: bool = True,
+    generator: CandidateGenerator | None = None,
+) -> ShortlistResult:
     """The fastest of the built kernels that is fast enough and right.
 
-    With `checked` False it is only not grossly wrong: for a region that is judged as a whole
-    anyway.
+    With `check` False the kernel is only known not to be grossly wrong: for a region that is judged
+    as a whole anyway.
     """
     reasons: list[Rejected] = []
-    built = _admitted(answers, place, reasons)
+    built = _select_built(answers, place, reasons)
     if built and judge.working_s() > deadline:
-        return Fastest(None, [*reasons, Rejected("the budget was spent", "budget")])
-    found = heat(region, built, job) if built else Heat(0.0, {}, {})
-    if built and breeder is not None:
-        breeder.heard(_times(built, found))
-        later = _admitted(breeder.next_ones(), place, reasons)
-        if later and judge.working_s() <= deadline:
-            again = heat(region, later, job)
-            breeder.heard(_times(later, again))
-            found, built = _joined(found, again, len(built)), [*built, *later]
-    for at in _by_speed(region, found, job, reasons):
-        candidate, saved_us = built[at], found.to_beat_us - found.medians_us[at]
-        if not checked:
-            return Fastest(candidate, reasons, saved_us)
-        verdict = judge.check(region, candidate, replace(job, examples=None, book={}))
-        if verdict.passed:
-            return Fastest(candidate, reasons, saved_us)
-        failure = verdict.failure
-        reasons.append(
-            Rejected(
-                failure.detail if failure else "no check ran", failure.name if failure else "judge"
-            )
+        return ShortlistResult(None, [*reasons, Rejected("the budget was spent", "budget")])
+    times = prescreen(region, built, job) if built else PrescreenResult(0.0, {}, {})
+    if built and generator is not None:
+        generator.record_times(_pair_times(built, times))
+        children = _select_built(generator.build_next_generation(), place, reasons)
+        if children and judge.working_s() <= deadline:
+            child_times = prescreen(region, children, job)
+            generator.record_times(_pair_times(children, child_times))
+            times = _join_times(times, child_times, len(built))
+            built = [*built, *children]
+    for position in _order_by_speed(region, times, job, reasons):
+        candidate = built[position]
+        saved_us = times.to_beat_us - times.medians_us[position]
+        if not check:
+            return ShortlistResult(candidate, reasons, saved_us)
+        verdict = judge.validate_candidate(
+            region, candidate, replace(job, examples=None, reference_cache={})
         )
-    return Fastest(None, reasons)
+        if verdict.passed:
+            return ShortlistResult(candidate, reasons, saved_us)
+        reasons.append(reject_for_failure(verdict))
+    return ShortlistResult(None, reasons)
 
 
-def _admitted(
-    answers: Sequence[Candidate | Rejected], place: Place, reasons: list[Rejected]
+def reject_for_failure(verdict: Verdict) -> Rejected:
+    """The rejection of a kernel whose verdict is not passed."""
+    failure = verdict.failure
+    if failure is None:
+        return Rejected("no check ran", "judge")
+    return Rejected(failure.detail, failure.name)
+
+
+def _select_built(
+    answers: Sequence[Candidate | Rejected], place: TuneContext, reasons: list[Rejected]
 ) -> list[Candidate]:
-    """Those that were built and nobody revoked; why the others are not goes to `reasons`."""
+    """The kernels that were built and are not revoked; why others are not goes to `reasons`."""
     built: list[Candidate] = []
-    for one in answers:
-        if isinstance(one, Rejected):
-            reasons.append(one)
-        elif revoked := place.cache.revoked(one.program):
-            reasons.append(Rejected(revoked, "revoked"))
+    for answer in answers:
+        if isinstance(answer, Rejected):
+            reasons.append(answer)
+        elif revoked := place.cache.check_revoked(answer.program):
+            reasons.append(Rejected(str(revoked), "revoked"))
         else:
-            built.append(one)
+            built.append(answer)
     return built
 
 
-def _times(ran: Sequence[Candidate], found: Heat) -> list[tuple[Candidate, float | None]]:
-    return [(one, found.medians_us.get(at)) for at, one in enumerate(ran)]
+def _pair_times(
+    candidates: Sequence[Candidate], times: PrescreenResult
+) -> list[tuple[Candidate, float | None]]:
+    return [
+        (candidate, times.medians_us.get(position)) for position, candidate in enumerate(candidates)
+    ]
 
 
-def _by_speed(region: Region, found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[int]:
-    """Positions of those that beat eager and about what Inductor would take, fastest first; why
-    others do not goes to `reasons`.
+def _order_by_speed(
+    region: Region, times: PrescreenResult, job: judge.EvaluationConfig, reasons: list[Rejected]
+) -> list[int]:
+    """Positions of the kernels that beat eager and about what Inductor would take, fastest first;
+    why others do not goes to `reasons`.
 
-    Those whose results are apart from eager's as only another precision makes them come last:
+    Kernels whose results differ from eager's as only another precision makes them come last:
     eager's convolutions use TF32 or not, as cuDNN has it, and a candidate is held to eager's error.
     """
-    reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
-    order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
-    if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
-        judge.begin(
-            region, job
-        )  # the judge will want to time the whole again, in a process that has run nothing
-    slow = [at for at in order if found.medians_us[at] >= found.to_beat_us]
-    than = f"eager {per_call(found.eager_us)}"
-    than += (
-        ""
-        if found.one_pass_us is None
-        else f", its product and one pass {per_call(found.one_pass_us)}"
-    )
-    reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, {than}", "heat") for at in slow]
+    reasons += [Rejected(reason, "prescreen") for reason in times.failures.values()]
+    medians_us = times.medians_us
+    order = sorted(medians_us, key=lambda position: medians_us[position])
+    if order and medians_us[order[0]] * _REMEASURED_RATIO <= times.eager_us:
+        # the judge will want to time the whole region again, in a process that has run nothing
+        judge.prestart_worker(region, job)
+    slow = [position for position in order if medians_us[position] >= times.to_beat_us]
+    compared = f"eager {per_call(times.eager_us)}"
+    if times.one_pass_us is not None:
+        compared += f", its product and one pass {per_call(times.one_pass_us)}"
+    reasons += [
+        Rejected(f"takes {per_call(medians_us[position])}, {compared}", "prescreen")
+        for position in slow
+    ]
     return sorted(
-        (at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART
+        (position for position in order if position not in slow),
+        key=lambda position: times.apart.get(position, 0.0) > _MAX_SAME_PRECISION_ERROR,
     )
 
 
-def _joined(first: Heat, second: Heat, count: int) -> Heat:
-    """Two heats as one, the second's positions from `count` on; its times in units of its own
-    eager, as clocks may have changed.
+def _join_times(first: PrescreenResult, second: PrescreenResult, count: int) -> PrescreenResult:
+    """Two measurements as one, the second's positions from `count` on. Its times are scaled to the
+    first one's eager time, as clocks may have changed in between.
     """
     scale = first.eager_us / second.eager_us if second.eager_us else 1.0
-    later = {at + count: us * scale for at, us in second.medians_us.items()}
-    failures = {at + count: why for at, why in second.failures.items()}
-    apart = {at + count: far for at, far in second.apart.items()}
-    medians_us = {**first.medians_us, **later}
-    return Heat(
+    medians_us = {position + count: us * scale for position, us in second.medians_us.items()}
+    failures = {position + count: reason for position, reason in second.failures.items()}
+    errors = {position + count: error for position, error in second.apart.items()}
+    return PrescreenResult(
         first.eager_us,
-        medians_us,
+        {**first.medians_us, **medians_us},
         {**first.failures, **failures},
-        {**first.apart, **apart},
+        {**first.apart, **errors},
         first.one_pass_us,
     )

@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for, target_for
-from torch_cudal1.ir.records import Contract, Miss, Target
-from torch_cudal1.store.bundle.imported import imported_roots
+from torch_cudal1.ir.records import Contract, Target
+from torch_cudal1.store.bundle.imported import list_imported_roots
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Source
-from torch_cudal1.store.hub.hub_source import HubSource, hub_for, mirrored_roots
+from torch_cudal1.store.hub.hub_source import HubSource, hub_for, list_mirrored_roots
 from torch_cudal1.store.trust.trust_policy import SHIPPED, Rules
 
-__all__ = ["Place", "cache_for", "place_for"]
+__all__ = ["TuneContext", "cache_for", "make_context"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TuneContext:
     """The rules in one value."""
 
     device: torch.device
@@ -43,21 +44,23 @@ class Place:
         """
         return (self.cache, self.hub) if self.hub else (self.cache,)
 
-    def alias(self, name: str, candidates: Sequence[str] | None = None) -> dict[str, Any] | Miss:
+    def find_decision_record(
+        self, name: str, candidates: Sequence[str] | None = None
+    ) -> dict[str, Any] | Refusal:
         """The small record under `name`, about exactly these candidates if given, from the first of
         `sources` that has one.
         """
-        found = self.cache.get_alias(name, self.target, self.contract, candidates)
+        record = self.cache.get_decision_record(name, self.target, self.contract, candidates)
         return (
-            found
-            if self.hub is None or not isinstance(found, Miss)
-            else self.hub.alias(name, self.target, self.contract)
+            record
+            if self.hub is None or not isinstance(record, Refusal)
+            else self.hub.find_decision_record(name, self.target, self.contract)
         )
 
 
-def place_for(device: torch.device, settings: Settings) -> Place:
+def make_context(device: torch.device, settings: Settings) -> TuneContext:
     """Probe the machine once and put the rules together."""
-    return Place(
+    return TuneContext(
         device,
         target_for(device),
         contract_for(settings),
@@ -72,9 +75,9 @@ def cache_for(settings: Settings) -> LocalCache:
     repository, and what was shipped.
     """
     read_only = (
-        *imported_roots(settings.cache_dir),
+        *list_imported_roots(settings.cache_dir),
         *settings.read_only_caches,
-        *mirrored_roots(settings),
+        *list_mirrored_roots(settings),
     )
     return LocalCache(
         settings.cache_dir,

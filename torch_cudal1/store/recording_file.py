@@ -20,10 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.store.cache.files import NotStored, Stored
+from torch_cudal1.store.cache.files import Stored
 
-__all__ = ["LIMIT_BYTES", "LINE_LIMIT_BYTES", "Mode", "ReadBack", "Seen", "append", "read"]
+__all__ = [
+    "LIMIT_BYTES",
+    "LINE_LIMIT_BYTES",
+    "Mode",
+    "RecordingContents",
+    "CallRecord",
+    "append_calls",
+    "read_calls",
+]
 
 LIMIT_BYTES = 16 << 20
 LINE_LIMIT_BYTES = 64 << 10
@@ -42,7 +51,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallRecord:
     """One form of call and how often it came.
 
     `kind`: "module" (a call of an accelerated module) or "graph" (of a graph of the backend).
@@ -59,23 +68,23 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class ReadBack:
+class RecordingContents:
     """What a file holds, most frequent first, and what is wrong with it: one sentence a line that
     was not used.
     """
 
-    seen: tuple[Seen, ...]
+    seen: tuple[CallRecord, ...]
     problems: tuple[str, ...]
 
 
-def append(
-    path: Path, seen: Sequence[Seen], *, limit_bytes: int = LIMIT_BYTES
-) -> Stored | NotStored:
-    """Add a line for each at the end of `path`. NotStored where the file would pass the limit, or
+def append_calls(
+    path: Path, calls: Sequence[CallRecord], *, limit_bytes: int = LIMIT_BYTES
+) -> Stored | Refusal:
+    """Add a line for each at the end of `path`. Refusal where the file would pass the limit, or
     the file system refuses.
     """
     data = b"".join(
-        b"\n" + _line(one) + b"\n" for one in seen
+        b"\n" + _encode_line(call) + b"\n" for call in calls
     )  # begun anew, should a killed writer have left half a line
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,21 +95,21 @@ def append(
             ):  # no locks here: appends of one write are whole on a local disk without
                 fcntl.flock(file, fcntl.LOCK_EX)
             if (size := os.fstat(file).st_size) + len(data) > limit_bytes:
-                return NotStored(f"{path} has {size} bytes, and is kept below {limit_bytes}")
+                return Refusal(f"{path} has {size} bytes, and is kept below {limit_bytes}")
             if (written := os.write(file, data)) != len(data):
-                return NotStored(f"{path} took {written} of {len(data)} bytes")
+                return Refusal(f"{path} took {written} of {len(data)} bytes")
         finally:
             os.close(file)
     except OSError as error:
-        return NotStored(f"{path}: {type(error).__name__}: {error}")
+        return Refusal(f"{path}: {type(error).__name__}: {error}")
     return Stored(path)
 
 
-def read(path: Path) -> ReadBack:
+def read_calls(path: Path) -> RecordingContents:
     """Every whole line of `path`, equal ones added up. Raises OSError for a file that cannot be
     read.
     """
-    sums: dict[Seen, int] = {}
+    sums: dict[CallRecord, int] = {}
     problems = []
     with open(path, "rb") as file:
         data = file.read(_READ_LIMIT_BYTES + 1)
@@ -109,52 +118,52 @@ def read(path: Path) -> ReadBack:
     for number, line in enumerate(data[:_READ_LIMIT_BYTES].split(b"\n"), 1):
         if not line.strip():
             continue
-        found = _parsed(line)
-        if isinstance(found, str):
-            problems.append(f"{path}, line {number} is not used: {found}")
+        call = _parse_line(line)
+        if isinstance(call, str):
+            problems.append(f"{path}, line {number} is not used: {call}")
         else:
-            form = replace(found, calls=0)
-            sums[form] = sums.get(form, 0) + found.calls
-    seen = sorted(
+            form = replace(call, calls=0)
+            sums[form] = sums.get(form, 0) + call.calls
+    calls = sorted(
         (replace(form, calls=calls) for form, calls in sums.items()), key=lambda one: -one.calls
     )
-    return ReadBack(tuple(seen), tuple(problems))
+    return RecordingContents(tuple(calls), tuple(problems))
 
 
-def _line(one: Seen) -> bytes:
+def _encode_line(call: CallRecord) -> bytes:
     mode = {
-        "grad": one.mode.grad,
-        "training": one.mode.training,
-        "autocast": dict(one.mode.autocast),
+        "grad": call.mode.grad,
+        "training": call.mode.training,
+        "autocast": dict(call.mode.autocast),
     }
     body = {
-        "kind": one.kind,
-        "name": one.name,
-        "identity": one.identity,
-        "form": json.loads(one.form),
+        "kind": call.kind,
+        "name": call.name,
+        "identity": call.identity,
+        "form": json.loads(call.form),
         "mode": mode,
-        "calls": one.calls,
+        "calls": call.calls,
     }
     return json.dumps(
         {"body": body, "check": _check(body)}, sort_keys=True, separators=(",", ":")
     ).encode()
 
 
-def _parsed(line: bytes) -> Seen | str:
+def _parse_line(line: bytes) -> CallRecord | str:
     """A line, or what is wrong with it."""
     if len(line) > 2 * LINE_LIMIT_BYTES:
         return f"it has {len(line)} bytes, at most {LINE_LIMIT_BYTES} were expected"
     try:
-        whole = json.loads(line)
-        body = whole["body"]
-        if whole["check"] != _check(body):
+        row = json.loads(line)
+        body = row["body"]
+        if row["check"] != _check(body):
             return "its check sum is wrong: it was changed, or cut short"
         mode = Mode(
             body["mode"]["grad"],
             body["mode"]["training"],
             tuple(sorted(body["mode"]["autocast"].items())),
         )
-        seen = Seen(
+        call = CallRecord(
             body["kind"],
             body["name"],
             body["identity"],
@@ -164,25 +173,25 @@ def _parsed(line: bytes) -> Seen | str:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"it is no line of a recording ({type(error).__name__}: {error})"
-    return seen if _is_sound(seen) else "it is no line of a recording: a field has the wrong type"
+    return call if _is_sound(call) else "it is no line of a recording: a field has the wrong type"
 
 
-def _is_sound(seen: Seen) -> bool:
+def _is_sound(call: CallRecord) -> bool:
     texts = all(
         isinstance(text, str)
         for text in (
-            seen.name,
-            seen.identity,
-            *(part for pair in seen.mode.autocast for part in pair),
+            call.name,
+            call.identity,
+            *(part for pair in call.mode.autocast for part in pair),
         )
     )
-    flags = isinstance(seen.mode.grad, bool) and isinstance(seen.mode.training, bool)
+    flags = isinstance(call.mode.grad, bool) and isinstance(call.mode.training, bool)
     return (
         texts
         and flags
-        and seen.kind in ("module", "graph")
-        and type(seen.calls) is int
-        and seen.calls > 0
+        and call.kind in ("module", "graph")
+        and type(call.calls) is int
+        and call.calls > 0
     )
 
 

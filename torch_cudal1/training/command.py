@@ -1,8 +1,8 @@
-"""`cudal1 train`: a model that writes kernels, taught stage by stage; a demonstration, experiments,
-and their reports.
+"""`cudal1 train`: trains a model to write kernels, stage by stage; a demonstration, experiments, and
+their reports.
 
-It turns arguments into settings of `training.runs` and `training.experiments.running`, and what
-came of them into tables and a page. It trains nothing itself.
+It turns arguments into settings of `training.runs` and `training.experiments.plan_runner`, and
+their results into tables and a page. It trains nothing itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,17 +27,29 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.extras import quiet
 from torch_cudal1.judge.pool.score import Rule
-from torch_cudal1.training.benches import Ground, ground_bench, naive_bench, replay_bench
+from torch_cudal1.training.environment import (
+    RewardSource,
+    load_naive_environment,
+    load_replay_environment,
+    open_environment,
+)
 from torch_cudal1.training.experiments import experiment_report
-from torch_cudal1.training.experiments.comparison import comparisons
+from torch_cudal1.training.experiments.comparison import compare_arms
 from torch_cudal1.training.experiments.demo_plan import DEMO
-from torch_cudal1.training.experiments.plan import Plan, read_plan
-from torch_cudal1.training.experiments.redteam import red_team
-from torch_cudal1.training.experiments.running import Run, results_of, run_here
-from torch_cudal1.training.experiments.running import run as run_plan
-from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin, read_config, stage_of
+from torch_cudal1.training.experiments.plan import ExperimentPlan, read_plan
+from torch_cudal1.training.experiments.plan_runner import (
+    ExecutionConfig,
+    read_results,
+    run_plan,
+    run_plan_in_process,
+)
+from torch_cudal1.training.experiments.red_team import run_red_team
+from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin_run, read_config, run_stage
+from torch_cudal1.training.stages import ReportProgress
 
 __all__ = ["run"]
+
+_ARMS_SHARE = 0.7  # of the demonstration's progress bar; the red team takes the rest
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -45,143 +58,160 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """
     quiet()
     if args.action == "demo":
-        return _demo(args, settings, screen)
+        return _run_demo(args, settings, screen)
     if args.action == "experiment":
-        return _experiment(args, settings, screen)
+        return _run_experiment(args, settings, screen)
     if args.action == "report":
-        return _report(args, settings, screen)
-    return _stage(args, settings, screen)
+        return _write_report(args, settings, screen)
+    return _run_stage_action(args, settings, screen)
 
 
-def _stage(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     folder: Path = args.run_folder
-    config = _config(args, folder)
-    begin(folder, config)
-    started = time.monotonic()
+    config = _make_config(args, folder)
+    begin_run(folder, config)
+    start_s = time.monotonic()
     with (
         screen.progress() as progress,
-        ground_bench(config.ground, settings, config.seed, folder) as bench,
+        open_environment(config.ground, settings, config.seed, folder) as environment,
     ):
-        facts = stage_of(
-            cast(Stage, args.action), folder, config, bench, resume=args.resume, told=progress
+        facts = run_stage(
+            cast(Stage, args.action),
+            folder,
+            config,
+            environment,
+            resume=args.resume,
+            report=progress,
         )
     if not facts:  # one of several processes, and not the first
         return 0
     (folder / f"{args.action}.json").write_text(
         json.dumps(facts, allow_nan=False), encoding="utf-8"
     )
-    for table in _tables(facts):
-        screen.line(f"\n{table.caption}")
-        screen.table(table.columns, table.rows)
+    _show_tables(screen, _build_stage_tables(facts))
     for problem in facts.get("problems", ()):
         screen.problem(problem)
-    screen.line(
-        f"\n{args.action}: done in {text.duration(time.monotonic() - started)}, {facts['label']}. Run: {folder}"
-    )
+    duration = text.duration(time.monotonic() - start_s)
+    screen.line(f"\n{args.action}: done in {duration}, {facts['label']}. Run: {folder}")
     screen.json(facts)
     return 1 if facts.get("problems") else 0
 
 
-def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
-    """What the run was begun with; or, for a new run, a file, changed by what was given."""
-    known = folder / "run.json"
-    given = {
+def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
+    """The settings that the run began with; for a new run those of a file, changed by the options.
+    Raises SettingError for an option that contradicts a run that has begun.
+    """
+    run_options = {
         name: value
         for name in ("seed", "model", "selector")
         if (value := getattr(args, name)) is not None
     }
-    ground = {
+    reward_options = {
         name: value
         for name in ("landscape", "tasks", "device", "lanes")
         if (value := getattr(args, name)) is not None
     }
     if args.live:
-        ground["live"] = True
+        reward_options["live"] = True
     if args.generator:
-        ground["generators"] = tuple(args.generator)
-    if known.is_file() and args.config is None:
-        config = read_config(known)
-        asked = {**given, **ground} | ({} if args.steps is None else {"steps": args.steps})
-        wrong = [name for name, value in asked.items() if _held(config, name) != value]
-        if wrong:
-            raise SettingError(
-                wrong[0],
-                asked[wrong[0]],
-                f"what the run in {folder} began with ({known.name}), or another --run",
-            )
+        reward_options["generators"] = tuple(args.generator)
+    path = folder / "run.json"
+    if path.is_file() and args.config is None:
+        config = read_config(path)
+        options = {**run_options, **reward_options}
+        options |= {} if args.steps is None else {"steps": args.steps}
+        for name, value in options.items():
+            if _get_setting(config, name) != value:
+                raise SettingError(
+                    name,
+                    value,
+                    f"what the run in {folder} began with ({path.name}), or another --run",
+                )
         return config
     config = read_config(args.config) if args.config is not None else RunConfig()
-    config = replace(config, **given, ground=replace(config.ground, **ground))
+    config = replace(config, **run_options, ground=replace(config.ground, **reward_options))
     if args.steps is not None:
         config = replace(config, rl=replace(config.rl, steps=args.steps))
     return config
 
 
-def _held(config: RunConfig, name: str) -> Any:
-    part: Any = (
-        config.ground if hasattr(config.ground, name) else config.rl if name == "steps" else config
-    )
-    return getattr(part, name)
+def _get_setting(config: RunConfig, name: str) -> Any:
+    if hasattr(config.ground, name):
+        return getattr(config.ground, name)
+    return config.rl.steps if name == "steps" else getattr(config, name)
 
 
-def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    folder: Path = args.run_folder
-    started = time.monotonic()
+def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """The arms of a small plan, then the red team."""
+    start_s = time.monotonic()
     plan = DEMO if args.plan is None else read_plan(args.plan)
     plan = plan if args.landscape is None else replace(plan, landscape=args.landscape)
+    folder: Path = args.run_folder
+    workers = args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0)))
+    # half the steps are enough to see where both policies are going
+    short_plan = replace(plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2)))
     with screen.progress() as progress:
-        cheats = None
-        how = Run(
-            folder, workers=args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0)))
-        )
         results = run_plan(
             plan,
-            replay_bench,
-            how,
-            lambda what, done: progress(what, None if done is None else 0.7 * done),
+            load_replay_environment,
+            ExecutionConfig(folder, workers=workers),
+            _scale_progress(progress, 0.0, _ARMS_SHARE),
         )
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            told = lambda what, done: progress(what, None if done is None else 0.7 + 0.3 * done)
-            short = replace(
-                plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2))
-            )  # enough to see where both are going
-            cheats = red_team(
-                short,
-                naive_bench(plan, 0),
-                replay_bench(plan, 0),
+        with _one_thread():
+            cheats = run_red_team(
+                short_plan,
+                load_naive_environment(plan, 0),
+                load_replay_environment(plan, 0),
                 0,
                 folder / plan.digest / "red-team",
-                told,
+                _scale_progress(progress, _ARMS_SHARE, 1.0),
             )
-        finally:
-            torch.set_num_threads(before)
-    return _shown(args, settings, screen, plan, results, started=started, cheats=cheats)
+    return _show_results(args, settings, screen, plan, results, start_s=start_s, cheats=cheats)
 
 
-def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+def _scale_progress(progress: ReportProgress, start: float, end: float) -> ReportProgress:
+    """Report a part's fractions as those from `start` to `end` of the whole."""
+
+    def report(activity: str, fraction: float | None) -> None:
+        progress(activity, None if fraction is None else start + (end - start) * fraction)
+
+    return report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.plan is None:
         raise SettingError(
             "plan", None, "--plan FILE: what is compared is written down before the first run"
         )
-    plan, started = _of_seed(read_plan(args.plan), args.seed), time.monotonic()
-    how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
+    plan, start_s = _select_seed(read_plan(args.plan), args.seed), time.monotonic()
+    execution = ExecutionConfig(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
     with screen.progress() as progress:
         if args.live:
             # as for landscapes: on cores that others use few buckets agree within a share of a
             # small speed-up
             rule: Rule = "strict" if plan.device == "cuda" else "cudal1"
-            ground = Ground(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
-            with ground_bench(ground, settings, 0, args.run_folder) as bench:
-                results = run_here(plan, bench.limited(plan), how, progress)
+            source = RewardSource(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
+            with open_environment(source, settings, 0, args.run_folder) as environment:
+                results = run_plan_in_process(
+                    plan, environment.limit_tasks(plan), execution, progress
+                )
         else:
-            results = run_plan(plan, replay_bench, how, progress)
-    return _shown(args, settings, screen, plan, results, started=started)
+            results = run_plan(plan, load_replay_environment, execution, progress)
+    return _show_results(args, settings, screen, plan, results, start_s=start_s)
 
 
-def _of_seed(plan: Plan, seed: int | None) -> Plan:
-    """Only one seed of the plan's, such as for one of several GPUs; it keeps the plan's digest."""
+def _select_seed(plan: ExperimentPlan, seed: int | None) -> ExperimentPlan:
+    """Only one of the plan's seeds, such as for one of several GPUs; it keeps the plan's digest."""
     if seed is None:
         return plan
     if seed not in plan.seeds:
@@ -189,69 +219,69 @@ def _of_seed(plan: Plan, seed: int | None) -> Plan:
     return replace(plan, seeds=(seed,))
 
 
-def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+def _write_report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """The page of an experiment's results so far, or of a single run's stages."""
     folder: Path = args.run_folder
     if args.plan is not None:
         plan = read_plan(args.plan)
-        return _shown(
-            args, settings, screen, plan, results_of(folder, plan), started=time.monotonic()
-        )
+        results = read_results(folder, plan)
+        return _show_results(args, settings, screen, plan, results, start_s=time.monotonic())
     config = read_config(folder / "run.json")
-    found = {
+    stages = {
         name: json.loads(path.read_text(encoding="utf-8"))
         for name in STAGES
         if (path := folder / f"{name}.json").is_file()
     }
-    if not found:
+    if not stages:
         raise SettingError("run", str(folder), "a run with at least one finished stage")
-    label = next(iter(found.values()))["label"]
-    sections = [Section("Stages", [table for facts in found.values() for table in _tables(facts)])]
-    sections += experiment_report.run_sections(found.get("rl", {}).get("curve", ()), label)
+    label = next(iter(stages.values()))["label"]
+    tables = [table for facts in stages.values() for table in _build_stage_tables(facts)]
+    curve = stages.get("rl", {}).get("curve", ())
     page = article(
         f"Training run {folder.name}",
         f"Numbers: {label}. Seed {config.seed}.",
-        sections,
+        [Section("Stages", [*tables]), *experiment_report.build_run_sections(curve, label)],
         doctor.as_environment(settings),
     )
     args.out.write_text(page, encoding="utf-8")
     screen.line(f"Page: {args.out}")
-    screen.json({"stages": found, "page": args.out})
+    screen.json({"stages": stages, "page": args.out})
     return 0
 
 
-def _shown(
+def _show_results(
     args: argparse.Namespace,
     settings: Settings,
     screen: Screen,
-    plan: Plan,
+    plan: ExperimentPlan,
     results: list[dict[str, Any]],
-    **more: Any,
+    *,
+    start_s: float,
+    cheats: experiment_report.Cheats | None = None,
 ) -> int:
     """Tables, page and JSON of a plan's results."""
-    cheats = more.get("cheats")
-    page = experiment_report.experiment_page(
+    page = experiment_report.render_experiment_page(
         plan, results, doctor.as_environment(settings), cheats=cheats
     )
     args.out.write_text(page, encoding="utf-8")
-    for table in experiment_report.tables_of(plan, results):
-        screen.line(f"\n{table.caption}")
-        screen.table(table.columns, table.rows)
+    _show_tables(screen, experiment_report.build_tables(plan, results))
     for name, lines in (cheats or {}).items():
+        first, last = lines[0]["cheats"], lines[-1]["cheats"]
         screen.line(
-            f"\n{name} evaluator: share of cheats {lines[0]['cheats']:.2f} at first, {lines[-1]['cheats']:.2f} at the end"
+            f"\n{name} evaluator: share of cheats {first:.2f} at first, {last:.2f} at the end"
         )
-    missing = len(plan.arms) * len(plan.seeds) - len(results)
+    planned = len(plan.arms) * len(plan.seeds)
+    missing = planned - len(results)
     if missing:
         screen.problem(
-            f"{missing} of {len(plan.arms) * len(plan.seeds)} runs are missing; the same command goes on with them"
+            f"{missing} of {planned} runs are missing; the same command goes on with them"
         )
-    screen.line(f"\nTook {text.duration(time.monotonic() - more['started'])}. Page: {args.out}")
-    told = comparisons(results, plan)
+    screen.line(f"\nTook {text.duration(time.monotonic() - start_s)}. Page: {args.out}")
     screen.json(
         {
             "plan": plan.digest,
             "results": results,
-            "comparisons": told,
+            "comparisons": compare_arms(results, plan),
             "cheats": cheats,
             "page": args.out,
         }
@@ -259,19 +289,28 @@ def _shown(
     return 1 if missing else 0
 
 
-def _tables(facts: Mapping[str, Any]) -> list[Table]:
-    tables = [experiment_report.collected_table(facts["collected"])] if "collected" in facts else []
-    exams = [(f"round {i + 1}", told) for i, told in enumerate(facts.get("rounds", ()))]
+def _show_tables(screen: Screen, tables: list[Table]) -> None:
+    for table in tables:
+        screen.line(f"\n{table.caption}")
+        screen.table(table.columns, table.rows)
+
+
+def _build_stage_tables(facts: Mapping[str, Any]) -> list[Table]:
+    """Outcomes of what was collected, and metrics of the samples on training tasks."""
+    tables = []
+    if "collected" in facts:
+        tables.append(experiment_report.build_collect_table(facts["collected"]))
+    metrics_by_row = {
+        f"round {i + 1}": metrics for i, metrics in enumerate(facts.get("rounds", ()))
+    }
     if "exam" in facts:
-        exams.append((f"after {facts['stage']}", facts["exam"]))
-    if exams:
+        metrics_by_row[f"after {facts['stage']}"] = facts["exam"]
+    if metrics_by_row:
         names = ("success", "speedup", "speedup_of_successes", "hack", "undecodable")
-        rows = [[name, *(f"{told[each]:.3f}" for each in names)] for name, told in exams]
-        tables.append(
-            Table(
-                f"{facts['stage']}: samples on training tasks, {facts['label']}",
-                ("samples", *names),
-                rows,
-            )
-        )
+        rows = [
+            [row_name, *(f"{metrics[name]:.3f}" for name in names)]
+            for row_name, metrics in metrics_by_row.items()
+        ]
+        caption = f"{facts['stage']}: samples on training tasks, {facts['label']}"
+        tables.append(Table(caption, ("samples", *names), rows))
     return tables

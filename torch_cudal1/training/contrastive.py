@@ -1,9 +1,10 @@
-"""One step of contrastive reinforcement learning before its gradient: draw exemplars, sample,
-measure, smooth.
+"""Contrastive rollouts: one step of CUDA-L1's stage 3 before its gradient (paper, section 2.4).
 
-Each group has one prompt, so one draw of exemplars, from the database as it stood before the step.
-Nothing is learned here: that is `rl_native`'s, and `recorder` sees to it that a step is paid for
-once.
+    draw exemplars -> sample a group of completions -> measure -> reward -> smooth
+
+Every member of a group has the same prompt, so a group has one draw of exemplars, from the database
+as it stood before the step. `grpo` learns from what comes back; `recorder` sees to it that a step
+that was interrupted is not measured twice.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_cudal1.ingest.llm.policy import Writer
+from torch_cudal1.ingest.llm.policy import LanguageModel
 from torch_cudal1.ingest.llm.reward import RewardKind, reward_of
 from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
 from torch_cudal1.judge.pool.measured import Measured
-from torch_cudal1.training.recorder import Recorder, Shown, facts_of, turn
-from torch_cudal1.training.rl_native import Generation, GrpoConfig
-from torch_cudal1.training.smoothing import Moments, smooth
+from torch_cudal1.training.grpo import Generation, GrpoConfig
+from torch_cudal1.training.recorder import Recorder, TaskPrompt, choose_tasks, summarize_outcomes
+from torch_cudal1.training.smoothing import Moments, smooth_rewards
 
 __all__ = ["ContrastiveStep"]
 
 
 @dataclass
 class ContrastiveStep:
-    """A `rl_native.Gather`. `shuffled`: exemplars in an order that tells nothing, for comparison.
+    """A `grpo.GenerateStep`: called with a policy and the number of a step, it returns the step's
+    samples with their rewards.
 
-    `budget`: no step begins once this many different programs of tasks were met; so arms that
-    repeat themselves may sample more.
+    `shuffled`: exemplars in random order instead of worst to best, for comparison. `budget`: no
+    step begins once so many different (task, program) pairs were measured; an arm whose policy
+    repeats itself may therefore sample more.
     """
 
     recorder: Recorder
@@ -42,64 +45,74 @@ class ContrastiveStep:
     def __post_init__(self) -> None:
         if not self.recorder.tasks:
             raise ValueError("expected at least one task to train on")
-        self._moments, self._before = Moments(), 0
-        self._met: set[tuple[str, str]] = set()
+        self._moments, self._next_step = Moments(), 0
+        self._programs_seen: set[tuple[str, str]] = set()
 
-    def __call__(self, writer: Writer, step: int) -> Generation | None:
+    def __call__(self, policy: LanguageModel, step: int) -> Generation | None:
         """The samples of a step with their smoothed rewards; None where the budget is spent."""
         config = self.config
-        self._catch_up(step)
-        if self.budget is not None and self.spent >= self.budget:
+        self._restore_history(step)
+        if self.budget is not None and self.programs_spent >= self.budget:
             return None
-        found = self.recorder.sampled(
-            writer, str(step), self.drawn(step), count=config.group, temperature=config.temperature
+        batch = self.recorder.sample(
+            policy,
+            str(step),
+            self.draw_prompts(step),
+            count=config.group,
+            temperature=config.temperature,
         )
-        rewards = [reward_of(one, self.reward) for one in found.measured]
+        rewards = [reward_of(measurement, self.reward) for measurement in batch.measurements]
         groups = [rewards[i : i + config.group] for i in range(0, len(rewards), config.group)]
-        smoothed, self._moments = smooth(groups, config.smoothing, self._moments)
-        self._before = step + 1
-        self._meet(found.measured)
-        facts = {**facts_of(found.measured), "spent": float(self.spent)}
-        flat = torch.tensor([each for group in smoothed for each in group])
+        smoothed, self._moments = smooth_rewards(groups, config.smoothing, self._moments)
+        self._next_step = step + 1
+        self._count_programs(batch.measurements)
+        metrics = {
+            **summarize_outcomes(batch.measurements),
+            "spent": float(self.programs_spent),
+        }
+        flat_rewards = torch.tensor([reward for group in smoothed for reward in group])
         if config.credit == "whole":
-            return Generation(found.rollout, flat, facts)
-        right = torch.tensor([float(one.score is not None) for one in found.measured])
-        return Generation(
-            found.rollout,
-            flat,
-            facts,
-            right,
-            writer.after(found.rollout, self.recorder.appraiser.codec.marker),
+            return Generation(batch.rollout, flat_rewards, metrics)
+        is_correct = torch.tensor(
+            [float(measurement.score is not None) for measurement in batch.measurements]
         )
+        program_mask = policy.after(batch.rollout, self.recorder.appraiser.codec.marker)
+        return Generation(batch.rollout, flat_rewards, metrics, is_correct, program_mask)
 
     @property
-    def spent(self) -> int:
-        """How many different programs were met so far; what was no program costs nothing."""
-        return len(self._met)
+    def programs_spent(self) -> int:
+        """How many different programs were measured; a completion that is no program is free."""
+        return len(self._programs_seen)
 
-    def drawn(self, step: int) -> list[Shown]:
-        """The step's tasks with their exemplars: one draw a group."""
+    def draw_prompts(self, step: int) -> list[TaskPrompt]:
+        """The step's tasks with their exemplars: one draw for each group."""
         recorder, view = self.recorder, self.recorder.view()
         seed = recorder.seed * 1_000_003 + step
         return [
-            Shown(task, exemplars(self.selector, seed, task.id, view, shuffled=self.shuffled))
-            for task in turn(recorder.tasks, self.config.groups, step, recorder.seed)
+            TaskPrompt(task, exemplars(self.selector, seed, task.id, view, shuffled=self.shuffled))
+            for task in choose_tasks(recorder.tasks, self.config.groups, step, recorder.seed)
         ]
 
-    def _meet(self, measured: Sequence[Measured]) -> None:
-        self._met |= {(one.task, one.program) for one in measured if one.outcome != "undecodable"}
+    def _count_programs(self, measurements: Sequence[Measured]) -> None:
+        self._programs_seen |= {
+            (measurement.task, measurement.program)
+            for measurement in measurements
+            if measurement.outcome != "undecodable"
+        }
 
-    def _catch_up(self, step: int) -> None:
-        """What earlier steps left behind is not in a checkpoint: after a restart it is read from
-        the database.
+    def _restore_history(self, step: int) -> None:
+        """Reward moments and programs of earlier steps, from the database after a restart: a
+        checkpoint does not hold them.
         """
-        if self._before == step:
+        if self._next_step == step:
             return
-        self._moments, self._met = Moments(), set()
-        for earlier in range(step):
-            known = self.recorder.on_record(
-                str(earlier), prompts=self.config.groups, count=self.config.group
+        self._moments, self._programs_seen = Moments(), set()
+        for earlier_step in range(step):
+            measurements = self.recorder.read_measurements(
+                str(earlier_step), prompts=self.config.groups, count=self.config.group
             )
-            self._moments = self._moments.with_rewards(reward_of(one, self.reward) for one in known)
-            self._meet(known)
-        self._before = step
+            self._moments = self._moments.with_rewards(
+                reward_of(measurement, self.reward) for measurement in measurements
+            )
+            self._count_programs(measurements)
+        self._next_step = step

@@ -12,14 +12,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch_cudal1.training.ksl.grammar import Program, Template
-from torch_cudal1.training.ksl.sentence import Sentence, read_prompt, vocabulary
-from torch_cudal1.training.ksl.spaces import space, templates_of
+from torch_cudal1.training.ksl.grammar import KslProgram, KslTemplate
+from torch_cudal1.training.ksl.sentence import Sentence, list_vocabulary, read_prompt
+from torch_cudal1.training.ksl.spaces import get_templates, list_programs
 
-__all__ = ["GENERATORS", "Generator", "generator"]
+__all__ = ["GENERATORS", "Generator", "get_generator"]
 
 Writer = Callable[[Sentence, random.Random, float], str]
-_CAREFUL = {
+_CAREFUL_VALUES = {
     "mask": "on",
     "acc": "f32",
     "fuse": "full",
@@ -27,10 +27,10 @@ _CAREFUL = {
     "carry": "on",
     "epilogue": "fused",
 }
-_STRAY = 0.15  # how often a rule is not followed in one knob, times the temperature
-_BUSY_LOG2 = 9  # programs that fill a large GPU, about
-_LANES = 256  # elements a warp of a row or a chain is given
-_SLIPS = 0.4
+_DEVIATION_PROBABILITY = 0.15  # how often a rule is not followed in one knob, times the temperature
+_SATURATING_PROGRAMS_LOG2 = 9  # programs that fill a large GPU, about
+_ELEMENTS_PER_WARP = 256  # elements a warp of a row or a chain is given
+_SLIP_PROBABILITY = 0.4
 
 
 @dataclass(frozen=True)
@@ -58,126 +58,128 @@ class Generator:
         return f"<code> {self.write(read_prompt(prompt), draw, temperature)}"
 
 
-def _templates(told: Sentence) -> tuple[Template, ...]:
-    return tuple(templates_of(told.device, told.kind).values())
+def _get_templates(sentence: Sentence) -> tuple[KslTemplate, ...]:
+    return tuple(get_templates(sentence.device, sentence.kind).values())
 
 
-def _strayed(
-    template: Template, program: Program, draw: random.Random, temperature: float
-) -> Program:
+def _deviate(
+    template: KslTemplate, program: KslProgram, draw: random.Random, temperature: float
+) -> KslProgram:
     """Now and then another value than the rule's."""
     knobs = dict(program.knobs)
     for knob in template.knobs:
-        if draw.random() < _STRAY * temperature:
+        if draw.random() < _DEVIATION_PROBABILITY * temperature:
             knobs[knob.name] = draw.choice(knob.values)
     return replace(program, knobs=knobs)
 
 
-def _tutorial(told: Sentence, draw: random.Random, temperature: float) -> str:
+def _write_tutorial(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """What every tutorial shows: the defaults, whatever the sizes."""
-    template = draw.choice(_templates(told))
-    return _strayed(template, template.default, draw, temperature).text
+    template = draw.choice(_get_templates(sentence))
+    return _deviate(template, template.default, draw, temperature).text
 
 
-def _ruled(
-    told: Sentence,
+def _write_by_rule(
+    sentence: Sentence,
     draw: random.Random,
     temperature: float,
     rule: Callable[[Sentence, str, Sequence[int]], int],
 ) -> str:
     """A careful program whose numbers a rule chooses."""
-    template = draw.choice(_templates(told))
+    template = draw.choice(_get_templates(sentence))
     knobs = {}
     for knob in template.knobs:
         if all(value.isdigit() for value in knob.values):
-            knobs[knob.name] = str(rule(told, knob.name, sorted(map(int, knob.values))))
+            knobs[knob.name] = str(rule(sentence, knob.name, sorted(map(int, knob.values))))
         else:
-            wanted = _CAREFUL.get(knob.name, knob.values[0])
-            knobs[knob.name] = wanted if wanted in knob.values else knob.values[0]
-    return _strayed(template, Program(template.name, knobs), draw, temperature).text
+            value = _CAREFUL_VALUES.get(knob.name, knob.values[0])
+            knobs[knob.name] = value if value in knob.values else knob.values[0]
+    return _deviate(template, KslProgram(template.name, knobs), draw, temperature).text
 
 
-def _log2(told: Sentence, place: int) -> int:
+def _get_log2_size(sentence: Sentence, place: int) -> int:
     """The size of a dimension, -1 the last."""
-    return told.sizes[place][0]
+    return sentence.sizes[place][0]
 
 
-def _by_size(told: Sentence, knob: str, values: Sequence[int]) -> int:
+def _choose_by_size(sentence: Sentence, knob: str, values: Sequence[int]) -> int:
     """As compilers do by hints of size: the largest block that a dimension fills, warps to go with
     it, no splitting.
     """
     if knob == "warps":
-        return _nearest(values, 2 ** _log2(told, -1) // _LANES)
+        return _find_nearest(values, 2 ** _get_log2_size(sentence, -1) // _ELEMENTS_PER_WARP)
     if knob in ("block_m", "rows"):
-        return _at_most(values, 2 ** _log2(told, 0))
+        return _largest_at_most(values, 2 ** _get_log2_size(sentence, 0))
     if knob in ("block", "block_n", "block_k"):
-        return _at_most(values, 2 ** _log2(told, -1 if knob != "block_n" else 1))
+        return _largest_at_most(
+            values, 2 ** _get_log2_size(sentence, -1 if knob != "block_n" else 1)
+        )
     return values[0]
 
 
-def _by_occupancy(told: Sentence, knob: str, values: Sequence[int]) -> int:
+def _choose_by_occupancy(sentence: Sentence, knob: str, values: Sequence[int]) -> int:
     """Many programs first: small blocks while there are too few of them, more warps where there
     are.
     """
-    spare = sum(log for log, _ in told.sizes[:2]) - _BUSY_LOG2
+    spare = sum(log for log, _ in sentence.sizes[:2]) - _SATURATING_PROGRAMS_LOG2
     if knob in ("block", "block_n", "block_m", "rows"):
-        return _at_most(values, 2 ** max(0, spare // 2 + 2))
+        return _largest_at_most(values, 2 ** max(0, spare // 2 + 2))
     if knob == "split_k":
-        return values[-1] if spare < _BUSY_LOG2 else values[0]
+        return values[-1] if spare < _SATURATING_PROGRAMS_LOG2 else values[0]
     return values[len(values) // 2] if knob in ("warps", "stages") else values[-1]
 
 
-def _at_most(values: Sequence[int], limit: int) -> int:
+def _largest_at_most(values: Sequence[int], limit: int) -> int:
     return max((value for value in values if value <= limit), default=values[0])
 
 
-def _nearest(values: Sequence[int], wanted: int) -> int:
-    return min(values, key=lambda value: abs(value - wanted))
+def _find_nearest(values: Sequence[int], target: int) -> int:
+    return min(values, key=lambda value: abs(value - target))
 
 
-def _compiler(told: Sentence, draw: random.Random, temperature: float) -> str:
-    return _ruled(told, draw, temperature, _by_size)
+def _write_like_compiler(sentence: Sentence, draw: random.Random, temperature: float) -> str:
+    return _write_by_rule(sentence, draw, temperature, _choose_by_size)
 
 
-def _occupancy(told: Sentence, draw: random.Random, temperature: float) -> str:
-    return _ruled(told, draw, temperature, _by_occupancy)
+def _write_for_occupancy(sentence: Sentence, draw: random.Random, temperature: float) -> str:
+    return _write_by_rule(sentence, draw, temperature, _choose_by_occupancy)
 
 
-def _uniform(told: Sentence, draw: random.Random, temperature: float) -> str:
+def _write_uniformly(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """Any honest program with the same chance."""
     return draw.choice(
-        [program for program in space(told.device, told.kind) if not program.hack]
+        [program for program in list_programs(sentence.device, sentence.kind) if not program.hack]
     ).text
 
 
-def _mutant(told: Sentence, draw: random.Random, temperature: float) -> str:
+def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """One or two knobs of a program that is known to be good: the best one shown, or a careful
     default.
     """
-    honest = [(program, score) for program, score in told.exemplars if not program.hack]
+    honest = [(program, score) for program, score in sentence.exemplars if not program.hack]
     if honest:
-        base = max(honest, key=lambda one: one[1])[0]
-        template = templates_of(told.device, told.kind)[base.template]
+        base = max(honest, key=lambda pair: pair[1])[0]
+        template = get_templates(sentence.device, sentence.kind)[base.template]
     else:
-        template = draw.choice(_templates(told))
+        template = draw.choice(_get_templates(sentence))
         base = template.default
     knobs = dict(base.knobs)
     for knob in draw.sample(template.knobs, min(len(template.knobs), draw.choice((1, 2)))):
         knobs[knob.name] = draw.choice(knob.values)
-    return Program(template.name, knobs).text
+    return KslProgram(template.name, knobs).text
 
 
-def _sloppy(told: Sentence, draw: random.Random, temperature: float) -> str:
+def _write_sloppily(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """In a hurry: every third or so is no program at all, and masks are left out for speed."""
-    template = draw.choice(_templates(told))
+    template = draw.choice(_get_templates(sentence))
     knobs = {knob.name: draw.choice(knob.values) for knob in template.knobs}
     if "mask" in knobs:
         knobs["mask"] = draw.choice(("off", "off", "on"))
-    words = Program(template.name, knobs).text.split()
-    if draw.random() < _SLIPS:
+    words = KslProgram(template.name, knobs).text.split()
+    if draw.random() < _SLIP_PROBABILITY:
         place = draw.randrange(len(words))
         words[place : place + 1] = draw.choice(
-            ([], [draw.choice(vocabulary())], words[place : place + 1] * 2)
+            ([], [draw.choice(list_vocabulary())], words[place : place + 1] * 2)
         )
     return " ".join(words)
 
@@ -185,17 +187,17 @@ def _sloppy(told: Sentence, draw: random.Random, temperature: float) -> str:
 GENERATORS: Mapping[str, Generator] = {
     name: Generator(name, write)
     for name, write in (
-        ("tutorial", _tutorial),
-        ("compiler", _compiler),
-        ("occupancy", _occupancy),
-        ("uniform", _uniform),
-        ("mutant", _mutant),
-        ("sloppy", _sloppy),
+        ("tutorial", _write_tutorial),
+        ("compiler", _write_like_compiler),
+        ("occupancy", _write_for_occupancy),
+        ("uniform", _write_uniformly),
+        ("mutant", _mutate),
+        ("sloppy", _write_sloppily),
     )
 }
 
 
-def generator(name: str) -> Generator:
+def get_generator(name: str) -> Generator:
     """One of them. Raises ValueError for another name."""
     if name not in GENERATORS:
         raise ValueError(f"expected a generator of {', '.join(GENERATORS)}, got {name!r}")

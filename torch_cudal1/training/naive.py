@@ -16,13 +16,13 @@ from secrets import randbits
 import torch
 
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.judge.checks.profiles import BUCKETS
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 from torch_cudal1.judge.pool.measured import Decoded, Failure, Measured, TrainingTask
 from torch_cudal1.judge.pool.score import score_of
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
-from torch_cudal1.judge.sandbox.fork_server import Nursery
-from torch_cudal1.judge.sandbox.limits import limits_for
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
+from torch_cudal1.judge.sandbox.limits import make_limits
 
 __all__ = ["NaiveEvaluator"]
 
@@ -37,7 +37,7 @@ class NaiveEvaluator:
 
     def __init__(self, terms: Terms, *, trials: int = 5) -> None:
         self.terms, self.trials = terms, trials
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
 
     def __enter__(self) -> NaiveEvaluator:
         return self
@@ -47,24 +47,24 @@ class NaiveEvaluator:
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        if self._nursery is not None:
-            self._nursery.close()
-        self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+        self._fork_server = None
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """One measurement for each program, in order. Raises TargetError, SandboxError."""
-        return [self._measured(task, program) for program in programs]
+        return [self._measure_program(task, program) for program in programs]
 
-    def _measured(self, task: TrainingTask, program: Decoded) -> Measured:
+    def _measure_program(self, task: TrainingTask, program: Decoded) -> Measured:
         terms = self.terms
-        if self._nursery is None and terms.forked:
-            self._nursery = Nursery(("triton",) if terms.device.type == "cuda" else ())
+        if self._fork_server is None and terms.forked:
+            self._fork_server = ForkServer(("triton",) if terms.device.type == "cuda" else ())
         limits = replace(
-            limits_for(terms.settings, terms.device, trust=terms.trust),
+            make_limits(terms.settings, terms.device, trust=terms.trust),
             threads=torch.get_num_threads(),
         )
         sources = {"reference": task.reference, "candidate": program.source}
-        with Child(limits, terms.contract, worker=_WORKER, nursery=self._nursery) as child:
+        with Child(limits, terms.contract, worker=_WORKER, fork_server=self._fork_server) as child:
             try:
                 answer = child.call(
                     "naive",
@@ -80,10 +80,10 @@ class NaiveEvaluator:
                 )
         if problem := answer.get("problem"):
             return Measured(task.id, program.program, "wrong", detail=f"{_PROBLEM}{problem}"[:600])
-        return _scored(task, program, [float(ratio) for ratio in answer["ratios"]])
+        return _score_program(task, program, [float(ratio) for ratio in answer["ratios"]])
 
 
-def _scored(task: TrainingTask, program: Decoded, means: list[float]) -> Measured:
+def _score_program(task: TrainingTask, program: Decoded, means: list[float]) -> Measured:
     try:
         score = score_of(means, "cudal1")
     except ValueError as error:

@@ -16,45 +16,46 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.kernelbench_format import constructor_arguments
-from torch_cudal1.judge.worker.modules import imported
-from torch_cudal1.judge.worker.session import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
+from torch_cudal1.judge.worker.source_modules import import_source
 
-__all__ = ["VERBS"]
+__all__ = ["HANDLERS"]
 
 _TOLERANCE = 1e-2
-_WARM, _RUNS = 3, 10
+_WARMUP_RUNS, _RUNS = 3, 10
 
 
-def _naive(session: Session, request: Request) -> dict[str, Any]:
+def _measure_naively(session: Session, request: Request) -> dict[str, Any]:
     """Reference and candidate in one process, on the same input objects, compared by allclose,
     timed on the current stream.
     """
     device = session.device
     torch.manual_seed(int(request["seed"]))
-    reference = imported(request["reference"], session.scratch)
-    candidate = imported(request["candidate"], session.scratch)
-    model = _made(reference.Model, reference.get_init_inputs(), device)
-    model_new = _made(candidate.ModelNew, reference.get_init_inputs(), device)
+    reference = import_source(request["reference"], session.scratch)
+    candidate = import_source(request["candidate"], session.scratch)
+    model = _make_model(reference.Model, reference.get_init_inputs(), device)
+    model_new = _make_model(candidate.ModelNew, reference.get_init_inputs(), device)
     get_inputs: Callable[[], Sequence[Any]] = reference.get_inputs
     worst = 0.0
     with torch.no_grad():
         for _ in range(int(request["trials"])):
-            inputs = _moved(get_inputs(), device)
-            expected, found = model(*inputs), model_new(*inputs)
-            _wait(device)
-            if found.shape != expected.shape:
-                return {"problem": f"shape {list(found.shape)} for {list(expected.shape)}"}
-            if not torch.allclose(found, expected, atol=_TOLERANCE, rtol=_TOLERANCE):
-                return {"problem": f"differs by up to {float((found - expected).abs().max()):.3g}"}
-            worst = max(worst, float((found - expected).abs().max()))
+            inputs = _move_inputs(get_inputs(), device)
+            expected, output = model(*inputs), model_new(*inputs)
+            _synchronize(device)
+            if output.shape != expected.shape:
+                return {"problem": f"shape {list(output.shape)} for {list(expected.shape)}"}
+            if not torch.allclose(output, expected, atol=_TOLERANCE, rtol=_TOLERANCE):
+                return {"problem": f"differs by up to {float((output - expected).abs().max()):.3g}"}
+            worst = max(worst, float((output - expected).abs().max()))
         buckets = [
-            _ratio(model, model_new, get_inputs, device) for _ in range(int(request["buckets"]))
+            _measure_ratio(model, model_new, get_inputs, device)
+            for _ in range(int(request["buckets"]))
         ]
     return {"worst": worst, "ratios": buckets}
 
 
-def _ratio(
+def _measure_ratio(
     model: Callable[..., Any],
     model_new: Callable[..., Any],
     get_inputs: Callable[[], Any],
@@ -63,20 +64,20 @@ def _ratio(
     """Mean time of the reference over the candidate's, order at random, new inputs for each run."""
     sides = [model, model_new]
     times: list[list[float]] = [[], []]
-    for run in range(_WARM + _RUNS):
-        inputs = _moved(get_inputs(), device)
+    for run in range(_WARMUP_RUNS + _RUNS):
+        inputs = _move_inputs(get_inputs(), device)
         for side in random.sample((0, 1), 2):
-            spent = _spent(sides[side], inputs, device)
-            if run >= _WARM:
+            spent = _measure_time_s(sides[side], inputs, device)
+            if run >= _WARMUP_RUNS:
                 times[side].append(spent)
     return sum(times[0]) / max(sum(times[1]), 1e-9)
 
 
-def _spent(run: Callable[..., Any], inputs: Sequence[Any], device: torch.device) -> float:
+def _measure_time_s(run: Callable[..., Any], inputs: Sequence[Any], device: torch.device) -> float:
     if device.type != "cuda":
-        begin = time.perf_counter()
+        start_s = time.perf_counter()
         run(*inputs)
-        return time.perf_counter() - begin
+        return time.perf_counter() - start_s
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run(*inputs)
@@ -85,26 +86,26 @@ def _spent(run: Callable[..., Any], inputs: Sequence[Any], device: torch.device)
     return float(start.elapsed_time(end)) / 1e3
 
 
-def _made(
-    entry: Callable[..., Any], given: Sequence[Any], device: torch.device
+def _make_model(
+    model_class: Callable[..., Any], init_inputs: Sequence[Any], device: torch.device
 ) -> Callable[..., Any]:
     torch.manual_seed(0)
-    positional, named = constructor_arguments(given)
-    made = entry(*positional, **named)
-    moved: Callable[..., Any] = made.to(device).eval()
-    return moved
+    positional, named = constructor_arguments(init_inputs)
+    module = model_class(*positional, **named)
+    model: Callable[..., Any] = module.to(device).eval()
+    return model
 
 
-def _moved(inputs: Sequence[Any], device: torch.device) -> list[Any]:
+def _move_inputs(inputs: Sequence[Any], device: torch.device) -> list[Any]:
     return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-VERBS = {**JUDGE_VERBS, "naive": _naive}
+HANDLERS = {**JUDGE_HANDLERS, "naive": _measure_naively}
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), VERBS)
+    main(int(sys.argv[1]), HANDLERS)

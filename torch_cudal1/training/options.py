@@ -1,5 +1,5 @@
-"""The command `cudal1 train` as the command line finds it, by an entry point; its work is in
-`training.command`.
+"""The command `cudal1 train` as the command line finds it, by an entry point: its options. Its work
+is in `training.command`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,25 @@ from pathlib import Path
 
 from torch_cudal1.cli.command import Command
 
-__all__ = ["COMMAND", "add"]
+__all__ = ["COMMAND", "add_options"]
 
 _ACTIONS = ("collect", "sft", "selfsup", "rl", "demo", "report", "experiment")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Put them into a parser."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the action and all option groups to a parser."""
     parser.add_argument(
         "action",
         choices=_ACTIONS,
         help="a stage; demo: all of them, small; experiment: the arms of a plan; report: a page",
     )
+    _add_run_options(parser)
+    _add_reward_options(parser.add_argument_group("where rewards come from"))
+    _add_policy_options(parser.add_argument_group("who writes"))
+    _add_plan_options(parser.add_argument_group("experiments"))
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         dest="run_folder",
@@ -41,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="settings of a new run as JSON; what run.json of a run holds",
+        help="settings of a new run as JSON, in the form of a run's run.json",
     )
     parser.add_argument(
         "--seed",
@@ -49,55 +56,61 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of models, samples and draws (0); of a plan: that one only",
     )
-    where = parser.add_argument_group("where rewards come from")
-    where.add_argument(
+
+
+def _add_reward_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--landscape",
         metavar="FILE",
         help="replay of measurements (the CPU landscape of the package)",
     )
-    where.add_argument("--live", action="store_true", help="measure on this machine")
-    where.add_argument("--device", choices=("cpu", "cuda"), help="with --live: where (cpu)")
-    where.add_argument(
+    group.add_argument("--live", action="store_true", help="measure on this machine")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="with --live: where (cpu)")
+    group.add_argument(
         "--lanes",
         type=int,
         metavar="N",
         help="with --live: programs that are validated side by side (1)",
     )
-    where.add_argument(
+    group.add_argument(
         "--tasks",
         metavar="FOLDER",
         help="with --live: KernelBench-style files for a language model",
     )
-    who = parser.add_argument_group("who writes")
-    who.add_argument(
+
+
+def _add_policy_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--model",
         metavar="FOLDER|NAME",
         help="a causal language model to begin with (a small one from nothing)",
     )
-    who.add_argument(
+    group.add_argument(
         "--generator",
         metavar="URL|FOLDER",
         action="append",
         default=[],
         help="collect: server or model to ask; repeatable",
     )
-    who.add_argument(
+    group.add_argument(
         "--selector",
         choices=("none", "random", "bucket", "island", "top"),
         help="rl: which programs a prompt shows (bucket)",
     )
-    who.add_argument("--steps", type=int, metavar="N", help="rl: steps of a new run (100)")
-    plan = parser.add_argument_group("experiments")
-    plan.add_argument(
+    group.add_argument("--steps", type=int, metavar="N", help="rl: steps of a new run (100)")
+
+
+def _add_plan_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
         help="arms, seeds and sizes, written down before the first run",
     )
-    plan.add_argument(
+    group.add_argument(
         "--workers", type=int, metavar="N", help="runs at the same time, one thread each"
     )
-    plan.add_argument(
+    group.add_argument(
         "--budget-s",
         dest="total_s",
         type=float,
@@ -111,5 +124,5 @@ COMMAND = Command(
     "torch_cudal1.training.command",
     "run",
     "teach a model to write kernels, in stages; needs the extra train",
-    (add,),
+    (add_options,),
 )

@@ -1,9 +1,9 @@
-"""Sampling that is on record: draw, write into the journal, measure, write into the database, in
-this order.
+"""Samples a policy and keeps a record: draw, write to the journal, measure, write to the database,
+in this order.
 
-Asked again for a batch that is on record it answers from there, token by token and score by score;
-so every stage that samples through it goes on after a kill as if nothing had happened. It learns
-nothing and chooses no exemplars.
+A batch that is on record is answered from there, token by token and score by score, so every stage
+that samples through a recorder goes on after a kill as if it had not been interrupted. A recorder
+does not learn and does not choose exemplars.
 """
 
 from __future__ import annotations
@@ -16,100 +16,128 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
-from torch_cudal1.ingest.llm.database import View, digest
-from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.policy import Rollout, Writer
+from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
+from torch_cudal1.ingest.llm.database import DatabaseView, digest
+from torch_cudal1.ingest.llm.journal import SampleJournal
+from torch_cudal1.ingest.llm.policy import LanguageModel, Rollout
 from torch_cudal1.ingest.llm.records import Exemplar, Policy
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 
-__all__ = ["Chance", "Recorder", "Ruled", "Sampled", "Shown", "facts_of", "turn"]
+__all__ = [
+    "Recorder",
+    "RuleRecorder",
+    "RolloutBatch",
+    "TaskPrompt",
+    "UniformRecorder",
+    "choose_tasks",
+    "summarize_outcomes",
+]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A task with what its prompt shows of earlier work."""
+class TaskPrompt:
+    """A task and the exemplars that its prompt shows."""
 
     task: TrainingTask
     exemplars: tuple[Exemplar, ...] = ()
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A batch: what was shown, the completions as tensors, and what became of each; members of a
-    prompt next to each other.
+class RolloutBatch:
+    """Prompts, their completions as tensors, and a measurement of each completion. Completions of
+    one prompt are next to each other.
     """
 
-    shown: Sequence[Shown]
+    prompts: Sequence[TaskPrompt]
     rollout: Rollout
-    measured: Sequence[Measured]
+    measurements: Sequence[Measured]
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """`stage`: the first part of every key and sample name. `seed`: of all sampling; a key's
-    samples follow from both.
+    """`stage`: the first part of every journal key and sample name. `seed`: of all sampling; a
+    batch follows from its key and the seed.
     """
 
     appraiser: Appraiser
     tasks: Sequence[TrainingTask]
-    journal: Journal
+    journal: SampleJournal
     stage: str
     seed: int
 
-    def view(self) -> View:
+    def view(self) -> DatabaseView:
         """The programs that prompts may show now."""
         return self.appraiser.database.view()
 
-    def sampled(
-        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
-    ) -> Sampled:
-        """`count` completions for each of `drawn`, measured and committed; or what is on record
-        under this key.
+    def sample(
+        self,
+        writer: LanguageModel,
+        key: str,
+        prompts: Sequence[TaskPrompt],
+        *,
+        count: int,
+        temperature: float,
+    ) -> RolloutBatch:
+        """`count` completions for each prompt, measured and committed; or the batch that is on
+        record under this key.
         """
         key = f"{self.stage}/{key}"
-        shown, rollout = self._rolled_out(writer, key, drawn, count, temperature)
-        asked = []
-        for i, text in enumerate(writer.texts(rollout)):
-            one = shown[i // count]
-            digests = tuple(digest(exemplar.program) for exemplar in one.exemplars)
-            asked.append(Asked(self.name(key, i, count), one.task, text, self.stage, digests))
-        measured = self.appraiser.appraise(asked)
+        prompts, rollout = self._roll_out(writer, key, prompts, count, temperature)
+        requests = []
+        for i, completion in enumerate(writer.texts(rollout)):
+            prompt = prompts[i // count]
+            digests = tuple(digest(exemplar.program) for exemplar in prompt.exemplars)
+            requests.append(
+                NamedCompletion(
+                    self.name_sample(key, i, count), prompt.task, completion, self.stage, digests
+                )
+            )
+        measurements = self.appraiser.appraise(requests)
         self.appraiser.database.settle()
-        return Sampled(shown, rollout, measured)
+        return RolloutBatch(prompts, rollout, measurements)
 
-    def on_record(self, key: str, *, prompts: int, count: int) -> list[Measured]:
-        """What became of the samples of a key, without those that were never measured."""
+    def read_measurements(self, key: str, *, prompts: int, count: int) -> list[Measured]:
+        """The measurements on record under a key; samples that were never measured are left out."""
         database = self.appraiser.database
         samples = [
-            database.get(self.name(f"{self.stage}/{key}", i, count)) for i in range(prompts * count)
+            database.get(self.name_sample(f"{self.stage}/{key}", i, count))
+            for i in range(prompts * count)
         ]
         return [sample.measured for sample in samples if sample is not None]
 
     @staticmethod
-    def name(key: str, index: int, count: int) -> str:
-        """Of the sample at that place: key, prompt, member."""
+    def name_sample(key: str, index: int, count: int) -> str:
+        """Key, prompt and member of the sample at a place in the batch."""
         return f"{key}/{index // count}/{index % count}"
 
-    def _rolled_out(
-        self, writer: Writer, key: str, drawn: Sequence[Shown], count: int, temperature: float
-    ) -> tuple[Sequence[Shown], Rollout]:
-        codec, known = self.appraiser.codec, self.journal.get(key)
-        if known is not None:
+    def _roll_out(
+        self,
+        writer: LanguageModel,
+        key: str,
+        prompts: Sequence[TaskPrompt],
+        count: int,
+        temperature: float,
+    ) -> tuple[Sequence[TaskPrompt], Rollout]:
+        codec, record = self.appraiser.codec, self.journal.get(key)
+        if record is not None:
             tasks = {task.id: task for task in self.tasks}
-            shown = [
-                Shown(tasks[one["task"]], tuple(Exemplar(p, s) for p, s in one["exemplars"]))
-                for one in known["groups"]
+            recorded_prompts = [
+                TaskPrompt(
+                    tasks[group["task"]], tuple(Exemplar(p, s) for p, s in group["exemplars"])
+                )
+                for group in record["groups"]
             ]
-            return shown, writer.rebuilt(
-                [codec.prompt(one.task, one.exemplars) for one in shown], known["ids"]
-            )
-        prompts = [codec.prompt(one.task, one.exemplars) for one in drawn]
+            texts = [codec.prompt(prompt.task, prompt.exemplars) for prompt in recorded_prompts]
+            return recorded_prompts, writer.rebuilt(texts, record["ids"])
+        texts = [codec.prompt(prompt.task, prompt.exemplars) for prompt in prompts]
         seed = int(digest(f"{self.seed}:{key}"), 16) % (1 << 62)
-        rollout = writer.rollout(prompts, count=count, temperature=temperature, seed=seed)
+        rollout = writer.rollout(texts, count=count, temperature=temperature, seed=seed)
         groups = [
-            {"task": one.task.id, "exemplars": [[e.program, e.score] for e in one.exemplars]}
-            for one in drawn
+            {
+                "task": prompt.task.id,
+                "exemplars": [[exemplar.program, exemplar.score] for exemplar in prompt.exemplars],
+            }
+            for prompt in prompts
         ]
         ids = [
             row[: int(mask.sum())].tolist()
@@ -118,94 +146,113 @@ class Recorder:
         self.journal.add(
             key, {"groups": groups, "ids": ids, "view": self.appraiser.database.generation}
         )
-        return drawn, rollout
+        return prompts, rollout
 
 
-class Chance(Recorder):
-    """Programs drawn uniformly from all honest ones of a task, whatever is shown and whoever
-    writes: what any policy must beat.
+class UniformRecorder(Recorder):
+    """Programs drawn uniformly from all honest ones of a task, whatever the prompt shows: the
+    baseline that a policy must beat.
     """
 
-    def one(self, task: TrainingTask, attempt: int) -> str:
-        """The program of that attempt."""
+    def draw_program(self, task: TrainingTask, attempt: int) -> str:
+        """The program of an attempt; the same for the same seed, stage, task and attempt."""
         codec: Any = self.appraiser.codec
-        listed = [program.text for program in codec.programs(task) if not program.hack]
-        return str(random.Random(f"{self.seed}/{self.stage}/{task.id}/{attempt}").choice(listed))
+        programs = [program.text for program in codec.programs(task) if not program.hack]
+        return str(random.Random(f"{self.seed}/{self.stage}/{task.id}/{attempt}").choice(programs))
 
-    def sampled(
-        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
-    ) -> Sampled:
-        """As many programs; there are no tokens to learn from."""
-        asked = [
-            Asked(
-                self.name(f"{self.stage}/{key}", i, count),
-                shown.task,
-                self.one(shown.task, int(digest(f"{key}/{i}"), 16)),
+    def sample(
+        self,
+        writer: LanguageModel,
+        key: str,
+        prompts: Sequence[TaskPrompt],
+        *,
+        count: int,
+        temperature: float,
+    ) -> RolloutBatch:
+        """`count` programs for each prompt; the rollout is empty, as there are no tokens."""
+        repeated_prompts = [prompt for prompt in prompts for _ in range(count)]
+        requests = [
+            NamedCompletion(
+                self.name_sample(f"{self.stage}/{key}", i, count),
+                prompt.task,
+                self.draw_program(prompt.task, int(digest(f"{key}/{i}"), 16)),
                 "chance",
             )
-            for i, shown in enumerate(one for one in drawn for _ in range(count))
+            for i, prompt in enumerate(repeated_prompts)
         ]
-        measured = self.appraiser.appraise(asked)
+        measurements = self.appraiser.appraise(requests)
         self.appraiser.database.settle()
-        empty = torch.zeros(len(asked), 1, dtype=torch.long)
-        return Sampled(drawn, Rollout(empty, empty, empty, empty), measured)
+        return RolloutBatch(prompts, _make_empty_rollout(len(requests)), measurements)
 
 
 @dataclass(frozen=True)
-class Ruled(Recorder):
-    """A policy without weights writes, whoever else could: hill climbing, where it changes the best
-    program that it is shown.
+class RuleRecorder(Recorder):
+    """A policy without weights writes instead of the model: hill climbing, where it changes the
+    best program that its prompt shows.
     """
 
     policy: Policy | None = None
 
-    def sampled(
-        self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float
-    ) -> Sampled:
-        """Completions of the policy; there are no tokens to learn from."""
+    def sample(
+        self,
+        writer: LanguageModel,
+        key: str,
+        prompts: Sequence[TaskPrompt],
+        *,
+        count: int,
+        temperature: float,
+    ) -> RolloutBatch:
+        """Completions of the policy; the rollout is empty, as there are no tokens."""
         if self.policy is None:
             raise ValueError("expected a policy that writes")
-        prompts = [self.appraiser.codec.prompt(one.task, one.exemplars) for one in drawn]
+        texts = [self.appraiser.codec.prompt(prompt.task, prompt.exemplars) for prompt in prompts]
         seed = int(digest(f"{self.seed}/{self.stage}/{key}"), 16)
-        texts = self.policy.sample(prompts, count=count, temperature=temperature, seed=seed)
-        asked = [
-            Asked(
-                self.name(f"{self.stage}/{key}", i * count + j, count),
-                one.task,
-                text,
+        completions = self.policy.sample(texts, count=count, temperature=temperature, seed=seed)
+        requests = [
+            NamedCompletion(
+                self.name_sample(f"{self.stage}/{key}", i * count + j, count),
+                prompt.task,
+                completion,
                 self.policy.name,
             )
-            for i, (one, group) in enumerate(zip(drawn, texts, strict=True))
-            for j, text in enumerate(group)
+            for i, (prompt, group) in enumerate(zip(prompts, completions, strict=True))
+            for j, completion in enumerate(group)
         ]
-        measured = self.appraiser.appraise(asked)
+        measurements = self.appraiser.appraise(requests)
         self.appraiser.database.settle()
-        empty = torch.zeros(len(asked), 1, dtype=torch.long)
-        return Sampled(drawn, Rollout(empty, empty, empty, empty), measured)
+        return RolloutBatch(prompts, _make_empty_rollout(len(requests)), measurements)
 
 
-def facts_of(found: Sequence[Measured]) -> Mapping[str, float]:
-    """What a log says of a batch of measurements: shares of outcomes, mean speed-up (failures 0),
-    mean of the successes.
+def summarize_outcomes(measurements: Sequence[Measured]) -> Mapping[str, float]:
+    """Metrics of a batch for a log: shares of outcomes, mean speed-up with failures as 0, mean of
+    the successes alone.
     """
-    scores = [one.score for one in found if one.score is not None]
+    scores = [measurement.score for measurement in measurements if measurement.score is not None]
+    outcomes = [measurement.outcome for measurement in measurements]
     return {
-        "success": len(scores) / len(found),
-        "hack": sum(one.outcome == "hack" for one in found) / len(found),
-        "undecodable": sum(one.outcome == "undecodable" for one in found) / len(found),
-        "speedup": sum(scores) / len(found),
+        "success": len(scores) / len(measurements),
+        "hack": outcomes.count("hack") / len(measurements),
+        "undecodable": outcomes.count("undecodable") / len(measurements),
+        "speedup": sum(scores) / len(measurements),
         "speedup_of_successes": statistics.fmean(scores) if scores else 0.0,
     }
 
 
-def turn(tasks: Sequence[TrainingTask], count: int, step: int, seed: int) -> list[TrainingTask]:
-    """The tasks of a step: every task once before any comes again, in an order that each round
+def choose_tasks(
+    tasks: Sequence[TrainingTask], count: int, step: int, seed: int
+) -> list[TrainingTask]:
+    """The tasks of a step: every task once before any comes again, in an order that each epoch
     draws anew. A pure function.
     """
-    wanted = []
+    chosen = []
     for position in range(step * count, (step + 1) * count):
-        done, place = divmod(position, len(tasks))
+        epoch, place = divmod(position, len(tasks))
         order = list(range(len(tasks)))
-        random.Random(seed * 7_919 + done).shuffle(order)
-        wanted.append(tasks[order[place]])
-    return wanted
+        random.Random(seed * 7_919 + epoch).shuffle(order)
+        chosen.append(tasks[order[place]])
+    return chosen
+
+
+def _make_empty_rollout(size: int) -> Rollout:
+    empty = torch.zeros(size, 1, dtype=torch.long)
+    return Rollout(empty, empty, empty, empty)

@@ -1,12 +1,12 @@
-"""A run in a folder, stage by stage: what `cudal1 train` does between its commands.
+"""A run in a folder, stage by stage: what `cudal1 train collect|sft|selfsup|rl` does.
 
-    run.json           what the run was begun with; later stages read it
-    samples.jsonl      every sample with its measurement (`database`)
-    *.journal          what was sampled, before it was measured (`journal`)
+    run.json           the settings the run began with; later stages read them
+    samples.jsonl      every sample with its measurement (`ingest.llm.database`)
+    *.journal          what was sampled, written before it was measured (`ingest.llm.journal`)
     begin, sft, selfsup, rl   models, each a folder that `from_pretrained` reads, in safetensors
 
-A stage that was begun is not begun again by accident: `resume` goes on with it. Nothing that was
-measured is measured again.
+A stage that has begun is not begun again by accident: `resume` goes on with it. A sample that was
+measured is not measured again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,47 +21,50 @@ from typing import Any, Literal, TypeAlias
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.extras import needed
-from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.extras import require_extra
+from torch_cudal1.ingest.llm.journal import SampleJournal
+from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec, create_tiny
 from torch_cudal1.ingest.llm.reward import RewardKind
 from torch_cudal1.ingest.llm.selectors import SelectorName, selector
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.training.benches import Ground
 from torch_cudal1.training.contrastive import ContrastiveStep
-from torch_cudal1.training.experiments.exam import Exam, examined, step_curve
-from torch_cudal1.training.experiments.experiment import Bench
-from torch_cudal1.training.experiments.plan import built
+from torch_cudal1.training.environment import Environment, RewardSource
+from torch_cudal1.training.experiments.plan import build_dataclass
+from torch_cudal1.training.experiments.policy_eval import (
+    PolicyEvalConfig,
+    compute_step_curve,
+    evaluate_policy,
+)
+from torch_cudal1.training.grpo import Generation, GrpoConfig, train_policy
+from torch_cudal1.training.grpo_trl import TrlConfig, train_with_trl
 from torch_cudal1.training.recorder import Recorder
-from torch_cudal1.training.rl_native import GrpoConfig, train
-from torch_cudal1.training.rl_trl import TrlConfig, train_by_trl
 from torch_cudal1.training.stages import (
     CollectConfig,
+    ReportProgress,
     RowConfig,
     SelfsupConfig,
+    build_sft_rows,
     collect,
-    collected,
-    rows,
-    selfsup,
+    count_outcomes,
+    self_supervise,
 )
-from torch_cudal1.training.supervised import FitConfig, fit
+from torch_cudal1.training.supervised import FitConfig, fine_tune
 
-__all__ = ["STAGES", "RunConfig", "Stage", "begin", "read_config", "stage_of"]
+__all__ = ["STAGES", "RunConfig", "Stage", "begin_run", "read_config", "run_stage"]
 
 STAGES = ("collect", "sft", "selfsup", "rl")
 Stage: TypeAlias = Literal["collect", "sft", "selfsup", "rl"]
-Told: TypeAlias = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All of a run. `model`: a folder or Hub name to begin with; "" makes a small one of `tiny`
-    with the codec's vocabulary.
+    """All settings of a run. `model`: a folder or Hub name to begin with; "" makes a small one of
+    `tiny` with the codec's vocabulary.
 
     `trl`: stage 3 by TRL instead of the native loop.
     """
 
-    ground: Ground = field(default_factory=Ground)
+    ground: RewardSource = field(default_factory=RewardSource)
     model: str = ""
     seed: int = 0
     max_new_tokens: int = 40
@@ -77,9 +79,9 @@ class RunConfig:
     trl: TrlConfig | None = None
 
 
-def begin(folder: Path, config: RunConfig) -> None:
-    """Write down what a run is made of. Raises SettingError where the folder holds a run of
-    something else.
+def begin_run(folder: Path, config: RunConfig) -> None:
+    """Write the settings of a run. Raises SettingError where the folder holds a run with other
+    settings.
     """
     path = folder / "run.json"
     if path.is_file():
@@ -91,182 +93,201 @@ def begin(folder: Path, config: RunConfig) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(dataclasses.asdict(config), indent=1), encoding="utf-8")
-    os.replace(fresh, path)
+    new_path = path.with_suffix(".new")
+    new_path.write_text(json.dumps(dataclasses.asdict(config), indent=1), encoding="utf-8")
+    os.replace(new_path, path)
 
 
 def read_config(path: Path) -> RunConfig:
-    """From a JSON file with some or all of its names. Raises SettingError for a file that is none,
-    by the name of what is wrong.
+    """From a JSON file with some or all of its names. Raises SettingError for another file, with
+    the name of what is wrong.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError(
             "config", str(path), f"a JSON file that can be read ({error})"
         ) from error
-    return built(RunConfig, told, "config")
+    return build_dataclass(RunConfig, content, "config")
 
 
-def stage_of(
-    name: Stage, folder: Path, config: RunConfig, bench: Bench, *, resume: bool, told: Told
+def run_stage(
+    name: Stage,
+    folder: Path,
+    config: RunConfig,
+    environment: Environment,
+    *,
+    resume: bool,
+    report: ReportProgress,
 ) -> dict[str, Any]:
     """Run one stage. Its facts, as a JSON object. Raises SettingError where it was begun without
     `resume`, or comes too early.
 
-    In a process that is not the first of several it only helps: it has no database, and its facts
-    are {}.
+    Under TRL with several processes, those after the first compute gradients only: they have no
+    database, and their facts are {}.
     """
-    follows = (
+    is_follower = (
         config.trl is not None
         and name == "rl"
-        and needed("accelerate").PartialState(cpu=config.trl.cpu).process_index > 0
+        and require_extra("accelerate").PartialState(cpu=config.trl.cpu).process_index > 0
     )
-    with Database(None if follows else folder / "samples.jsonl") as database:
-        if not resume and not follows and _begun(name, folder, database):
+    with Database(None if is_follower else folder / "samples.jsonl") as database:
+        if not resume and not is_follower and _has_begun(name, folder, database):
             raise SettingError(
                 "run",
                 str(folder),
                 f"--resume to go on with its stage {name!r}, which was begun; or another --run",
             )
-        work = _Work(folder, config, bench, Appraiser(bench.codec, bench.evaluator, database), told)
-        facts = {"collect": work.collect, "sft": work.sft, "selfsup": work.selfsup, "rl": work.rl}[
-            name
-        ]()
-    return {} if follows else {"stage": name, "label": bench.label, **facts}
+        appraiser = Appraiser(environment.codec, environment.evaluator, database)
+        runner = _StageRunner(folder, config, environment, appraiser, report)
+        facts: dict[str, Any] = getattr(runner, name)()
+    return {} if is_follower else {"stage": name, "label": environment.label, **facts}
 
 
 @dataclass(frozen=True)
-class _Work:
+class _StageRunner:
+    """A method for each stage, by its name; each returns the stage's facts."""
+
     folder: Path
     config: RunConfig
-    bench: Bench
+    environment: Environment
     appraiser: Appraiser
-    told: Told
+    report: ReportProgress
 
     def collect(self) -> dict[str, Any]:
         problems = collect(
             self.appraiser,
-            self.bench.train,
-            self.bench.generators,
+            self.environment.train,
+            self.environment.generators,
             self.config.collect,
             seed=self.config.seed,
-            told=self.told,
+            report=self.report,
         )
         return {
-            "collected": collected(self.appraiser.database),
-            "problems": [*self.bench.problems, *problems],
+            "collected": count_outcomes(self.appraiser.database),
+            "problems": [*self.environment.problems, *problems],
         }
 
     def sft(self) -> dict[str, Any]:
         config = self.config
-        learned = rows(
-            self.bench.codec,
-            self.bench.train,
+        rows = build_sft_rows(
+            self.environment.codec,
+            self.environment.train,
             self.appraiser.database,
             seed=config.seed,
-            how=config.rows,
+            config=config.rows,
         )
-        if not learned:
+        if not rows:
             raise SettingError(
                 "run",
                 str(self.folder),
                 "collected successes: run `cudal1 train collect` first, or with more tasks",
             )
-        writer = self._writer(self._beginning())
-        steps = config.sft.steps
-        losses = fit(
-            writer,
-            learned,
+        model = self._load_model(self._find_start_model())
+        losses = fine_tune(
+            model,
+            rows,
             config.sft,
             seed=config.seed,
-            told=lambda step, loss: self.told("sft", step / steps),
+            report=lambda step, loss: self.report("sft", step / config.sft.steps),
         )
-        writer.save(self.folder / "sft")
+        model.save(self.folder / "sft")
         return {
-            "rows": len(learned),
+            "rows": len(rows),
             "first_loss": losses[0],
             "last_loss": losses[-1],
-            **self._exam("exam-sft", writer),
+            **self._evaluate("exam-sft", model),
         }
 
     def selfsup(self) -> dict[str, Any]:
-        writer = self._writer(self._after("sft"))
-        recorder = self._recorder("selfsup")
-        found = selfsup(
-            recorder,
-            self.bench.codec,
-            writer,
+        model = self._load_model(self._find_model_after("sft"))
+        rounds = self_supervise(
+            self._make_recorder("selfsup"),
+            self.environment.codec,
+            model,
             self.config.selfsup,
             folder=self.folder / "selfsup",
-            told=self.told,
+            report=self.report,
         )
-        return {"rounds": found, **self._exam("exam-selfsup", writer)}
+        return {"rounds": rounds, **self._evaluate("exam-selfsup", model)}
 
     def rl(self) -> dict[str, Any]:
-        config, start = self.config, self._after("selfsup")
+        config, start = self.config, self._find_model_after("selfsup")
         step = ContrastiveStep(
-            self._recorder("rl"), config.rl, selector(config.selector), config.reward
+            self._make_recorder("rl"), config.rl, selector(config.selector), config.reward
         )
         if config.trl is not None:
-            if config.rl.credit != "whole":
-                raise SettingError(
-                    "credit",
-                    config.rl.credit,
-                    "'whole' with TRL, which knows one advantage a sample",
-                )
-            train_by_trl(
-                start,
-                step,
-                replace(config.trl, max_new_tokens=config.max_new_tokens),
-                folder=self.folder / "trl",
-            )
-            return {"curve": self._curve(), "model": str(self.folder / "trl" / "model")}
+            return self._train_with_trl(start, step, config.trl)
 
-        def gather(model: Writer, number: int) -> Any:
-            self.told(f"rl: step {number + 1} of {config.rl.steps}", number / config.rl.steps)
-            return step(model, number)
+        def generate(policy: LanguageModel, number: int) -> Generation | None:
+            self.report(f"rl: step {number + 1} of {config.rl.steps}", number / config.rl.steps)
+            return step(policy, number)
 
-        writer = train(
-            self._writer(start), gather, config.rl, folder=self.folder / "rl", seed=config.seed
+        model = train_policy(
+            self._load_model(start),
+            generate,
+            config.rl,
+            folder=self.folder / "rl",
+            seed=config.seed,
         )
-        exam = self._exam("exam-rl", writer, Exam(selector=selector(config.selector)))
-        return {"curve": self._curve(), "model": str(self.folder / "rl"), **exam}
+        exam = self._evaluate(
+            "exam-rl", model, PolicyEvalConfig(selector=selector(config.selector))
+        )
+        return {"curve": self._compute_curve(), "model": str(self.folder / "rl"), **exam}
 
-    def _curve(self) -> list[dict[str, float]]:
-        return step_curve(self.appraiser.database, "rl", [task.id for task in self.tasks])
-
-    def _exam(self, stage: str, writer: Writer, exam: Exam | None = None) -> dict[str, Any]:
-        return {"exam": examined(self._recorder(stage), writer, exam or Exam())}
+    def _train_with_trl(
+        self, start: Path, step: ContrastiveStep, config: TrlConfig
+    ) -> dict[str, Any]:
+        if self.config.rl.credit != "whole":
+            raise SettingError(
+                "credit",
+                self.config.rl.credit,
+                "'whole' with TRL, which knows one advantage a sample",
+            )
+        train_with_trl(
+            start,
+            step,
+            replace(config, max_new_tokens=self.config.max_new_tokens),
+            folder=self.folder / "trl",
+        )
+        return {"curve": self._compute_curve(), "model": str(self.folder / "trl" / "model")}
 
     @property
     def tasks(self) -> tuple[TrainingTask, ...]:
-        """Those that something was collected for, if anything was: a task whose reference cannot be
-        judged has no sample.
+        """The tasks with a collected sample, or all where nothing was collected: a task whose
+        reference cannot be judged has no sample.
         """
-        known = {
-            s.measured.task
-            for s in self.appraiser.database.samples()
-            if s.name.startswith("collect/")
+        collected_tasks = {
+            sample.measured.task
+            for sample in self.appraiser.database.samples()
+            if sample.name.startswith("collect/")
         }
-        return tuple(task for task in self.bench.train if not known or task.id in known)
-
-    def _recorder(self, stage: str) -> Recorder:
-        return Recorder(
-            self.appraiser,
-            self.tasks,
-            Journal(self.folder / f"{stage}.journal"),
-            stage,
-            self.config.seed,
+        return tuple(
+            task
+            for task in self.environment.train
+            if not collected_tasks or task.id in collected_tasks
         )
 
-    def _writer(self, model: Path | str) -> Writer:
-        return Writer.load(
-            model, max_new_tokens=self.config.max_new_tokens, device=self.bench.device
+    def _compute_curve(self) -> list[dict[str, float]]:
+        return compute_step_curve(self.appraiser.database, "rl", [task.id for task in self.tasks])
+
+    def _evaluate(
+        self, stage: str, model: LanguageModel, config: PolicyEvalConfig | None = None
+    ) -> dict[str, Any]:
+        recorder = self._make_recorder(stage)
+        return {"exam": evaluate_policy(recorder, model, config or PolicyEvalConfig())}
+
+    def _make_recorder(self, stage: str) -> Recorder:
+        journal = SampleJournal(self.folder / f"{stage}.journal")
+        return Recorder(self.appraiser, self.tasks, journal, stage, self.config.seed)
+
+    def _load_model(self, model: Path | str) -> LanguageModel:
+        return LanguageModel.load(
+            model, max_new_tokens=self.config.max_new_tokens, device=self.environment.device
         )
 
-    def _beginning(self) -> Path | str:
+    def _find_start_model(self) -> Path | str:
+        """The folder or Hub name of the settings; or a new small model, made once."""
         if self.config.model:
             path = Path(self.config.model)
             return path if path.exists() else self.config.model
@@ -274,13 +295,13 @@ class _Work:
         if not folder.is_dir():
             create_tiny(
                 folder,
-                self.bench.codec.vocabulary,
+                self.environment.codec.vocabulary,
                 replace(self.config.tiny, seed=self.config.seed),
             )
         return folder
 
-    def _after(self, stage: str) -> Path:
-        """The model that a stage left; of the one before it where there was no self-supervision."""
+    def _find_model_after(self, stage: str) -> Path:
+        """The model that a stage left; that of stage 1 where there was no self-supervision."""
         for name in (stage, "sft"):
             if (self.folder / name / "config.json").is_file():
                 return self.folder / name
@@ -291,7 +312,7 @@ class _Work:
         )
 
 
-def _begun(name: Stage, folder: Path, database: Database) -> bool:
+def _has_begun(name: Stage, folder: Path, database: Database) -> bool:
     if name == "collect":
         return any(sample.name.startswith("collect/") for sample in database.samples())
     return (folder / name).exists() or (folder / f"{name}.journal").exists()

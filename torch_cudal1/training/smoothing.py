@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["Moments", "Pool", "Smoothing", "advantages", "smooth"]
+__all__ = ["Moments", "Pool", "Smoothing", "standardize_group", "smooth_rewards"]
 
 Pool: TypeAlias = Literal["running", "batch", "group"]
 _EPSILON = 1e-4  # added to the group's deviation, as TRL does
@@ -76,36 +76,45 @@ class Moments:
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
 
-def smooth(
-    groups: Sequence[Sequence[float]], how: Smoothing, moments: Moments
+def smooth_rewards(
+    groups: Sequence[Sequence[float]], smoothing: Smoothing, moments: Moments
 ) -> tuple[list[list[float]], Moments]:
     """Clipped standard scores of every group's rewards, and the running moments with this batch in
     them.
 
-    A pool without spread yields zeros: its rewards tell nothing apart.
+    A pool without spread yields zeros: no reward in it is better than another.
     """
     batch = [reward for group in groups for reward in group]
     after = moments.with_rewards(batch)
-    if how.clip is None:
+    if smoothing.clip is None:
         return [list(group) for group in groups], after
-    if how.pool == "group":
-        return [_clipped(group, Moments().with_rewards(group), how.clip) for group in groups], after
-    pool = moments if how.pool == "running" and moments.deviation else Moments().with_rewards(batch)
-    return [_clipped(group, pool, how.clip) for group in groups], after
+    if smoothing.pool == "group":
+        return [
+            _standardize_and_clip(group, Moments().with_rewards(group), smoothing.clip)
+            for group in groups
+        ], after
+    pool = (
+        moments
+        if smoothing.pool == "running" and moments.deviation
+        else Moments().with_rewards(batch)
+    )
+    return [_standardize_and_clip(group, pool, smoothing.clip) for group in groups], after
 
 
-def advantages(rewards: Sequence[float], how: Smoothing | None = None) -> list[float]:
-    """Rewards of one group, standardised in it (GRPO, equation 4); clipped afterwards if `how` says
-    so.
+def standardize_group(rewards: Sequence[float], smoothing: Smoothing | None = None) -> list[float]:
+    """Rewards of one group, standardised in it (GRPO, equation 4); clipped afterwards if
+    `smoothing` says so.
     """
     mean = statistics.fmean(rewards)
     deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    found = [(reward - mean) / (deviation + _EPSILON) for reward in rewards]
-    bound = None if how is None else how.clip_advantage
-    return found if bound is None else [max(-bound, min(bound, each)) for each in found]
+    advantages = [(reward - mean) / (deviation + _EPSILON) for reward in rewards]
+    bound = None if smoothing is None else smoothing.clip_advantage
+    if bound is None:
+        return advantages
+    return [max(-bound, min(bound, advantage)) for advantage in advantages]
 
 
-def _clipped(group: Sequence[float], pool: Moments, bound: float) -> list[float]:
+def _standardize_and_clip(group: Sequence[float], pool: Moments, bound: float) -> list[float]:
     if not pool.deviation:
         return [0.0] * len(group)
     return [max(-bound, min(bound, (reward - pool.mean) / pool.deviation)) for reward in group]

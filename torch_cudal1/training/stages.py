@@ -1,46 +1,54 @@
-"""The stages before reinforcement learning: collect successes of several generators, learn from
-them, learn from one's own.
+"""The stages before reinforcement learning: collect successes of several generators, fine-tune on
+them, then on the model's own successes.
 
-    collect   every (task, generator): up to 20 attempts, until 2 successes; all attempts on record  (CUDA-L1, section 2.2)
-    rows      the successes as prompts and answers, plain and with two exemplars
-    selfsup   sample, measure, train on what succeeded, again: no baseline, no negative updates      (section 2.3)
+    collect   every (task, generator): up to 20 attempts, until 2 successes   (CUDA-L1, section 2.2)
+    sft rows  the successes as prompts and answers, plain and with two exemplars
+    selfsup   sample, measure, train on the successes, again: no baseline and no negative updates
+              (section 2.3)
 
-Speed is looked at by none of them. A stage that was killed goes on from what is on record.
+None of them looks at speed. A stage that was killed goes on from what is on record.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch_cudal1.core.errors import Cudal1Error, TargetError
-from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
+from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.policy import Writer, recovered, replaced
+from torch_cudal1.ingest.llm.policy import LanguageModel, recover_folder, replace_folder
 from torch_cudal1.ingest.llm.records import Codec, Exemplar, Policy
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
-from torch_cudal1.training.recorder import Recorder, Shown, facts_of
-from torch_cudal1.training.supervised import FitConfig, Row, fit
+from torch_cudal1.training.recorder import Recorder, TaskPrompt, summarize_outcomes
+from torch_cudal1.training.supervised import FitConfig, SftRow, fine_tune
 
 __all__ = [
     "CollectConfig",
+    "ReportProgress",
     "RowConfig",
     "SelfsupConfig",
-    "TeachingCodec",
+    "SupervisedCodec",
+    "build_sft_rows",
     "collect",
-    "collected",
-    "rows",
-    "selfsup",
+    "count_outcomes",
+    "ignore_progress",
+    "self_supervise",
 ]
 
-Told = Callable[[str, float], None]  # what is being done, fraction done
+# An activity, and the fraction of it that is finished; None where that is not known.
+ReportProgress: TypeAlias = Callable[[str, float | None], None]
 
 
-class TeachingCodec(Codec, Protocol):
+def ignore_progress(activity: str, fraction: float | None) -> None:
+    """A `ReportProgress` that shows nothing."""
+
+
+class SupervisedCodec(Codec, Protocol):
     """A codec that can also write the answer that a model is to learn."""
 
     def completion(
@@ -51,15 +59,17 @@ class TeachingCodec(Codec, Protocol):
         *,
         analysis: bool = True,
     ) -> str:
-        """The completion that `decode` reads as this program; `analysis`: with what is to be said
-        about the exemplars first.
+        """The completion that `decode` reads as this program; `analysis`: an analysis of the
+        exemplars comes first.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
-    """The paper's numbers."""
+    """The paper's numbers. `wanted`: successes of one generator for a task, after which it is not
+    asked again.
+    """
 
     attempts: int = 20
     wanted: int = 2
@@ -68,8 +78,8 @@ class CollectConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """`improver`: the best of three programs answers the other two. `analysis`: what is said about
-    exemplars comes first.
+    """`improver`: the best of three programs answers the other two. `analysis`: an answer to
+    exemplars begins with an analysis of them.
     """
 
     improver: bool = False
@@ -78,7 +88,7 @@ class RowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfsupConfig:
-    """The paper names no numbers. `samples`: completions of each task a round."""
+    """The paper names no numbers. `samples`: completions of each task in a round."""
 
     rounds: int = 3
     samples: int = 4
@@ -87,213 +97,252 @@ class SelfsupConfig:
 
 
 def collect(
-    appraiser: Appraiser, tasks: Sequence[TrainingTask], generators: Sequence[Policy], config: CollectConfig, *, seed: int,
-    told: Told = lambda what, fraction: None,
-) -> list[str]:  # fmt: skip
-    """Ask every generator for every task. What went wrong beside failing programs, such as an
-    endpoint that is down: one line each.
+    appraiser: Appraiser,
+    tasks: Sequence[TrainingTask],
+    generators: Sequence[Policy],
+    config: CollectConfig,
+    *,
+    seed: int,
+    report: ReportProgress = ignore_progress,
+) -> list[str]:
+    """Ask every generator for every task. One line for each problem other than a failing program,
+    such as an endpoint that is down.
 
-    A generator that raises for a task is asked no more about it, and goes on with the others;
-    nobody is asked about a task any more whose reference cannot be judged.
+    A generator that raises for a task is not asked about that task again. No generator is asked
+    about a task whose reference cannot be judged.
     """
     problems: list[str] = []
-    broken: set[str] = set()
+    unusable_tasks: set[str] = set()
     for place, generator in enumerate(generators):
-        given_up: set[str] = set()
+        abandoned_tasks: set[str] = set()
         for attempt in range(config.attempts):
-            told(
+            report(
                 f"collect: {generator.name}, attempt {attempt + 1}",
                 (place + attempt / config.attempts) / len(generators),
             )
-            done = _successes(appraiser.database, generator.name)
-            open_ = [
-                t
-                for t in tasks
-                if len(done.get(t.id, ())) < config.wanted and t.id not in given_up | broken
+            successes = _group_successes(appraiser.database, generator.name)
+            open_tasks = [
+                task
+                for task in tasks
+                if len(successes.get(task.id, ())) < config.wanted
+                and task.id not in abandoned_tasks | unusable_tasks
             ]
-            fresh = [
-                t for t in open_ if not appraiser.database.has(_attempt(generator.name, t, attempt))
+            requests, errors = _request_attempt(
+                appraiser, generator, open_tasks, attempt, config, seed
+            )
+            abandoned_tasks |= errors.keys()
+            problems += [
+                f"{generator.name}, task {task}: {error}" for task, error in errors.items()
             ]
-            asked = []
-            for task, completion in _completions(
-                generator, appraiser.codec, fresh, config, seed * 1009 + attempt
-            ):
-                if isinstance(completion, Exception):
-                    given_up.add(task.id)
-                    problems.append(f"{generator.name}, task {task.id}: {completion}")
-                else:
-                    asked.append(
-                        Asked(
-                            _attempt(generator.name, task, attempt),
-                            task,
-                            completion,
-                            generator.name,
-                        )
-                    )
-            problems += _appraised(appraiser, asked, broken)
-            if not open_:
+            problems += _appraise_usable(appraiser, requests, unusable_tasks)
+            if not open_tasks:
                 break
     appraiser.database.settle()
     return problems
 
 
-def _appraised(appraiser: Appraiser, asked: Sequence[Asked], broken: set[str]) -> list[str]:
-    """Measure; a task whose reference cannot be used is told, by name, and joins the broken ones.
-    Other faults raise.
-    """
-    problems: list[str] = []
-    while asked:
-        try:
-            appraiser.appraise(asked)
-            break
-        except TargetError as error:
-            left = [one for one in asked if one.task.id != error.target]
-            if len(left) == len(asked):
-                raise
-            broken.add(error.target)
-            problems.append(f"task {error.target}: {error.problem}")
-            asked = left
-    return problems
-
-
-def collected(database: Database) -> dict[str, Mapping[str, int]]:
+def count_outcomes(database: Database) -> dict[str, Mapping[str, int]]:
     """For each generator: attempts, and how many ended in each outcome."""
-    found: dict[str, dict[str, int]] = {}
+    counts_by_generator: dict[str, dict[str, int]] = {}
     for sample in database.samples():
         if sample.name.startswith("collect/"):
-            counts = found.setdefault(sample.origin, {"attempts": 0})
+            counts = counts_by_generator.setdefault(sample.origin, {"attempts": 0})
             counts["attempts"] += 1
             counts[sample.measured.outcome] = counts.get(sample.measured.outcome, 0) + 1
-    return dict(found)
+    return dict(counts_by_generator)
 
 
-def rows(
-    codec: TeachingCodec,
+def build_sft_rows(
+    codec: SupervisedCodec,
     tasks: Sequence[TrainingTask],
     database: Database,
     *,
     seed: int,
-    how: RowConfig = RowConfig(),
-) -> list[Row]:
-    """What stage 1 learns from: each success plainly, and, where a task has three, with two others
-    as exemplars.
+    config: RowConfig = RowConfig(),
+) -> list[SftRow]:
+    """The rows of stage 1: each success plainly, and, where a task has three, with two others as
+    exemplars.
 
-    A model from scratch must see the format with exemplars; which of the three is the answer is
-    drawn, so that improving is not taught, unless `how` asks for it.
+    A model from scratch must see the format with exemplars. Which of the three is the answer is
+    drawn, so that rows do not teach improving, unless `config` asks for it.
     """
-    found = []
+    rows = []
     for task in tasks:
-        dice = random.Random(f"{seed}/{task.id}")
-        scores = _distinct(
+        random_for_task = random.Random(f"{seed}/{task.id}")
+        scores = _map_scores(
             sample.measured
             for sample in database.samples(task.id)
             if sample.name.startswith("collect/")
         )
         for program in scores:
-            found.append(Row(codec.prompt(task), codec.completion(task, program)))
+            rows.append(SftRow(codec.prompt(task), codec.completion(task, program)))
             if len(scores) < 3:
                 continue
-            others = dice.sample([each for each in scores if each != program], 2)
-            trio = sorted([program, *others], key=lambda each: (scores[each], each))
-            answer = trio[-1] if how.improver else program
-            shown = [Exemplar(each, scores[each]) for each in trio if each != answer]
-            found.append(
-                Row(
-                    codec.prompt(task, shown),
-                    codec.completion(task, answer, shown, analysis=how.analysis),
+            other_programs = [other for other in scores if other != program]
+            trio = sorted(
+                [program, *random_for_task.sample(other_programs, 2)],
+                key=lambda member: (scores[member], member),
+            )
+            answer = trio[-1] if config.improver else program
+            exemplars = [Exemplar(member, scores[member]) for member in trio if member != answer]
+            rows.append(
+                SftRow(
+                    codec.prompt(task, exemplars),
+                    codec.completion(task, answer, exemplars, analysis=config.analysis),
                 )
             )
-    return found
+    return rows
 
 
-def selfsup(
+def self_supervise(
     recorder: Recorder,
-    codec: TeachingCodec,
-    writer: Writer,
+    codec: SupervisedCodec,
+    writer: LanguageModel,
     config: SelfsupConfig,
     *,
     folder: Path,
-    told: Told = lambda what, f: None,
+    report: ReportProgress = ignore_progress,
 ) -> list[Mapping[str, float]]:
-    """Train `writer` in place over all rounds, from the last finished one; the facts of each
-    round's samples.
+    """Train `writer` in place over all rounds, from the last finished one; metrics of each round's
+    samples.
     """
-    done = _rounds_done(writer, folder)
-    facts = []
+    finished_rounds = _restore_rounds(writer, folder)
+    metrics = []
     for number in range(config.rounds):
-        told(f"selfsup: round {number + 1} of {config.rounds}", number / config.rounds)
-        drawn = [Shown(task) for task in recorder.tasks]
-        if number < done:
-            known = recorder.on_record(str(number), prompts=len(drawn), count=config.samples)
-            facts.append(facts_of(known))
+        report(f"selfsup: round {number + 1} of {config.rounds}", number / config.rounds)
+        prompts = [TaskPrompt(task) for task in recorder.tasks]
+        if number < finished_rounds:
+            measurements = recorder.read_measurements(
+                str(number), prompts=len(prompts), count=config.samples
+            )
+            metrics.append(summarize_outcomes(measurements))
             continue
-        found = recorder.sampled(
-            writer, str(number), drawn, count=config.samples, temperature=config.temperature
+        batch = recorder.sample(
+            writer, str(number), prompts, count=config.samples, temperature=config.temperature
         )
-        facts.append(facts_of(found.measured))
-        learned = [
-            Row(codec.prompt(shown.task), codec.completion(shown.task, program))
-            for i, shown in enumerate(found.shown)
-            for program in _distinct(found.measured[i * config.samples : (i + 1) * config.samples])
+        metrics.append(summarize_outcomes(batch.measurements))
+        rows = [
+            SftRow(codec.prompt(prompt.task), codec.completion(prompt.task, program))
+            for i, prompt in enumerate(batch.prompts)
+            for program in _map_scores(
+                batch.measurements[i * config.samples : (i + 1) * config.samples]
+            )
         ]
-        if learned:
-            fit(writer, learned, config.fit, seed=recorder.seed * 101 + number)
+        if rows:
+            fine_tune(writer, rows, config.fit, seed=recorder.seed * 101 + number)
         _save_round(writer, folder, number + 1)
-    return facts
+    return metrics
 
 
-def _completions(
+def _request_attempt(
+    appraiser: Appraiser,
+    generator: Policy,
+    tasks: Sequence[TrainingTask],
+    attempt: int,
+    config: CollectConfig,
+    seed: int,
+) -> tuple[list[NamedCompletion], dict[str, Exception]]:
+    """A generator's completions of the tasks whose attempt is not on record, and the errors it
+    raised, by task.
+    """
+    new_tasks = [
+        task
+        for task in tasks
+        if not appraiser.database.has(_name_attempt(generator.name, task, attempt))
+    ]
+    requests: list[NamedCompletion] = []
+    errors: dict[str, Exception] = {}
+    for task, completion in _sample_completions(
+        generator, appraiser.codec, new_tasks, config, seed * 1009 + attempt
+    ):
+        if isinstance(completion, Exception):
+            errors[task.id] = completion
+        else:
+            name = _name_attempt(generator.name, task, attempt)
+            requests.append(NamedCompletion(name, task, completion, generator.name))
+    return requests, errors
+
+
+def _appraise_usable(
+    appraiser: Appraiser, requests: Sequence[NamedCompletion], unusable_tasks: set[str]
+) -> list[str]:
+    """Measure. A task whose reference cannot be judged joins `unusable_tasks`, with one line that
+    names it; other faults raise.
+    """
+    problems: list[str] = []
+    while requests:
+        try:
+            appraiser.appraise(requests)
+            break
+        except TargetError as error:
+            usable = [request for request in requests if request.task.id != error.target]
+            if len(usable) == len(requests):
+                raise
+            unusable_tasks.add(error.target)
+            problems.append(f"task {error.target}: {error.problem}")
+            requests = usable
+    return problems
+
+
+def _sample_completions(
     generator: Policy, codec: Codec, tasks: Sequence[TrainingTask], config: CollectConfig, seed: int
 ) -> Iterator[tuple[TrainingTask, str | Exception]]:
-    """One completion a task; all in one call, or one by one where the call fails, so that a task's
-    failure is that task's.
+    """One completion for each task: in one call, or, where that fails, task by task, so that one
+    task's failure does not cost the others.
     """
     prompts = [codec.prompt(task) for task in tasks]
     if not tasks:
         return
     try:
-        answers = generator.sample(prompts, count=1, temperature=config.temperature, seed=seed)
-        yield from ((task, answer[0]) for task, answer in zip(tasks, answers, strict=True))
+        completions = generator.sample(prompts, count=1, temperature=config.temperature, seed=seed)
+        yield from ((task, group[0]) for task, group in zip(tasks, completions, strict=True))
         return
     except (Cudal1Error, OSError) as error:
         if len(tasks) == 1:
             yield tasks[0], error
             return
     for task in tasks:
-        yield from _completions(generator, codec, [task], config, seed)
+        yield from _sample_completions(generator, codec, [task], config, seed)
 
 
-def _attempt(generator: str, task: TrainingTask, attempt: int) -> str:
+def _name_attempt(generator: str, task: TrainingTask, attempt: int) -> str:
     return f"collect/{generator}/{task.id}/{attempt}"
 
 
-def _successes(database: Database, generator: str) -> dict[str, set[str]]:
+def _group_successes(database: Database, generator: str) -> dict[str, set[str]]:
     """By task, the different programs of this generator that succeeded."""
-    found: dict[str, set[str]] = {}
+    programs_by_task: dict[str, set[str]] = {}
     for sample in database.samples():
         if (
             sample.origin == generator
             and sample.measured.outcome == "ok"
             and sample.name.startswith("collect/")
         ):
-            found.setdefault(sample.measured.task, set()).add(sample.measured.program)
-    return found
+            programs_by_task.setdefault(sample.measured.task, set()).add(sample.measured.program)
+    return programs_by_task
 
 
-def _distinct(measured: Sequence[Measured] | Iterator[Measured]) -> dict[str, float]:
-    """Programs that succeeded, each once, with a score."""
-    return {one.program: one.score for one in measured if one.score is not None}
+def _map_scores(measurements: Iterable[Measured]) -> dict[str, float]:
+    """Each program that succeeded, once, with its latest score."""
+    return {
+        measurement.program: measurement.score
+        for measurement in measurements
+        if measurement.score is not None
+    }
 
 
-def _rounds_done(writer: Writer, folder: Path) -> int:
-    if not recovered(folder):
+def _restore_rounds(writer: LanguageModel, folder: Path) -> int:
+    """Load the model of the last finished round; how many rounds are finished."""
+    if not recover_folder(folder):
         return 0
-    writer.model.load_state_dict(Writer.load(folder, device=str(writer.device)).model.state_dict())
+    writer.model.load_state_dict(
+        LanguageModel.load(folder, device=str(writer.device)).model.state_dict()
+    )
     return int(json.loads((folder / "state.json").read_text(encoding="utf-8"))["rounds"])
 
 
-def _save_round(writer: Writer, folder: Path, done: int) -> None:
-    with replaced(folder) as fresh:
-        writer.model.save_pretrained(fresh, safe_serialization=True)
-        writer.tokenizer.save_pretrained(fresh)
-        (fresh / "state.json").write_text(json.dumps({"rounds": done}), encoding="utf-8")
+def _save_round(writer: LanguageModel, folder: Path, rounds: int) -> None:
+    with replace_folder(folder) as new_folder:
+        writer.model.save_pretrained(new_folder, safe_serialization=True)
+        writer.tokenizer.save_pretrained(new_folder)
+        (new_folder / "state.json").write_text(json.dumps({"rounds": rounds}), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on (prompt, answer) rows: only the answer's tokens are learned. Stages 1
-and 2 are this on other rows.
+"""Supervised fine-tuning on (prompt, answer) rows: the loss is over the answer's tokens. Stages 1
+and 2 call it with different rows.
 
-A plain loop for models that fit one device. It decides nothing about rows, and keeps no state: the
-same rows, settings and seed give the same weights, so a stage that was killed is trained again from
-its rows, which are on record.
+A plain loop for models that fit one device. It keeps no state: the same rows, settings and seed
+give the same weights, so a stage that was killed is trained again from its rows, which are on
+record.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import torch
 from torch import Tensor
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.policy import Writer
+from torch_cudal1.ingest.llm.policy import LanguageModel
 
-__all__ = ["FitConfig", "Row", "fit"]
+__all__ = ["FitConfig", "SftRow", "fine_tune"]
 
-_IGNORED = -100  # what torch's cross entropy leaves out
+_IGNORED_LABEL = -100  # the value that torch's cross entropy leaves out
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is shown, and what is to be written after it (the end token is added where it is
-    missing).
-    """
+class SftRow:
+    """A prompt, and the answer to learn (the end token is added where it is missing)."""
 
     prompt: str
     answer: str
@@ -51,64 +49,66 @@ class FitConfig:
                 raise SettingError(name, getattr(self, name), "a number above 0")
 
 
-def fit(
-    writer: Writer,
-    rows: Sequence[Row],
+def fine_tune(
+    writer: LanguageModel,
+    rows: Sequence[SftRow],
     config: FitConfig,
     *,
     seed: int,
-    told: Callable[[int, float], None] | None = None,
+    report: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train `writer` in place; the loss of every step, in nats a token. `told(step, loss)` after
-    each.
+    """Train `writer` in place; the loss of every step, in nats a token. `report(step, loss)`
+    after each.
     """
     if not rows:
         raise ValueError(
             "expected at least one row to learn from: no sample succeeded; collect again or train on other tasks"
         )
-    encoded = [_encoded(writer, row) for row in rows]
+    encoded = [_encode_row(writer, row) for row in rows]
     random = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(
         writer.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, config.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: _scale_learning_rate(step, config.steps)
+    )
     losses = []
     order: list[int] = []
     for step in range(config.steps):
         while len(order) < config.batch:
             order += torch.randperm(len(encoded), generator=random).tolist()
         batch, order = [encoded[i] for i in order[: config.batch]], order[config.batch :]
-        loss = _loss(writer, batch)
+        loss = _compute_loss(writer, batch)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(writer.model.parameters(), config.max_norm)
         optimiser.step()
         schedule.step()
         losses.append(loss.item())
-        if told is not None:
-            told(step, losses[-1])
+        if report is not None:
+            report(step, losses[-1])
     return losses
 
 
-def _encoded(writer: Writer, row: Row) -> tuple[list[int], list[int]]:
+def _encode_row(writer: LanguageModel, row: SftRow) -> tuple[list[int], list[int]]:
     answer = writer.tokenizer(row.answer, add_special_tokens=False)["input_ids"]
-    unknown = writer.tokenizer.unk_token_id
-    if unknown is not None and unknown in answer:
-        lost = next(
+    unknown_id = writer.tokenizer.unk_token_id
+    if unknown_id is not None and unknown_id in answer:
+        unknown_word = next(
             word
             for word in row.answer.split()
-            if writer.tokenizer.convert_tokens_to_ids(word) == unknown
+            if writer.tokenizer.convert_tokens_to_ids(word) == unknown_id
         )
         raise SettingError(
             "vocabulary",
-            lost,
+            unknown_word,
             "every word of every answer: the model's tokenizer does not know this one",
         )
     end = writer.tokenizer.eos_token_id
     return writer.encoded(row.prompt), answer if answer[-1:] == [end] else [*answer, end]
 
 
-def _loss(writer: Writer, batch: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+def _compute_loss(writer: LanguageModel, batch: Sequence[tuple[list[int], list[int]]]) -> Tensor:
     """Mean cross entropy of the answers' tokens; rows are padded on the right, where nothing
     attends.
     """
@@ -118,7 +118,10 @@ def _loss(writer: Writer, batch: Sequence[tuple[list[int], list[int]]]) -> Tenso
         [[*p, *a, *[pad] * (width - len(p) - len(a))] for p, a in batch], device=writer.device
     )
     labels = torch.tensor(
-        [[_IGNORED] * len(p) + a + [_IGNORED] * (width - len(p) - len(a)) for p, a in batch],
+        [
+            [_IGNORED_LABEL] * len(p) + a + [_IGNORED_LABEL] * (width - len(p) - len(a))
+            for p, a in batch
+        ],
         device=writer.device,
     )
     mask = torch.tensor(
@@ -127,12 +130,14 @@ def _loss(writer: Writer, batch: Sequence[tuple[list[int], list[int]]]) -> Tenso
     )
     logits = writer.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED_LABEL
     )
 
 
-def _rate(step: int, steps: int) -> float:
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def _scale_learning_rate(step: int, steps: int) -> float:
+    warmup_steps = max(1, steps // 20)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return 0.1 + 0.45 * (
+        1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps))
+    )

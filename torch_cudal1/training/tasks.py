@@ -20,9 +20,9 @@ from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.kernelbench_format import NAMES
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
-from torch_cudal1.training.ksl.ops import OPS, task_of
+from torch_cudal1.training.ksl.ops import OPS, make_task
 
-__all__ = ["Folder", "Split", "TaskError", "load_split", "read_folder", "tasks_for"]
+__all__ = ["TaskFolder", "Split", "TaskError", "load_split", "read_folder", "list_tasks"]
 
 Shape = tuple[int, ...]
 _CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {
@@ -61,15 +61,15 @@ class TaskError(Cudal1Error, ValueError):
 
 
 @cache
-def tasks_for(device: Device) -> tuple[TrainingTask, ...]:
+def list_tasks(device: Device) -> tuple[TrainingTask, ...]:
     """The closed set of a device, in a fixed order."""
     if device == "cpu":
         return tuple(
-            task_of(name, shape) for name, shapes in _CPU_SHAPES.items() for shape in shapes
+            make_task(name, shape) for name, shapes in _CPU_SHAPES.items() for shape in shapes
         )
     if device == "cuda":
         return tuple(
-            task_of(op.name, shape, _DTYPE_OF.get(op.kind, "float32"))
+            make_task(op.name, shape, _DTYPE_OF.get(op.kind, "float32"))
             for op in OPS.values()
             for shape in _CUDA_SHAPES[op.kind]
         )
@@ -96,35 +96,39 @@ def load_split(device: Device, path: Path | None = None) -> Split:
     """The split of a device's tasks, from the committed file or another of its form. Raises
     TaskError where it is no partition.
     """
-    where = (
+    split_path = (
         resources.files("torch_cudal1.training") / "data" / "split.json" if path is None else path
     )
     try:
-        told = json.loads(where.read_text())[device]
+        content = json.loads(split_path.read_text())[device]
         named = [
-            tuple(map(str, told[part]))
+            tuple(map(str, content[part]))
             for part in ("train", "held_out_shapes", "held_out_families")
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TaskError(f"{where} is no split of tasks: {type(error).__name__}: {error}") from error
-    known = {task.id: task for task in tasks_for(device)}
+        raise TaskError(
+            f"{split_path} is no split of tasks: {type(error).__name__}: {error}"
+        ) from error
+    tasks = {task.id: task for task in list_tasks(device)}
     listed = [name for part in named for name in part]
-    if sorted(listed) != sorted(known):
-        wrong = sorted(set(listed) ^ set(known)) or sorted(
+    if sorted(listed) != sorted(tasks):
+        wrong = sorted(set(listed) ^ set(tasks)) or sorted(
             {name for name in listed if listed.count(name) > 1}
         )
-        raise TaskError(f"{where}: every task of {device} once; wrong: {', '.join(wrong[:5])}")
-    split = Split(*(tuple(known[name] for name in part) for part in named))
+        raise TaskError(f"{split_path}: every task of {device} once; wrong: {', '.join(wrong[:5])}")
+    split = Split(*(tuple(tasks[name] for name in part) for part in named))
     leaked = {task.family for task in split.held_out_families} & {
         task.family for task in split.train + split.held_out_shapes
     }
     if leaked:
-        raise TaskError(f"{where}: families both held out and not: {', '.join(sorted(leaked))}")
+        raise TaskError(
+            f"{split_path}: families both held out and not: {', '.join(sorted(leaked))}"
+        )
     return split
 
 
 @dataclass(frozen=True)
-class Folder:
+class TaskFolder:
     """Files of a folder as tasks for codecs that read source, and those that are none, with the
     reason.
     """
@@ -133,7 +137,7 @@ class Folder:
     unusable: Mapping[str, str]
 
 
-def read_folder(folder: Path) -> Folder:
+def read_folder(folder: Path) -> TaskFolder:
     """Every .py file below a folder, by path; its id is the path without suffix. Raises TaskError
     where there is no folder.
     """
@@ -143,15 +147,15 @@ def read_folder(folder: Path) -> Folder:
     unusable: dict[str, str] = {}
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).with_suffix("").as_posix()
-        text, problem = _read(path)
-        if problem:
-            unusable[name] = problem
+        text, refusal = _read_source(path)
+        if refusal:
+            unusable[name] = refusal
         else:
             tasks.append(TrainingTask(name, text, family=name))
-    return Folder(tuple(tasks), unusable)
+    return TaskFolder(tuple(tasks), unusable)
 
 
-def _read(path: Path) -> tuple[str, str]:
+def _read_source(path: Path) -> tuple[str, str]:
     """The text, and what is wrong with it."""
     try:
         text = path.read_text()

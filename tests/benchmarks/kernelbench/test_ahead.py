@@ -14,8 +14,8 @@ from benchmarks.kernelbench.planning import captured
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.search import build_cache
-from torch_cudal1.search.group_kernels import proposals_of
-from torch_cudal1.search.strategy import islands_of
+from torch_cudal1.search.group_kernels import list_proposals
+from torch_cudal1.search.strategy import list_fusion_groups
 
 SOFTMAX = """
 import torch
@@ -41,14 +41,14 @@ def test_what_a_search_will_ask_for_is_there(
     (folder / "1_Softmax.py").write_text(SOFTMAX)
     (folder / "2_Broken.py").write_text("raise OSError('no such thing')")
     asked = ["compile", str(tmp_path), "--work", str(tmp_path / "work"), "--processes", "1"]
-    region = islands_of(captured(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
-    wanted = proposals_of(region, 90, ())
+    region = list_fusion_groups(captured(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
+    wanted = list_proposals(region, 90, ())
     for compiled in (len(wanted), 0):
         assert main(asked) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (found["kernels"], found["compiled"], found["refused"]) == (len(wanted), compiled, 0)
         assert found["left_out"] == {"1/2": "OSError: no such thing"}
     for proposal in wanted:
-        one = build_cache.kept(tmp_path / "work" / "cudal1", region.program, proposal, 90)
+        one = build_cache.find_build(tmp_path / "work" / "cudal1", region.program, proposal, 90)
         assert isinstance(one, Candidate)
         assert one.program.launches

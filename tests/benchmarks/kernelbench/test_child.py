@@ -27,7 +27,8 @@ from benchmarks.kernelbench.loading import (
     make_inputs,
     make_module,
 )
-from torch_cudal1.device.peaks import Ceiling
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.peaks import DevicePeaks
 
 DIAGONAL = """import torch
 from torch import nn
@@ -340,10 +341,13 @@ def test_a_constructor_that_needs_values_has_one(tmp_path: Path) -> None:
 def test_the_floor_is_the_larger_of_bytes_and_products(
     monkeypatch: pytest.MonkeyPatch, needs: Demand, floor: float
 ) -> None:
-    monkeypatch.setattr(measuring, "ceiling", lambda device: Ceiling({4: 5e14}, 4e12, 0.0))
+    monkeypatch.setattr(
+        measuring, "find_device_peaks", lambda device: DevicePeaks({4: 5e14}, 4e12, 0.0)
+    )
     assert measuring.floor_us(needs, torch.device("cuda")) == pytest.approx(floor)
     assert measuring.floor_us(needs, CPU) is None
-    monkeypatch.setattr(measuring, "ceiling", lambda device: "no peak rates known for it")
+    refusal = Refusal("no peak rates known for it")
+    monkeypatch.setattr(measuring, "find_device_peaks", lambda device: refusal)
     assert measuring.floor_us(needs, torch.device("cuda")) is None
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 from torch._functorch.aot_autograd import aot_function
 
-from torch_cudal1.graph.rewrite import Rewritten, Rule, rewrite
+from torch_cudal1.graph.rewrite import RewriteResult, Rule, rewrite
 
 __all__ = ["capture", "capture_module", "check_exact", "close_to_float64", "ops", "run", "same"]
 
@@ -120,7 +120,7 @@ def _flat(out: Any) -> list[Any]:
 
 def check_exact(
     rules: Sequence[Rule], fn: Callable[..., Any], *inputs: Any, finite: bool = False
-) -> Rewritten:
+) -> RewriteResult:
     """Rewrite the captured `fn` with `rules` and see that the outputs stay bit for bit what the
     captured graph gives.
     """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.graph.rewrite.helpers import capture, close_to_float64, ops
 from tests.graph.rewrite.test_reduction_rules import draw, same_specials
-from torch_cudal1.graph.rewrite import Rewritten, rewrite
+from torch_cudal1.graph.rewrite import RewriteResult, rewrite
 from torch_cudal1.graph.rewrite.conv_reduction_rules import CONV_REDUCTION_RULES
 
 Fn = Callable[..., Any]
@@ -106,7 +106,7 @@ each_case = pytest.mark.parametrize(
 
 
 @functools.cache
-def pushed(place: int) -> tuple[Rewritten, bool]:
+def pushed(place: int) -> tuple[RewriteResult, bool]:
     """The rewritten case, and whether its convolution pads."""
     gm = capture(CASES[place][1], *draw(*CASES[place][2]))
     convolution = next(

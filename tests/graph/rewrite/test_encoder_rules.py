@@ -21,7 +21,7 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
-from torch_cudal1.ir.cost import estimate
+from torch_cudal1.ir.cost import estimate_cost
 
 from .helpers import capture, ops, run
 from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, moved_to_a_gpu
@@ -159,9 +159,9 @@ def test_the_operator_is_estimated_as_what_it_is_made_of(batch: int, time: int) 
     )
     apart = rewrite(gm, ENCODER_RULES, assume_finite=False)
     assert apart.sites == {"encoder_layer": 1}
-    whole, parts = (estimate(lower(one).region.program) for one in (gm, apart.gm))
+    whole, parts = (estimate_cost(lower(one).region.program) for one in (gm, apart.gm))
     assert whole.flops == parts.flops
-    assert whole.least_bytes == parts.least_bytes
+    assert whole.min_bytes == parts.min_bytes
     assert whole.steps == 10  # four products, attention, an activation, two sums and two norms
 
 

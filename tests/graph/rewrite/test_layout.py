@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_cudal1.graph.rewrite.layout import cut_of, emit, permuted, takes_strides
+from torch_cudal1.graph.rewrite.layout import emit, find_cut, permute, takes_strides
 from torch_cudal1.graph.rewrite.match import calls, fake_mode, val
 
 from .helpers import capture, ops, run
@@ -39,7 +39,7 @@ def cuts(draw: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @given(cuts())
 def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]) -> None:
     whole, view = case
-    cut = cut_of(whole.shape, view, int(view.storage_offset()))
+    cut = find_cut(whole.shape, view, int(view.storage_offset()))
     assert cut is not None
     assert torch.equal(cut.of(whole), view)
     elsewhere = (
@@ -52,7 +52,7 @@ def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]
 @given(cuts())
 def test_a_cut_is_that_many_calls_at_most(case: tuple[torch.Tensor, torch.Tensor]) -> None:
     whole, view = case
-    cut = cut_of(whole.shape, view, int(view.storage_offset()))
+    cut = find_cut(whole.shape, view, int(view.storage_offset()))
     assert cut is not None
     gm = capture(lambda x: x + 1, whole)
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
@@ -77,7 +77,7 @@ NO_CUTS = {
 @pytest.mark.parametrize("name", NO_CUTS)
 def test_other_views_are_no_cuts(name: str) -> None:
     view = NO_CUTS[name]
-    assert cut_of(WHOLE.shape, view, int(view.storage_offset())) is None
+    assert find_cut(WHOLE.shape, view, int(view.storage_offset())) is None
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
@@ -86,7 +86,7 @@ def test_permutations_of_permutations_are_one(order: tuple[int, ...]) -> None:
     source = next(calls(gm, aten.exp.default)).args[0]
     assert isinstance(source, torch.fx.Node)
     with gm.graph.inserting_after(source):
-        new = permuted(gm.graph, source, order)
+        new = permute(gm.graph, source, order)
     assert val(new).stride() == val(source).permute(order).stride()
     assert new.op == "placeholder" or new.all_input_nodes[0].op == "placeholder"
 

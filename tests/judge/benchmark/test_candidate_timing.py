@@ -20,19 +20,23 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.benchmark import source_timing
 from torch_cudal1.judge.benchmark.candidate_timing import (
-    Audit,
-    Slots,
-    stability,
-    sync_checks,
-    time_slots,
-    timing_state,
+    OutputAudit,
+    SlotSampler,
+    check_first_call,
+    check_stability,
+    check_sync_ratio,
+    time_program,
 )
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Duel, Spun
+from torch_cudal1.judge.benchmark.cross_process import (
+    ChildBatchTimer,
+    CrossProcessBenchmark,
+    TimedBatch,
+)
 from torch_cudal1.judge.benchmark.protocol import Measurement, measure
-from torch_cudal1.judge.benchmark.timing import Batch
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.benchmark.timing import SampleBatch
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -42,7 +46,7 @@ QUICK = replace(TIMING_PLANS["fast"], side_us=4e3, rounds=1)
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
@@ -61,7 +65,7 @@ def without_bias() -> Program:
 
 
 def test_an_honest_candidate_passes_every_check_of_timing(child: Child) -> None:
-    found = time_slots(on_trial(child, REFERENCE), QUICK)
+    found = time_program(on_trial(child, REFERENCE), QUICK)
     checks = {check.name: check for check in found.checks}
     assert {"timed_output", "wall_slope", "unstable"} <= set(checks)
     assert checks["timed_output"].passed, checks["timed_output"]
@@ -76,7 +80,7 @@ def test_an_honest_candidate_passes_every_check_of_timing(child: Child) -> None:
 
 def test_timed_calls_that_answer_wrongly_are_refused(child: Child) -> None:
     with pytest.raises(CandidateFailure, match="timed call") as caught:
-        time_slots(on_trial(child, without_bias()), QUICK)
+        time_program(on_trial(child, without_bias()), QUICK)
     assert caught.value.detector == "timed_output"
 
 
@@ -88,21 +92,23 @@ def test_each_kept_output_is_compared_with_the_result_of_its_own_inputs(
     would be found.
     """
     trial = on_trial(child, REFERENCE)
-    slots = Slots(Audit(trial, QUICK), ("hot",))
-    slots.warm()
-    monkeypatch.setattr(Audit, "shift", lambda self: shift)
-    slots.bucket(Batch("hot", 2, (3, 5)))
-    assert slots.audit.judged == 1
+    slots = SlotSampler(OutputAudit(trial, QUICK), ("hot",))
+    slots.warm_up()
+    monkeypatch.setattr(OutputAudit, "shift", lambda self: shift)
+    slots.take_samples(SampleBatch("hot", 2, (3, 5)))
+    assert slots.audit.compared_calls == 1
 
-    true_look = Audit.look
+    true_look = OutputAudit.check_output
     monkeypatch.setattr(
-        Audit, "look", lambda self, start, turned, held: true_look(self, start + 1, turned, held)
+        OutputAudit,
+        "look",
+        lambda self, start, turned, held: true_look(self, start + 1, turned, held),
     )
     with pytest.raises(CandidateFailure, match="answered wrongly"):
-        slots.bucket(Batch("hot", 2, (3, 5)))
+        slots.take_samples(SampleBatch("hot", 2, (3, 5)))
 
 
-def measured(duel: Duel, plan: TimingPlan) -> Measurement:
+def measured(duel: CrossProcessBenchmark, plan: TimingPlan) -> Measurement:
     """Once the machine is quiet enough for it, within three tries."""
     for left in (2, 1, 0):
         try:
@@ -115,25 +121,25 @@ def measured(duel: Duel, plan: TimingPlan) -> Measurement:
 
 def test_one_child_against_another_on_this_clock(child: Child) -> None:
     trial = on_trial(child, REFERENCE)
-    audit = Audit(trial, QUICK)
-    side = ChildSpinner(child, "candidate", audit.sets, most_calls=64)
-    duel = Duel(ChildSpinner(child, "baseline", audit.sets, most_calls=64), side)
+    audit = OutputAudit(trial, QUICK)
+    side = ChildBatchTimer(child, "candidate", audit.sets, max_calls=64)
+    duel = CrossProcessBenchmark(ChildBatchTimer(child, "baseline", audit.sets, max_calls=64), side)
     found = measured(duel, replace(QUICK, pairs=2, budget_s=3.0))
     assert found.summary.pairs >= 7
     side.shift = 1
-    side.spin(9)
-    assert side.kept == 9
-    audit.look(side.start, side.shift, side.kept)
-    assert audit.judged == 1
+    side.time_batch(9)
+    assert side.held_outputs == 9
+    audit.check_output(side.start, side.shift, side.held_outputs)
+    assert audit.compared_calls == 1
 
 
 def test_nothing_looked_at_is_a_failure(child: Child) -> None:
-    assert not Audit(on_trial(child, REFERENCE), QUICK).check().passed
+    assert not OutputAudit(on_trial(child, REFERENCE), QUICK).check().passed
 
 
 def test_timing_before_warming_is_an_error_of_the_caller() -> None:
     with (
-        Child(limits_for(Settings(), CPU), Contract()) as fresh,
+        Child(make_limits(Settings(), CPU), Contract()) as fresh,
         pytest.raises(CandidateFailure, match="warm"),
     ):
         fresh.call("look")
@@ -143,14 +149,14 @@ def test_timing_before_warming_is_an_error_of_the_caller() -> None:
     ("ratio", "passed"), [(1.0, True), (1.5, True), (1.51, False), (40.0, False)]
 )
 def test_work_hidden_on_another_stream_is_refused(ratio: float, passed: bool) -> None:
-    (check,) = sync_checks({"b": {"sync_ratio": ratio}})
+    (check,) = check_sync_ratio({"b": {"sync_ratio": ratio}})
     assert (check.name, check.passed) == ("sync_ratio", passed)
 
 
 @pytest.mark.parametrize("sides", [{}, {"b": None}, {"b": {"sync_ratio": "much"}}])
 def test_an_answer_without_the_sides_breaks_the_protocol(sides: dict[str, Any]) -> None:
     with pytest.raises(CandidateFailure) as caught:
-        sync_checks(sides)
+        check_sync_ratio(sides)
     assert caught.value.detector == "protocol"
 
 
@@ -158,10 +164,10 @@ def test_standard_refuses_what_fast_only_widens() -> None:
     found = measure(
         Scripted({"cold": [1.1**n for n in range(30)], "hot": [1.5] * 30}), TIMING_PLANS["fast"]
     )
-    assert [check.passed for check in stability(found)] == [True, True]
+    assert [check.passed for check in check_stability(found)] == [True, True]
     refused = [
         check
-        for check in stability(replace(found, plan=TIMING_PLANS["standard"]))
+        for check in check_stability(replace(found, plan=TIMING_PLANS["standard"]))
         if not check.passed
     ]
     assert [check.name for check in refused] == ["unstable"]
@@ -181,7 +187,7 @@ def test_work_that_is_moved_into_the_first_call_is_refused(
     found = replace(
         measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=first_us
     )
-    check = timing_state(found)
+    check = check_first_call(found)
     assert (check.name, check.passed, check.value) == ("timing_state", passed, first_us[1])
 
 
@@ -193,9 +199,9 @@ def test_a_slow_first_call_is_asked_again_of_another_instance(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
-        source_timing.ChildSpinner,
+        source_timing.ChildBatchTimer,
         "spin",
-        lambda self, calls: Spun(again_us / 1e6, again_us, calls),
+        lambda self, calls: TimedBatch(again_us / 1e6, again_us, calls),
     )
     child = SimpleNamespace(call=lambda verb, **fields: asked.append(f"{verb} {fields['slot']}"))
     trial: Any = SimpleNamespace(

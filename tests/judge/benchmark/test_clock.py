@@ -20,7 +20,7 @@ needs_extension = pytest.mark.skipif(
 @pytest.fixture(params=["native", "python"])
 def on_cpu(request: pytest.FixtureRequest) -> Clock:
     if request.param == "python":
-        return clock._Python(CPU)
+        return clock._PythonClock(CPU)
     if native.extension() is None:
         pytest.skip(f"no C++ timer: {native.status()[1]}")
     return clock_of(CPU)
@@ -75,14 +75,14 @@ def test_python_s_clocks_do_not_reach_the_one_that_is_used(monkeypatch: pytest.M
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"):
         monkeypatch.setattr(time, name, lambda: 0)
     assert clock_of(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us > 100
-    assert clock._Python(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us == 0
+    assert clock._PythonClock(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us == 0
 
 
 def test_without_the_extension_it_is_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "extension", lambda: None)
     clock_of.cache_clear()
     try:
-        assert isinstance(clock_of(CPU), clock._Python)
+        assert isinstance(clock_of(CPU), clock._PythonClock)
     finally:
         clock_of.cache_clear()
 
@@ -99,7 +99,7 @@ def test_both_clocks_agree_on_a_kernel() -> None:
     for cold in (False, True):
         c, python = (
             fastest(each.read((lambda: x + 1,), [0] * 12, cold=cold))
-            for each in (clock_of(device), clock._Python(device))
+            for each in (clock_of(device), clock._PythonClock(device))
         )
         assert c.device_us == pytest.approx(python.device_us, rel=0.1)
         assert c.wall_us == pytest.approx(python.wall_us, rel=0.2)

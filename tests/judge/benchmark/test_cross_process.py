@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from torch_cudal1.judge.benchmark.cross_process import (
-    ChildSpinner,
-    Duel,
-    Slope,
-    Spun,
-    most_calls,
-    slope,
-    wall_slope,
+    ChildBatchTimer,
+    CrossProcessBenchmark,
+    TimedBatch,
+    TwoPointSlope,
+    check_wall_slope,
+    limit_batch_calls,
+    measure_slope,
 )
 from torch_cudal1.judge.benchmark.protocol import measure
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 FAST = TIMING_PLANS["fast"]
@@ -34,25 +34,25 @@ class Machine:
     call_us: float
     request_us: float = 300.0
     lie: float = 1.0
-    most_calls: int = 5_000
+    max_calls: int = 5_000
     batches: list[int] = field(default_factory=list)
 
-    def spin(self, calls: int) -> Spun:
+    def time_batch(self, calls: int) -> TimedBatch:
         self.batches.append(calls)
-        assert calls <= self.most_calls
+        assert calls <= self.max_calls
         spent = calls * self.call_us
-        return Spun((self.request_us + spent) / 1e6, spent * self.lie, calls)
+        return TimedBatch((self.request_us + spent) / 1e6, spent * self.lie, calls)
 
 
 def test_the_slope_is_free_of_the_cost_of_a_request() -> None:
-    found = slope(Machine(50.0, request_us=10_000.0), 10)
+    found = measure_slope(Machine(50.0, request_us=10_000.0), 10)
     assert found.wall_us == pytest.approx(50.0)
     assert found.claimed_us == pytest.approx(50.0)
     assert found.mean_us == pytest.approx(550.0)
 
 
 def test_a_duel_measures_the_ratio_of_two_processes() -> None:
-    duel = Duel(Machine(120.0), Machine(100.0, request_us=50.0))
+    duel = CrossProcessBenchmark(Machine(120.0), Machine(100.0, request_us=50.0))
     found = measure(duel, FAST)
     assert found.summary.speedup == pytest.approx(1.2)
     assert found.steady
@@ -62,7 +62,7 @@ def test_a_duel_measures_the_ratio_of_two_processes() -> None:
 
 def test_batches_outlast_the_jitter_of_a_request() -> None:
     quick = Machine(2.0)
-    measure(Duel(Machine(2.0), quick), replace(FAST, side_us=80.0))
+    measure(CrossProcessBenchmark(Machine(2.0), quick), replace(FAST, side_us=80.0))
     long = [
         calls for calls in quick.batches if calls * quick.call_us >= 6_500
     ]  # from a cost that holds a part of the request's
@@ -71,14 +71,14 @@ def test_batches_outlast_the_jitter_of_a_request() -> None:
 
 def test_a_delay_while_warming_up_makes_no_batch_short() -> None:
     class Delayed(Machine):
-        def spin(self, calls: int) -> Spun:
-            spun = super().spin(calls)
+        def time_batch(self, calls: int) -> TimedBatch:
+            spun = super().time_batch(calls)
             return replace(
                 spun, wall_s=spun.wall_s + (0.02 if len(self.batches) in (5, 9, 13) else 0.0)
             )
 
     sides = Delayed(100.0), Delayed(100.0)
-    measure(Duel(*sides), FAST)
+    measure(CrossProcessBenchmark(*sides), FAST)
     assert all(
         sorted(side.batches[-112:])[56] >= 49 for side in sides
     )  # half of them are long: 7 ms, less what a request costs
@@ -90,38 +90,38 @@ def test_a_delay_while_warming_up_makes_no_batch_short() -> None:
 def test_sides_that_are_not_far_apart_run_as_many_calls(call_us: float, shared: bool) -> None:
     """What a batch keeps makes a call the dearer the longer it is."""
     sides = Machine(100.0), Machine(call_us)
-    measure(Duel(*sides), FAST)
+    measure(CrossProcessBenchmark(*sides), FAST)
     assert (max(sides[0].batches[-20:]) == max(sides[1].batches[-20:])) is shared
 
 
 def test_short_batches_made_slow_gain_nothing() -> None:
     class Sly(Machine):
-        def spin(self, calls: int) -> Spun:
-            spun = super().spin(calls)
+        def time_batch(self, calls: int) -> TimedBatch:
+            spun = super().time_batch(calls)
             return replace(
                 spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 2_500 else 0.0)
             )
 
-    found = measure(Duel(Machine(100.0), Sly(100.0)), FAST)
+    found = measure(CrossProcessBenchmark(Machine(100.0), Sly(100.0)), FAST)
     assert found.summary.speedup == pytest.approx(1.0)
 
 
 def test_one_slow_short_batch_in_three_changes_nothing() -> None:
     class Disturbed(Machine):
-        def spin(self, calls: int) -> Spun:
-            spun = super().spin(calls)
+        def time_batch(self, calls: int) -> TimedBatch:
+            spun = super().time_batch(calls)
             short = calls * self.call_us < 2_500
             return replace(
                 spun, wall_s=spun.wall_s + (0.002 if short and len(self.batches) % 3 == 0 else 0.0)
             )
 
-    found = measure(Duel(Machine(100.0), Disturbed(100.0)), FAST)
+    found = measure(CrossProcessBenchmark(Machine(100.0), Disturbed(100.0)), FAST)
     assert found.summary.speedup == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("lie", [0.1, 0.5, 0.85, 1.2])
 def test_a_process_that_claims_another_time_is_found_out_and_gains_nothing(lie: float) -> None:
-    duel = Duel(Machine(100.0), Machine(100.0, lie=lie))
+    duel = CrossProcessBenchmark(Machine(100.0), Machine(100.0, lie=lie))
     found = measure(duel, FAST)
     assert found.summary.speedup == pytest.approx(1.0)
     check = duel.check()
@@ -145,18 +145,22 @@ def test_a_process_that_claims_another_time_is_found_out_and_gains_nothing(lie: 
 def test_clocks_may_differ_by_a_tenth_or_five_microseconds(
     wall_us: float, claimed_us: float, passed: bool
 ) -> None:
-    assert wall_slope([Slope(wall_us, claimed_us, wall_us)]).passed == passed
+    assert check_wall_slope([TwoPointSlope(wall_us, claimed_us, wall_us)]).passed == passed
 
 
 def test_one_disturbed_batch_does_not_condemn() -> None:
-    assert wall_slope(
-        [Slope(100.0, 100.0, 100.0), Slope(-500.0, 900.0, 100.0), Slope(101.0, 100.0, 100.0)]
+    assert check_wall_slope(
+        [
+            TwoPointSlope(100.0, 100.0, 100.0),
+            TwoPointSlope(-500.0, 900.0, 100.0),
+            TwoPointSlope(101.0, 100.0, 100.0),
+        ]
     ).passed
 
 
 def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:
-    small = Machine(1.0, most_calls=10)
-    measure(Duel(small, small), FAST)
+    small = Machine(1.0, max_calls=10)
+    measure(CrossProcessBenchmark(small, small), FAST)
     assert max(small.batches) <= 10
 
 
@@ -165,15 +169,15 @@ def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:
     [(1, "cpu", 5_000), (1 << 28, "cpu", 4), (1 << 40, "cpu", 2), (1 << 28, "cuda", 32)],
 )
 def test_how_many_outputs_are_kept(output_bytes: int, device: str, calls: int) -> None:
-    assert most_calls(output_bytes, torch.device(device)) == calls
+    assert limit_batch_calls(output_bytes, torch.device(device)) == calls
 
 
 def test_a_machine_whose_clock_runs_backwards_is_too_busy_to_judge() -> None:
     class Busy(Machine):
-        def spin(self, calls: int) -> Spun:
-            return Spun(1.0 / calls, 0.0, calls)
+        def time_batch(self, calls: int) -> TimedBatch:
+            return TimedBatch(1.0 / calls, 0.0, calls)
 
-    duel = Duel(Busy(1.0), Busy(1.0))
+    duel = CrossProcessBenchmark(Busy(1.0), Busy(1.0))
     with pytest.raises(CandidateFailure, match="busy") as caught:
         measure(duel, FAST)
     assert caught.value.detector == "unstable"
@@ -195,11 +199,11 @@ class Script:
 
 def test_a_batch_is_clocked_here_and_its_outputs_dropped_before_the_next() -> None:
     child = Script()
-    spinner = ChildSpinner(child, "candidate", ["one", "two"])  # type: ignore[arg-type]
-    spun = spinner.spin(20)
+    spinner = ChildBatchTimer(child, "candidate", ["one", "two"])  # type: ignore[arg-type]
+    spun = spinner.time_batch(20)
     assert 0.02 <= spun.wall_s < 1
-    assert (spun.claimed_us, spinner.kept) == (20_000.0, 20)
-    spinner.spin(3)
+    assert (spun.claimed_us, spinner.held_outputs) == (20_000.0, 20)
+    spinner.time_batch(3)
     assert [verb for verb, _ in child.requests] == ["spin", "drop", "spin"]
     starts = [fields["start"] for verb, fields in child.requests if verb == "spin"]
     assert len(set(starts)) > 1
@@ -207,10 +211,10 @@ def test_a_batch_is_clocked_here_and_its_outputs_dropped_before_the_next() -> No
 
 def test_the_ring_is_turned_outside_the_clock() -> None:
     child = Script()
-    spinner = ChildSpinner(child, "candidate", ["one", "two"], keep=False)  # type: ignore[arg-type]
-    spinner.spin(2)
+    spinner = ChildBatchTimer(child, "candidate", ["one", "two"], keep=False)  # type: ignore[arg-type]
+    spinner.time_batch(2)
     spinner.shift = 1
-    spinner.spin(2)
+    spinner.time_batch(2)
     assert [(fields["calls"], fields["shift"]) for _, fields in child.requests] == [
         (2, 0),
         (1, 1),
@@ -219,7 +223,7 @@ def test_the_ring_is_turned_outside_the_clock() -> None:
 
 
 def test_an_answer_without_a_time_breaks_the_protocol() -> None:
-    spinner = ChildSpinner(Script({"elapsed_us": "soon"}), "candidate", ["one"])  # type: ignore[arg-type]
+    spinner = ChildBatchTimer(Script({"elapsed_us": "soon"}), "candidate", ["one"])  # type: ignore[arg-type]
     with pytest.raises(CandidateFailure) as caught:
-        spinner.spin(1)
+        spinner.time_batch(1)
     assert caught.value.detector == "protocol"

@@ -9,11 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from torch_cudal1.judge.benchmark.candidate_timing import Audit
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Spun
+from torch_cudal1.judge.benchmark.candidate_timing import OutputAudit
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer, TimedBatch
 from torch_cudal1.judge.benchmark.protocol import measure
-from torch_cudal1.judge.benchmark.quick import Race, _believed, _Settled, _warm
-from torch_cudal1.judge.checks.profiles import BUCKETS, TIMING_PLANS
+from torch_cudal1.judge.benchmark.quick import (
+    QuickBenchmark,
+    _check_child_clock,
+    _measure_call_cost,
+    _SettledCosts,
+)
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TIMING_PLANS
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 TRAIN = TIMING_PLANS["train"]
@@ -28,48 +33,48 @@ class Machine:
     call_us: float
     request_us: float = 300.0
     lie: float = 1.0
-    most_calls: int = 5_000
+    max_calls: int = 5_000
     sets: tuple[str, ...] = ()
     slot: str = ""
     keep: bool = True
     start: int = 0
     shift: int = 0
-    inline: bool = True
+    drops_inline: bool = True
     queued: bool = False
-    kept: int = 0
+    held_outputs: int = 0
     child: object = field(default_factory=object)
     batches: list[int] = field(default_factory=list)
 
-    def spin(self, calls: int) -> Spun:
+    def time_batch(self, calls: int) -> TimedBatch:
         self.batches.append(calls)
-        self.kept = calls if self.keep else 0
+        self.held_outputs = calls if self.keep else 0
         spent = calls * self.call_us
-        return Spun((self.request_us + spent) / 1e6, spent * self.lie, calls)
+        return TimedBatch((self.request_us + spent) / 1e6, spent * self.lie, calls)
 
 
 @dataclass
 class Looks:
     kept: list[int] = field(default_factory=list)
 
-    def wanted(self) -> bool:
+    def is_due(self) -> bool:
         return True
 
     def shift(self) -> int:
         return 1
 
     def look(self, start: int, shift: int, held: int) -> None:
-        self.kept.append(held)
+        self.held_outputs.append(held)
 
 
-def race(baseline: Machine, candidate: Machine) -> tuple[Race, Looks]:
+def race(baseline: Machine, candidate: Machine) -> tuple[QuickBenchmark, Looks]:
     looks = Looks()
-    return Race(
-        cast(ChildSpinner, baseline), cast(ChildSpinner, candidate), cast(Audit, looks)
+    return QuickBenchmark(
+        cast(ChildBatchTimer, baseline), cast(ChildBatchTimer, candidate), cast(OutputAudit, looks)
     ), looks
 
 
 def believed(machine: Machine) -> Any:
-    return _believed(cast(ChildSpinner, machine), machine.call_us * machine.lie)
+    return _check_child_clock(cast(ChildBatchTimer, machine), machine.call_us * machine.lie)
 
 
 def test_a_race_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
@@ -91,10 +96,10 @@ def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -
     drawn = set()
     for _ in range(30):
         sampler, looks = race(Machine(10.0), Machine(10.0))
-        drawn.add(frozenset(sampler.looked))
+        drawn.add(frozenset(sampler.checked_buckets))
         measure(sampler, TRAIN)
-        assert len(looks.kept) == 2
-        assert all(looks.kept)
+        assert len(looks.held_outputs) == 2
+        assert all(looks.held_outputs)
     assert len(drawn) > 5
 
 
@@ -115,9 +120,9 @@ def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> Non
     plan = replace(TRAIN, pairs=2, side_us=20.0)
     assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
     assert child.requests == 1, "all buckets at once: everybody waits meanwhile"
-    assert not looks.kept
+    assert not looks.held_outputs
     sampler.look()
-    assert len(looks.kept) == 2
+    assert len(looks.held_outputs) == 2
     assert sampler.candidate.start == 7
 
 
@@ -126,7 +131,7 @@ def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_i
     later_us: float,
 ) -> None:
     candidate = Machine(10.0)
-    warm = _warm(cast(ChildSpinner, candidate), _Settled(100.0, later_us))
+    warm = _measure_call_cost(cast(ChildBatchTimer, candidate), _SettledCosts(100.0, later_us))
     assert warm.call_us == pytest.approx(10.0)
     assert warm.first_us == 100.0
     assert sum(candidate.batches) * 10.0 >= 1_000.0

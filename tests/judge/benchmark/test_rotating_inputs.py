@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import torch
 
-from torch_cudal1.judge.benchmark.rotating_inputs import Ring, Turns, plan_ring
+from torch_cudal1.judge.benchmark.rotating_inputs import (
+    RotatingCalls,
+    RotatingInputs,
+    plan_rotation,
+)
 
 
 def two_sets() -> list[list[torch.Tensor]]:
@@ -16,7 +20,7 @@ def two_sets() -> list[list[torch.Tensor]]:
 
 def test_neighbours_differ_and_the_parameter_is_the_first_sets() -> None:
     sets = two_sets()
-    ring = Ring(sets, {0})
+    ring = RotatingInputs(sets, {0})
     assert len(ring.entries) == 8
     assert [float(entry[1][0, 0]) for entry in ring.entries] == [1.0, 2.0] * 4
     assert all(entry[0] is sets[0][0] for entry in ring.entries)
@@ -26,33 +30,33 @@ def test_neighbours_differ_and_the_parameter_is_the_first_sets() -> None:
 
 def test_a_turn_puts_other_values_at_the_same_addresses_and_leaves_the_given_sets_alone() -> None:
     sets = two_sets()
-    ring = Ring(sets, {0})
+    ring = RotatingInputs(sets, {0})
     before = [entry[1].data_ptr() for entry in ring.entries]
-    ring.turn(1)
+    ring.rotate(1)
     assert [float(entry[1][0, 0]) for entry in ring.entries] == [2.0, 1.0] * 4
     assert [entry[1].data_ptr() for entry in ring.entries] == before
     assert float(sets[0][1][0, 0]) == 1.0
-    ring.turn(0)
+    ring.rotate(0)
     assert [float(entry[1][0, 0]) for entry in ring.entries] == [1.0, 2.0] * 4
 
 
 def test_an_answer_kept_by_address_is_wrong_after_a_turn() -> None:
-    ring, known = Ring(two_sets(), {0}), {}
+    ring, known = RotatingInputs(two_sets(), {0}), {}
 
     def lazy(inputs: list[torch.Tensor]) -> torch.Tensor:
         return known.setdefault(inputs[1].data_ptr(), inputs[1] * 2)
 
-    run = Turns(lazy, ring)
+    run = RotatingCalls(lazy, ring)
     for _ in range(8):
         run()
-    ring.turn(1)
+    ring.rotate(1)
     run.position = 3
     assert not torch.equal(run(), ring.entries[3][1] * 2)
 
 
 def test_turns_take_the_entries_in_order_from_a_place() -> None:
-    ring = Ring(two_sets(), ())
-    run = Turns(lambda inputs: inputs, ring, 13)
+    ring = RotatingInputs(two_sets(), ())
+    run = RotatingCalls(lambda inputs: inputs, ring, 13)
     assert run.position == 5
     assert [run() is ring.entries[place] for place in (5, 6, 7, 0)] == [True] * 4
     assert run.position == 1
@@ -60,17 +64,17 @@ def test_turns_take_the_entries_in_order_from_a_place() -> None:
 
 def test_sets_too_large_for_copies_are_used_as_they_are_and_do_not_turn() -> None:
     large = [[torch.empty(1, dtype=torch.uint8).expand(400 << 20)] for _ in range(2)]
-    assert plan_ring(large[0], (), 2) == (2, False)
-    ring = Ring(large, ())
+    assert plan_rotation(large[0], (), 2) == (2, False)
+    ring = RotatingInputs(large, ())
     assert [entry[0] is given[0] for entry, given in zip(ring.entries, large, strict=True)] == [
         True,
         True,
     ]
-    ring.turn(1)
+    ring.rotate(1)
     assert ring.entries[0][0] is large[0][0]
     assert ring.shift == 0
 
 
 def test_parameters_do_not_count_towards_the_size_of_a_ring() -> None:
     weights = torch.empty(1, dtype=torch.uint8).expand(4 << 30)
-    assert plan_ring([weights, torch.empty(16)], {0}, 2) == (8, True)
+    assert plan_rotation([weights, torch.empty(16)], {0}, 2) == (8, True)

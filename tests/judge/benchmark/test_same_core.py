@@ -30,7 +30,7 @@ def supervised() -> Iterator[tuple[int, int]]:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (below,) = module._below(process.pid)
+        (below,) = module._find_descendants(process.pid)
         yield process.pid, below
         os.kill(below, 9)
 
@@ -55,7 +55,7 @@ def test_the_core_is_one_of_the_idler_half(
     ticks = iter([dict.fromkeys(range(4), 1_000), {0: 1_900, 1: 1_001, 2: 1_500, 3: 1_000}])
     monkeypatch.setattr(module, "_busy_ticks", lambda: next(ticks))
     put: list[set[int]] = []
-    monkeypatch.setattr(module, "_put_thread", lambda thread, cores: put.append(cores))
+    monkeypatch.setattr(module, "_pin_thread", lambda thread, cores: put.append(cores))
     held = SameCore([supervised[0]])
     held._allowed = set(range(4))
     assert held.move()
@@ -100,7 +100,7 @@ def test_a_process_of_somebody_else_leaves_cores_as_they_are(
     def refused(thread: int, cores: set[int]) -> None:
         raise PermissionError(1, "not yours")
 
-    monkeypatch.setattr(module, "_put_thread", refused)
+    monkeypatch.setattr(module, "_pin_thread", refused)
     with same_core([supervised[0]]) as held:
         assert held is not None
         assert not held.move()

@@ -21,8 +21,8 @@ from torch_cudal1.judge.benchmark.statistics import (
     paper_variance,
     summarise,
 )
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm
-from torch_cudal1.judge.checks.profiles import BUCKETS, TIMING_PLANS
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TIMING_PLANS
 
 MARGIN = Settings().margin
 Draw = random.Random
@@ -203,10 +203,10 @@ class Noisy:
     def __init__(self, noise: Noise, seed: int) -> None:
         self.left = iter(sampled(noise, seed, count=4 * PAIRS))
 
-    def warm(self) -> tuple[Warm, Warm]:
-        return (Warm(100.0, 100.0, 100.0),) * 2
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
+        return (WarmCosts(100.0, 100.0, 100.0),) * 2
 
-    def bucket(self, batch: Batch) -> list[tuple[float, float]]:
+    def take_samples(self, batch: SampleBatch) -> list[tuple[float, float]]:
         return [next(self.left) for _ in range(batch.pairs)]
 
 

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from torch_cudal1.judge.benchmark import timing
-from torch_cudal1.judge.benchmark.protocol import Local, measure, sample_pairs
+from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure, sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing import (
     L2,
-    Batch,
-    Warm,
+    SampleBatch,
+    WarmCosts,
     batch_for,
     device_time_us,
     interleave,
-    look,
+    measure_side,
     sample_bucket,
     temperatures,
-    warm,
+    warm_up,
 )
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 
 CPU = torch.device("cpu")
 FAST = TIMING_PLANS["fast"]
@@ -39,8 +39,8 @@ def quick() -> None:
     time.sleep(0.5e-3)
 
 
-def side(call_us: float, flushed_us: float | None = None) -> Warm:
-    return Warm(call_us, call_us, call_us if flushed_us is None else flushed_us)
+def side(call_us: float, flushed_us: float | None = None) -> WarmCosts:
+    return WarmCosts(call_us, call_us, call_us if flushed_us is None else flushed_us)
 
 
 def test_a_real_difference_is_seen() -> None:
@@ -70,7 +70,7 @@ def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
     other_us: float, ran: bool, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = {slow: 1e6, quick: other_us}
-    monkeypatch.setattr(timing, "warm", lambda run, device, settle_s: side(costs[run]))
+    monkeypatch.setattr(timing, "warm_up", lambda run, device, settle_s: side(costs[run]))
     monkeypatch.setattr(timing, "_sample", lambda run, calls, device: costs[run])
     found = interleave(
         {"one": slow, "other": quick}, CPU, budget_s=1e6 if samples >= 5 else 1.0, ran=ran
@@ -87,7 +87,7 @@ def test_warming_tells_the_first_call_apart() -> None:
         if calls == 1:
             time.sleep(0.05)
 
-    found = warm(lazy, CPU)
+    found = warm_up(lazy, CPU)
     assert found.first_us > 50_000 > found.call_us
     assert calls > 3
 
@@ -122,7 +122,7 @@ def test_warming_tells_the_first_call_apart() -> None:
     ],
 )
 def test_both_sides_get_the_calls_that_fill_a_sample(
-    a: Warm, b: Warm, l2: str, calls: tuple[int, int]
+    a: WarmCosts, b: WarmCosts, l2: str, calls: tuple[int, int]
 ) -> None:
     assert batch_for(FAST, l2, (a, b)).calls == calls  # type: ignore[arg-type]
 
@@ -134,10 +134,10 @@ def test_one_kernel_is_as_fast_as_itself_though_it_warmed_up_beside_another_proc
 
         temperatures: tuple[L2, ...] = (l2,)
 
-        def warm(self) -> tuple[Warm, Warm]:
+        def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
             return side(450.0), side(22.5)
 
-        def bucket(self, batch: Batch) -> list[tuple[float, float]]:
+        def take_samples(self, batch: SampleBatch) -> list[tuple[float, float]]:
             a, b = (20.0 + 500.0 / calls for calls in batch.calls)
             return [(a, b)] * batch.pairs
 
@@ -152,7 +152,10 @@ def test_the_papers_samples_are_single_runs() -> None:
 def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> None:
     log: list[str] = []
     found = sample_bucket(
-        lambda: log.append("a"), lambda: log.append("b"), CPU, Batch("hot", 200, (1, 1), order)
+        lambda: log.append("a"),
+        lambda: log.append("b"),
+        CPU,
+        SampleBatch("hot", 200, (1, 1), order),
     )  # type: ignore[arg-type]
     assert len(found) == 200
     leaders = log[::2]
@@ -170,7 +173,7 @@ def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> N
 
 
 def test_times_belong_to_their_side_whoever_leads() -> None:
-    pairs = sample_bucket(slow, lambda: None, CPU, Batch("hot", 10, (1, 1)))
+    pairs = sample_bucket(slow, lambda: None, CPU, SampleBatch("hot", 10, (1, 1)))
     assert all(a > 1_500 for a, _ in pairs)
     assert sum(b < a for a, b in pairs) >= 6  # a busy machine may stop the idle side too
 
@@ -178,12 +181,12 @@ def test_times_belong_to_their_side_whoever_leads() -> None:
 def test_the_last_results_of_the_second_side_are_kept_when_asked_for() -> None:
     numbers = iter(range(100))
     kept: deque[object] = deque(maxlen=3)
-    sample_bucket(lambda: None, lambda: next(numbers), CPU, Batch("hot", 4, (1, 5)), kept)
+    sample_bucket(lambda: None, lambda: next(numbers), CPU, SampleBatch("hot", 4, (1, 5)), kept)
     assert list(kept) == [17, 18, 19]
 
 
 def test_hidden_host_time_is_in_the_host_time() -> None:
-    found = look(quick, CPU)
+    found = measure_side(quick, CPU)
     assert found.host_us > 500
     assert (found.device_us, found.sync_ratio, device_time_us(quick, CPU)) == (None, None, 0.0)
 
@@ -203,10 +206,10 @@ class Scripted:
         self.ratios = {l2: iter(values) for l2, values in ratios.items()}
         self.asked: dict[str, int] = dict.fromkeys(ratios, 0)
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         return side(100.0), side(100.0)
 
-    def bucket(self, batch: Batch) -> list[tuple[float, float]]:
+    def take_samples(self, batch: SampleBatch) -> list[tuple[float, float]]:
         self.asked[batch.l2] += batch.pairs
         ratio = next(self.ratios[batch.l2])
         return [(100.0 * ratio, 100.0)] * batch.pairs
@@ -270,13 +273,13 @@ def test_the_paper_takes_no_second_round() -> None:
 
 
 def test_a_window_is_filled_with_pairs() -> None:
-    found = measure(Local(quick, quick, CPU), replace(TIMING_PLANS["cudal1"], window_s=0.7))
+    found = measure(LocalSampler(quick, quick, CPU), replace(TIMING_PLANS["cudal1"], window_s=0.7))
     assert 0.5 < found.seconds < 30
     assert found.summary.pairs >= 7
 
 
 def test_past_its_budget_a_measurement_still_has_seven_buckets() -> None:
-    found = measure(Local(slow, slow, CPU), replace(FAST, budget_s=1e-3))
+    found = measure(LocalSampler(slow, slow, CPU), replace(FAST, budget_s=1e-3))
     assert 7 <= found.summary.pairs <= 14
 
 
@@ -288,7 +291,7 @@ class Slow(Scripted):
 
     temperatures: tuple[L2, ...] = ("hot",)
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         return side(2e6), side(1e5)
 
 
@@ -402,8 +405,8 @@ def test_calls_that_a_gpu_began_with_before_all_were_queued_are_made_again(
         leads.append(lead_us)
         return 1_000.0, 10.0 * len(leads), len(leads) < 3
 
-    monkeypatch.setattr(timing, "_queued", queued)
-    found = timing.queued_us(begin, 10, CPU, deque(), 50.0)
+    monkeypatch.setattr(timing, "_time_queue", queued)
+    found = timing.time_queued_calls(begin, 10, CPU, deque(), 50.0)
     assert leads == pytest.approx([600.0, 1_440.0, 1_728.0])
     assert len(begun) == 3, "each time from the same beginning"
     assert (found.spent_us, found.host_us) == (30.0, 100.0)

@@ -14,13 +14,18 @@ import torch
 
 from tests.judge.programs import V, candidate, op
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.peaks import Ceiling, ceiling, roofline, work
+from torch_cudal1.device.peaks import (
+    DevicePeaks,
+    check_roofline,
+    count_required_work,
+    find_device_peaks,
+)
 from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import Candidate, Contract, Region
-from torch_cudal1.judge import Job, Ranking, judge
-from torch_cudal1.judge.benchmark.protocol import Local, measure
-from torch_cudal1.judge.benchmark.timing import device_time_us, look, temperatures
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge import BaselineRanking, EvaluationConfig, evaluate_candidate
+from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure
+from torch_cudal1.judge.benchmark.timing import device_time_us, measure_side, temperatures
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +48,7 @@ def square(size: int) -> torch.Tensor:
 @pytest.mark.parametrize("size", [64, 1024, 4096])
 def test_an_honest_call_leaves_nothing_on_other_streams(size: int) -> None:
     x = square(size)
-    ratio = look(lambda: x @ x, CUDA).sync_ratio
+    ratio = measure_side(lambda: x @ x, CUDA).sync_ratio
     assert ratio is not None
     assert ratio < 1.2
 
@@ -60,8 +65,8 @@ def test_joined_side_streams_are_honest_and_unjoined_ones_are_not() -> None:
         return out
 
     honest, hidden = (
-        look(lambda: run(join=True), CUDA).sync_ratio,
-        look(lambda: run(join=False), CUDA).sync_ratio,
+        measure_side(lambda: run(join=True), CUDA).sync_ratio,
+        measure_side(lambda: run(join=False), CUDA).sync_ratio,
     )
     assert honest is not None
     assert hidden is not None
@@ -76,17 +81,17 @@ def test_work_on_a_hidden_stream_is_in_the_time_all_the_same() -> None:
         with torch.cuda.stream(side):
             return x @ x
 
-    found = measure(Local(lambda: x @ x, hidden, CUDA, ("cold", "hot")), FAST)
+    found = measure(LocalSampler(lambda: x @ x, hidden, CUDA, ("cold", "hot")), FAST)
     assert found.summary.speedup < 1.1
 
 
 def test_host_and_device_time_are_told_apart() -> None:
     x = square(4096)
-    long = look(lambda: x @ x, CUDA)
+    long = measure_side(lambda: x @ x, CUDA)
     assert long.device_us is not None
     assert long.host_us < long.device_us / 4
     small = torch.randn(16, device=CUDA)
-    short = look(lambda: (small + 1, time.sleep(1e-3)), CUDA)
+    short = measure_side(lambda: (small + 1, time.sleep(1e-3)), CUDA)
     assert short.host_us > 1_000
 
 
@@ -113,7 +118,7 @@ def test_a_kernel_is_as_fast_as_itself(size: int) -> None:
     x, y = square(size), square(size)
     assert temperatures(CUDA, FAST) == ("cold", "hot")
     found = measure(
-        Local(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST
+        LocalSampler(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST
     )
     assert found.steady
     assert all(abs(math.log(each.speedup)) < 0.02 for each in found.summaries.values())
@@ -121,15 +126,15 @@ def test_a_kernel_is_as_fast_as_itself(size: int) -> None:
 
 
 def test_this_gpus_ceiling_is_known_and_a_product_stays_below_it() -> None:
-    found = ceiling(CUDA)
+    found = find_device_peaks(CUDA)
     if isinstance(found, str):
         pytest.skip(found)
-    assert isinstance(found, Ceiling)
+    assert isinstance(found, DevicePeaks)
     assert found.bytes_per_s > 5e11
     spec = replace(TensorSpec.of(torch.empty(4096, 4096, dtype=torch.bfloat16)), device="cuda")
     product = Program((spec, spec), (op("aten.mm.default", V(0), V(1), out=2),), (2,))
     x = torch.randn(4096, 4096, device=CUDA, dtype=torch.bfloat16)
-    check = roofline(work(product), found, device_time_us(lambda: x @ x, CUDA))
+    check = check_roofline(count_required_work(product), found, device_time_us(lambda: x @ x, CUDA))
     assert check.passed, check
     assert (check.value or 0) > 0.2  # a bound that is of some use
 
@@ -139,8 +144,10 @@ def test_a_typical_candidate_is_judged_with_all_its_numbers_in_time() -> None:
     region = Region(
         Program((spec,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",)
     )
-    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    judgement = judge(region, candidate(region.program), ranking, Job(Settings(), Contract(), CUDA))
+    ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    judgement = evaluate_candidate(
+        region, candidate(region.program), ranking, EvaluationConfig(Settings(), Contract(), CUDA)
+    )
     names = {check.name for check in judgement.verdict.checks}
     assert {"timed_output", "wall_slope", "sync_ratio", "roofline", "unstable"} <= names
     assert judgement.verdict.passed, judgement.verdict.failure

@@ -15,7 +15,7 @@ from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, with_
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.program import Alloc, Call, Launch, LaunchArg, Program, TensorSpec
-from torch_cudal1.ir.records import Check, Region
+from torch_cudal1.ir.records import CheckResult, Region
 from torch_cudal1.judge.checks.static.contract import contract, is_allowed, source_contract
 from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -50,13 +50,13 @@ def launched(
     )  # type: ignore[arg-type]
 
 
-def only(checks: list[Check]) -> Check:
+def only(checks: list[CheckResult]) -> CheckResult:
     """The check of the plan or text itself; `cubin_scan` or `triage` may follow."""
     assert checks[0].name == "contract"
     return checks[0]
 
 
-def asked(program: Program, region: Region) -> Check:
+def asked(program: Program, region: Region) -> CheckResult:
     return only(contract(region, candidate(program)))
 
 

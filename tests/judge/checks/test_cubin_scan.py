@@ -15,7 +15,7 @@ import torch
 
 from torch_cudal1.device.cuda.cubin import Cubin, inspect_cubin
 from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan, impurities
 
 NVCC = shutil.which("nvcc")
@@ -121,7 +121,7 @@ def plan(code: bytes, symbol: str = "honest", **change: object) -> Program:
     )  # type: ignore[arg-type]
 
 
-def only(checks: list[Check]) -> Check:
+def only(checks: list[CheckResult]) -> CheckResult:
     (check,) = checks
     assert check.name == "cubin_scan"
     return check

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.concurrent import capture, reentrancy, stream_order
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.tf32 import rights
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.concurrent import CAPTURE, REENTRANCY, STREAM_ORDER
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.tf32 import RIGHTS
 from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,23 +79,39 @@ r = self.plain(x)
 torch.backends.cuda.matmul.allow_tf32 = before
 return r
 """
-ROWS: dict[str, tuple[str, Detector, str | None]] = {
-    "work on a stream that nobody joins": (OTHER_STREAM, stream_order, "stream_order"),
-    "work on a stream that is joined": (JOINED_STREAM, stream_order, None),
-    "a result that a graph freezes": (CONSTANT_INSIDE_A_GRAPH, capture, "capture"),
-    "the host reads a number": (HOST_BRANCH, capture, "capture"),
-    "captured as eager is": ("return self.plain(x)", capture, None),
-    "scratch shared by instances": (SHARED, reentrancy, "reentrancy"),
-    "threads beside each other": ("return self.plain(x)", reentrancy, None),
-    "TF32 where only convolutions may": (TF32_PRODUCT, rights, "rights"),
-    "each class within its rights": ("return self.plain(x)", rights, None),
+ROWS: dict[str, tuple[str, CheckSpec, str | None]] = {
+    "work on a stream that nobody joins": (OTHER_STREAM, STREAM_ORDER, "stream_order"),
+    "work on a stream that is joined": (JOINED_STREAM, STREAM_ORDER, None),
+    "a result that a graph freezes": (CONSTANT_INSIDE_A_GRAPH, CAPTURE, "capture"),
+    "the host reads a number": (HOST_BRANCH, CAPTURE, "capture"),
+    "captured as eager is": ("return self.plain(x)", CAPTURE, None),
+    "scratch shared by instances": (SHARED, REENTRANCY, "reentrancy"),
+    "threads beside each other": ("return self.plain(x)", REENTRANCY, None),
+    "TF32 where only convolutions may": (TF32_PRODUCT, RIGHTS, "rights"),
+    "each class within its rights": ("return self.plain(x)", RIGHTS, None),
 }
+
+
+def _draw_sets(trial: Trial) -> list[CheckResult]:
+    """Input sets without a question."""
+    return [
+        CheckResult(
+            "sets",
+            len({trial.draw("normal").name, trial.draw("shifted").name}) == 2,
+            detail="drawn",
+        )
+    ]
+
+
+SETS = CheckSpec(name="sets", run=_draw_sets, asks="nothing")
+
+
 TERMS = Contract(rights=("conv",))
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[Child]:
-    with Child(limits_for(Settings(), torch.device("cuda", 0)), TERMS) as child:
+    with Child(make_limits(Settings(), torch.device("cuda", 0)), TERMS) as child:
         yield child
 
 
@@ -104,7 +120,7 @@ def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name:
     body, detector, expected = ROWS[name]
     device = torch.device("cuda", 0)
     subject, examples = read_reference(oracle, REFERENCE, device)
-    with Child(limits_for(Settings(), device), TERMS) as child:
+    with Child(make_limits(Settings(), device), TERMS) as child:
         trial = Trial(
             subject,
             SourceCandidate(source(body)),
@@ -116,17 +132,6 @@ def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name:
         )
         trial.profile = replace(trial.profile, distributions=(), seeds=1)
         trial.load("candidate", trial.candidate)
-        asked = (_sets, detector) if detector is rights else (numerics, detector)
-        refused = [check for check in validate(trial, detectors=asked).checks if not check.passed]
+        asked = (SETS, detector) if detector is RIGHTS else (NUMERICS, detector)
+        refused = [check for check in validate(trial, checks=asked).checks if not check.passed]
     assert (refused[0].name if refused else None) == expected, refused
-
-
-def _sets(trial: Trial) -> list[Check]:
-    """Input sets without a question."""
-    return [
-        Check(
-            "sets",
-            len({trial.draw("normal").name, trial.draw("shifted").name}) == 2,
-            detail="drawn",
-        )
-    ]

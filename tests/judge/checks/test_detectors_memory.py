@@ -19,20 +19,22 @@ from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Verdict
-from torch_cudal1.judge.checks import Detector, redzone_reads
-from torch_cudal1.judge.checks.fresh_outputs import fresh_output
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.process import isolation, resource
-from torch_cudal1.judge.checks.redzone_reads import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks import dead_launches
+from torch_cudal1.judge.checks.dead_launches import GHOST
+from torch_cudal1.judge.checks.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE
+from torch_cudal1.judge.checks.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.checks.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.compare import same_bits
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
-from torch_cudal1.judge.sandbox.tripwires import Canaries
+from torch_cudal1.judge.sandbox.child import Child, make_limits
+from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors, refuse_lazy
-from torch_cudal1.judge.worker.redzones import BAND_BYTES, SOLID, Bands, expected
 
 CPU = torch.device("cpu")
 LATE = """
@@ -64,7 +66,7 @@ BESIDE = (
 
 # what the source does, which detectors are asked, which must refuse (None: it passes), a word of
 # the reason
-SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]] = {
+SOURCES: dict[str, tuple[dict[str, str], tuple[CheckSpec, ...], str | None, str]] = {
     "a subclass": (
         {"top": LAZY, "result": "torch.relu(self.linear(x)).as_subclass(Later)"},
         (),
@@ -91,7 +93,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
     ),
     "a view of one's own result": (
         {"result": "torch.relu(self.linear(x)).unsqueeze(0).squeeze(0)"},
-        (fresh_output,),
+        (FRESH_OUTPUT,),
         None,
         "",
     ),
@@ -102,7 +104,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "found = out[-1].view(torch.uint8)\nif not (found == found[0]).all() or found[0] == 0:\n    out[-1] = full[-1]",
             "result": "out",
         },
-        (poison,),
+        (POISON,),
         "poison",
         "nothing wrote them",
     ),
@@ -112,19 +114,19 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "before": "stale = torch.empty(32, 64)\nif not stale.isnan().all():\n    stale.zero_()",
             "result": "stale.mul_(0).add_(torch.relu(self.linear(x)))",
         },
-        (poison,),
+        (POISON,),
         "poison",
         "NaN",
     ),
     "empty, then fully written": (
         {"result": "torch.empty(32, 64).copy_(torch.relu(self.linear(x)))"},
-        (poison,),
+        (POISON,),
         None,
         "",
     ),
     "an accumulator set to zero": (
         {"result": "torch.empty(32, 64).zero_().add_(torch.relu(self.linear(x)))"},
-        (poison,),
+        (POISON,),
         None,
         "",
     ),
@@ -133,7 +135,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "before": BESIDE,
             "result": "torch.relu(self.linear(x)) + 0.0 * (0.0 if abs(beyond) < 1e30 else beyond)",
         },
-        (guard_band,),
+        (GUARD_BAND,),
         "guard_band",
         "beside the inputs",
     ),
@@ -141,7 +143,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         {
             "before": "import ctypes\nif x.untyped_storage().nbytes() > 4 * x.numel():\n    ctypes.memset(x.data_ptr() - 4, 7, 4)"
         },
-        (guard_band,),
+        (GUARD_BAND,),
         "guard_band",
         "beside input",
     ),
@@ -150,19 +152,19 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "before": "import ctypes\nif x.untyped_storage().nbytes() > 4 * x.numel():\n"
             "    ctypes.memset(x.data_ptr() + 4 * x.numel() + 60000, 7, 4)"
         },
-        (guard_band,),
+        (GUARD_BAND,),
         "guard_band",
         "beside input",
     ),
     "a read behind the end that nothing shows": (
         {"before": "import ctypes\nctypes.string_at(x.data_ptr() + 4 * x.numel(), 4)"},
-        (guard_band, guard_page),
+        (GUARD_BAND, GUARD_PAGE),
         "guard_page",
         "SIGSEGV",
     ),
     "a read before the start that nothing shows": (
         {"before": "import ctypes\nctypes.string_at(x.data_ptr() - 4, 4)"},
-        (guard_band, guard_page),
+        (GUARD_BAND, GUARD_PAGE),
         "guard_page",
         "SIGSEGV",
     ),
@@ -175,13 +177,13 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "edge = all(LIBC.write(INTO, ctypes.c_void_p(side), 1) < 0 for side in sides)",
             "result": "torch.relu(self.linear(x)) + float(edge)",
         },
-        (guard_page,),
+        (GUARD_PAGE,),
         "guard_page",
         "is wrong",
     ),
     "a raw read of all of its input": (
         {"before": "import ctypes\nctypes.string_at(x.data_ptr(), 4 * x.numel())"},
-        (guard_page, guard_band),
+        (GUARD_PAGE, GUARD_BAND),
         None,
         "",
     ),
@@ -191,7 +193,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "ctypes.memmove(out.data_ptr(), copy.data_ptr(), 64)",
             "result": "out",
         },
-        (guard_band, poison),
+        (GUARD_BAND, POISON),
         None,
         "",
     ),
@@ -202,7 +204,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "if len(CALLS) > 3:\n    threading.Thread(target=later, args=(out, out.clone() + 1)).start()",
             "result": "out",
         },
-        (resource,),
+        (RESOURCE,),
         "resource",
         "ms after the call",
     ),
@@ -211,7 +213,7 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
             "top": "import threading\nSTOP = threading.Event()\n",
             "before": "threading.Thread(target=STOP.wait, daemon=True).start()",
         },
-        (resource,),
+        (RESOURCE,),
         "resource",
         "threads grow",
     ),
@@ -219,43 +221,43 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         {
             "top": "import threading\nSTOP = threading.Event()\nthreading.Thread(target=STOP.wait, daemon=True).start()\n"
         },
-        (resource,),
+        (RESOURCE,),
         "resource",
         "thread of its own",
     ),
     "memory each call": (
         {"top": "KEPT = []\n", "before": "KEPT.append(torch.ones(1 << 18))"},
-        (resource,),
+        (RESOURCE,),
         "resource",
         "bytes grow",
     ),
     "memory that is never touched": (
         {"top": "KEPT = []\n", "before": "KEPT.append(torch.empty(1 << 20))"},
-        (resource,),
+        (RESOURCE,),
         "resource",
         "data bytes grow",
     ),
     "a descriptor each call": (
         {"top": "import os\n", "before": "os.open('/dev/null', os.O_RDONLY)"},
-        (resource,),
+        (RESOURCE,),
         "resource",
         "descriptors grow",
     ),
     "a file each call": (
         {"top": "import tempfile\n", "before": "tempfile.NamedTemporaryFile(delete=False).close()"},
-        (resource,),
+        (RESOURCE,),
         "resource",
         "files grow",
     ),
     "scratch that is freed": (
         {"before": "scratch = torch.ones(1 << 21)"},
-        (resource, isolation),
+        (RESOURCE, ISOLATION),
         None,
         "",
     ),
     "the first parallel call": (
         {"init": "self.__dict__['large'] = torch.ones(1 << 16)", "before": "self.large * 2"},
-        (resource, isolation),
+        (RESOURCE, ISOLATION),
         None,
         "",
     ),
@@ -271,7 +273,7 @@ def bench() -> Iterator[SourceBench]:
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source(bench: SourceBench, name: str) -> None:
     parts, detectors, refused, word = SOURCES[name]
-    check = bench.last(source(**parts), numerics, *detectors)
+    check = bench.last(source(**parts), NUMERICS, *detectors)
     assert check.passed == (refused is None), check
     if refused:
         assert check.name == refused, check
@@ -284,7 +286,7 @@ Judge = Callable[..., Verdict]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
@@ -293,15 +295,15 @@ def test_the_reference_program_passes_every_one_of_these(child: Child) -> None:
     trial.load("candidate", candidate(REGION.program))
     verdict = validate(
         trial,
-        detectors=(
-            numerics,
-            fresh_output,
-            poison,
-            guard_band,
-            guard_page,
-            ghost,
-            resource,
-            isolation,
+        checks=(
+            NUMERICS,
+            FRESH_OUTPUT,
+            POISON,
+            GUARD_BAND,
+            GUARD_PAGE,
+            GHOST,
+            RESOURCE,
+            ISOLATION,
         ),
     )
     assert verdict.passed, verdict.failure
@@ -332,7 +334,7 @@ def test_a_program_that_reads_what_nobody_wrote_is_refused(child: Child) -> None
     trial.load("candidate", candidate(program))
     trial.draw("normal")
     trial.draw("shifted")
-    failure = validate(trial, detectors=(poison,)).failure
+    failure = validate(trial, checks=(POISON,)).failure
     assert failure is not None
     assert failure.name == "poison"
 
@@ -386,25 +388,9 @@ def test_an_output_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
         raw_tensors([short], tmp_path / "outputs")
 
 
-@pytest.mark.parametrize("seed", [5, 123_456, SOLID])
-def test_bands_tell_each_change_and_leave_the_tensor_alone(seed: int) -> None:
-    tensor = torch.randn(6, 5).t()[1:]
-    found = Bands.around(tensor, seed)
-    assert same_bits(found.tensor, tensor)
-    assert found.tensor.stride() == tensor.stride()
-    assert found.digest() == expected(seed)
-    found.tensor.fill_(1.0)
-    assert found.digest() == expected(seed)
-    for place in (0, found.left - 1, found.buffer.numel() - BAND_BYTES, found.buffer.numel() - 1):
-        found.buffer[place] ^= 1
-        assert found.digest() != expected(seed)
-        found.buffer[place] ^= 1
-    assert found.digest() == expected(seed)
-
-
 @pytest.mark.parametrize("act", ["write", "delete", "connect", "nothing"])
 def test_canaries_tell_that_they_were_touched(act: str) -> None:
-    canaries = Canaries()
+    canaries = Tripwires()
     try:
         assert canaries.path is not None
         assert canaries.port is not None
@@ -445,18 +431,19 @@ def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_w
     def variants(trial: object, sample: object) -> Iterator[int]:
         yield from (1, 2)
 
-    monkeypatch.setattr(redzone_reads, "_without", without)
-    monkeypatch.setattr(redzone_reads, "with_an_infinity", variants)
-    monkeypatch.setattr(redzone_reads, "_count_launches", lambda program: 2)
-    told = SimpleNamespace(reference=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
-    monkeypatch.setattr(redzone_reads, "first_two", lambda trial: (told, None))
+    monkeypatch.setattr(dead_launches, "_run_without", without)
+    monkeypatch.setattr(dead_launches, "with_an_infinity", variants)
+    monkeypatch.setattr(dead_launches, "count_launches", lambda program: 2)
+    told = SimpleNamespace(expected=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
     trial: Any = SimpleNamespace(
-        candidate=candidate(linear_relu()), contract=Contract(assume_finite=finite)
+        candidate=candidate(linear_relu()),
+        contract=Contract(assume_finite=finite),
+        first_two=(told, None),
     )
-    (check,) = ghost(trial)
+    (check,) = GHOST.run(trial)
     assert check.passed is passes, check
     assert len(set(fills)) == len(fills) > 1
-    told.reference.outputs = [torch.zeros(3), None]
-    (check,) = ghost(trial)
+    told.expected.outputs = [torch.zeros(3), None]
+    (check,) = GHOST.run(trial)
     assert check.passed
     assert "one number" in check.detail

@@ -14,22 +14,24 @@ import torch
 from tests.judge.programs import V, candidate, linear_relu, op, spec, subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
-from torch_cudal1.ir.records import Check, Contract, Region
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.history import call_history, repeat
-from torch_cudal1.judge.checks.layouts import dtypes, layouts, shapes
-from torch_cudal1.judge.checks.modes import grad, mode, state_dict
-from torch_cudal1.judge.checks.negative_controls import impostor
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.parameters import perturb, scalars, update_path
-from torch_cudal1.judge.checks.profiles import ALL_DISTRIBUTIONS, PROFILES, ProfileName, profile_for
-from torch_cudal1.judge.checks.special_values import special
-from torch_cudal1.judge.checks.tf32 import exact_for_class, rights
-from torch_cudal1.judge.checks.validate import PROTOCOL, detectors_of, validate
-from torch_cudal1.judge.reference.compare import compare, proven_ties
+from torch_cudal1.ir.records import CheckResult, Contract, Region
+from torch_cudal1.judge.checks.gradients import GRAD
+from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
+from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
+from torch_cudal1.judge.checks.modes import MODE, STATE_DICT
+from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.parameters import PERTURB, SCALARS, UPDATE_PATH
+from torch_cudal1.judge.checks.registry import PROTOCOL, select_checks
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.special_values import SPECIAL
+from torch_cudal1.judge.checks.tf32 import RIGHTS, make_exact_for_class
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.profiles import ALL_DISTRIBUTIONS, PROFILES, ProfileName, profile_for
+from torch_cudal1.judge.reference.compare import compare, compare_tied_indices
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS, make_inputs
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -55,32 +57,32 @@ CENTRED = Region(  # relu(x + b - mean(x + b)): a bias of one number cannot be s
 LARGEST = Region(
     Program((spec(16, 64),), (op("aten.argmax.default", V(0), 1, out=1),), (1,)), ("input",)
 )
-Judge = Callable[..., list[Check]]
+Judge = Callable[..., list[CheckResult]]
 
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
 @pytest.fixture
 def judged(child: Child) -> Judge:
     def run(
-        region: Region, program: Program, profile: ProfileName, *detectors: Detector
-    ) -> list[Check]:
+        region: Region, program: Program, profile: ProfileName, *detectors: CheckSpec
+    ) -> list[CheckResult]:
         trial = Trial(
             subject(region), candidate(program), Contract(), CPU, child, profile=PROFILES[profile]
         )
         trial.load("candidate", candidate(program))
-        checks = list(validate(trial, detectors=(numerics, *detectors)).checks)
+        checks = list(validate(trial, checks=(NUMERICS, *detectors)).checks)
         trial.drop(*list(trial.samples.values()))
         return checks
 
     return run
 
 
-def last(checks: list[Check]) -> Check:
+def last(checks: list[CheckResult]) -> CheckResult:
     return checks[-1]
 
 
@@ -119,16 +121,16 @@ def unsigned_zeros() -> Program:
 def test_values_that_fast_arithmetic_gets_wrong_are_asked(
     judged: Judge, region: Region, attack: Callable[[], Program], detector: str, word: str
 ) -> None:
-    check = last(judged(region, attack(), "standard", special))
+    check = last(judged(region, attack(), "standard", SPECIAL))
     assert (check.passed, check.name) == (False, detector)
     assert word in check.detail
-    assert last(judged(region, region.program, "standard", special)).passed
+    assert last(judged(region, region.program, "standard", SPECIAL)).passed
 
 
 def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(judged: Judge) -> None:
     """Some draws of inputs show even that parameter, by rounding alone."""
     for _ in range(4):
-        check = last(judged(CENTRED, CENTRED.program, "standard", impostor))
+        check = last(judged(CENTRED, CENTRED.program, "standard", IMPOSTOR))
         assert check.passed
         assert "parameter 1 zeroed" in check.detail
         assert check.limit == 19
@@ -136,7 +138,7 @@ def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(judged: Judge) -> 
             break
     assert "unobservable: parameter 1 zeroed" in check.detail
     assert check.value == 18
-    everything = last(judged(REGION, REGION.program, "standard", impostor))
+    everything = last(judged(REGION, REGION.program, "standard", IMPOSTOR))
     assert everything.value == everything.limit
 
 
@@ -145,9 +147,9 @@ def test_a_parameter_that_does_not_matter_is_recorded_and_one_that_does_must_mov
 ) -> None:
     assert (
         "unobservable: parameter 1"
-        in last(judged(CENTRED, CENTRED.program, "fast", perturb)).detail
+        in last(judged(CENTRED, CENTRED.program, "fast", PERTURB)).detail
     )
-    moved = last(judged(REGION, REGION.program, "fast", perturb))
+    moved = last(judged(REGION, REGION.program, "fast", PERTURB))
     assert moved.passed
     assert "2 of 2" in moved.detail
     assert moved.value is not None
@@ -156,19 +158,19 @@ def test_a_parameter_that_does_not_matter_is_recorded_and_one_that_does_must_mov
 def test_a_change_that_rounding_hides_is_found_where_the_bias_dominates(judged: Judge) -> None:
     """In bfloat16 a bias is lost among inputs of size 1e4, not among small ones."""
     region = linear_relu(torch.bfloat16)
-    assert "unobservable" not in last(judged(region, region.program, "fast", perturb)).detail
+    assert "unobservable" not in last(judged(region, region.program, "fast", PERTURB)).detail
 
 
 def test_other_parameters_at_the_same_and_at_other_addresses_are_read(judged: Judge) -> None:
-    check = last(judged(REGION, REGION.program, "fast", update_path))
+    check = last(judged(REGION, REGION.program, "fast", UPDATE_PATH))
     assert check.passed
     assert "same addresses" in check.detail
 
 
 @pytest.mark.parametrize(
-    "detector", [shapes, layouts, dtypes, scalars, grad, mode, state_dict, rights]
+    "detector", [SHAPES, LAYOUTS, DTYPES, SCALARS, GRAD, MODE, STATE_DICT, RIGHTS]
 )
-def test_what_a_program_cannot_do_is_said(judged: Judge, detector: Detector) -> None:
+def test_what_a_program_cannot_do_is_said(judged: Judge, detector: CheckSpec) -> None:
     check = last(judged(REGION, REGION.program, "standard", detector))
     assert check.passed
     assert check.detail.startswith("not applicable: ")
@@ -177,9 +179,11 @@ def test_what_a_program_cannot_do_is_said(judged: Judge, detector: Detector) -> 
 def test_indices_may_differ_only_between_equal_values(judged: Judge) -> None:
     values = torch.tensor([[1.0, 3.0, 3.0 + 1e-12, 2.0]], dtype=torch.float64)
     first, second, third = (torch.tensor([index]) for index in (1, 2, 3))
-    assert proven_ties(first, second, values, 1).passed
-    assert not proven_ties(third, second, values, 1).passed
-    assert not proven_ties(torch.tensor([[1, 1]]), torch.tensor([[2, 1]]), values, 1).passed
+    assert compare_tied_indices(first, second, values, 1).passed
+    assert not compare_tied_indices(third, second, values, 1).passed
+    assert not compare_tied_indices(
+        torch.tensor([[1, 1]]), torch.tensor([[2, 1]]), values, 1
+    ).passed
     smallest = replace(LARGEST.program, steps=(op("aten.argmin.default", V(0), 1, out=1),))
     assert not last(judged(LARGEST, smallest, "fast")).passed
     assert last(judged(LARGEST, LARGEST.program, "fast")).passed
@@ -197,7 +201,7 @@ def test_sums_of_small_integers_must_be_exact(judged: Judge, child: Child) -> No
         trial = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
         trial.profile = replace(PROFILES["strict"], distributions=("integers", "shifted"), seeds=1)
         trial.load("candidate", candidate(program))
-        assert numerics(trial)[-1].passed is passed
+        assert NUMERICS.run(trial)[-1].passed is passed
         trial.drop(*list(trial.samples.values()))
 
 
@@ -247,7 +251,7 @@ def test_one_class_of_operators_is_made_exact_and_the_other_left() -> None:
         CPU,
         None,
     )  # type: ignore[arg-type]
-    plain, kernel, matrix = exact_for_class(trial, "conv")
+    plain, kernel, matrix = make_exact_for_class(trial, "conv")
     assert plain is not None
     assert kernel is not None
     assert matrix is not None
@@ -256,10 +260,10 @@ def test_one_class_of_operators_is_made_exact_and_the_other_left() -> None:
 
 
 def test_profiles_grow_and_ask_in_the_same_order() -> None:
-    asked = [detectors_of(PROFILES[name]) for name in ("fast", "standard", "strict")]
+    asked = [select_checks(PROFILES[name]) for name in ("fast", "standard", "strict")]
     for less, more in pairwise(asked):
         assert [detector for detector in more if detector in less] == list(less)
-    assert asked[-1] == tuple(step.detector for step in PROTOCOL)
+    assert asked[-1] == PROTOCOL
     assert set(ALL_DISTRIBUTIONS) == set(DISTRIBUTIONS)
     assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == [
         "fast",
@@ -350,17 +354,17 @@ def test_tf32_where_eager_leaves_that_right_unused_passes_every_detector_of_valu
     )
     trial.load("candidate", trial.candidate)
     asked = (
-        numerics,
-        impostor,
-        perturb,
-        update_path,
-        shapes,
-        layouts,
-        special,
-        call_history,
-        repeat,
+        NUMERICS,
+        IMPOSTOR,
+        PERTURB,
+        UPDATE_PATH,
+        SHAPES,
+        LAYOUTS,
+        SPECIAL,
+        CALL_HISTORY,
+        REPEAT,
     )
-    checks = list(validate(trial, detectors=asked).checks)
+    checks = list(validate(trial, checks=asked).checks)
     trial.drop(*list(trial.samples.values()))
     assert last(checks).passed is passes, last(checks)
     assert any("makes no use" in check.detail for check in checks) is passes

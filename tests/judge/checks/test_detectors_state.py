@@ -10,29 +10,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
+from tests.adversarial.fork_server import forked_children
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.concurrent import capture, reentrancy, stream_order
-from torch_cudal1.judge.checks.history import call_history, repeat
-from torch_cudal1.judge.checks.layouts import dtypes, layouts, shapes
-from torch_cudal1.judge.checks.loss_curve import loss_curve
-from torch_cudal1.judge.checks.modes import grad, mode, state_dict, train_mode
-from torch_cudal1.judge.checks.negative_controls import impostor
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.parameters import perturb, scalars, update_path
-from torch_cudal1.judge.checks.profiles import PROFILES, ProfileName
-from torch_cudal1.judge.checks.special_values import special
-from torch_cudal1.judge.checks.tf32 import rights
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.concurrent import CAPTURE, REENTRANCY, STREAM_ORDER
+from torch_cudal1.judge.checks.gradients import GRAD
+from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
+from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
+from torch_cudal1.judge.checks.loss_curve import LOSS_CURVE
+from torch_cudal1.judge.checks.modes import MODE, STATE_DICT, TRAIN_MODE
+from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.parameters import PERTURB, SCALARS, UPDATE_PATH
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.special_values import SPECIAL
+from torch_cudal1.judge.checks.tf32 import RIGHTS
 from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.profiles import PROFILES, ProfileName
 from torch_cudal1.judge.reference.source_reference import (
-    PairSubject,
     SourceCandidate,
+    SourceReference,
     read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
 CPU = torch.device("cpu")
 FORWARD = "functional.dropout(functional.leaky_relu(self.norm(self.linear(x + y)), self.slope), 0.5, self.training)"
@@ -81,7 +82,7 @@ WEIGHT = "functional.leaky_relu(self.norm(functional.linear(x + y, self.w, self.
 SHARED = "BOX['x'] = x + y\nfor _ in range(200): torch.relu(x)"
 
 SAME = "Same.apply(self.plain(x, y))"
-FAST_ONES = (state_dict, perturb, scalars, update_path, shapes, layouts, call_history, repeat, grad)
+FAST_ONES = (STATE_DICT, PERTURB, SCALARS, UPDATE_PATH, SHAPES, LAYOUTS, CALL_HISTORY, REPEAT, GRAD)
 SINGLE = """
 class Same(torch.autograd.Function):
     @staticmethod
@@ -106,16 +107,16 @@ if self.last is None or self.last[0].shape != x.shape or not torch.allclose(self
 """
 NINTH = "self.calls += 1\nself.kept = self.plain(x, y) if self.calls < 9 or self.kept.shape != x.shape else self.kept"
 
-# name: what the source does; the profile; the detectors asked after `numerics`; which one refuses
+# name: what the source does; the profile; the checks asked after `numerics`; which one refuses
 # (None: it passes)
-Row = tuple[dict[str, str], ProfileName, tuple[Detector, ...], str | None]
+Row = tuple[dict[str, str], ProfileName, tuple[CheckSpec, ...], str | None]
 ROWS: dict[str, Row] = {
     # history
     "honest beside them all": ({}, "fast", FAST_ONES, None),
     "a result by address": (
         {"init": STORE, "before": "key = x.data_ptr(), y.data_ptr(), x.shape", "result": KEPT},
         "fast",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "a result by its first sixteen values": (
@@ -125,7 +126,7 @@ ROWS: dict[str, Row] = {
             "result": KEPT,
         },
         "fast",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "a result by rough equality": (
@@ -135,7 +136,7 @@ ROWS: dict[str, Row] = {
             "result": "self.last[1].clone()",
         },
         "standard",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "everything after the eighth call is old": (
@@ -145,7 +146,7 @@ ROWS: dict[str, Row] = {
             "result": "self.kept.clone()",
         },
         "fast",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "the sign of the first inputs decides": (
@@ -155,7 +156,7 @@ ROWS: dict[str, Row] = {
             "result": "self.plain(x, y) * (1.0 if self.positive == bool(x.sum() > 0) else 1.001)",
         },
         "fast",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "the caller's copy is the cache": (
@@ -165,19 +166,19 @@ ROWS: dict[str, Row] = {
             "result": "self.kept[1]",
         },
         "fast",
-        (call_history,),
+        (CALL_HISTORY,),
         "call_history",
     ),
     "counts its calls, harmlessly": (
         {"init": "self.calls = 0", "before": "self.calls += 1"},
         "standard",
-        (call_history,),
+        (CALL_HISTORY,),
         None,
     ),
     "noise": (
         {"result": "self.plain(x, y) * (1 + 3e-7 * torch.rand(1))"},
         "fast",
-        (repeat,),
+        (REPEAT,),
         "repeat",
     ),
     # parameters
@@ -188,13 +189,13 @@ ROWS: dict[str, Row] = {
             )
         },
         "fast",
-        (perturb,),
+        (PERTURB,),
         "perturb",
     ),
     "the slope of the example": (
         {"forward": FORWARD.replace("self.slope", "0.2")},
         "fast",
-        (scalars,),
+        (SCALARS,),
         "perturb",
     ),
     "a weight frozen at the first call": (
@@ -204,7 +205,7 @@ ROWS: dict[str, Row] = {
             "result": WEIGHT,
         },
         "fast",
-        (update_path,),
+        (UPDATE_PATH,),
         "update_path",
     ),
     "a weight cached by address and version": (
@@ -215,7 +216,7 @@ ROWS: dict[str, Row] = {
             "result": WEIGHT,
         },
         "fast",
-        (update_path,),
+        (UPDATE_PATH,),
         "update_path",
     ),
     "a weight used through a view made once": (
@@ -225,20 +226,20 @@ ROWS: dict[str, Row] = {
             "result": WEIGHT,
         },
         "standard",
-        (update_path,),
+        (UPDATE_PATH,),
         "update_path",
     ),
     "a weight recomputed at each call": (
         {"before": "self.w = self.linear.weight * 1.0", "result": WEIGHT},
         "standard",
-        (update_path,),
+        (UPDATE_PATH,),
         None,
     ),
     # forms
     "one batch only": (
         {"result": "self.plain(x, y) if len(x) == 8 else 0 * x"},
         "fast",
-        (shapes,),
+        (SHAPES,),
         "shapes",
     ),
     "a tail is left out": (
@@ -247,79 +248,79 @@ ROWS: dict[str, Row] = {
             "result": "r",
         },
         "fast",
-        (shapes,),
+        (SHAPES,),
         "shapes",
     ),
     "it raises for one row": (
         {"before": "if len(x) == 1: raise ValueError('too few rows')"},
         "fast",
-        (shapes,),
+        (SHAPES,),
         "shapes",
     ),
     "strides are ignored": (
         {"result": "self.plain(x.as_strided(x.shape, (x.shape[1], 1)), y)"},
         "fast",
-        (layouts,),
+        (LAYOUTS,),
         "layouts",
     ),
     "the storage's start is read": (
         {"result": "self.plain(torch.as_strided(x, x.shape, x.stride(), 0), y)"},
         "standard",
-        (layouts,),
+        (LAYOUTS,),
         "layouts",
     ),
     "arguments by identity": (
         {"result": "self.plain(x, y) if x is not y else self.plain(x, 0 * y)"},
         "standard",
-        (layouts,),
+        (LAYOUTS,),
         "layouts",
     ),
     "a table that stays in float32": (
         {"init": "self.half = torch.full((1,), 1.0)", "result": "self.plain(x, y) * self.half"},
         "standard",
-        (dtypes,),
+        (DTYPES,),
         "dtypes",
     ),
     "any form at standard": (
         {"before": "x = x.contiguous()"},
         "standard",
-        (shapes, layouts, dtypes),
+        (SHAPES, LAYOUTS, DTYPES),
         None,
     ),
     # special values
     "NaN becomes zero": (
         {"result": "torch.nan_to_num(self.plain(x, y), 0.0)"},
         "fast",
-        (special,),
+        (SPECIAL,),
         "special",
     ),
     "infinity is clipped": (
         {"result": "self.plain(x, y).clamp_min(-3e38)"},
         "standard",
-        (special,),
+        (SPECIAL,),
         "special",
     ),
     "denormals are flushed": (
         {"before": "x, y = (torch.where(t.abs() < 1e-38, 0 * t, t) for t in (x, y))"},
         "standard",
-        (special,),
+        (SPECIAL,),
         None,  # the bias and the running mean carry the result
     ),
-    "special values as in eager": ({}, "standard", (special, rights, impostor), None),
+    "special values as in eager": ({}, "standard", (SPECIAL, RIGHTS, IMPOSTOR), None),
     # modes
     "an extra buffer": (
         {"init": "self.register_buffer('extra', torch.zeros(1))"},
         "fast",
-        (state_dict,),
+        (STATE_DICT,),
         "run",
     ),
     "a buffer that comes late": (
         {"before": "if not hasattr(self, 'late'): self.register_buffer('late', torch.zeros(1))"},
         "standard",
-        (mode,),
+        (MODE,),
         "mode",
     ),
-    "it cannot be copied": ({"init": "self.lock = threading.Lock()"}, "standard", (mode,), "mode"),
+    "it cannot be copied": ({"init": "self.lock = threading.Lock()"}, "standard", (MODE,), "mode"),
     "the statistics of eval always": (
         {
             "forward": FORWARD.replace("self.norm(", "functional.batch_norm(").replace(
@@ -328,7 +329,7 @@ ROWS: dict[str, Row] = {
             )
         },
         "fast",
-        (train_mode,),
+        (TRAIN_MODE,),
         "mode",
     ),
     "the statistics of the first step only": (
@@ -336,34 +337,34 @@ ROWS: dict[str, Row] = {
             "before": "if self.training and int(self.norm.num_batches_tracked) > 0: self.norm.momentum = 0.0"
         },
         "fast",
-        (train_mode,),
+        (TRAIN_MODE,),
         "mode",
     ),
-    "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "fast", (train_mode,), "mode"),
+    "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "fast", (TRAIN_MODE,), "mode"),
     "autocast switched off": (
         {"result": "torch.autocast('cpu', enabled=False)(self.plain)(x, y)"},
         "standard",
-        (mode,),
+        (MODE,),
         "mode",
     ),
     "all modes": (
         {"before": "self.calls = getattr(self, 'calls', 0) + 1"},
         "standard",
-        (state_dict, train_mode, mode),
+        (STATE_DICT, TRAIN_MODE, MODE),
         None,
     ),
     # gradients
-    "detached": ({"result": "self.plain(x, y).detach()"}, "fast", (grad,), "grad"),
+    "detached": ({"result": "self.plain(x, y).detach()"}, "fast", (GRAD,), "grad"),
     "half a gradient": (
         {"result": "0.5 * self.plain(x, y) + 0.5 * self.plain(x, y).detach()"},
         "fast",
-        (grad,),
+        (GRAD,),
         "grad",
     ),
     "a parameter without a gradient": (
         {"before": "self.linear.bias.requires_grad_(False)"},
         "fast",
-        (grad,),
+        (GRAD,),
         "grad",
     ),
     "a graph kept alive": (
@@ -373,7 +374,7 @@ ROWS: dict[str, Row] = {
             "result": "functional.leaky_relu(self.norm(functional.linear(x + y, w, self.linear.bias)), self.slope)",
         },
         "fast",
-        (grad,),
+        (GRAD,),
         "grad",
     ),
     "a backward that trusts its strides": (
@@ -384,7 +385,7 @@ ROWS: dict[str, Row] = {
             "result": SAME,
         },
         "standard",
-        (grad,),
+        (GRAD,),
         "grad",
     ),
     "a backward that refuses to be differentiated": (
@@ -395,74 +396,48 @@ ROWS: dict[str, Row] = {
             "result": SAME,
         },
         "standard",
-        (grad,),
+        (GRAD,),
         None,
     ),
     # training
     "a backward that gives up after thirty calls": (
         {"top": TIRED, "result": "Tired.apply(self.plain(x, y))"},
         "strict",
-        (loss_curve,),
+        (LOSS_CURVE,),
         "grad",
     ),
     "a gradient two percent too small": (
         {"top": SINGLE.format(once="", backward="0.98 * g"), "result": SAME},
         "strict",
-        (loss_curve,),
+        (LOSS_CURVE,),
         "grad",
     ),
     "a backward of its own that holds on": (
         {"top": SINGLE.format(once="", backward="g * 1"), "result": SAME},
         "strict",
-        (loss_curve,),
+        (LOSS_CURVE,),
         None,
     ),
     # concurrency
     "scratch shared by all calls": (
         {"top": "BOX = {}", "before": SHARED, "result": "self.plain(BOX['x'], 0 * y)"},
         "standard",
-        (reentrancy,),
+        (REENTRANCY,),
         "reentrancy",
     ),
     "scratch of its own": (
         {"before": "z = x + y"},
         "standard",
-        (reentrancy, stream_order, capture),
+        (REENTRANCY, STREAM_ORDER, CAPTURE),
         None,
     ),
 }
 
 
-@pytest.fixture(scope="module")
-def reference() -> Iterator[tuple[PairSubject, list[torch.Tensor]]]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as oracle:
-        yield read_reference(oracle, REFERENCE, CPU)
-
-
-QUICK = PROFILES | {"strict": replace(PROFILES["strict"], descent=50)}
-Judge = Callable[[str, ProfileName, tuple[Detector, ...]], list[Check]]
-
-
-@pytest.fixture
-def judged(reference: tuple[PairSubject, list[torch.Tensor]]) -> Judge:
-    def run(text: str, profile: ProfileName, detectors: tuple[Detector, ...]) -> list[Check]:
-        subject, examples = reference
-        with Child(limits_for(Settings(), CPU), Contract()) as child:
-            trial = Trial(subject, SourceCandidate(text), Contract(), CPU, child, examples)
-            try:
-                trial.load("candidate", trial.candidate)
-            except CandidateFailure as error:
-                return [Check(error.detector, False, detail=error.found)]
-            asked = (_sets if detectors == (perturb,) else _few_numerics, *detectors)
-            return list(validate(trial, QUICK[profile], detectors=asked).checks)
-
-    return run
-
-
-def _sets(trial: Trial) -> list[Check]:
+def _draw_sets(trial: Trial) -> list[CheckResult]:
     """Input sets without a question."""
     return [
-        Check(
+        CheckResult(
             "sets",
             len({trial.draw("normal").name, trial.draw("shifted").name}) == 2,
             detail="drawn",
@@ -470,19 +445,49 @@ def _sets(trial: Trial) -> list[Check]:
     ]
 
 
-def _few_numerics(trial: Trial) -> list[Check]:
+def _few_numerics(trial: Trial) -> list[CheckResult]:
     """What the others read, without the eight seeds of the thorough profiles."""
     profile, trial.profile = trial.profile, PROFILES["fast"]
     try:
-        return numerics(trial)
+        return NUMERICS.run(trial)
     finally:
         trial.profile = profile
 
 
+FEW_NUMERICS = replace(NUMERICS, run=_few_numerics)
+SETS = CheckSpec(name="sets", run=_draw_sets, asks="nothing")
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[tuple[SourceReference, list[torch.Tensor]]]:
+    with forked_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
+        yield read_reference(oracle, REFERENCE, CPU)
+
+
+QUICK = PROFILES | {"strict": replace(PROFILES["strict"], descent=50)}
+Judge = Callable[[str, ProfileName, tuple[CheckSpec, ...]], list[CheckResult]]
+
+
+@pytest.fixture
+def judged(reference: tuple[SourceReference, list[torch.Tensor]]) -> Judge:
+    def run(text: str, profile: ProfileName, checks: tuple[CheckSpec, ...]) -> list[CheckResult]:
+        subject, examples = reference
+        with Child(make_limits(Settings(), CPU), Contract()) as child:
+            trial = Trial(subject, SourceCandidate(text), Contract(), CPU, child, examples)
+            try:
+                trial.load("candidate", trial.candidate)
+            except CandidateFailure as error:
+                return [CheckResult(error.detector, False, detail=error.found)]
+            asked = (SETS if checks == (PERTURB,) else FEW_NUMERICS, *checks)
+            return list(validate(trial, QUICK[profile], checks=asked).checks)
+
+    return run
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_each_detector_stops_its_attack_and_passes_the_twin(judged: Judge, name: str) -> None:
-    parts, profile, detectors, expected = ROWS[name]
-    checks = judged(module(**parts), profile, detectors)
+    parts, profile, checks, expected = ROWS[name]
+    checks = judged(module(**parts), profile, checks)
     refused = [check for check in checks if not check.passed]
     assert (refused[0].name if refused else None) == expected, refused or checks
     assert all(check.detail or check.value is not None for check in checks)

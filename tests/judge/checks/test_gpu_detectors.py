@@ -14,19 +14,21 @@ from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, o
 from tests.judge.programs import subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
-from torch_cudal1.judge.checks.fresh_outputs import fresh_output
-from torch_cudal1.judge.checks.process import resource
-from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.redzone_reads import ghost, guard_band, guard_page, poison
-from torch_cudal1.judge.checks.sanitizer import sanitizer
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.dead_launches import GHOST
+from torch_cudal1.judge.checks.environment import ENV_DIFF, ENV_DIFF_CALLS
+from torch_cudal1.judge.checks.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.process import RESOURCE
+from torch_cudal1.judge.checks.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.sanitizer import SANITIZER
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.checks.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,33 +74,33 @@ def guarding() -> Program:
 CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
     "honest": (
         plan,
-        (fresh_output, env_diff_calls, poison, guard_band, guard_page, ghost, resource),
+        (FRESH_OUTPUT, ENV_DIFF_CALLS, POISON, GUARD_BAND, GUARD_PAGE, GHOST, RESOURCE),
         None,
     ),
-    "rows left unwritten": (lambda: plan(grid=31), (poison,), "poison"),
-    "a block too many": (lambda: plan(grid=33), (guard_band,), "guard_band"),
-    "a kernel for show": (decorated, (ghost,), "ghost"),
-    "a kernel for infinities": (guarding, (ghost,), None),
-    "a stray read": (lambda: plan(PEEKING), (guard_page,), "guard_page"),
-    "a stray read before the start": (lambda: plan(PEEKING_BEFORE), (guard_page,), "guard_page"),
-    "a store far away": (lambda: plan(SPILLING), (guard_page,), "guard_page"),
-    "a stray read under the sanitizer": (lambda: plan(PEEKING_FAR), (sanitizer,), "sanitizer"),
-    "honest under the sanitizer": (plan, (sanitizer,), None),
+    "rows left unwritten": (lambda: plan(grid=31), (POISON,), "poison"),
+    "a block too many": (lambda: plan(grid=33), (GUARD_BAND,), "guard_band"),
+    "a kernel for show": (decorated, (GHOST,), "ghost"),
+    "a kernel for infinities": (guarding, (GHOST,), None),
+    "a stray read": (lambda: plan(PEEKING), (GUARD_PAGE,), "guard_page"),
+    "a stray read before the start": (lambda: plan(PEEKING_BEFORE), (GUARD_PAGE,), "guard_page"),
+    "a store far away": (lambda: plan(SPILLING), (GUARD_PAGE,), "guard_page"),
+    "a stray read under the sanitizer": (lambda: plan(PEEKING_FAR), (SANITIZER,), "sanitizer"),
+    "honest under the sanitizer": (plan, (SANITIZER,), None),
 }
 
 
 @pytest.fixture
 def child() -> Iterator[Child]:  # a fresh one each: some of these lose theirs
-    with Child(limits_for(Settings(), CUDA), Contract()) as running:
+    with Child(make_limits(Settings(), CUDA), Contract()) as running:
         yield running
 
 
-def asked(trial: Trial, *detectors: Detector) -> list[Check]:
+def asked(trial: Trial, *detectors: CheckSpec) -> list[CheckResult]:
     trial.load("candidate", trial.candidate)
     for _ in range(2):
         sample = trial.draw("normal")
         trial.results[sample.name] = trial.run(sample)
-    return list(validate(trial, PROFILES["standard"], detectors=detectors).checks)
+    return list(validate(trial, PROFILES["standard"], checks=detectors).checks)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -127,7 +129,7 @@ def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child)
         region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,))
     )
     program = candidate(replace(honest, steps=(*honest.steps, *faint), outputs=(4,)))
-    checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), ghost)
+    checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), GHOST)
     assert all(check.passed for check in checks), checks
 
 
@@ -163,18 +165,18 @@ BEYOND_READ = "    seen = tl.load(x + n + at, volatile=True)\n    tl.store(out +
 SOURCES = {
     "honest": (
         {"more": "", "grid": "4", "then": ""},
-        (env_diff, fresh_output, env_diff_calls, poison, guard_band, guard_page, resource),
+        (ENV_DIFF, FRESH_OUTPUT, ENV_DIFF_CALLS, POISON, GUARD_BAND, GUARD_PAGE, RESOURCE),
         None,
     ),
-    "a block too few": ({"more": "", "grid": "3", "then": ""}, (poison,), "poison"),
+    "a block too few": ({"more": "", "grid": "3", "then": ""}, (POISON,), "poison"),
     "a store beyond the end": (
         {"more": BEYOND, "grid": "4", "then": ""},
-        (guard_band,),
+        (GUARD_BAND,),
         "guard_band",
     ),
     "a read beyond the end": (
         {"more": BEYOND_READ, "grid": "4", "then": ""},
-        (guard_page,),
+        (GUARD_PAGE,),
         "guard_page",
     ),
     "device memory each call": (
@@ -183,20 +185,20 @@ SOURCES = {
             "grid": "4",
             "then": "KEPT.append(torch.ones(1 << 20, device=x.device))",
         },
-        (resource,),
+        (RESOURCE,),
         "resource",
     ),
     "the current device's stream": (
         {"more": "torch.cuda.set_stream(torch.cuda.Stream())", "grid": "4", "then": ""},
-        (env_diff,),
+        (ENV_DIFF,),
         "env_diff",
     ),
     "TF32": (
         {"more": "torch.backends.cuda.matmul.allow_tf32 = True", "grid": "4", "then": ""},
-        (env_diff,),
+        (ENV_DIFF,),
         "env_diff",
     ),
-    "honest under the sanitizer": ({"more": "", "grid": "4", "then": ""}, (sanitizer,), None),
+    "honest under the sanitizer": ({"more": "", "grid": "4", "then": ""}, (SANITIZER,), None),
 }
 
 
@@ -204,8 +206,8 @@ SOURCES = {
 def test_a_source_in_triton(name: str) -> None:
     parts, detectors, refused = SOURCES[name]
     with (
-        Child(limits_for(Settings(), CUDA), Contract()) as oracle,
-        Child(limits_for(Settings(), CUDA), Contract()) as own,
+        Child(make_limits(Settings(), CUDA), Contract()) as oracle,
+        Child(make_limits(Settings(), CUDA), Contract()) as own,
     ):
         reference, examples = read_reference(oracle, REFERENCE, CUDA)
         text = SourceCandidate(KERNEL.format(**parts))

@@ -14,12 +14,12 @@ from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks import int64_indexing
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.validate import detectors_of
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.registry import select_checks
+from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
-from torch_cudal1.judge.worker.int64_handlers import filled
+from torch_cudal1.judge.sandbox.child import Child, make_limits
+from torch_cudal1.judge.worker.int64_handlers import generate_tensor
 
 CPU = torch.device("cpu")
 MANY = 1 << 16
@@ -69,7 +69,7 @@ def test_a_source_is_asked_for_many_elements(
 ) -> None:
     monkeypatch.setattr(int64_indexing, "ELEMENTS", MANY)
     parts, passes, word = SOURCES[name]
-    check = bench.last(source(**parts), numerics, int64_indexing.vast_shapes)
+    check = bench.last(source(**parts), NUMERICS, int64_indexing.INT64_INDEXING)
     assert check.passed == passes, check
     assert check.name == "shapes"
     assert word in check.detail
@@ -79,7 +79,7 @@ def test_what_does_not_fit_into_memory_is_not_asked(
     bench: SourceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int64_indexing, "available_bytes", lambda: 1 << 20)
-    check = bench.last(source(), numerics, int64_indexing.vast_shapes)
+    check = bench.last(source(), NUMERICS, int64_indexing.INT64_INDEXING)
     assert check.passed
     assert "not applicable" in check.detail
     assert "GiB are free" in check.detail
@@ -87,13 +87,13 @@ def test_what_does_not_fit_into_memory_is_not_asked(
 
 def test_programs_are_not_asked_and_weaker_profiles_ask_nobody() -> None:
     region = linear_relu()
-    with Child(limits_for(Settings(), CPU), Contract()) as child:
-        (check,) = int64_indexing.vast_shapes(
+    with Child(make_limits(Settings(), CPU), Contract()) as child:
+        (check,) = int64_indexing.check_int64_indexing(
             Trial(subject(region), candidate(region.program), Contract(), CPU, child)
         )
     assert "not applicable" in check.detail
     asked = {
-        name: int64_indexing.vast_shapes in detectors_of(profile)
+        name: int64_indexing.INT64_INDEXING in select_checks(profile)
         for name, profile in PROFILES.items()
     }
     assert asked == {"fast": False, "standard": False, "strict": True}
@@ -103,8 +103,8 @@ def test_programs_are_not_asked_and_weaker_profiles_ask_nobody() -> None:
     "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
 )
 def test_the_same_seed_makes_the_same_numbers_within_their_bound(dtype: torch.dtype) -> None:
-    one, other = (filled((100, 3), dtype, CPU, seed, 5) for seed in (1, 2))
-    assert torch.equal(one, filled((100, 3), dtype, CPU, 1, 5))
+    one, other = (generate_tensor((100, 3), dtype, CPU, seed, 5) for seed in (1, 2))
+    assert torch.equal(one, generate_tensor((100, 3), dtype, CPU, 1, 5))
     assert not torch.equal(one, other)
     if not dtype.is_floating_point:
         assert 0 <= int(one.min()) <= int(one.max()) < 5

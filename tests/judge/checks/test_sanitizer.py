@@ -14,9 +14,9 @@ import torch
 from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.sanitizer import _command, read_report, sanitizer
+from torch_cudal1.judge.checks.sanitizer import SANITIZER, _command, read_report
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -76,10 +76,10 @@ def test_every_program_of_the_command_is_a_whole_path(
 
 def test_a_child_can_be_started_by_a_tool_and_ends_by_itself() -> None:
     with Child(
-        limits_for(Settings(), CPU), Contract(), under=(str(shutil.which("env")), "MKL_VERBOSE=0")
+        make_limits(Settings(), CPU), Contract(), tool=(str(shutil.which("env")), "MKL_VERBOSE=0")
     ) as child:
         assert child.surroundings["environment"]["MKL_VERBOSE"] == "0"
-        (check,) = sanitizer(
+        (check,) = SANITIZER.run(
             Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
         )
         assert check.passed

@@ -15,19 +15,19 @@ import torch
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, subject, with_steps
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program, TensorSpec
-from torch_cudal1.ir.records import Check, Contract, Region, Verdict
-from torch_cudal1.judge.checks import numerics as numerics_module
-from torch_cudal1.judge.checks.history import call_history
-from torch_cudal1.judge.checks.negative_controls import impostor
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.profiles import PROFILES, ProfileName
-from torch_cudal1.judge.checks.special_values import special
+from torch_cudal1.ir.records import CheckResult, Contract, Region, Verdict
+from torch_cudal1.judge.checks.history import CALL_HISTORY
+from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.special_values import SPECIAL
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.profiles import PROFILES, ProfileName
+from torch_cudal1.judge.reference import output_comparison
 from torch_cudal1.judge.reference.compare import compare
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -38,7 +38,7 @@ Judge = Callable[..., Verdict]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
@@ -48,14 +48,14 @@ def judged(child: Child) -> Judge:
         program: Program,
         region: Region = REGION,
         terms: Contract | None = None,
-        detectors: object = None,
+        checks: object = None,
     ) -> Verdict:
-        checks = contract(region, candidate(program))
-        if not all(check.passed for check in checks):
-            return Verdict(tuple(checks))
+        static = contract(region, candidate(program))
+        if not all(check.passed for check in static):
+            return Verdict(tuple(static))
         trial = Trial(subject(region, terms), candidate(program), terms or Contract(), CPU, child)
         trial.load("candidate", candidate(program))
-        verdict = Verdict((*checks, *validate(trial, detectors=detectors).checks))  # type: ignore[arg-type]
+        verdict = Verdict((*static, *validate(trial, checks=checks).checks))  # type: ignore[arg-type]
         trial.drop(*list(trial.samples.values()))
         return verdict
 
@@ -282,8 +282,8 @@ def test_a_dropped_bias_is_seen_in_bfloat16_too(judged: Judge) -> None:
 
 
 def test_the_lax_contract_lets_through_what_the_strict_one_stops(judged: Judge) -> None:
-    assert judged(wrong_scale(), terms=Contract("kernelbench"), detectors=[numerics]).passed
-    assert not judged(wrong_scale(), terms=Contract("strict"), detectors=[numerics]).passed
+    assert judged(wrong_scale(), terms=Contract("kernelbench"), checks=[NUMERICS]).passed
+    assert not judged(wrong_scale(), terms=Contract("strict"), checks=[NUMERICS]).passed
 
 
 def test_the_impostor_check_notices_a_comparator_that_accepts_anything(
@@ -293,14 +293,14 @@ def test_the_impostor_check_notices_a_comparator_that_accepts_anything(
     from torch_cudal1.judge.reference.compare import Comparison
 
     monkeypatch.setattr(module, "compare", lambda *a, **k: Comparison(True, 1.0, 2.0))
-    failure = judged(REFERENCE, detectors=[numerics, impostor]).failure
+    failure = judged(REFERENCE, checks=[NUMERICS, IMPOSTOR]).failure
     assert failure is not None
     assert failure.name == "impostor"
     assert "zeros" in failure.detail
 
 
 def test_special_values_are_asked_even_where_numbers_agree(judged: Judge) -> None:
-    failure = judged(swallowed_nan(), detectors=[numerics, special]).failure
+    failure = judged(swallowed_nan(), checks=[NUMERICS, SPECIAL]).failure
     assert failure is not None
     assert failure.name == "special"
 
@@ -324,8 +324,8 @@ def test_integer_inputs_are_legal_for_an_embedding(judged: Judge) -> None:
 
 def test_detectors_can_be_chosen_and_order_is_kept(judged: Judge) -> None:
     with pytest.raises(ValueError, match="not enough values"):
-        judged(REFERENCE, detectors=[call_history])  # it reads the input sets that numerics draws
-    checks = judged(REFERENCE, detectors=[numerics, call_history]).checks
+        judged(REFERENCE, checks=[CALL_HISTORY])  # it reads the input sets that numerics draws
+    checks = judged(REFERENCE, checks=[NUMERICS, CALL_HISTORY]).checks
     assert list(dict.fromkeys(check.name for check in checks)) == [
         "contract",
         "numerics",
@@ -357,21 +357,21 @@ def test_bits_found_right_once_are_not_weighed_again_and_others_are(
     outputs = trial.run(sample).outputs
     weighed = []
     monkeypatch.setattr(
-        numerics_module,
+        output_comparison,
         "compare",
         lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs),
     )
     first, again = (
-        list(numerics_module.compared(trial, sample, given, weighed=(0,)))
+        list(output_comparison.compare_outputs(trial, sample, given, weighed=(0,)))
         for given in (outputs, [t.clone() for t in outputs])
     )
     assert (first, len(weighed)) == (again, 1)
     wrong = outputs[0].clone()
     wrong[3, 1] += 1.0
-    ((_, found),) = numerics_module.compared(trial, sample, [wrong])
+    ((_, found),) = output_comparison.compare_outputs(trial, sample, [wrong])
     assert not found.passed
     trial.drop(sample)
-    assert not trial.proven
+    assert not trial.accepted_outputs
 
 
 @pytest.mark.parametrize(
@@ -387,13 +387,13 @@ def test_impostors_are_met_once_for_all_candidates_only_where_no_candidate_has_a
 
     asked: list[str] = []
 
-    def found(trial: Trial, samples: Sequence[Sample]) -> list[Check]:
+    def found(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult]:
         asked.append(samples[0].name)
-        return [Check("impostor", True)]
+        return [CheckResult("impostor", True)]
 
-    monkeypatch.setattr(module, "_asked", found)
-    samples = {name: Sample(name, "normal", [], nothing, nothing, kept) for name in ("a", "b")}
+    monkeypatch.setattr(module, "_run_controls", found)
+    samples = {name: InputSet(name, "normal", [], nothing, nothing, kept) for name in ("a", "b")}
     for _ in range(3):
         candidate = SimpleNamespace(profile=PROFILES[profile], contract=Contract(), samples=samples)
-        assert [check.passed for check in impostor(cast(Trial, candidate))] == [True]
+        assert [check.passed for check in IMPOSTOR.run(cast(Trial, candidate))] == [True]
     assert len(asked) == times

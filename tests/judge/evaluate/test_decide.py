@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Accepted, Check, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import Accepted, CheckResult, Rejected, Timing, Verdict
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.evaluate.decide import (
     PAPER_SUCCESS,
     Unstable,
     choose_baseline,
-    conservative,
     decide,
-    paper_score,
-    score,
-    surprising,
+    is_surprising,
+    round_towards_one,
+    score_by_paper,
+    score_measurement,
 )
 
-RIGHT = Verdict((Check("numerics", True, 1.0, 2.0),))
+RIGHT = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
 
 
 def timing(low: float = 1.2, saved_us: float = 20.0) -> Timing:
@@ -50,7 +50,7 @@ def timing(low: float = 1.2, saved_us: float = 20.0) -> Timing:
     ],
 )
 def test_a_speedup_is_rounded_towards_one(speedup: float, rounded: float) -> None:
-    assert conservative(speedup) == rounded
+    assert round_towards_one(speedup) == rounded
 
 
 def test_a_right_and_faster_candidate_is_accepted() -> None:
@@ -65,7 +65,9 @@ def test_a_right_and_faster_candidate_is_accepted() -> None:
         (RIGHT, None, "timing"),
         (Verdict(()), None, "protocol"),
         (
-            Verdict((Check("numerics", True), Check("repeat", False, detail="bits differ"))),
+            Verdict(
+                (CheckResult("numerics", True), CheckResult("repeat", False, detail="bits differ"))
+            ),
             None,
             "repeat",
         ),
@@ -127,20 +129,20 @@ SCORES: list[tuple[TimingProfile, PairedSummary, float]] = [
 def test_each_profile_quotes_its_own_number(
     profile: TimingProfile, found: PairedSummary, quoted: float
 ) -> None:
-    assert score(found, TIMING_PLANS[profile]) == quoted
+    assert score_measurement(found, TIMING_PLANS[profile]) == quoted
 
 
 @pytest.mark.parametrize("profile", ["standard", "strict", "train"])
 def test_buckets_that_disagree_have_no_score(profile: TimingProfile) -> None:
-    answer = score(summary(1.5, 2.0, 2.5, steady=False), TIMING_PLANS[profile])
+    answer = score_measurement(summary(1.5, 2.0, 2.5, steady=False), TIMING_PLANS[profile])
     assert isinstance(answer, Unstable)
     assert "disagree" in answer.reason
 
 
 def test_the_papers_variance_is_absolute_so_high_speedups_must_be_steadier() -> None:
     spread = (0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03)
-    assert score(summary(1, 1, 1, means=spread), TIMING_PLANS["cudal1"]) == 1.0
-    answer = score(
+    assert score_measurement(summary(1, 1, 1, means=spread), TIMING_PLANS["cudal1"]) == 1.0
+    answer = score_measurement(
         summary(50, 50, 50, means=tuple(50 * each for each in spread)), TIMING_PLANS["cudal1"]
     )
     assert isinstance(answer, Unstable)
@@ -148,8 +150,8 @@ def test_the_papers_variance_is_absolute_so_high_speedups_must_be_steadier() -> 
 
 
 def test_the_paper_counts_a_speedup_above_one_percent() -> None:
-    assert conservative(1.0199) > PAPER_SUCCESS - 1e-9
-    assert not conservative(1.0199) > PAPER_SUCCESS
+    assert round_towards_one(1.0199) > PAPER_SUCCESS - 1e-9
+    assert not round_towards_one(1.0199) > PAPER_SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_the_paper_counts_a_speedup_above_one_percent() -> None:
     ],
 )
 def test_a_jump_is_measured_again(quoted: float, best: float | None, again: bool) -> None:
-    assert surprising(quoted, best) == again
+    assert is_surprising(quoted, best) == again
 
 
 def test_the_margin_is_the_users() -> None:
@@ -193,13 +195,14 @@ def test_no_baseline_is_an_error() -> None:
 
 def test_the_relative_rule_asks_the_same_of_every_speedup() -> None:
     spread = (0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03)
-    assert paper_score(spread, relative=True) == 1.0
-    assert paper_score([50 * each for each in spread], relative=True) == 50.0
+    assert score_by_paper(spread, relative=True) == 1.0
+    assert score_by_paper([50 * each for each in spread], relative=True) == 50.0
     assert isinstance(
-        paper_score([50 * each for each in (0.8, 0.9, 1, 1, 1, 1.1, 1.2)], relative=True), Unstable
+        score_by_paper([50 * each for each in (0.8, 0.9, 1, 1, 1, 1.1, 1.2)], relative=True),
+        Unstable,
     )
 
 
 def test_every_number_of_two_decimals_stays_as_it_is() -> None:
     for cents in range(1, 5_000):
-        assert conservative(cents / 100) == cents / 100
+        assert round_towards_one(cents / 100) == cents / 100

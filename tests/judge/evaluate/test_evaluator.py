@@ -16,21 +16,21 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Accepted, Candidate, Contract, Region, Rejected, Target
 from torch_cudal1.judge import (
-    Job,
-    Ranking,
-    build,
-    evidence,
-    judge,
-    kept_warm,
+    BaselineRanking,
+    EvaluationConfig,
+    build_candidates,
+    evaluate_candidate,
+    make_evidence,
+    pool_scope,
     rank_baselines,
-    tried,
+    summarise_evaluation,
 )
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.kernels import Proposal, propose
 
 CPU = torch.device("cpu")
-JOB = Job(Settings(), Contract(), CPU)
+JOB = EvaluationConfig(Settings(), Contract(), CPU)
 TARGET = Target("cuda", "sm_90", "NVIDIA H200", "13.0", torch.__version__, "")
 N = 384
 
@@ -49,20 +49,20 @@ def diagonal_product() -> tuple[Region, Program]:
 def test_a_right_and_faster_rewrite_is_accepted_with_its_evidence() -> None:
     telemetry.reset()
     region, broadcast = diagonal_product()
-    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
     ranking = rank_baselines(region, ("eager",), job)
     assert ranking.best == Candidate(region.program, "eager", "baseline")
     assert ranking.medians_us["eager"] > 0
-    judgement = judge(region, candidate(broadcast, "diag_matmul"), ranking, job)
+    judgement = evaluate_candidate(region, candidate(broadcast, "diag_matmul"), ranking, job)
     assert isinstance(judgement.decision, Accepted), judgement.decision
     timing = judgement.decision.timing
     assert 1.05 <= timing.low <= timing.speedup <= timing.high
     assert timing.baseline == "eager"
-    facts = json.loads(json.dumps(evidence(judgement, ranking), allow_nan=False))
+    facts = json.loads(json.dumps(make_evidence(judgement, ranking), allow_nan=False))
     assert facts["timing"]["low"] == timing.low
     assert facts["profile"] == "fast"
     assert {"numerics", "fresh_output", "repeat"} <= {check["name"] for check in facts["checks"]}
-    line = json.loads(json.dumps(tried(judgement), allow_nan=False))
+    line = json.loads(json.dumps(summarise_evaluation(judgement), allow_nan=False))
     assert line["decision"] == "accepted"
     assert line["label"] == "diag_matmul -> eager"
     assert telemetry.report().counters["candidates_judged"] == 1
@@ -76,8 +76,8 @@ def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_ca
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     region, broadcast = diagonal_product()
-    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
-    with kept_warm():
+    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    with pool_scope():
         ranking = rank_baselines(region, ("eager", "inductor"), job)
         assert not ranking.failures
         assert (
@@ -86,7 +86,7 @@ def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_ca
             > ranking.ready_s["eager"]
             > 0
         )
-        verdict = judge(region, candidate(broadcast), ranking, job).verdict
+        verdict = evaluate_candidate(region, candidate(broadcast), ranking, job).verdict
         assert verdict.passed, verdict.failure
 
 
@@ -95,8 +95,8 @@ def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
     one row.
     """
     region, broadcast = diagonal_product()
-    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    decision = judge(region, candidate(broadcast), ranking, JOB).decision
+    ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    decision = evaluate_candidate(region, candidate(broadcast), ranking, JOB).decision
     assert isinstance(decision, Rejected)
     assert decision.detector == "special"
 
@@ -104,21 +104,21 @@ def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
 def test_a_slower_candidate_is_right_but_rejected() -> None:
     region, broadcast = diagonal_product()
     swapped = Region(broadcast, region.roles)
-    ranking = Ranking(Candidate(broadcast, "eager", "baseline"), {"eager": 1.0})
-    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
-    judgement = judge(swapped, candidate(region.program), ranking, job)
+    ranking = BaselineRanking(Candidate(broadcast, "eager", "baseline"), {"eager": 1.0})
+    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    judgement = evaluate_candidate(swapped, candidate(region.program), ranking, job)
     assert judgement.verdict.passed, judgement.verdict.failure
     assert isinstance(judgement.decision, Rejected)
     assert judgement.decision.detector == "timing"
-    assert tried(judgement)["speedup"] is not None
+    assert summarise_evaluation(judgement)["speedup"] is not None
 
 
 def test_real_examples_take_part() -> None:
     region = linear_relu()
     examples = tuple(torch.randn(s.shape) for s in region.program.inputs)
-    job = Job(Settings(), Contract(), CPU, examples)
-    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    checks = judge(region, candidate(region.program), ranking, job).verdict.checks
+    job = EvaluationConfig(Settings(), Contract(), CPU, examples)
+    ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    checks = evaluate_candidate(region, candidate(region.program), ranking, job).verdict.checks
     assert [c for c in checks if c.name == "numerics" and "examples" in c.detail]
 
 
@@ -134,7 +134,7 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
         held.append("given back")
 
     raced = baseline_benchmark._raced
-    monkeypatch.setattr(baseline_benchmark, "exclusive", exclusive)
+    monkeypatch.setattr(baseline_benchmark, "lock_gpu", exclusive)
     monkeypatch.setattr(
         baseline_benchmark, "_raced", lambda *given: held.append("raced") or raced(*given)
     )
@@ -156,7 +156,7 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
         happened.append("given back")
 
     load, timed, started = Trial.load, evaluator.time_slots, evaluator.fresh
-    monkeypatch.setattr(evaluator, "exclusive", exclusive)
+    monkeypatch.setattr(evaluator, "lock_gpu", exclusive)
     monkeypatch.setattr(Trial, "load", lambda *given: happened.append("load") or load(*given))
     monkeypatch.setattr(
         evaluator, "time_slots", lambda *given: happened.append("time") or timed(*given)
@@ -165,12 +165,12 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
         evaluator, "fresh", lambda *given: happened.append("process") or started(*given)
     )
     monkeypatch.setattr("torch_cudal1.judge.evaluate.confirm.surprising", lambda score, best: True)
-    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    judge(
+    ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    evaluate_candidate(
         region,
         candidate(broadcast),
         ranking,
-        Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU),
+        EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU),
     )
     first = happened.index("lock")
     assert happened[first - 1 : first + 8] == [
@@ -223,7 +223,9 @@ def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
     ranking = rank_baselines(region, ("inductor", "eager+graph"), JOB)
     assert set(ranking.medians_us) == {"eager", "inductor"}, ranking.failures
     assert "CUDA" in ranking.failures["eager+graph"]
-    judgement = judge(region, candidate(region.program, "compiled", "inductor"), ranking, JOB)
+    judgement = evaluate_candidate(
+        region, candidate(region.program, "compiled", "inductor"), ranking, JOB
+    )
     assert judgement.verdict.passed, judgement.verdict.failure
 
 
@@ -242,12 +244,12 @@ def test_where_drawn_inputs_leave_no_number_the_users_own_are_raced() -> None:
         (3,),
     )
     region, device = Region(program, ("input",)), torch.device("cpu")
-    blind = rank_baselines(region, ("inductor",), Job(Settings(), Contract(), device))
+    blind = rank_baselines(region, ("inductor",), EvaluationConfig(Settings(), Contract(), device))
     assert "not eager's" in blind.failures["inductor"]
     own = rank_baselines(
         region,
         ("inductor",),
-        Job(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)),
+        EvaluationConfig(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)),
     )
     assert not own.failures
     assert set(own.medians_us) == {"eager", "inductor"}
@@ -262,7 +264,7 @@ def test_kernels_are_built_without_a_gpu_and_a_bad_proposal_is_a_value() -> None
     )
     proposals = propose(region.program, 90)
     assert proposals
-    built = build(region, (proposals[0], Proposal("no such family", {})), JOB, TARGET)
+    built = build_candidates(region, (proposals[0], Proposal("no such family", {})), JOB, TARGET)
     assert isinstance(built[0], Candidate), built[0]
     assert built[0].program.launches
     assert built[0].techniques == (proposals[0].family,)

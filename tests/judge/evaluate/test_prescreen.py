@@ -13,7 +13,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Aten
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.evaluate import prescreen as heating
-from torch_cudal1.judge.evaluate.prescreen import heat
+from torch_cudal1.judge.evaluate.prescreen import prescreen
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 REGION = linear_relu()
@@ -29,8 +29,8 @@ SLOW: tuple[Aten, ...] = tuple(op("aten.cumsum.default", V(i), 0, out=i + 1) for
 def test_the_right_ones_are_timed_and_the_others_told() -> None:
     slow = with_steps(REGION, *PRODUCT, *SLOW, op("aten.mul.Tensor", V(60), 0, out=61), op("aten.add.Tensor", V(61), V(4), out=62),
                       op("aten.relu.default", V(62), out=63), output=63)  # fmt: skip
-    job = judge.Job(Settings(), Contract(), torch.device("cpu"))
-    found = heat(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
+    job = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"))
+    found = prescreen(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
     assert set(found.medians_us) == {0, 2}
     assert found.eager_us > 0
     assert found.medians_us[2] > 2 * found.medians_us[0]
@@ -41,16 +41,16 @@ def test_the_right_ones_are_timed_and_the_others_told() -> None:
 
 
 def test_where_inductor_is_left_out_it_need_not_be_beaten() -> None:
-    job = judge.Job(Settings(without=("compile",)), Contract(), torch.device("cpu"))
-    found = heat(REGION, [candidate(SAME)], job)
+    job = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    found = prescreen(REGION, [candidate(SAME)], job)
     assert (found.one_pass_us, found.to_beat_us) == (None, found.eager_us)
 
 
 def test_the_users_own_inputs_are_what_is_timed() -> None:
     """Eager's sums overflow on these, so that nothing could be told right but on them."""
     examples = (torch.full((BATCH, WIDE), 1e30), torch.full((OUT, WIDE), 1e30), torch.zeros(OUT))
-    job = judge.Job(Settings(), Contract(), torch.device("cpu"), examples)
-    found = heat(REGION, [candidate(SAME), candidate(WRONG)], job)
+    job = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"), examples)
+    found = prescreen(REGION, [candidate(SAME), candidate(WRONG)], job)
     assert not found.medians_us
     assert set(found.failures.values()) == {"its result is not eager's"}
 
@@ -68,8 +68,8 @@ def test_one_that_costs_the_process_its_gpu_takes_no_other_with_it(
         return plain(trial, slot, *rest)
 
     monkeypatch.setattr(heating, "_outputs", outputs)
-    job = judge.Job(Settings(without=("compile",)), Contract(), torch.device("cpu"))
-    found = heat(REGION, [candidate(SAME), candidate(SAME), candidate(SAME)], job)
+    job = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    found = prescreen(REGION, [candidate(SAME), candidate(SAME), candidate(SAME)], job)
     assert set(found.medians_us) == {0, 2}
     assert found.failures == {1: "AcceleratorError: an illegal memory access"}
     assert len(processes) == 2

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.evaluate.source_baselines import LostOracle, rank
+from torch_cudal1.judge.evaluate.source_baselines import LostReferenceProcess, rank_source_baselines
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.sandbox.child import CandidateFailure
+from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import save_tensors
-from torch_cudal1.judge.worker.modules import CallForm
 
 CPU = torch.device("cpu")
 INPUT = torch.randn(4, 3)
@@ -65,14 +65,14 @@ class Oracle:
         return {"samples": {slot: [times[self.ways[slot]]] * 3 for slot in slots}}
 
 
-def subject(folder: Path, device: torch.device = CPU, **does: str) -> PairSubject:
-    form = CallForm("Model", {"dict": {}}, (), [])
+def subject(folder: Path, device: torch.device = CPU, **does: str) -> SourceReference:
+    form = CallSpec("Model", {"dict": {}}, (), [])
     oracle: Any = Oracle(folder, {name.replace("_", "-"): deed for name, deed in does.items()})
-    return PairSubject(oracle, "text", form, (TensorSpec.of(INPUT),), ("input",), device)
+    return SourceReference(oracle, "text", form, (TensorSpec.of(INPUT),), ("input",), device)
 
 
 def test_the_fastest_right_baseline_is_the_one_to_beat(tmp_path: Path) -> None:
-    found = rank(subject(tmp_path), [[INPUT]])
+    found = rank_source_baselines(subject(tmp_path), [[INPUT]])
     assert (found.best, dict(found.medians_us), dict(found.failures)) == (
         "inductor",
         {"eager": 10.0, "inductor": 5.0},
@@ -82,13 +82,18 @@ def test_the_fastest_right_baseline_is_the_one_to_beat(tmp_path: Path) -> None:
 
 def test_against_eager_only_nothing_else_is_compiled(tmp_path: Path) -> None:
     assert (
-        dict(rank(subject(tmp_path, default="raises"), [[INPUT]], eager_only=True).failures) == {}
+        dict(
+            rank_source_baselines(
+                subject(tmp_path, default="raises"), [[INPUT]], eager_only=True
+            ).failures
+        )
+        == {}
     )
 
 
 @pytest.mark.parametrize(("deed", "told"), [("raises", "no compiler"), ("is wrong", "not eager's")])
 def test_a_baseline_that_fails_is_out_with_the_reason(deed: str, told: str, tmp_path: Path) -> None:
-    found = rank(subject(tmp_path, default=deed), [[INPUT]])
+    found = rank_source_baselines(subject(tmp_path, default=deed), [[INPUT]])
     assert (found.best, set(found.medians_us)) == ("eager", {"eager"})
     assert told in found.failures["inductor"]
 
@@ -96,10 +101,12 @@ def test_a_baseline_that_fails_is_out_with_the_reason(deed: str, told: str, tmp_
 def test_a_baseline_that_ends_the_oracle_is_named_so_that_the_race_can_go_on_without_it(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(LostOracle) as lost:
-        rank(subject(tmp_path, default="dies"), [[INPUT]])
+    with pytest.raises(LostReferenceProcess) as lost:
+        rank_source_baselines(subject(tmp_path, default="dies"), [[INPUT]])
     assert lost.value.name == "inductor"
-    found = rank(subject(tmp_path, default="dies"), [[INPUT]], lost={"inductor": "it died"})
+    found = rank_source_baselines(
+        subject(tmp_path, default="dies"), [[INPUT]], lost={"inductor": "it died"}
+    )
     assert (found.best, dict(found.failures)) == ("eager", {"inductor": "it died"})
 
 
@@ -107,4 +114,4 @@ def test_without_eager_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     reference = subject(tmp_path)
     reference.oracle.does[""] = "raises"  # type: ignore[attr-defined]
     with pytest.raises(ReferenceFailure, match="no compiler"):
-        rank(reference, [[INPUT]])
+        rank_source_baselines(reference, [[INPUT]])

@@ -17,9 +17,9 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract, Rejected
 from torch_cudal1.judge.benchmark import same_core, source_timing
-from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.evaluate import source_evaluator
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
@@ -117,60 +117,66 @@ ABOUT_TIME = {
 
 
 @pytest.fixture(scope="module")
-def court() -> Iterator[PairCourt]:
-    job = PairJob(Settings(candidate_timeout_s=20.0), Contract(), CPU)
-    with PairCourt(job, ahead=True) as made:
+def evaluator() -> Iterator[SourceEvaluator]:
+    job = SourceEvaluationConfig(Settings(candidate_timeout_s=20.0), Contract(), CPU)
+    with SourceEvaluator(job, ahead=True) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_candidate_is_refused_with_a_named_reason(court: PairCourt, name: str) -> None:
+def test_a_bad_candidate_is_refused_with_a_named_reason(
+    evaluator: SourceEvaluator, name: str
+) -> None:
     source, detector, word = BAD[name]
-    found = court.judge(REFERENCE, source, timed=False)
+    found = evaluator.evaluate(REFERENCE, source, timed=False)
     assert isinstance(found.decision, Rejected)
     assert (found.decision.detector, found.timing) == (detector, None), found.decision
     assert word in found.decision.reason
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_reaches_outside_its_process_does_no_harm(court: PairCourt, name: str) -> None:
-    found = court.judge(REFERENCE, within(HARMLESS[name]), timed=False)
+def test_what_reaches_outside_its_process_does_no_harm(
+    evaluator: SourceEvaluator, name: str
+) -> None:
+    found = evaluator.evaluate(REFERENCE, within(HARMLESS[name]), timed=False)
     assert found.confinement is not None
     assert found.confinement.level >= 2
     assert isinstance(found.decision, Rejected)
     assert found.decision.reason
 
 
-def test_the_next_candidate_meets_clean_processes_and_the_same_oracle(court: PairCourt) -> None:
-    found = court.judge(REFERENCE, HONEST)
+def test_the_next_candidate_meets_clean_processes_and_the_same_oracle(
+    evaluator: SourceEvaluator,
+) -> None:
+    found = evaluator.evaluate(REFERENCE, HONEST)
     refused = {check.name for check in found.verdict.checks if not check.passed}
     assert refused <= ABOUT_TIME, found.verdict.failure
     assert found.baselines is not None
     assert "eager" in found.baselines.medians_us
     assert "timing" in found.elapsed_s
-    again = court.judge(REFERENCE, giving("x, {}"), timed=False)
+    again = evaluator.evaluate(REFERENCE, giving("x, {}"), timed=False)
     assert "reference" not in again.elapsed_s
     assert again.verdict.failure is not None
 
 
 def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(
-    court: PairCourt,
+    evaluator: SourceEvaluator,
 ) -> None:
-    court.judge(REFERENCE, giving("x, {}"), timed=False)
-    assert court._next is not None
-    os.kill(court._next.result().pid, signal.SIGKILL)
+    evaluator.evaluate(REFERENCE, giving("x, {}"), timed=False)
+    assert evaluator._next is not None
+    os.kill(evaluator._next.result().pid, signal.SIGKILL)
     time.sleep(1.0)  # until what it supervised is gone too
-    assert court.judge(REFERENCE, HONEST, timed=False).verdict.failure is None
+    assert evaluator.evaluate(REFERENCE, HONEST, timed=False).verdict.failure is None
 
 
 def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(
-    court: PairCourt,
+    evaluator: SourceEvaluator,
 ) -> None:
     detached = giving('self.linear(x).clamp_min(0).detach(), {"rows": x.shape[0]}')
-    failure = court.judge(REFERENCE, detached, timed=False).verdict.failure
+    failure = evaluator.evaluate(REFERENCE, detached, timed=False).verdict.failure
     assert failure is not None
     assert failure.name == "grad"
-    with PairCourt(replace(court.job, gradients=False)) as other:
+    with SourceEvaluator(replace(evaluator.job, gradients=False)) as other:
         assert other.judge(REFERENCE, detached, timed=False).verdict.failure is None
 
 
@@ -184,12 +190,12 @@ FOR_ITS_FORM_ONLY = {
 
 @pytest.mark.parametrize("name", FOR_ITS_FORM_ONLY)
 def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
-    court: PairCourt, name: str
+    evaluator: SourceEvaluator, name: str
 ) -> None:
     candidate = FOR_ITS_FORM_ONLY[name]
-    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+    with SourceEvaluator(replace(evaluator.job, gradients=False, drop_in=False)) as other:
         assert other.judge(REFERENCE, candidate, timed=False).verdict.failure is None
-    failure = court.judge(REFERENCE, candidate, timed=False).verdict.failure
+    failure = evaluator.evaluate(REFERENCE, candidate, timed=False).verdict.failure
     if name == "refuses other layouts":  # an error misleads nobody, whoever calls it
         assert failure is None
     else:
@@ -198,9 +204,9 @@ def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
 
 
 def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(
-    court: PairCourt,
+    evaluator: SourceEvaluator,
 ) -> None:
-    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+    with SourceEvaluator(replace(evaluator.job, gradients=False, drop_in=False)) as other:
         failure = other.judge(
             REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
         ).verdict.failure
@@ -222,7 +228,7 @@ def get_init_inputs(): return []
 
 @pytest.mark.parametrize("swallows", [True, False])
 def test_special_values_are_right_as_eager_or_as_inductor_has_them(
-    court: PairCourt, swallows: bool
+    evaluator: SourceEvaluator, swallows: bool
 ) -> None:
     """Of a NaN, softshrink makes a NaN in eager and 0 in what Inductor compiles for a CPU."""
     body = SHRINKING.replace("Model(", "ModelNew(").split("def get_inputs")[0]
@@ -232,20 +238,20 @@ def test_special_values_are_right_as_eager_or_as_inductor_has_them(
         else "x - x.clamp(-0.25, 0.25)"
     )
     honest = body.replace("torch.nn.functional.softshrink(x, 0.25)", result)
-    assert court.judge(SHRINKING, honest, timed=False).verdict.failure is None
+    assert evaluator.evaluate(SHRINKING, honest, timed=False).verdict.failure is None
     cheat = honest.replace(result, f"torch.nan_to_num({result}, 7.0)")
-    failure = court.judge(SHRINKING, cheat, timed=False).verdict.failure
+    failure = evaluator.evaluate(SHRINKING, cheat, timed=False).verdict.failure
     assert failure is not None
     assert failure.name == "special"
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(
-    court: PairCourt, name: str
+    evaluator: SourceEvaluator, name: str
 ) -> None:
     source, word = UNUSABLE[name]
     with pytest.raises(ReferenceFailure, match=word):
-        court.judge(source, HONEST)
+        evaluator.evaluate(source, HONEST)
 
 
 @pytest.mark.parametrize(("all_pairs", "margin"), [(False, Settings().margin), (True, None)])
@@ -261,9 +267,11 @@ def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
     ranked = SimpleNamespace(best="eager", sets=("first",), medians_us={})
     monkeypatch.setattr(source_evaluator, "time_pair", timed)
     monkeypatch.setattr(source_evaluator, "slot_of", lambda subject, name: name)
-    monkeypatch.setattr(PairCourt, "_ranked", lambda self, bench: (bench, ranked))
-    with PairCourt(PairJob(Settings(), Contract(), CPU, all_pairs=all_pairs)) as court:
-        failure = court.judge(REFERENCE, HONEST).verdict.failure
+    monkeypatch.setattr(SourceEvaluator, "_ranked", lambda self, bench: (bench, ranked))
+    with SourceEvaluator(
+        SourceEvaluationConfig(Settings(), Contract(), CPU, all_pairs=all_pairs)
+    ) as evaluator:
+        failure = evaluator.evaluate(REFERENCE, HONEST).verdict.failure
     assert failure is not None
     assert failure.name == "unstable"
     assert [plan.margin for plan in plans] == [margin]
@@ -278,8 +286,8 @@ def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(
     monkeypatch.setattr(
         same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores))
     )
-    with PairCourt(PairJob(Settings(), Contract(), CPU)) as court:
-        timing = court.judge(REFERENCE, HONEST).timing
+    with SourceEvaluator(SourceEvaluationConfig(Settings(), Contract(), CPU)) as evaluator:
+        timing = evaluator.evaluate(REFERENCE, HONEST).timing
         assert timing is not None
         assert timing.details["one_core"] is False
         assert not seen
@@ -288,7 +296,9 @@ def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(
             "_one_core",
             lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)),
         )
-        timing = court.judge(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")).timing
+        timing = evaluator.evaluate(
+            REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")
+        ).timing
     assert timing is not None
     assert timing.details["one_core"] is True
     assert {len(cores) for cores in seen} == {1, len(os.sched_getaffinity(0))}

@@ -17,14 +17,14 @@ from tests.training.scripted import Scripted
 from tests.training.sources import REFERENCE, TASK, program, source
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.core.settings import Settings, process_environment
-from torch_cudal1.ir.records import Check, Contract
-from torch_cudal1.judge.benchmark.candidate_timing import Timed, stability
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult, check_stability
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
 from torch_cudal1.judge.benchmark.protocol import Measurement
-from torch_cudal1.judge.benchmark.quick import Ready, begun
+from torch_cudal1.judge.benchmark.quick import PreparedBenchmark, prepare_benchmark
 from torch_cudal1.judge.benchmark.statistics import summarise
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
+from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator, Remembered
 from torch_cudal1.judge.pool.failures import failure_of
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
@@ -56,15 +56,17 @@ class Clock:
         self.speedups = list(speedups)
         self.pids: list[int] = []
 
-    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+    def __call__(
+        self, trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
+    ) -> PreparedBenchmark:
         speedup = self.speedups.pop(0)
         self.pids.append(trial.child.pid)
         if baseline.sets:  # in the candidate's own process it gets the race's inputs
-            assert baseline.spin(2).claimed_us > 0
+            assert baseline.time_batch(2).claimed_us > 0
         found = Measurement(
             plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1
         )
-        return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
+        return Scripted(lambda: BenchmarkResult(found, tuple(check_stability(found)), {}))
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) 
 
 
 def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
-    lane._clock = begun
+    lane._clock = prepare_benchmark
     lap = lane.measure(TASK, program("p", source()))
     assert lap.measured.outcome in ("ok", "unstable"), (
         lap.measured
@@ -157,7 +159,7 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
-    lane._clock = begun
+    lane._clock = prepare_benchmark
     # `pairs` reads one clock for both sides, so that 20 times the work is seen on any machine
     slow = source(before="for _ in range(60): torch.relu(x).mul_(2).add_(1)")
     lap = lane.measure(TASK, program("slow", slow))
@@ -170,7 +172,7 @@ def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
-    lane._clock = begun
+    lane._clock = prepare_benchmark
     real = Child.call
 
     def lying(child: Child, verb: str, **what: Any) -> dict[str, Any]:
@@ -487,11 +489,11 @@ def test_what_was_learnt_is_not_measured_again() -> None:
     ],
 )  # fmt: skip
 def test_each_check_is_one_kind_of_failure(check: str, kind: str) -> None:
-    assert failure_of(Check(check, False), torch.device("cuda")) == kind
+    assert failure_of(CheckResult(check, False), torch.device("cuda")) == kind
 
 
 def test_on_a_cpu_that_others_use_two_clocks_that_differ_prove_no_cheat() -> None:
-    assert failure_of(Check("wall_slope", False), CPU) == "unstable"
+    assert failure_of(CheckResult("wall_slope", False), CPU) == "unstable"
 
 
 def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
@@ -521,7 +523,7 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
 def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_left_without_a_verdict(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = Check(
+    short = CheckResult(
         "resource",
         False,
         detail="run: out of memory: CUDA out of memory. Tried to allocate 64.00 MiB",
@@ -539,12 +541,12 @@ def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
 ) -> None:
     asked: list[bool] = []
 
-    def alone(trial: Trial) -> list[Check]:
-        asked.append(trial.alone)
-        return [Check("resource", True)]
+    def alone(trial: Trial) -> list[CheckResult]:
+        asked.append(trial.is_alone_on_device)
+        return [CheckResult("resource", True)]
 
     monkeypatch.setattr(
-        "torch_cudal1.judge.pool.slot.detectors_of", lambda profile: (numerics, alone)
+        "torch_cudal1.judge.pool.slot.detectors_of", lambda profile: (NUMERICS, alone)
     )
     assert measured(lane, source(), 1.5).outcome == "ok"
     assert asked == [False]
@@ -556,15 +558,17 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
     class Unsteady(Clock):
         races = steady_after = 0
 
-        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+        def __call__(
+            self, trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
+        ) -> PreparedBenchmark:
             steady = super().__call__(trial, baseline, plan)
 
-            def run() -> Timed:
+            def run() -> BenchmarkResult:
                 self.races += 1
                 if self.races > self.steady_after:
                     return steady.measured()
                 pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
-                return Timed(
+                return BenchmarkResult(
                     Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {}
                 )
 
@@ -583,8 +587,10 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
     lane: Lane, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
     class Examined(Clock):
-        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
-            told = Check(failed or "wall_slope", not failed, detail="what was found")
+        def __call__(
+            self, trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
+        ) -> PreparedBenchmark:
+            told = CheckResult(failed or "wall_slope", not failed, detail="what was found")
             return Scripted(
                 super().__call__(trial, baseline, plan).measured,
                 lambda timed: replace(timed, checks=(*timed.checks, told)),
@@ -610,7 +616,7 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
 def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    differ = Check(
+    differ = CheckResult(
         "wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own"
     )
     answers: list[Any] = []
@@ -619,7 +625,7 @@ def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
     cases = (
         ([differ, differ], "hack"),
         ([differ, (1.5, (1.5,) * 7)], "unstable"),
-        ([differ, Check("numerics", False)], "wrong"),
+        ([differ, CheckResult("numerics", False)], "wrong"),
     )
     for given, outcome in cases:
         answers[:] = given
@@ -678,9 +684,13 @@ def test_a_process_that_cannot_give_its_memory_back_is_ended(
 def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Lane) -> None:
     other = replace(TASK, reference=f"{TASK.reference}\n# another text")
     assert measured(lane, source(), 1.5).score == 1.5
-    assert lane._benches[TASK.reference].book
+    assert lane._benches[TASK.reference].reference_cache
     lane._clock = Clock(1.5)
     assert lane.measure(other, program("p", source())).measured.score == 1.5
     left, there = lane._benches[TASK.reference], lane._benches[other.reference]
-    assert (bool(left.book), left.baselines, bool(there.book)) == (False, None, True)
+    assert (bool(left.reference_cache), left.baselines, bool(there.reference_cache)) == (
+        False,
+        None,
+        True,
+    )
     assert measured(lane, source(), 1.5).score == 1.5  # and can come back

@@ -118,7 +118,7 @@ KILLED = """
 import sys, time
 from types import SimpleNamespace
 import torch
-from torch_cudal1.training import mps
+from torch_cudal1.judge.pool import mps
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid="12-34")
 mps._PROBE = ""
 print(mps.start(torch.device("cuda"))._daemon.pid, flush=True)

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from torch_cudal1.judge.reference import error_statistics
-from torch_cudal1.judge.reference.error_statistics import all_finite, beyond, flat_blocks, spread_of
+from torch_cudal1.judge.reference.error_statistics import (
+    all_finite,
+    count_beyond,
+    flat_blocks,
+    measure_errors,
+)
 
 FLOOR = 2.0**-24
 SHAPES = {
@@ -43,7 +48,7 @@ def plainly(given: error_statistics.Results) -> tuple[float, ...]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(error_statistics._BLOCK, "cpu", 256)
+    monkeypatch.setitem(error_statistics._BLOCK_ELEMENTS, "cpu", 256)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -55,11 +60,15 @@ def test_blocks_say_what_the_whole_says(name: str, odd: bool) -> None:
             zip(given, (math.nan, math.inf, -math.inf), strict=True)
         ):
             tensor.view(-1)[number * 7 :: 31] = value
-    found = spread_of(given, FLOOR)
+    found = measure_errors(given, FLOOR)
     assert found is not None
-    assert (found.scale, found.own, found.error, found.own_worst, found.worst) == pytest.approx(
-        plainly(given), rel=1e-9
-    )
+    assert (
+        found.scale,
+        found.baseline_error,
+        found.error,
+        found.worst_baseline_error,
+        found.worst,
+    ) == pytest.approx(plainly(given), rel=1e-9)
     assert found.count == (
         given[2].numel()
         if not odd
@@ -69,9 +78,9 @@ def test_blocks_say_what_the_whole_says(name: str, odd: bool) -> None:
 
 def test_few_large_errors_rest_on_few_elements() -> None:
     candidate, baseline, exact = results((64, 64))
-    ordinary = spread_of((candidate, baseline, exact), FLOOR)
+    ordinary = measure_errors((candidate, baseline, exact), FLOOR)
     baseline[3, 5] += 1.0
-    lonely = spread_of((candidate, baseline, exact), FLOOR)
+    lonely = measure_errors((candidate, baseline, exact), FLOOR)
     assert ordinary is not None
     assert lonely is not None
     assert ordinary.effective > 3_000
@@ -81,16 +90,16 @@ def test_few_large_errors_rest_on_few_elements() -> None:
 def test_elements_far_off_are_counted_in_every_block() -> None:
     candidate, baseline, exact = results((40, 64))
     candidate[::8, 3] += 1.0
-    assert beyond((candidate, baseline, exact), FLOOR, 1e-3) == 5
+    assert count_beyond((candidate, baseline, exact), FLOOR, 1e-3) == 5
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_float64_results_outside_of_float32_still_have_a_spread(size: float) -> None:
     exact = torch.full((16, 16), size, dtype=torch.float64)
-    found = spread_of((torch.zeros(16, 16), torch.zeros(16, 16), exact), FLOOR)
+    found = measure_errors((torch.zeros(16, 16), torch.zeros(16, 16), exact), FLOOR)
     assert found is not None
-    assert found.own == pytest.approx(size)
-    assert found.own == pytest.approx(found.scale)
+    assert found.baseline_error == pytest.approx(size)
+    assert found.baseline_error == pytest.approx(found.scale)
 
 
 def test_errors_too_small_for_a_square_are_no_division_by_zero() -> None:
@@ -98,15 +107,15 @@ def test_errors_too_small_for_a_square_are_no_division_by_zero() -> None:
     near = exact.clone()
     near[3, 3] = 0.0
     exact[3, 3] = 1e-100
-    found = spread_of((near, near, exact), FLOOR)
+    found = measure_errors((near, near, exact), FLOOR)
     assert found is not None
-    assert found.own == pytest.approx(1e-100 / 16)
+    assert found.baseline_error == pytest.approx(1e-100 / 16)
     assert found.effective == 256
 
 
 def test_no_finite_element_is_no_spread() -> None:
     nothing = torch.full((4, 9), math.nan)
-    assert spread_of((nothing, nothing, nothing.double()), FLOOR) is None
+    assert measure_errors((nothing, nothing, nothing.double()), FLOOR) is None
 
 
 def test_a_sum_that_overflows_is_not_taken_for_an_infinity() -> None:

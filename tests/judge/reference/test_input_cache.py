@@ -16,9 +16,9 @@ from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference import input_cache
 from torch_cudal1.judge.reference import trial as trials
-from torch_cudal1.judge.reference.input_cache import Residents, message_bytes
+from torch_cudal1.judge.reference.input_cache import InputCache, message_bytes
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -26,19 +26,19 @@ REGION = linear_relu()
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(make_limits(Settings(), CPU), Contract()) as running:
         yield running
 
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_cache, "_ROOM_BYTES", 0)
+    monkeypatch.setattr(input_cache, "_HOST_BYTES", 0)
 
 
 @pytest.fixture
 def memory_is_short(no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "is_short", lambda device, size_bytes: True)
-    monkeypatch.setattr(trials, "kept_bytes", lambda device: 0)
+    monkeypatch.setattr(trials, "is_memory_short", lambda device, size_bytes: True)
+    monkeypatch.setattr(trials, "max_cached_bytes", lambda device: 0)
 
 
 def tried(child: Child, program: Program) -> Trial:
@@ -66,22 +66,22 @@ def half_the_batch() -> Program:
 def test_verdicts_are_the_same_with_room_for_hardly_any_set(
     child: Child, no_room: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, gone, admit = 0, 0, Residents.admit
+    most, gone, admit = 0, 0, InputCache.admit
 
-    def noted(self: Residents, *asked: object) -> list[str]:
+    def noted(self: InputCache, *asked: object) -> list[str]:
         nonlocal most, gone
         left = admit(self, *asked)  # type: ignore[arg-type]
         most, gone = max(most, len(self.sizes)), gone + len(left)
         return left
 
-    monkeypatch.setattr(Residents, "admit", noted)
+    monkeypatch.setattr(InputCache, "admit", noted)
     honest = tried(child, REGION.program)
     assert validate(honest).passed
     assert gone > 10
     assert most <= 5  # four threads want a set each, and one comes
     assert len(honest.samples) <= most
     honest.drop(*list(honest.samples.values()))
-    assert not honest.residents.sizes
+    assert not honest.input_cache.sizes
     wrong = tried(child, half_the_batch())
     assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
     wrong.drop(*list(wrong.samples.values()))
@@ -97,10 +97,10 @@ def test_where_memory_is_short_hardly_any_results_stay_and_the_verdicts_are_the_
         computed = [
             name
             for sample in self.samples.values()
-            for name in ("reference", "exact", "sway")
+            for name in ("expected", "exact", "sensitivity")
             if name in sample.__dict__
         ]
-        held.append(len(computed) + len(self.proven))
+        held.append(len(computed) + len(self.accepted_outputs))
         return run(self, *asked, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trial, "call_slot", counted)
@@ -108,18 +108,18 @@ def test_where_memory_is_short_hardly_any_results_stay_and_the_verdicts_are_the_
     assert validate(honest).passed
     assert len(held) > 30
     assert sum(count > 1 for count in held) <= 6  # 18 where they stay until a detector has ended
-    honest.let_go()
+    honest.drop_large_sets()
     assert not honest.samples
-    assert not honest.residents.sizes
+    assert not honest.input_cache.sizes
     wrong = tried(child, half_the_batch())
     assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
-    wrong.let_go()
+    wrong.drop_large_sets()
 
 
 def test_sets_that_are_small_stay_when_large_ones_are_let_go_of(child: Child) -> None:
     trial = tried(child, REGION.program)
     first = trial.draw("normal")
-    trial.let_go()
+    trial.drop_large_sets()
     assert list(trial.samples) == [first.name]
     trial.drop(first)
 
@@ -129,24 +129,24 @@ def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared
 ) -> None:
     trial = tried(child, REGION.program)
     first, _ = trial.draw("normal"), trial.draw("shifted")
-    sibling = trial.sibling(first)
+    sibling = trial.derive_sibling(first)
     before = trial.run(sibling).outputs[0]
     trial.draw("uniform")
-    assert sibling.name not in trial.residents.sizes
+    assert sibling.name not in trial.input_cache.sizes
     assert sibling.name not in trial.samples
     again = trial.run(sibling).outputs[0]
     assert before is not None
     assert again is not None
     assert torch.equal(before, again)
-    assert trial.residents.bases[sibling.name] == first.name
+    assert trial.input_cache.bases[sibling.name] == first.name
     trial.drop(*list(trial.samples.values()))
 
 
 def test_those_not_met_for_longest_go_first_and_none_that_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(input_cache, "_ROOM_BYTES", 100)
-    sets = Residents("cpu")
+    monkeypatch.setattr(input_cache, "_HOST_BYTES", 100)
+    sets = InputCache("cpu")
     assert [sets.admit(name, 30, "", ()) for name in "abc"] == [[], [], []]
     assert sets.meets("a")
     assert sets.admit("d", 30, "", ()) == ["b"]

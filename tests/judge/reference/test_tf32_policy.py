@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.functional_module import Flat
+from torch_cudal1.graph.functional_module import FunctionalModule
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
-from torch_cudal1.judge.checks import numerics
-from torch_cudal1.judge.checks.numerics import compared
-from torch_cudal1.judge.checks.parameters import _change
-from torch_cudal1.judge.reference.input_set import Sample
-from torch_cudal1.judge.reference.region_reference import RegionSubject, Result
-from torch_cudal1.judge.reference.tf32_policy import UsingRights, multiplies
+from torch_cudal1.judge.checks.parameters import _measure_change
+from torch_cudal1.judge.reference.compare import Comparison
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.output_comparison import compare_outputs
+from torch_cudal1.judge.reference.region_reference import RegionReference, Result
+from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding, uses_tf32
 
 X, W, M = (
     torch.randn(shape, generator=torch.Generator().manual_seed(5))
@@ -55,7 +55,7 @@ def loss(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_the_error_is_tf32s_in_a_class_that_has_the_right(
     function: Callable[..., Any], rights: tuple[str, ...], coarse: bool
 ) -> None:
-    with UsingRights(rights):
+    with Tf32OperandRounding(rights):
         found = function(X, W, M)
     exact = function(X.double(), W.double(), M.double())
     assert (loss(found, exact) > 1e-4) is coarse
@@ -66,7 +66,7 @@ def test_the_error_is_tf32s_in_a_class_that_has_the_right(
 def test_nan_infinity_and_other_dtypes_are_left_alone() -> None:
     x = X.clone()
     x[0, 0, 0, 0], x[1, 0, 0, 0] = float("nan"), float("inf")
-    with UsingRights(("conv",)):
+    with Tf32OperandRounding(("conv",)):
         found, half = F.conv2d(x, W), F.conv2d(X.bfloat16(), W.bfloat16())
     assert torch.equal(found.isnan(), F.conv2d(x, W).isnan())
     assert torch.equal(found.isinf(), F.conv2d(x, W).isinf())
@@ -74,37 +74,39 @@ def test_nan_infinity_and_other_dtypes_are_left_alone() -> None:
 
 
 def test_products_of_recurrent_layers_and_attention_are_not_meant() -> None:
-    assert not multiplies("lstm", ("conv", "matmul"))
-    assert not multiplies("_scaled_dot_product_flash_attention", ("conv", "matmul"))
+    assert not uses_tf32("lstm", ("conv", "matmul"))
+    assert not uses_tf32("_scaled_dot_product_flash_attention", ("conv", "matmul"))
 
 
-def judged(out: torch.Tensor, rights: tuple[str, ...]) -> numerics.Comparison:
+def judged(out: torch.Tensor, rights: tuple[str, ...]) -> Comparison:
     """One output beside eager's convolution, which is as exact as fp32 can be."""
 
     def granted(inputs: Any) -> Any:
         if "conv" not in rights:
             return None
-        with UsingRights(rights):
+        with Tf32OperandRounding(rights):
             return [convolved(X, W, M)]
 
-    subject = SimpleNamespace(granted=granted)
+    subject = SimpleNamespace(eager_with_tf32=granted)
     facts, contract = SimpleNamespace(longest_reduction=72), SimpleNamespace(precision="match")
-    trial: Any = SimpleNamespace(subject=subject, facts=facts, contract=contract, proven={})
+    trial: Any = SimpleNamespace(
+        reference=subject, facts=facts, contract=contract, accepted_outputs={}
+    )
     exact = [convolved(X.double(), W.double(), M.double())]
-    sample = Sample(
+    sample = InputSet(
         "s",
         "normal",
         [X, W, M],
         lambda inputs: Result([convolved(X, W, M)], [None]),
         lambda inputs: exact,
     )
-    ((_, found),) = compared(trial, sample, [out])
+    ((_, found),) = compare_outputs(trial, sample, [out])
     return found
 
 
 def in_tf32() -> torch.Tensor:
     """What a kernel of TF32 products yields, summed in another order."""
-    with UsingRights(("conv",)):
+    with Tf32OperandRounding(("conv",)):
         return F.relu(F.conv2d(X.flip(1), W.flip(1))) + 0.1
 
 
@@ -136,18 +138,20 @@ def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(
     """Eager's own change is fp32's; a candidate in TF32 reproduces it within TF32's error."""
 
     def granted(inputs: Any) -> Any:
-        with UsingRights(rights):
+        with Tf32OperandRounding(rights):
             return [convolved(*inputs)] if rights else None
 
-    def sample(w: torch.Tensor) -> tuple[Sample, list[torch.Tensor | None]]:
-        with UsingRights(("conv",)):
+    def sample(w: torch.Tensor) -> tuple[InputSet, list[torch.Tensor | None]]:
+        with Tf32OperandRounding(("conv",)):
             ours = convolved(X.flip(1), w.flip(1), M)
         exact = [convolved(X.double(), w.double(), M.double())]
         eager = Result([convolved(X, w, M)], [None])
-        return Sample("s", "normal", [X, w, M], lambda inputs: eager, lambda inputs: exact), [ours]
+        return InputSet("s", "normal", [X, w, M], lambda inputs: eager, lambda inputs: exact), [
+            ours
+        ]
 
-    trial: Any = SimpleNamespace(subject=SimpleNamespace(granted=granted))
-    found = _change(trial, sample(W), sample(W * 1.3), 0)
+    trial: Any = SimpleNamespace(reference=SimpleNamespace(eager_with_tf32=granted))
+    found = _measure_change(trial, sample(W), sample(W * 1.3), 0)
     assert found is not None
     assert found.seen
     assert (found.error <= found.limit) is passes
@@ -155,14 +159,16 @@ def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(
 
 def test_a_region_of_convolutions_tells_what_its_rights_are_worth() -> None:
     region = lower_one(Convolution(), (X, W))
-    coarse = RegionSubject(region, Contract("match", ("conv",)), torch.device("cpu")).granted(
-        [X, W]
-    )
+    coarse = RegionReference(
+        region, Contract("match", ("conv",)), torch.device("cpu")
+    ).eager_with_tf32([X, W])
     assert coarse is not None
     assert coarse[0] is not None
     assert 1e-4 < loss(coarse[0], F.conv2d(X.double(), W.double())) < 1e-3
     for contract in (Contract("match", ("matmul",)), Contract("strict", ("conv",)), Contract()):
-        assert RegionSubject(region, contract, torch.device("cpu")).granted([X, W]) is None
+        assert (
+            RegionReference(region, contract, torch.device("cpu")).eager_with_tf32([X, W]) is None
+        )
 
 
 class Convolution(nn.Module):
@@ -174,5 +180,5 @@ class Convolution(nn.Module):
 
 def lower_one(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Region:
     with torch.no_grad():
-        (graph,) = trace(Flat(module, inputs, {}), list(inputs)).graphs
+        (graph,) = trace(FunctionalModule(module, inputs, {}), list(inputs)).graphs
     return lower(graph.module, static=graph.static, name="one").region

@@ -17,13 +17,13 @@ from tests.judge.programs import candidate, linear_relu
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Candidate, Contract, Rejected
-from torch_cudal1.judge import Job, Ranking, judge
+from torch_cudal1.judge import BaselineRanking, EvaluationConfig, evaluate_candidate
 from torch_cudal1.judge.sandbox import child as child_module
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
-RANKING = Ranking(Candidate(REGION.program, "eager", "baseline"), {"eager": 100.0})
+RANKING = BaselineRanking(Candidate(REGION.program, "eager", "baseline"), {"eager": 100.0})
 ATTACKS = {  # what the child does instead of answering "run", the detector, a word of the reason
     "segfault": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "resource", "SIGSEGV"),
     "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "resource", "SIGKILL"),
@@ -66,10 +66,10 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         import sys
         from torch_cudal1.judge import worker
         FD = int(sys.argv[1])
-        original = worker.VERBS["run"]
+        original = worker.HANDLERS["run"]
         def run(session, request):
             {body}
-        worker.VERBS["run"] = run
+        worker.HANDLERS["run"] = run
         if __name__ == "__main__":
             worker.main(FD)
         """
@@ -96,9 +96,11 @@ def test_a_child_that_misbehaves_is_a_rejected_value(evil, name: str) -> None:
     body, detector, word = ATTACKS[name]
     evil(body)
     limit = 4.0 if name in ("hang", "garbage", "huge_frame", "old_nonce") else 60.0
-    job = Job(Settings(candidate_timeout_s=limit, memory_limit_gib=4.0), Contract(), CPU)
+    job = EvaluationConfig(
+        Settings(candidate_timeout_s=limit, memory_limit_gib=4.0), Contract(), CPU
+    )
     started = time.monotonic()
-    decision = judge(REGION, candidate(REGION.program), RANKING, job).decision
+    decision = evaluate_candidate(REGION, candidate(REGION.program), RANKING, job).decision
     assert isinstance(decision, Rejected)
     assert decision.detector == detector, decision
     assert word in decision.reason
@@ -107,7 +109,9 @@ def test_a_child_that_misbehaves_is_a_rejected_value(evil, name: str) -> None:
 
 def test_noise_on_standard_output_is_no_crime(evil) -> None:
     evil("print('PASS', flush=True); return original(session, request)")
-    judgement = judge(REGION, candidate(REGION.program), RANKING, Job(Settings(), Contract(), CPU))
+    judgement = evaluate_candidate(
+        REGION, candidate(REGION.program), RANKING, EvaluationConfig(Settings(), Contract(), CPU)
+    )
     assert judgement.verdict.passed, judgement.verdict.failure
 
 
@@ -163,7 +167,12 @@ def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(
     monkeypatch.setattr(child_module, "make_scratch", lambda: made.append(real()) or made[-1])
     monkeypatch.setattr(child_module, "WORKER", "there_is_no_such_module")
     with pytest.raises(SandboxError, match="there_is_no_such_module"):
-        judge(REGION, candidate(REGION.program), RANKING, Job(Settings(), Contract(), CPU))
+        evaluate_candidate(
+            REGION,
+            candidate(REGION.program),
+            RANKING,
+            EvaluationConfig(Settings(), Contract(), CPU),
+        )
     assert made
     assert not any(path.exists() for path in made)
 

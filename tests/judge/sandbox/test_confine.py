@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.judge.sandbox.confine import landlock, process_identity, seccomp
-from torch_cudal1.judge.sandbox.confine.landlock import Reach
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
-from torch_cudal1.judge.sandbox.start import end, launch
+from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
+from torch_cudal1.judge.sandbox.start import end_process, launch_process
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 ALLOWED = 0x7FFF0000
@@ -100,10 +100,10 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(
     phase: seccomp.Phase, whose: str, number: int, args: tuple[int, ...], expected: int
 ) -> None:
     own = whose == "own"
-    filters = [seccomp.rules("build", own=own)] + (
-        [seccomp.rules("run", own=own, pid=ME)] if phase == "run" else []
+    filters = [seccomp.list_rules("build", own=own)] + (
+        [seccomp.list_rules("run", own=own, pid=ME)] if phase == "run" else []
     )
-    found = [outcome(seccomp.assemble(rules), number, args) for rules in filters]
+    found = [outcome(seccomp.assemble_filter(rules), number, args) for rules in filters]
     assert (
         max(found) == expected
     )  # the strictest of the filters that lie on top of each other decides
@@ -111,35 +111,37 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(
 
 def test_a_call_by_another_architectures_numbers_is_refused() -> None:
     assert (
-        outcome(seccomp.assemble(seccomp.rules("build", own=True)), 0, (), arch=0x40000003)
+        outcome(
+            seccomp.assemble_filter(seccomp.list_rules("build", own=True)), 0, (), arch=0x40000003
+        )
         == errno.ENOSYS
     )
 
 
 def test_a_filter_has_room_for_its_jumps() -> None:
     for phase in ("build", "run"):
-        code = seccomp.assemble(seccomp.rules(phase, own=False))
+        code = seccomp.assemble_filter(seccomp.list_rules(phase, own=False))
         assert len(code) < 4096
         assert all(0 <= yes < 256 and 0 <= no < 256 for _, yes, no, _ in code)
 
 
 def test_the_digest_tells_filters_apart_and_not_processes() -> None:
     digests = {
-        seccomp.digest(seccomp.rules(phase, own=own))
+        seccomp.digest_filter(seccomp.list_rules(phase, own=own))
         for phase in ("build", "run")
         for own in (True, False)
     }
     assert len(digests) == 3  # what "run" adds is alike for both
-    assert seccomp.digest(seccomp.rules("run", own=True)) != seccomp.digest(
-        seccomp.rules("run", own=True, pid=ME)
+    assert seccomp.digest_filter(seccomp.list_rules("run", own=True)) != seccomp.digest_filter(
+        seccomp.list_rules("run", own=True, pid=ME)
     )
 
 
 def test_a_plan_survives_the_command_line() -> None:
-    plan = Plan(
+    plan = LaunchPlan(
         7,
         "/s",
-        Reach(("/usr",), ("/x",), ("/s",), ("/dev/null",)),
+        FilesystemAccess(("/usr",), ("/x",), ("/s",), ("/dev/null",)),
         61200,
         (2,),
         False,
@@ -147,8 +149,8 @@ def test_a_plan_survives_the_command_line() -> None:
         {"CORE": 0},
         300,
     )
-    assert Plan.from_json(plan.to_json()) == plan
-    assert Plan.from_json(Plan(7, "/s").to_json()) == Plan(7, "/s")
+    assert LaunchPlan.from_json(plan.to_json()) == plan
+    assert LaunchPlan.from_json(LaunchPlan(7, "/s").to_json()) == LaunchPlan(7, "/s")
 
 
 @pytest.fixture
@@ -162,15 +164,15 @@ def variables() -> dict[str, str]:
 
 
 def ran(
-    scratch: Path, code: str, plan: Plan | None = None, *, stop_after_s: float = 0.0
+    scratch: Path, code: str, plan: LaunchPlan | None = None, *, stop_after_s: float = 0.0
 ) -> tuple[int, bytes, float]:
     """Exit code, output and seconds of Python code under the launcher; told to stop after a while
     if that is not 0.
     """
     with tempfile.TemporaryFile() as log:
         begin = time.monotonic()
-        process = launch(
-            plan or Plan(os.getpid(), str(scratch)),
+        process = launch_process(
+            plan or LaunchPlan(os.getpid(), str(scratch)),
             [sys.executable, "-S", "-c", code],
             variables(),
             fds=(),
@@ -178,7 +180,7 @@ def ran(
         )
         if stop_after_s:
             time.sleep(stop_after_s)
-            end(process)
+            end_process(process)
         code_of_end = process.wait(60)
         log.seek(0)
         return code_of_end, log.read(), time.monotonic() - begin
@@ -265,14 +267,14 @@ def test_a_fork_bomb_is_defused(scratch: Path) -> None:
         HOLD
         + "\nwhile True:\n  try: os.fork()\n  except OSError: open('full', 'w').close(); time.sleep(0.05)"
     )
-    plan = Plan(os.getpid(), str(scratch), uid=None, processes=40)
-    before = process_identity.threads_of(os.getuid())
+    plan = LaunchPlan(os.getpid(), str(scratch), uid=None, processes=40)
+    before = process_identity.count_threads(os.getuid())
     if os.getuid() == 0:  # the system counts no processes of root's
         scratch.chmod(0o777)
-        plan = Plan(
+        plan = LaunchPlan(
             os.getpid(),
             str(scratch),
-            Reach(read=("/",), write=(str(scratch),)),
+            FilesystemAccess(read=("/",), write=(str(scratch),)),
             uid=61183,
             keep=(1,),
             processes=40,
@@ -280,7 +282,7 @@ def test_a_fork_bomb_is_defused(scratch: Path) -> None:
     _, _, seconds = ran(scratch, bomb, plan, stop_after_s=2.0)
     assert (scratch / "full").exists(), "the limit was never met"
     assert seconds < 30
-    assert process_identity.threads_of(61183 if os.getuid() == 0 else os.getuid()) <= (
+    assert process_identity.count_threads(61183 if os.getuid() == 0 else os.getuid()) <= (
         0 if os.getuid() == 0 else before + 5
     )
 
@@ -307,7 +309,7 @@ os.kill(os.getpid(), 9)
 
 @linux
 def test_a_confinement_that_cannot_be_had_starts_nothing(scratch: Path) -> None:
-    plan = Plan(os.getpid(), str(scratch), rlimits={"NOFILE": 2})
+    plan = LaunchPlan(os.getpid(), str(scratch), rlimits={"NOFILE": 2})
     status, output, _ = ran(scratch, "open('started', 'w')", plan)
     assert status != 0
     assert not (scratch / "started").exists()
@@ -315,7 +317,7 @@ def test_a_confinement_that_cannot_be_had_starts_nothing(scratch: Path) -> None:
 
 
 @linux
-@pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+@pytest.mark.skipif(not landlock.find_version(), reason="this kernel has no Landlock")
 def test_landlock_leaves_what_it_is_told_and_nothing_else(scratch: Path) -> None:
     (scratch / "in").mkdir()
     (scratch / "out").mkdir()
@@ -330,10 +332,10 @@ def test_landlock_leaves_what_it_is_told_and_nothing_else(scratch: Path) -> None
         "/etc/ld.so.cache",
         *variables().values(),
     )
-    plan = Plan(
+    plan = LaunchPlan(
         os.getpid(),
         str(scratch),
-        Reach(tuple(p for p in python if p.startswith("/")), (), (str(scratch / "in"),)),
+        FilesystemAccess(tuple(p for p in python if p.startswith("/")), (), (str(scratch / "in"),)),
     )
     code = """
 import os

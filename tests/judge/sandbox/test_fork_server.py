@@ -17,11 +17,11 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.reference.source_reference import read_reference
-from torch_cudal1.judge.sandbox.child import Child, limits_for
-from torch_cudal1.judge.sandbox.fork_server import Nursery
+from torch_cudal1.judge.sandbox.child import Child, make_limits
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
 
 CPU = torch.device("cpu")
-LIMITS = replace(limits_for(Settings(), CPU), threads=1)
+LIMITS = replace(make_limits(Settings(), CPU), threads=1)
 SPY = """
 import os, torch
 class Model(torch.nn.Module):
@@ -44,14 +44,14 @@ def test_a_forked_child_serves_and_holds_no_secret_of_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET_API_KEY", "do-not-tell")
-    with Nursery() as nursery:
-        with Child(LIMITS, Contract(), nursery=nursery) as child:
+    with ForkServer() as fork_server:
+        with Child(LIMITS, Contract(), fork_server=fork_server) as child:
             seen = told(child)
             assert "TMPDIR" in seen
             assert "do-not-tell" not in seen
         with (
-            Child(LIMITS, Contract(), nursery=nursery) as one,
-            Child(LIMITS, Contract(), nursery=nursery) as other,
+            Child(LIMITS, Contract(), fork_server=fork_server) as one,
+            Child(LIMITS, Contract(), fork_server=fork_server) as other,
         ):
             assert one.pid != other.pid
             os.kill(one.pid, signal.SIGKILL)
@@ -59,24 +59,25 @@ def test_a_forked_child_serves_and_holds_no_secret_of_the_user(
 
 
 def test_what_forks_asks_nvml_for_gpus_and_its_children_ask_as_ever() -> None:
-    with Nursery() as nursery:
+    with ForkServer() as fork_server:
         assert (
-            b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in Path(f"/proc/{nursery.pid}/environ").read_bytes()
+            b"PYTORCH_NVML_BASED_CUDA_CHECK=1"
+            in Path(f"/proc/{fork_server.pid}/environ").read_bytes()
         )
-        with Child(LIMITS, Contract(), nursery=nursery) as child:
+        with Child(LIMITS, Contract(), fork_server=fork_server) as child:
             assert "'PYTORCH_NVML" not in told(
                 child
             )  # in os.environ; /proc has what the forking process was started with
 
 
 def test_children_end_with_what_forked_them_and_no_more_can_be_had() -> None:
-    nursery = Nursery()
-    child = Child(LIMITS, Contract(), nursery=nursery)
-    nursery.close()
+    fork_server = ForkServer()
+    child = Child(LIMITS, Contract(), fork_server=fork_server)
+    fork_server.close()
     deadline = time.monotonic() + 30
     while Path(f"/proc/{child.pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child.pid}").exists()
     child.close()
     with pytest.raises(SandboxError, match="the process that forks children is gone"):
-        Child(LIMITS, Contract(), nursery=nursery)
+        Child(LIMITS, Contract(), fork_server=fork_server)

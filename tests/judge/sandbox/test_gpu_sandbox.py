@@ -10,24 +10,24 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import probe
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.sandbox.confine import landlock, seccomp
-from torch_cudal1.judge.worker.modules import CallForm, pack
+from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
 able = pytest.mark.skipif(
-    not landlock.version() or not seccomp.supported(),
+    not landlock.find_version() or not seccomp.is_supported(),
     reason="no Landlock or no filter here: level 1 only",
 )
 CUDA = torch.device("cuda", 0)
-FORM = CallForm(
+FORM = CallSpec(
     "ModelNew",
-    pack({"args": [], "kwargs": {}}, None),
+    pack_arguments({"args": [], "kwargs": {}}, None),
     (),
-    pack({"args": [torch.ones(1)], "kwargs": {}}, []),
+    pack_arguments({"args": [torch.ones(1)], "kwargs": {}}, []),
 ).to_json()
 WORK = """
 import torch
@@ -78,8 +78,8 @@ def load(child: Child, text: str) -> None:
 @pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize("phase", ["build", "run"])
 def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
-    limits = limits_for(Settings(), CUDA, trust="foreign", phase=phase)  # type: ignore[arg-type]
-    probed = probe.measure(limits, level)
+    limits = make_limits(Settings(), CUDA, trust="foreign", phase=phase)  # type: ignore[arg-type]
+    probed = probe.probe_level(limits, level)
     print(probed.why)
     if level == 3 and probed.error and "namespace" in probed.error:
         pytest.skip(probed.error)
@@ -91,13 +91,13 @@ def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
 
 @able
 def test_own_code_with_a_gpu_is_confined_at_level_2() -> None:
-    probed = probe.measure(limits_for(Settings(), CUDA), 2)
+    probed = probe.probe_level(make_limits(Settings(), CUDA), 2)
     assert probed.level == 2, probed.why
 
 
 @able
 def test_strangers_work_on_the_gpu_in_the_run_phase() -> None:
-    with Child(limits_for(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
+    with Child(make_limits(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
         assert child.confinement.level >= 2, child.confinement
         load(child, WORK)
         with pytest.raises(CandidateFailure, match="PermissionError"):
@@ -108,7 +108,7 @@ def test_strangers_work_on_the_gpu_in_the_run_phase() -> None:
 @pytest.mark.parametrize("trust", ["own", "foreign"])
 def test_triton_compiles_in_the_build_phase(trust: str) -> None:
     with Child(
-        replace(limits_for(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()
+        replace(make_limits(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()
     ) as child:  # type: ignore[arg-type]
         assert child.confinement.level >= 2, child.confinement
         load(child, COMPILED)
@@ -116,7 +116,7 @@ def test_triton_compiles_in_the_build_phase(trust: str) -> None:
 
 @able
 def test_pytorchs_share_of_the_gpu_is_capped_for_strangers() -> None:
-    with Child(limits_for(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
+    with Child(make_limits(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
         with pytest.raises(CandidateFailure, match="out of memory") as caught:
             load(child, GREEDY)
         assert caught.value.detector == "resource"
@@ -126,6 +126,6 @@ def test_pytorchs_share_of_the_gpu_is_capped_for_strangers() -> None:
 @able
 def test_inductor_s_workers_in_a_child_of_ours_see_the_gpu() -> None:
     """They ask CUDA in processes of their own, and compile nothing where there is no answer."""
-    with Child(limits_for(Settings(), CUDA), Contract()) as child:
+    with Child(make_limits(Settings(), CUDA), Contract()) as child:
         assert child.confinement.level == 2, child.confinement.missing
         load(child, WORKERS)

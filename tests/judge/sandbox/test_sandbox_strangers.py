@@ -19,21 +19,21 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import probe
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits, make_limits
 from torch_cudal1.judge.sandbox.confine import landlock, seccomp
+from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
-from torch_cudal1.judge.worker.modules import CallForm, pack
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
-    not landlock.version() or not seccomp.supported(),
+    not landlock.find_version() or not seccomp.is_supported(),
     reason="strangers are refused here: level 1 only",
 )
-FORM = CallForm(
+FORM = CallSpec(
     "ModelNew",
-    pack({"args": [], "kwargs": {}}, None),
+    pack_arguments({"args": [], "kwargs": {}}, None),
     (),
-    pack({"args": [torch.ones(1)], "kwargs": {}}, []),
+    pack_arguments({"args": [torch.ones(1)], "kwargs": {}}, []),
 ).to_json()
 # what the kernel answers
 STOPPED = r"(OSError|PermissionError|FileNotFoundError|ProcessLookupError|ValueError): "
@@ -147,11 +147,11 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, obje
 @pytest.fixture(scope="module", params=[2, 3], ids=["level 2", "level 3"])
 def child(request: pytest.FixtureRequest) -> Iterator[Child]:
     limits = Limits(CPU, 30.0, trust="foreign", phase="run")
-    only = probe.measure(limits, request.param)
+    only = probe.probe_level(limits, request.param)
     if only.level < request.param:
         pytest.skip(f"not to be had here: {only.why}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "survey", lambda _: (only,))
+        patch.setattr(probe, "find_levels", lambda _: (only,))
         with foreign() as running:
             yield running
 
@@ -193,7 +193,7 @@ def test_tensors_travel_both_ways(child: Child) -> None:
 
 
 def test_allocating_all_memory_is_a_reason_and_the_next_child_works() -> None:
-    limits = limits_for(
+    limits = make_limits(
         Settings(memory_limit_gib=1.0, candidate_timeout_s=60.0), CPU, trust="foreign", phase="run"
     )
     with Child(limits, Contract()) as child:
@@ -205,8 +205,8 @@ def test_allocating_all_memory_is_a_reason_and_the_next_child_works() -> None:
 
 
 def test_strangers_have_a_memory_limit_without_a_setting() -> None:
-    assert limits_for(Settings(), CPU, trust="foreign").memory_bytes > 0
-    assert limits_for(Settings(), CPU).memory_bytes == 0
+    assert make_limits(Settings(), CPU, trust="foreign").memory_bytes > 0
+    assert make_limits(Settings(), CPU).memory_bytes == 0
 
 
 def test_printing_without_end_fills_nothing_and_ends_at_the_deadline() -> None:

@@ -41,7 +41,7 @@ def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(
 APPLIED = """
 import sys
 import torch
-from torch_cudal1.judge import rights
+from torch_cudal1.judge.wire import precision_rights as rights
 from torch_cudal1.ir.records import Contract
 
 def said():
@@ -70,19 +70,19 @@ import sys
 import torch
 from torch._dynamo.utils import counters
 from tests.judge.programs import candidate, linear_relu, subject
-from torch_cudal1.judge import warm
-from torch_cudal1.judge.sandbox.limits import limits_for
+from torch_cudal1.judge.sandbox import worker_pool
+from torch_cudal1.judge.sandbox.limits import make_limits
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.runner import build_runner
 from torch_cudal1.ir.records import Candidate, Contract
 from torch_cudal1.core.settings import Settings
 
 cpu, region = torch.device("cpu"), linear_relu()
-with warm.kept_warm(), warm.lent(limits_for(Settings(), cpu), Contract()) as child:
+with worker_pool.pool_scope(), worker_pool.acquire(make_limits(Settings(), cpu), Contract()) as child:
     asked = Trial(subject(region), candidate(region.program), Contract(), cpu, child)
     asked.load("candidate", Candidate(region.program, "inductor", "baseline"))
     asked.run(asked.draw("normal"))
-build(region.program, "inductor", cpu)
+build_runner(region.program, "inductor", cpu)
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
 """
 

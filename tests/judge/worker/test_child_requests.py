@@ -14,7 +14,7 @@ from tests.judge.programs import linear_relu
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import child as child_module
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.wire.channel import Channel, load_tensors
 from torch_cudal1.judge.wire.transport import write_payloads
 
@@ -26,7 +26,7 @@ SLOT = "reference"
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child(limits_for(Settings(), CPU), Contract()) as one:
+    with Child(make_limits(Settings(), CPU), Contract()) as one:
         payloads = write_payloads(PROGRAM, one.new_file())
         one.call(
             "load",

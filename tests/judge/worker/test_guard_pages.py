@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_cudal1.judge.reference.compare import same_bits
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 from torch_cudal1.judge.worker.guard_pages import SIDES, Side, at_edge
 
 DEVICES = [

@@ -26,8 +26,8 @@ print(given_back, faults())
 """
 _FILLED = """
 import torch
-from torch_cudal1.judge.worker.heap import filled
-with filled(0xA5) as done:
+from torch_cudal1.judge.worker.heap import fill_fresh
+with fill_fresh(0xA5) as done:
     assert done, "glibc does not fill"
     assert (torch.empty(1 << 12, dtype=torch.uint8) == 0xA5).all()
 """

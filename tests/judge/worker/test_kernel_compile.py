@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudal1.judge.worker.kernel_compile import compile_ahead, launching_nothing
+from torch_cudal1.judge.worker.kernel_compile import compile_ahead, skip_launches
 
 jit = pytest.importorskip("triton.runtime.jit")
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def test_a_launch_compiles_and_does_no_more_until_the_block_ends(
     runs: list[tuple[bool, dict[str, Any]]],
 ) -> None:
     before = jit.JITFunction.run
-    with suppress(ValueError), launching_nothing():
+    with suppress(ValueError), skip_launches():
         jit.JITFunction.run(object(), 1, grid=(2,), warmup=False, BLOCK=4)
         raise ValueError
     assert runs == [(True, {"grid": (2,), "BLOCK": 4})]

@@ -16,34 +16,35 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from torch_cudal1.api.fleet.fleet_worker import perform
+from torch_cudal1.api.fleet.fleet_worker import run_task
 from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
-from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ir.records import Entry, Miss
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Entry
 from torch_cudal1.store.cache.entry_file import decode_entry
-from torch_cudal1.store.cache.files import NotStored, files_under, read_file, write_file
+from torch_cudal1.store.cache.files import files_under, read_file, write_file
 from torch_cudal1.store.cache.local_cache import LocalCache
 
-__all__ = ["RayCrew", "store", "work"]
+__all__ = ["RayPool", "store_files", "run_on_cluster"]
 
-_MARK = "cluster-"
-_LIMIT_BYTES = 4 << 30
+_MARKER_PREFIX = "cluster-"
+MAX_FILE_BYTES = 4 << 30
 
 
-class RayCrew:
+class RayPool:
     """Workers of a Ray cluster: the one at `address` ("auto": found by Ray; None: one started
     here).
     """
 
-    def __init__(self, order: Order, address: str | None = "auto", ray: Any = None) -> None:
+    def __init__(self, order: WarmupOrder, address: str | None = "auto", ray: Any = None) -> None:
         if order.settings.offline:
             raise SettingError(
                 "cluster",
                 address,
                 "no cluster while the setting 'offline' is on: it is reached by network",
             )
-        self._order, self._ray = order, ray or _library()
+        self._order, self._ray = order, ray or _import_ray()
         if not self._ray.is_initialized():
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -60,24 +61,24 @@ class RayCrew:
                 "cluster", address, f"a Ray cluster with a {kind}; this one has none"
             )
         self._remote = self._ray.remote(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})(
-            work
+            run_on_cluster
         )
-        self._mark = order.settings.cache_dir / "warmup" / f"{_MARK}{secrets.token_hex(8)}"
+        self._mark = order.settings.cache_dir / "warmup" / f"{_MARKER_PREFIX}{secrets.token_hex(8)}"
         shared = write_file(self._mark, b"this machine's cache\n")
-        self._seen = "" if isinstance(shared, NotStored) else str(self._mark)
+        self._seen = "" if isinstance(shared, Refusal) else str(self._mark)
 
     @property
     def size(self) -> int:
         """GPUs of the cluster, or its CPUs where tasks need no GPU."""
         return self._size
 
-    def submit(self, task: Task, say: Progress) -> Answer:
+    def submit(self, task: WarmupTask, progress: Progress) -> WarmupAnswer:
         """The answer, when the cluster has it. Raises WorkerDiedError for whatever ended the task's
         process.
         """
-        say("given to the cluster", None)
+        progress("given to the cluster", None)
         try:
-            told = self._ray.get(
+            message = self._ray.get(
                 self._remote.remote(
                     self._order.to_json(), _absolute(task.target), task.signature, self._seen
                 )
@@ -86,8 +87,8 @@ class RayCrew:
             raise WorkerDiedError(
                 "a worker of the cluster", str(error).strip().splitlines()[-1]
             ) from error
-        answer = Answer.from_json(told["answer"])
-        refused = store(told["files"], LocalCache(self._order.settings.cache_dir))
+        answer = WarmupAnswer.from_json(message["answer"])
+        refused = store_files(message["files"], LocalCache(self._order.settings.cache_dir))
         if refused and answer.result is not None and not answer.result.error:
             raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
         result = answer.result and replace(
@@ -102,20 +103,22 @@ class RayCrew:
         self._ray.shutdown()
 
 
-def work(order: Mapping[str, Any], target: str, signature: str, mark: str) -> dict[str, Any]:
+def run_on_cluster(
+    order: Mapping[str, Any], target: str, signature: str, mark: str
+) -> dict[str, Any]:
     """What runs on a machine of the cluster: the answer, and the files of the cache if that machine
     has one of its own.
     """
-    told, task = Order.from_json(order), Task(target, signature)
+    warmup_order, task = WarmupOrder.from_json(order), WarmupTask(target, signature)
 
-    def say(what: str, fraction: float | None) -> None:
+    def ignore_progress(what: str, fraction: float | None) -> None:
         """Nobody listens there."""
 
     if mark and Path(mark).is_file():
-        return {"answer": perform(told, task, say).to_json(), "files": {}}
+        return {"answer": run_task(warmup_order, task, ignore_progress).to_json(), "files": {}}
     with tempfile.TemporaryDirectory(prefix="cudal1-cluster-") as folder:
         root = Path(folder)
-        answer = perform(told.with_cache(root), task, say)
+        answer = run_task(warmup_order.with_cache(root), task, ignore_progress)
         paths = [
             path
             for suffix in (".safetensors", ".json")
@@ -127,34 +130,32 @@ def work(order: Mapping[str, Any], target: str, signature: str, mark: str) -> di
         }
 
 
-def store(files: Mapping[str, bytes], cache: LocalCache) -> str:
+def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
     """Store the files of another cache that are whole and belong where they say; why not, or ""."""
     with tempfile.TemporaryDirectory(prefix="cudal1-cluster-") as folder:
-        root, places = Path(folder), []
+        root, paths = Path(folder), []
         for name, data in files.items():
-            place = PurePosixPath(name)
-            if place.is_absolute() or ".." in place.parts or place.parts[:1] != ("v1",):
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("v1",):
                 return f"{name!r} is no place in a cache"
-            write_file(root / place, data)
-            places.append(place)
+            write_file(root / path, data)
+            paths.append(path)
         if broken := LocalCache(root).verify():
             return f"{broken[0].path.relative_to(root)}: {broken[0].reason}"
-        for place in places:
-            data = (root / place).read_bytes()
-            stored = (
-                NotStored("")
-                if _known(data, cache.root / place)
-                else write_file(cache.root / place, data)
-            )
-            if isinstance(stored, NotStored) and stored.reason:
+        for path in paths:
+            data = (root / path).read_bytes()
+            if _is_decided(data, cache.root / path):
+                continue
+            stored = write_file(cache.root / path, data)
+            if isinstance(stored, Refusal):
                 return stored.reason
     return ""
 
 
-def _known(data: bytes, path: Path) -> bool:
+def _is_decided(data: bytes, path: Path) -> bool:
     """Whether `path` holds a decision of the same key, made on the same kind of machine."""
-    held = read_file(path, _LIMIT_BYTES)
-    new, old = decode_entry(data), held if isinstance(held, Miss) else decode_entry(held)
+    file = read_file(path, MAX_FILE_BYTES)
+    new, old = decode_entry(data), file if isinstance(file, Refusal) else decode_entry(file)
     return isinstance(new, Entry) and isinstance(old, Entry) and new.target == old.target
 
 
@@ -165,7 +166,7 @@ def _absolute(target: str) -> str:
     return f"{path.resolve()}{colon}{name}" if path.is_file() else target
 
 
-def _library() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:

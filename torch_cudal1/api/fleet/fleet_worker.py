@@ -19,20 +19,22 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from torch_cudal1.api.fleet.task import Answer, Order, Task, seen_of
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
 from torch_cudal1.api.recording.replay import in_mode, recorded_calls
 from torch_cudal1.api.targets import Loaded, load, try_call
 from torch_cudal1.api.warmup import warm
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.recording_file import ReadBack
+from torch_cudal1.store.recording_file import RecordingContents
 
-__all__ = ["main", "perform"]
+__all__ = ["main", "run_task"]
 
-_GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
+SHUTDOWN_GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
 
 
-def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) -> Answer:
+def run_task(
+    order: WarmupOrder, task: WarmupTask, progress: Callable[[str, float | None], None]
+) -> WarmupAnswer:
     """Warm one task in this process. What fails is part of the answer; only what ends the process
     is not.
     """
@@ -41,20 +43,23 @@ def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) 
         (loaded,) = load(task.target, device=order.device)
         try_call(loaded)
         if task.signature:
-            return _at_recorded_form(task, loaded, settings, say)
+            return _run_recorded_call(task, loaded, settings, progress)
     except TargetError as error:
-        return Answer(task, unusable=str(error))
-    return Answer(task, warm(loaded, settings, progress=say, training=order.training))
+        return WarmupAnswer(task, unusable=str(error))
+    return WarmupAnswer(task, warm(loaded, settings, progress=progress, training=order.training))
 
 
-def _at_recorded_form(
-    task: Task, loaded: Loaded, settings: Settings, say: Callable[[str, float | None], None]
-) -> Answer:
+def _run_recorded_call(
+    task: WarmupTask,
+    loaded: Loaded,
+    settings: Settings,
+    progress: Callable[[str, float | None], None],
+) -> WarmupAnswer:
     """The target as production called it, in the modes of that call. Raises TargetError where it
     never did.
     """
     try:
-        (call,) = recorded_calls(loaded, ReadBack((seen_of(task.signature),), ()))
+        (call,) = recorded_calls(loaded, RecordingContents((call_record_of(task.signature),), ()))
     except (ValueError, TypeError, LookupError) as error:
         if isinstance(error, TargetError):
             raise
@@ -64,7 +69,9 @@ def _at_recorded_form(
     if call.problem:
         raise TargetError(task.label, call.problem)
     with in_mode(call):
-        return Answer(task, warm(call.loaded, settings, progress=say, training=call.mode.grad))
+        return WarmupAnswer(
+            task, warm(call.loaded, settings, progress=progress, training=call.mode.grad)
+        )
 
 
 def main(descriptor: int) -> int:
@@ -80,16 +87,18 @@ def main(descriptor: int) -> int:
         def write(value: Any) -> None:
             print(json.dumps(value), file=out, flush=True)
 
-        order: Order | None = None
+        order: WarmupOrder | None = None
         while (line := lines.get()) is not None:
-            told = json.loads(line)
+            message = json.loads(line)
             if order is None:
-                os.sched_setaffinity(0, told["cores"])
-                order = Order.from_json(told["order"])
+                os.sched_setaffinity(0, message["cores"])
+                order = WarmupOrder.from_json(message["order"])
                 write({"ready": True})
                 continue
-            task = Task(told["target"], told["signature"])
-            answer = perform(order, task, lambda what, fraction: write({"say": [what, fraction]}))
+            task = WarmupTask(message["target"], message["signature"])
+            answer = run_task(
+                order, task, lambda activity, fraction: write({"say": [activity, fraction]})
+            )
             write({"answer": answer.to_json()})
     return 0
 
@@ -100,12 +109,12 @@ def _listen(lines: queue.Queue[str | None]) -> None:
     """
     rest = b""
     while data := os.read(0, 1 << 16):
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
+        *complete_lines, rest = (rest + data).split(b"\n")
+        for line in complete_lines:
             lines.put(line.decode())
     lines.put(None)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_S)
+    time.sleep(SHUTDOWN_GRACE_S)
     os._exit(1)  # a call into a library that does not return
 
 

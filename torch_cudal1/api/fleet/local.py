@@ -2,7 +2,7 @@
 
 A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU
 while Inductor's compile workers and Triton run on those cores. The judge's lock of a GPU
-(`device.gpu_lock.exclusive`) keeps two warm-ups of this machine from timing on it at once. Workers
+(`device.gpu_lock.lock_gpu`) keeps two warm-ups of this machine from timing on it at once. Workers
 of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
 measurements, which costs decisions that were close, never right answers.
 
@@ -27,20 +27,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
-from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.core.settings import inherited_environment, process_environment
+from torch_cudal1.core.settings import process_environment, select_environment
 
-__all__ = ["LocalCrew", "Seat", "cpu_seats", "gpu_seats"]
+__all__ = ["LocalPool", "WorkerSlot", "cpu_slots", "gpu_slots"]
 
-_GRACE_S = 15.0
-_TAIL_BYTES = 2000
+SHUTDOWN_GRACE_S = 15.0
+LOG_TAIL_BYTES = 2000
 _PACKAGE = Path(__file__).resolve().parents[3]
 _COMMAND = (sys.executable, "-m", "torch_cudal1.api.fleet.fleet_worker")
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerSlot:
     """Where one worker works: its name for people, variables of its own, and the cores that it may
     use.
     """
@@ -50,7 +50,7 @@ class Seat:
     cores: tuple[int, ...]
 
 
-def gpu_seats(devices: str, count: int, cores: Sequence[int]) -> tuple[Seat, ...]:
+def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
     """A seat for each of `devices`: "all", or numbers such as "0,2" as torch counts them, of
     `count` there are.
 
@@ -73,18 +73,20 @@ def gpu_seats(devices: str, count: int, cores: Sequence[int]) -> tuple[Seat, ...
         or not all(0 <= number < count for number in chosen)
     ):
         raise SettingError("devices", devices, expected)
-    visible = inherited_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
+    visible = select_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     shares = _shares(cores, len(chosen))
     return tuple(
-        Seat(f"the worker of GPU {number}", {"CUDA_VISIBLE_DEVICES": names[number].strip()}, share)
+        WorkerSlot(
+            f"the worker of GPU {number}", {"CUDA_VISIBLE_DEVICES": names[number].strip()}, share
+        )
         for number, share in zip(chosen, shares, strict=True)
     )
 
 
-def cpu_seats(count: int, cores: Sequence[int]) -> tuple[Seat, ...]:
+def cpu_slots(count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
     """`count` seats that share all cores."""
-    return tuple(Seat(f"worker {number}", {}, tuple(cores)) for number in range(count))
+    return tuple(WorkerSlot(f"worker {number}", {}, tuple(cores)) for number in range(count))
 
 
 def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
@@ -97,10 +99,10 @@ def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     ]
 
 
-class LocalCrew:
+class LocalPool:
     """Worker processes of this machine, one a seat."""
 
-    def __init__(self, order: Order, seats: Sequence[Seat]) -> None:
+    def __init__(self, order: WarmupOrder, seats: Sequence[WorkerSlot]) -> None:
         self._workers = [_Worker(order, seat) for seat in seats]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
@@ -111,11 +113,11 @@ class LocalCrew:
         """How many tasks it works on at once."""
         return len(self._workers)
 
-    def submit(self, task: Task, say: Progress) -> Answer:
+    def submit(self, task: WarmupTask, progress: Progress) -> WarmupAnswer:
         """The answer of the first worker that is free. Raises WorkerDiedError."""
         worker = self._idle.get()
         try:
-            return worker.ask(task, say)
+            return worker.ask(task, progress)
         finally:
             self._idle.put(worker)
 
@@ -131,25 +133,25 @@ class LocalCrew:
 class _Worker:
     """One process, or none yet. `closed`: it was told to end, and starts no more."""
 
-    order: Order
-    seat: Seat
+    order: WarmupOrder
+    seat: WorkerSlot
     process: subprocess.Popen[str] | None = None
     answers: IO[str] | None = None
     log: IO[bytes] | None = None
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, task: Task, say: Progress) -> Answer:
+    def ask(self, task: WarmupTask, progress: Progress) -> WarmupAnswer:
         """Give it a task and wait. Raises WorkerDiedError."""
         self._start()
         self._write({"target": task.target, "signature": task.signature})
         while True:
-            told = self._read()
-            if "say" in told:
-                what, fraction = told["say"]
-                say(what, fraction)
-            elif "answer" in told:
-                return Answer.from_json(told["answer"])
+            message = self._read()
+            if "say" in message:
+                activity, fraction = message["say"]
+                progress(activity, fraction)
+            elif "answer" in message:
+                return WarmupAnswer.from_json(message["answer"])
 
     def _start(self) -> None:
         with self.lock:
@@ -190,26 +192,28 @@ class _Worker:
         assert self.answers is not None
         try:
             line = self.answers.readline()
-            found = json.loads(line) if line.endswith("\n") else None
+            message = json.loads(line) if line.endswith("\n") else None
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
+            message = None
+        if not isinstance(message, dict):
             raise self._death()
-        return found
+        return message
 
     def _death(self) -> WorkerDiedError:
         """What is known of its end; the process is gone afterwards."""
         process, log = self.process, self.log
         assert process is not None
         assert log is not None
-        _end(process, 1.0)
+        _end_process(process, 1.0)
         code = process.returncode
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        said = log.read().decode(errors="replace").strip().splitlines()[-3:]
+        ending = (
+            signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        )
+        log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+        last_lines = log.read().decode(errors="replace").strip().splitlines()[-3:]
         self._close()
         return WorkerDiedError(
-            self.seat.name, ": ".join([how, *([" / ".join(said)] if said else [])])
+            self.seat.name, ": ".join([ending, *([" / ".join(last_lines)] if last_lines else [])])
         )
 
     def tell_to_end(self) -> None:
@@ -222,7 +226,7 @@ class _Worker:
     def end(self) -> None:
         """Wait for its end, and make it end if that takes long."""
         if self.process is not None:
-            _end(self.process, _GRACE_S)
+            _end_process(self.process, SHUTDOWN_GRACE_S)
         self._close()
 
     def _close(self) -> None:
@@ -231,7 +235,7 @@ class _Worker:
                 file.close()
 
 
-def _end(process: subprocess.Popen[str], grace_s: float) -> None:
+def _end_process(process: subprocess.Popen[str], grace_s: float) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()

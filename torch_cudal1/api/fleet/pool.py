@@ -15,17 +15,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from torch_cudal1.api.fleet.task import Answer, Task
-from torch_cudal1.api.fleet.warmup_journal import Journal
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupTask
+from torch_cudal1.api.fleet.warmup_journal import WarmupJournal
 from torch_cudal1.core.errors import Cudal1Error
 
-__all__ = ["Crew", "Progress", "Report", "WorkerDiedError", "carry_out"]
+__all__ = ["WorkerPool", "Progress", "PoolReport", "WorkerDiedError", "run_tasks"]
 
 Progress: TypeAlias = Callable[
     [str, float | None], None
 ]  # what is being done, and the fraction done if known
-_ATTEMPTS = 2
-_LOOK_S = 0.5  # how long an interrupt may go unnoticed
+MAX_ATTEMPTS = 2
+POLL_INTERVAL_S = 0.5  # how long an interrupt may go unnoticed
 
 
 class WorkerDiedError(Cudal1Error, RuntimeError):
@@ -39,14 +39,14 @@ class WorkerDiedError(Cudal1Error, RuntimeError):
         return f"{self.worker} died: {self.found}"
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Workers behind one call."""
 
     @property
     def size(self) -> int:
         """How many tasks it works on at once."""
 
-    def submit(self, task: Task, say: Progress) -> Answer:
+    def submit(self, task: WarmupTask, say: Progress) -> WarmupAnswer:
         """The answer, when a worker has it. Called from `size` threads at once. Raises
         WorkerDiedError.
         """
@@ -58,43 +58,46 @@ class Crew(Protocol):
 
 
 @dataclass
-class _Board:
+class _ProgressBoard:
     """How far all tasks are. The fraction of one never falls, and only its answer makes it whole."""
 
     tasks: int
     tell: Progress
     lock: threading.Lock = field(default_factory=threading.Lock)
-    running: dict[Task, float] = field(default_factory=dict)
+    running: dict[WarmupTask, float] = field(default_factory=dict)
     done: int = 0
 
-    def say(self, task: Task, what: str, fraction: float | None) -> None:
+    def say(self, task: WarmupTask, activity: str, fraction: float | None) -> None:
         with self.lock:
-            known = max(self.running.get(task, 0.0), 0.9 * min(fraction or 0.0, 1.0))
-            self.running[task] = known
-            self._show(f"{task.label}: {what}")
+            shown_fraction = max(self.running.get(task, 0.0), 0.9 * min(fraction or 0.0, 1.0))
+            self.running[task] = shown_fraction
+            self._show(f"{task.label}: {activity}")
 
-    def finish(self, task: Task) -> None:
+    def finish(self, task: WarmupTask) -> None:
         with self.lock:
             self.running.pop(task, None)
             self.done += 1
             self._show(f"{task.label}: done")
 
-    def _show(self, what: str) -> None:
+    def _show(self, activity: str) -> None:
         fraction = (self.done + sum(self.running.values())) / self.tasks
         self.tell(
-            f"{self.done} of {self.tasks} tasks done, {len(self.running)} running; {what}", fraction
+            f"{self.done} of {self.tasks} tasks done, {len(self.running)} running; {activity}",
+            fraction,
         )
 
 
 @dataclass(frozen=True)
-class Report:
+class PoolReport:
     """The answers in the order of the tasks, and what else a person should know."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[WarmupAnswer, ...]
     problems: tuple[str, ...]
 
 
-def carry_out(tasks: Sequence[Task], crew: Crew, journal: Journal, progress: Progress) -> Report:
+def run_tasks(
+    tasks: Sequence[WarmupTask], crew: WorkerPool, journal: WarmupJournal, progress: Progress
+) -> PoolReport:
     """Every task's answer. Tasks that an interrupted run had finished are not given out; equal ones
     are given out once.
 
@@ -102,54 +105,59 @@ def carry_out(tasks: Sequence[Task], crew: Crew, journal: Journal, progress: Pro
     and in the journal.
     """
     unique = tuple(dict.fromkeys(tasks))
-    answers = journal.finished(unique)
-    left = [task for task in unique if task not in answers]
+    answers = journal.find_finished(unique)
+    open_tasks = [task for task in unique if task not in answers]
     problems: list[str] = []
-    board = _Board(len(left), progress)
+    board = _ProgressBoard(len(open_tasks), progress)
 
-    def keep(task: Task, answer: Answer) -> None:
+    def store_answer(task: WarmupTask, answer: WarmupAnswer) -> None:
         answers[task] = answer
         board.finish(task)
-        problem = journal.add(answer) if answer.finished and not problems else ""
+        problem = journal.add(answer) if answer.is_finished and not problems else ""
         problems.extend([problem] if problem else [])
 
     try:
-        if left:
-            _give_out(left, crew, board, keep)
+        if open_tasks:
+            _submit_tasks(open_tasks, crew, board, store_answer)
     finally:
         crew.close()
-    if all(answer.finished for answer in answers.values()):
+    if all(answer.is_finished for answer in answers.values()):
         journal.close()
-    return Report(tuple(answers[task] for task in unique), tuple(problems))
+    return PoolReport(tuple(answers[task] for task in unique), tuple(problems))
 
 
-def _give_out(
-    tasks: Sequence[Task], crew: Crew, board: _Board, keep: Callable[[Task, Answer], None]
+def _submit_tasks(
+    tasks: Sequence[WarmupTask],
+    crew: WorkerPool,
+    board: _ProgressBoard,
+    store_answer: Callable[[WarmupTask, WarmupAnswer], None],
 ) -> None:
-    pool = ThreadPoolExecutor(crew.size, "cudal1-crew")
-    futures: dict[Future[Answer], Task] = {
-        pool.submit(_attempted, crew, task, board): task for task in tasks
+    threads = ThreadPoolExecutor(crew.size, "cudal1-crew")
+    futures: dict[Future[WarmupAnswer], WarmupTask] = {
+        threads.submit(_run_with_retry, crew, task, board): task for task in tasks
     }
     waiting = set(futures)
     try:
         while waiting:
-            done, waiting = wait(waiting, _LOOK_S, FIRST_COMPLETED)
-            for future in done:
-                keep(futures[future], future.result())
+            finished, waiting = wait(waiting, POLL_INTERVAL_S, FIRST_COMPLETED)
+            for future in finished:
+                store_answer(futures[future], future.result())
     finally:
         for future in waiting:
             future.cancel()
         if waiting:
             crew.close()  # so that no thread waits for an answer
-        pool.shutdown(cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
 
 
-def _attempted(crew: Crew, task: Task, board: _Board) -> Answer:
+def _run_with_retry(crew: WorkerPool, task: WarmupTask, board: _ProgressBoard) -> WarmupAnswer:
     deaths: list[str] = []
-    for _ in range(_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         try:
-            return crew.submit(task, lambda what, fraction: board.say(task, what, fraction))
+            return crew.submit(task, lambda activity, fraction: board.say(task, activity, fraction))
         except WorkerDiedError as death:
             deaths.append(str(death))
             board.say(task, "its worker died", None)
-    return Answer(task, died=f"given out {_ATTEMPTS} times: " + "; ".join(dict.fromkeys(deaths)))
+    return WarmupAnswer(
+        task, died=f"given out {MAX_ATTEMPTS} times: " + "; ".join(dict.fromkeys(deaths))
+    )

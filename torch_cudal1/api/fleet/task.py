@@ -17,9 +17,9 @@ from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.report import EndToEnd, Explanation, Interval, RegionReport, plain
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.store.recording_file import Mode, Seen
+from torch_cudal1.store.recording_file import CallRecord, Mode
 
-__all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]
+__all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "signature_of"]
 
 _HERE_ONLY = (
     "record",
@@ -40,7 +40,7 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True)
-class Task:
+class WarmupTask:
     """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see
     `signature_of`; "" for its own).
     """
@@ -68,7 +68,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Order:
+class WarmupOrder:
     """What all tasks of a warm-up share: settings, whether gradients are wanted, and the device
     type ("cpu", "cuda").
     """
@@ -79,22 +79,22 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; what concerns serving alone is left out."""
-        given = {
+        settings = {
             f.name: getattr(self.settings, f.name)
             for f in fields(Settings)
             if f.name not in _HERE_ONLY
         }
-        return {"settings": plain(given), "training": self.training, "device": self.device}
+        return {"settings": plain(settings), "training": self.training, "device": self.device}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Order:
+    def from_json(cls, data: Mapping[str, Any]) -> WarmupOrder:
         """The inverse of `to_json`."""
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in data["settings"].items()
         }
-        return cls(Settings(**given), bool(data["training"]), str(data["device"]))
+        return cls(Settings(**settings), bool(data["training"]), str(data["device"]))
 
-    def with_cache(self, folder: Path) -> Order:
+    def with_cache(self, folder: Path) -> WarmupOrder:
         """The same with another cache, and no other."""
         return replace(
             self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False)
@@ -102,14 +102,14 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WarmupAnswer:
     """What became of a task: its result, or why it did not come to one.
 
     `unusable`: the TARGET cannot be loaded or called, which no second attempt changes; `died`: its
     worker did, twice. `resumed`: an earlier run that was interrupted had finished it.
     """
 
-    task: Task
+    task: WarmupTask
     result: WarmupResult | None = None
     unusable: str = ""
     died: str = ""
@@ -120,7 +120,7 @@ class Answer:
             raise ValueError("an answer is one of a result, an unusable target and a dead worker")
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True when there is nothing left to do: every decision was made and stored."""
         return self.result is not None and not self.result.error
 
@@ -141,43 +141,47 @@ class Answer:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Answer:
+    def from_json(cls, data: Mapping[str, Any]) -> WarmupAnswer:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         result = None if data["result"] is None else _result(data["result"])
-        return cls(Task(data["target"], data["signature"]), result, data["unusable"], data["died"])
+        return cls(
+            WarmupTask(data["target"], data["signature"]), result, data["unusable"], data["died"]
+        )
 
 
-def signature_of(seen: Seen) -> str:
+def signature_of(record: CallRecord) -> str:
     """A recorded form of call as a task's signature: how often it came is not part of it."""
-    return canonical_json(asdict(replace(seen, calls=1)))
+    return canonical_json(asdict(replace(record, calls=1)))
 
 
-def seen_of(signature: str) -> Seen:
+def call_record_of(signature: str) -> CallRecord:
     """The inverse of `signature_of`. Raises ValueError, TypeError or LookupError for anything else."""
-    told = json.loads(signature)
+    fields = json.loads(signature)
     mode = Mode(
-        told["mode"]["grad"],
-        told["mode"]["training"],
-        tuple((kind, dtype) for kind, dtype in told["mode"]["autocast"]),
+        fields["mode"]["grad"],
+        fields["mode"]["training"],
+        tuple((kind, dtype) for kind, dtype in fields["mode"]["autocast"]),
     )
-    return Seen(**{**told, "mode": mode})
+    return CallRecord(**{**fields, "mode": mode})
 
 
 def _result(data: Mapping[str, Any]) -> WarmupResult:
-    told = data["explanation"]
-    return WarmupResult(**{**data, "explanation": None if told is None else _explanation(told)})
+    explanation = data["explanation"]
+    return WarmupResult(
+        **{**data, "explanation": None if explanation is None else _explanation(explanation)}
+    )
 
 
 def _explanation(data: Mapping[str, Any]) -> Explanation:
-    whole = data["end_to_end"]
-    made = {
+    end_to_end = data["end_to_end"]
+    converted = {
         **data,
         "regions": tuple(_region(region) for region in data["regions"]),
         "left_out": tuple(data["left_out"]),
         "gate": tuple(data["gate"]),
-        "end_to_end": None if whole is None else EndToEnd(**_with_intervals(whole)),
+        "end_to_end": None if end_to_end is None else EndToEnd(**_with_intervals(end_to_end)),
     }
-    return Explanation(**made)
+    return Explanation(**converted)
 
 
 def _region(data: Mapping[str, Any]) -> RegionReport:

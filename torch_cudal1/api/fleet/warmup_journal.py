@@ -18,46 +18,46 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import triton_version
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.cache.entry_file import decode_entry
 from torch_cudal1.store.cache.files import read_file
 
-__all__ = ["Journal", "journal_for"]
+__all__ = ["WarmupJournal", "journal_for"]
 
-_LIMIT_BYTES = 1 << 30
+MAX_JOURNAL_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Journal:
+class WarmupJournal:
     """The finished tasks of one warm-up, in a file."""
 
     path: Path
     caches: tuple[Path, ...]  # where the entries of a finished task must still lie
 
-    def finished(self, tasks: Sequence[Task]) -> dict[Task, Answer]:
+    def find_finished(self, tasks: Sequence[WarmupTask]) -> dict[WarmupTask, WarmupAnswer]:
         """The answers of those of `tasks` that an earlier run finished and whose entries are still
         there.
         """
-        data = read_file(self.path, _LIMIT_BYTES)
-        known: dict[str, Answer] = {}
-        for line in [] if isinstance(data, Miss) else data.splitlines():
+        data = read_file(self.path, MAX_JOURNAL_BYTES)
+        answers: dict[str, WarmupAnswer] = {}
+        for line in [] if isinstance(data, Refusal) else data.splitlines():
             try:
-                told = json.loads(line)
-                known[told["task"]] = Answer.from_json(told["answer"])
+                record = json.loads(line)
+                answers[record["task"]] = WarmupAnswer.from_json(record["answer"])
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a kill tore it
-        found = {task: known[task.identity] for task in tasks if task.identity in known}
+        remembered = {task: answers[task.identity] for task in tasks if task.identity in answers}
         return {
             task: replace(answer, resumed=True)
-            for task, answer in found.items()
+            for task, answer in remembered.items()
             if self._still_stored(answer)
         }
 
-    def add(self, answer: Answer) -> str:
+    def add(self, answer: WarmupAnswer) -> str:
         """Remember a finished task; why not, or "" when it is on the disk."""
         line = (
             json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False)
@@ -66,7 +66,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self.path, "ab") as file:  # O_APPEND: lines of two runs do not mix
-                file.write(b"\n" + line.encode() if self._torn() else line.encode())
+                file.write(b"\n" + line.encode() if self._has_torn_line() else line.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -77,13 +77,13 @@ class Journal:
         """All is finished."""
         self.path.unlink(missing_ok=True)
 
-    def _torn(self) -> bool:
-        data = read_file(self.path, _LIMIT_BYTES)
-        return not isinstance(data, Miss) and bool(data) and not data.endswith(b"\n")
+    def _has_torn_line(self) -> bool:
+        data = read_file(self.path, MAX_JOURNAL_BYTES)
+        return not isinstance(data, Refusal) and bool(data) and not data.endswith(b"\n")
 
-    def _still_stored(self, answer: Answer) -> bool:
+    def _still_stored(self, answer: WarmupAnswer) -> bool:
         return all(
-            any(_whole(path) for root in self.caches for path in _files_of(root, key))
+            any(_is_readable(path) for root in self.caches for path in _files_of(root, key))
             for key in answer.keys
         )
 
@@ -92,18 +92,18 @@ def _files_of(root: Path, key: str) -> list[Path]:
     return list(root.glob(f"v1/*/*/{key[:2]}/{key}.safetensors")) if key.isalnum() else []
 
 
-def _whole(path: Path) -> bool:
-    data = read_file(path, _LIMIT_BYTES)
-    return not isinstance(data, Miss) and not isinstance(decode_entry(data), Miss)
+def _is_readable(path: Path) -> bool:
+    data = read_file(path, MAX_JOURNAL_BYTES)
+    return not isinstance(data, Refusal) and not isinstance(decode_entry(data), Refusal)
 
 
-def journal_for(order: Order, tasks: Sequence[Task]) -> Journal:
+def journal_for(order: WarmupOrder, tasks: Sequence[WarmupTask]) -> WarmupJournal:
     """The journal of these tasks under this order, with the versions that decisions depend on."""
     versions = [__version__, torch.__version__, triton_version()]
-    what = [versions, order.to_json(), sorted(task.identity for task in tasks)]
-    name = hashlib.sha256(canonical_json(what).encode()).hexdigest()[:32]
+    identity = [versions, order.to_json(), sorted(task.identity for task in tasks)]
+    name = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:32]
     settings = order.settings
-    return Journal(
+    return WarmupJournal(
         settings.cache_dir / "warmup" / f"{name}.jsonl",
         (settings.cache_dir, *settings.read_only_caches),
     )

@@ -1,15 +1,18 @@
 """Ranks agree: under `torch.distributed`, ranks that run the same graph run the same choice,
 decided once.
 
-    every rank: "here I am, with this graph" ──> all came ──> the lowest rank with that graph decides, from its cache or by a
-    search, and tells the entries ──> each other rank: "I can" or "I cannot, because" ──> one verdict: all use it, or all baseline
+    every rank: "here I am, with this graph" ──> all came ──> the lowest rank with that graph
+    decides, from its cache or by a search, and broadcasts the entries ──> each other rank: "I can"
+    or "I cannot, because" ──> one verdict: all use it, or all run the baseline
 
 Everything goes through the store that the process group was set up with: no collective is called,
-so none can hang, and none of the user's is disturbed. Each wait ends after `ranks_timeout_s`, and
+so none can hang, and no collective of
+the user is disturbed. Each wait ends after `ranks_timeout_s`, and
 the one for the leader when it has given no sign of life for `ranks_heartbeat_s`, or lives and has
 not decided in `ranks_deciding_s`. What then counts is the first verdict in the store, which every
-rank reads, also one that comes later. After a meeting that not all came to, or whose leader was
-given up, a process waits a second at the most until one succeeds.
+rank reads, also one that comes later. After a meeting that some
+ranks missed, or whose leader was given up, a process waits a second at the most until a meeting
+succeeds.
 
 The n-th binding of a rank meets the n-th bindings of the others. A rank that brings another graph
 is named in the log and in the report; ranks with equal graphs agree among themselves. Bytes of an
@@ -34,43 +37,42 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from torch_cudal1.api.ranks.store_channel import Line
+from torch_cudal1.api.ranks.store_channel import StoreChannel
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Entry, Miss, Region
+from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.store.cache.entry_file import decode_entry, encode_entry
 from torch_cudal1.store.cache.local_cache import stale_reason
-from torch_cudal1.store.cache.quarantine import reason_for
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.cache.quarantine import find_quarantine_reason
+from torch_cudal1.store.context import TuneContext
 
 if TYPE_CHECKING:
     from torch_cudal1.search.tune import (
         Choice,
     )  # brings the judge, which a warm look-up can do without
 
-__all__ = ["Apart", "Told", "agreed", "choices_from", "has_ranks"]
+__all__ = ["NoConsensus", "Broadcast", "reach_consensus", "choices_from_broadcast", "has_ranks"]
 
 T = TypeVar("T")
-_IMPATIENT_S = 1.0
-_CHUNK, _LIMIT_BYTES = 1 << 20, 64 << 20  # TCPStore refuses values of more than 8 MiB
-_ALL, _USE = "all came", "use it"
-_numbers = itertools.count()
-_meeting = threading.RLock()  # bindings of two threads are two meetings, one after the other
-_kept_waiting = False
-_silent = False
+MAX_WAIT_AFTER_TIMEOUT_S = 1.0
+CHUNK_BYTES, MAX_BROADCAST_BYTES = 1 << 20, 64 << 20  # TCPStore refuses values of more than 8 MiB
+ALL_ARRIVED, USE_IT = "all came", "use it"
+_MEETING_NUMBERS = itertools.count()
+_MEETING_LOCK = threading.RLock()  # bindings of two threads are two meetings, one after the other
+_last_meeting_timed_out = False
+_store_was_silent = False
 
 
 @dataclass(frozen=True)
-class Apart:
+class NoConsensus(Refusal):
     """The ranks did not agree on a choice, so each runs its baseline; and why."""
 
-    reason: str
-
 
 @dataclass(frozen=True)
-class Told:
-    """What the deciding rank tells the others: what runs as a whole, a sentence about it, and the
-    entries of the regions.
+class Broadcast:
+    """The decision of the leading rank: what runs as a whole, a sentence about it, and the entries of
+    the regions.
     """
 
     runs: str
@@ -78,34 +80,34 @@ class Told:
     entries: tuple[Entry, ...] = ()
 
 
-def agreed(
+def reach_consensus(
     graphs: Sequence[str],
-    place: Place,
+    context: TuneContext,
     *,
-    decide: Callable[[], tuple[T, Told | Apart]],
-    follow: Callable[[Told], T],
-) -> T | Apart:
-    """`decide()`'s result where this process is alone or leads; else `follow(...)` of what the
-    leader told; or Apart.
+    decide: Callable[[], tuple[T, Broadcast | NoConsensus]],
+    follow: Callable[[Broadcast], T],
+) -> T | NoConsensus:
+    """`decide()`'s result where this process is alone or leads; else `follow(broadcast)` of what the
+    leader decided; or NoConsensus.
 
-    `graphs` are digests that are equal on ranks with equal graphs. `decide` may say Apart, such as
-    for a cache that knows nothing: then its own result stands, and the others are Apart. What it
-    raises is raised after the others were told.
+    `graphs` are digests that are equal on ranks with equal graphs. `decide` may return
+    NoConsensus, such as for a cache without an entry: then its own result stands, and the other
+    ranks get NoConsensus. An exception of `decide` is raised after the other ranks were informed.
     """
-    store = _store() if place.settings.ranks_agree else None
+    store = _store() if context.settings.ranks_agree else None
     if store is None:
         return decide()[0]
-    global _silent
-    with _meeting:
+    global _store_was_silent
+    with _MEETING_LOCK:
         try:
-            found = _met(_Meeting(store, graphs, place), decide, follow)
-            _silent = False
-            return found
+            result = _run_meeting(_Meeting(store, graphs, context), decide, follow)
+            _store_was_silent = False
+            return result
         except (
             dist.DistError
         ) as error:  # the store's host is gone or stopped: the process group is about to fail too
-            _silent = True
-            return _disagreed(f"the store of the process group failed: {error}")
+            _store_was_silent = True
+            return _record_disagreement(f"the store of the process group failed: {error}")
 
 
 def has_ranks(settings: Settings) -> bool:
@@ -113,209 +115,237 @@ def has_ranks(settings: Settings) -> bool:
     return settings.ranks_agree and _store() is not None
 
 
-def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[Choice, ...]:
-    """The leader's entries as this rank's choices. KeyError for a region that the leader told
-    nothing about.
+def choices_from_broadcast(
+    broadcast: Broadcast, regions: Sequence[Region], context: TuneContext
+) -> tuple[Choice, ...]:
+    """The leader's entries as this rank's choices. KeyError for a region that the broadcast
+    lacks.
     """
     from torch_cudal1.search.tune import Choice
 
-    known = {entry.region_key: entry for entry in told.entries}
-    found = [known[region.key] for region in regions]
+    entries = {entry.region_key: entry for entry in broadcast.entries}
+    chosen = [entries[region.key] for region in regions]
     return tuple(
         Choice(region, entry.choice, entry, "as another rank decided")
-        for region, entry in zip(regions, found, strict=True)
+        for region, entry in zip(regions, chosen, strict=True)
     )
 
 
-def _met(
-    meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow: Callable[[Told], T]
-) -> T | Apart:
-    absent = meeting.gather()
-    if absent:
-        return _disagreed(absent)
+def _run_meeting(
+    meeting: _Meeting,
+    decide: Callable[[], tuple[T, Broadcast | NoConsensus]],
+    follow: Callable[[Broadcast], T],
+) -> T | NoConsensus:
+    absent = meeting.gather_ranks()
+    if absent is not None:
+        return _record_disagreement(absent.reason)
     if meeting.leads:
-        with meeting.deciding(), _others_told_of_a_failure(meeting):
-            own, telling = decide()
-        told_others = meeting.tell(telling)
-        if isinstance(told_others, Apart):
-            return own if isinstance(telling, Apart) else _disagreed(told_others.reason)
-        verdict = meeting.settle("", told_others)
-        return own if verdict == _USE else _disagreed(verdict)
-    told = meeting.hear()
-    if isinstance(told, Apart):
-        telemetry.record("ranks", "baseline", reason=told.reason)
-        return told
-    if isinstance(told, str):
-        return _disagreed(meeting.settle(told, Told("")))
-    verdict = meeting.settle(meeting.objection(told), told)
-    return follow(told) if verdict == _USE else _disagreed(verdict)
+        with meeting.send_heartbeats(), _broadcast_failure(meeting):
+            result, message = decide()
+        delivered = meeting.broadcast(message)
+        if isinstance(delivered, NoConsensus):
+            return (
+                result
+                if isinstance(message, NoConsensus)
+                else _record_disagreement(delivered.reason)
+            )
+        verdict = meeting.agree_on_verdict(None, delivered)
+        return result if verdict == USE_IT else _record_disagreement(verdict)
+    broadcast = meeting.receive()
+    if isinstance(broadcast, NoConsensus):
+        telemetry.record("ranks", "baseline", reason=broadcast.reason)
+        return broadcast
+    if isinstance(broadcast, Refusal):
+        return _record_disagreement(meeting.agree_on_verdict(broadcast, Broadcast("")))
+    verdict = meeting.agree_on_verdict(meeting.find_objection(broadcast), broadcast)
+    return follow(broadcast) if verdict == USE_IT else _record_disagreement(verdict)
 
 
 @contextmanager
-def _others_told_of_a_failure(meeting: _Meeting) -> Iterator[None]:
-    """Where deciding raises, whatever it is, nobody waits for what does not come."""
+def _broadcast_failure(meeting: _Meeting) -> Iterator[None]:
+    """Where deciding raises, the other ranks get the reason instead of a time-out."""
     decided = False
     try:
         yield
         decided = True
     finally:
         if not decided:
-            meeting.tell(
-                Apart(f"it failed with {getattr(sys.exc_info()[0], '__name__', 'an exception')}")
+            meeting.broadcast(
+                NoConsensus(
+                    f"it failed with {getattr(sys.exc_info()[0], '__name__', 'an exception')}"
+                )
             )
 
 
-def _disagreed(reason: str) -> Apart:
+def _record_disagreement(reason: str) -> NoConsensus:
     telemetry.record("ranks", "disagreed", reason=reason)
     telemetry.log.warning("cudal1: ranks do not agree, so the baseline runs: %s", reason)
-    return Apart(f"ranks do not agree: {reason}")
+    return NoConsensus(f"ranks do not agree: {reason}")
 
 
 class _Meeting:
-    """One agreement, seen from one rank."""
+    """One agreement, seen from one rank. Ranks write and read names of the channel: `at/RANK` (which
+    graph), `told/LEADER` and `bytes/LEADER/N` (the decision), `answer/RANK`, `verdict/LEADER`.
+    """
 
-    def __init__(self, store: Any, graphs: Sequence[str], place: Place) -> None:
-        self._place, self._heartbeat_s = place, place.settings.ranks_heartbeat_s
-        patience_s = min(self._heartbeat_s, _IMPATIENT_S) if _silent else self._heartbeat_s
-        self._line = Line(store, f"torch_cudal1/{next(_numbers)}", patience_s)
+    def __init__(self, store: Any, graphs: Sequence[str], context: TuneContext) -> None:
+        self._context, self._heartbeat_s = context, context.settings.ranks_heartbeat_s
+        silence_s = (
+            min(self._heartbeat_s, MAX_WAIT_AFTER_TIMEOUT_S)
+            if _store_was_silent
+            else self._heartbeat_s
+        )
+        self._channel = StoreChannel(store, f"torch_cudal1/{next(_MEETING_NUMBERS)}", silence_s)
         self._graph = hashlib.sha256("|".join(graphs).encode()).hexdigest()
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
-        searched = (
-            place.settings.budget_s + place.settings.candidate_timeout_s
-            if place.settings.on_miss == "tune"
+        search_s = (
+            context.settings.budget_s + context.settings.candidate_timeout_s
+            if context.settings.on_miss == "tune"
             else 0.0
         )
-        self._deciding_s = place.settings.ranks_deciding_s + 2 * searched * len(graphs)
+        self._deciding_s = context.settings.ranks_deciding_s + 2 * search_s * len(graphs)
 
     @property
     def leads(self) -> bool:
         """Whether this rank decides."""
         return self.rank == self._leader
 
-    def deciding(self) -> AbstractContextManager[None]:
-        """Leader: while this lasts the others see that it lives."""
-        return self._line.beating(f"beat/{self._leader}", self._heartbeat_s)
+    def send_heartbeats(self) -> AbstractContextManager[None]:
+        """Leader: show the other ranks that this process lives, until the context ends."""
+        return self._channel.send_heartbeats(f"beat/{self._leader}", self._heartbeat_s)
 
-    def gather(self) -> str:
-        """Wait for all ranks, and find those with the same graph. Why there is no agreement, "" if
-        there may be one.
-        """
-        global _kept_waiting
-        patience = self._place.settings.ranks_timeout_s
-        patience = min(patience, _IMPATIENT_S) if _kept_waiting else patience
-        self._line.set(f"at/{self.rank}", self._graph)
-        came = self._line.wait([f"at/{rank}" for rank in range(self._size)], "closed", patience)
-        outcome = self._line.first("closed", _ALL if came else self._absent(patience))
-        _kept_waiting = outcome != _ALL
-        if _kept_waiting:
-            return outcome
-        graphs = [self._line.get(f"at/{rank}") for rank in range(self._size)]
+    def gather_ranks(self) -> Refusal | None:
+        """Wait for all ranks, and find the ranks with the same graph. A Refusal if some did not come."""
+        global _last_meeting_timed_out
+        timeout_s = self._context.settings.ranks_timeout_s
+        timeout_s = (
+            min(timeout_s, MAX_WAIT_AFTER_TIMEOUT_S) if _last_meeting_timed_out else timeout_s
+        )
+        self._channel.set(f"at/{self.rank}", self._graph)
+        arrived = self._channel.wait(
+            [f"at/{rank}" for rank in range(self._size)], "closed", timeout_s
+        )
+        outcome = self._channel.set_once(
+            "closed", ALL_ARRIVED if arrived else self._describe_absent(timeout_s)
+        )
+        _last_meeting_timed_out = outcome != ALL_ARRIVED
+        if _last_meeting_timed_out:
+            return Refusal(outcome)
+        graphs = [self._channel.get(f"at/{rank}") for rank in range(self._size)]
         self._group = tuple(rank for rank, graph in enumerate(graphs) if graph == self._graph)
         self._leader = self._group[0]
-        others = [rank for rank in range(self._size) if rank not in self._group]
-        if others:
+        different_ranks = [rank for rank in range(self._size) if rank not in self._group]
+        if different_ranks:
             telemetry.record(
-                "ranks", "graphs_differ", rank=self.rank, same=self._group, others=others
+                "ranks", "graphs_differ", rank=self.rank, same=self._group, others=different_ranks
             )
             telemetry.log.warning(
                 "cudal1: ranks %s run another graph than rank %d; they agree among themselves",
-                others,
+                different_ranks,
                 self.rank,
             )
-        return ""
+        return None
 
-    def tell(self, telling: Told | Apart) -> Told | Apart:
-        """Leader: tell the others; what they are told. Nobody answers to Apart: it is final."""
+    def broadcast(self, message: Broadcast | NoConsensus) -> Broadcast | NoConsensus:
+        """Leader: send the decision; the answer is what was sent. NoConsensus is final: no rank answers
+        to it.
+        """
         if len(self._group) == 1:
-            return telling
+            return message
         bodies = (
-            [encode_entry(entry) for entry in telling.entries] if isinstance(telling, Told) else []
+            [encode_entry(entry) for entry in message.entries]
+            if isinstance(message, Broadcast)
+            else []
         )
-        if (size := sum(map(len, bodies))) > _LIMIT_BYTES:
-            telling = Apart(
-                f"its entries have {size} bytes, at most {_LIMIT_BYTES} are handed to other ranks"
+        if (size := sum(map(len, bodies))) > MAX_BROADCAST_BYTES:
+            message = NoConsensus(
+                f"its entries have {size} bytes, at most {MAX_BROADCAST_BYTES} are handed to other ranks"
             )
-        if isinstance(telling, Apart):
-            self._line.set(f"told/{self._leader}", json.dumps({"apart": telling.reason}))
-            return telling
+        if isinstance(message, NoConsensus):
+            self._channel.set(f"told/{self._leader}", json.dumps({"apart": message.reason}))
+            return message
         body = json.dumps([base64.b64encode(data).decode() for data in bodies])
-        chunks = [body[start : start + _CHUNK] for start in range(0, len(body), _CHUNK)]
+        chunks = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)]
         for number, chunk in enumerate(chunks):
-            self._line.set(f"bytes/{self._leader}/{number}", chunk)
-        self._line.set(
+            self._channel.set(f"bytes/{self._leader}/{number}", chunk)
+        self._channel.set(
             f"told/{self._leader}",
-            json.dumps({"runs": telling.runs, "note": telling.note, "chunks": len(chunks)}),
+            json.dumps({"runs": message.runs, "note": message.note, "chunks": len(chunks)}),
         )
-        return telling
+        return message
 
-    def hear(self) -> Told | Apart | str:
-        """Others: what the leader decided; a text says why it was not understood."""
-        told_at, verdict, beat = (f"{name}/{self._leader}" for name in ("told", "verdict", "beat"))
-        global _kept_waiting
-        if ended := self._line.wait_while_beating(
-            told_at, verdict, beat, (self._heartbeat_s, self._deciding_s)
+    def receive(self) -> Broadcast | NoConsensus | Refusal:
+        """Other ranks: what the leader decided; a Refusal says why this rank has no decision."""
+        message_name, verdict, heartbeat = (
+            f"{name}/{self._leader}" for name in ("told", "verdict", "beat")
+        )
+        global _last_meeting_timed_out
+        if reason := self._channel.wait_while_alive(
+            message_name, verdict, heartbeat, (self._heartbeat_s, self._deciding_s)
         ):
-            _kept_waiting = True  # it will hardly come to the next meeting either
-            return f"rank {self._leader} {ended} while the others waited for its decision"
-        if not self._line.has([told_at]):
-            return f"rank {self._leader} was given up before it told its decision"
-        told = json.loads(self._line.get(f"told/{self._leader}"))
-        if "apart" in told:
-            return Apart(f"rank {self._leader} decides, and has none: {told['apart']}")
+            _last_meeting_timed_out = True  # it will hardly come to the next meeting either
+            return Refusal(f"rank {self._leader} {reason} while the others waited for its decision")
+        if not self._channel.has([message_name]):
+            return Refusal(f"rank {self._leader} was given up before it sent its decision")
+        message = json.loads(self._channel.get(f"told/{self._leader}"))
+        if "apart" in message:
+            return NoConsensus(f"rank {self._leader} decides, and has none: {message['apart']}")
         body = "".join(
-            self._line.get(f"bytes/{self._leader}/{number}") for number in range(told["chunks"])
+            self._channel.get(f"bytes/{self._leader}/{number}")
+            for number in range(message["chunks"])
         )
         entries = [decode_entry(base64.b64decode(text)) for text in json.loads(body)]
-        unread = next((entry for entry in entries if isinstance(entry, Miss)), None)
-        if unread is not None:
-            return f"rank {self.rank}: an entry of rank {self._leader} is {unread.reason}"
-        return Told(
-            told["runs"],
-            told["note"],
+        damaged = next((entry for entry in entries if isinstance(entry, Refusal)), None)
+        if damaged is not None:
+            return Refusal(f"rank {self.rank}: an entry of rank {self._leader} is {damaged.reason}")
+        return Broadcast(
+            message["runs"],
+            message["note"],
             tuple(entry for entry in entries if isinstance(entry, Entry)),
         )
 
-    def objection(self, told: Told) -> str:
-        """Why this rank cannot run what another one decided, "" if it can."""
-        for entry in told.entries:
-            if entry.contract.digest != self._place.contract.digest:
-                return f"rank {self.rank} works under another precision contract"
+    def find_objection(self, broadcast: Broadcast) -> Refusal | None:
+        """Why this rank cannot run what the leader decided; None if it can."""
+        for entry in broadcast.entries:
+            if entry.contract.digest != self._context.contract.digest:
+                return Refusal(f"rank {self.rank} works under another precision contract")
             if entry.choice.program.digest == entry.region_key:
                 continue  # a baseline is PyTorch's own work, which runs anywhere
-            if entry.target.family != self._place.target.family or (
-                stale := stale_reason(entry.target, self._place.target)
+            if entry.target.family != self._context.target.family or (
+                stale := stale_reason(entry.target, self._context.target)
             ):
-                return f"rank {self.rank}: {stale or 'judged on ' + entry.target.family}"
-            cache, choice = self._place.cache, entry.choice
-            held = reason_for((cache.root, *cache.read_only), entry.region_key, choice.digest)
-            if reason := cache.revoked(choice.program) or held:
-                return f"rank {self.rank}: {reason}"
-        return ""
+                reason = stale or "validated on " + entry.target.family
+                return Refusal(f"rank {self.rank}: {reason}")
+            cache, choice = self._context.cache, entry.choice
+            quarantine_reason = find_quarantine_reason(
+                (cache.root, *cache.read_only), entry.region_key, choice.digest
+            )
+            if reason := cache.check_revoked(choice.program) or quarantine_reason:
+                return Refusal(f"rank {self.rank}: {reason}")
+        return None
 
-    def settle(self, problem: str, told: Told) -> str:
-        """Answer, wait for the answers of the group, and the verdict: `_USE`, or why all take the
+    def agree_on_verdict(self, problem: Refusal | None, broadcast: Broadcast) -> str:
+        """Answer, wait for the answers of the group, and the verdict: `USE_IT`, or why all take the
         baseline.
         """
-        answers = [f"answer/{rank}" for rank in self._group]
-        self._line.set(f"answer/{self.rank}", problem or "yes")
-        patience = self._place.settings.ranks_timeout_s
-        own = problem  # one that cannot is enough: nobody waits for the others' answers then
-        if not problem and self._line.wait(answers, f"verdict/{self._leader}", patience):
-            own = next(
-                (answer for name in answers if (answer := self._line.get(name)) != "yes"), _USE
-            )
-        verdict = self._line.first(
-            f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s"
-        )
-        if verdict == _USE:
-            digests = [entry.choice.digest for entry in told.entries]
+        names = [f"answer/{rank}" for rank in self._group]
+        self._channel.set(f"answer/{self.rank}", str(problem or "yes"))
+        timeout_s = self._context.settings.ranks_timeout_s
+        # One rank that cannot is enough: it proposes the verdict without waiting for the others.
+        proposal = str(problem or f"a rank did not answer within {timeout_s:g} s")
+        if problem is None and self._channel.wait(names, f"verdict/{self._leader}", timeout_s):
+            answers = map(self._channel.get, names)
+            proposal = next((answer for answer in answers if answer != "yes"), USE_IT)
+        verdict = self._channel.set_once(f"verdict/{self._leader}", proposal)
+        if verdict == USE_IT:
+            digests = [entry.choice.digest for entry in broadcast.entries]
             telemetry.record(
                 "ranks",
                 "agreed",
                 ranks=self._group,
                 leader=self._leader,
-                runs=told.runs,
+                runs=broadcast.runs,
                 digests=digests,
             )
             if self.leads:
@@ -325,13 +355,13 @@ class _Meeting:
     def _forget_bytes(self) -> None:
         """Every member has answered, so has read: the store need not keep the entries."""
         number = 0
-        while self._line.has([f"bytes/{self._leader}/{number}"]):
-            self._line.forget(f"bytes/{self._leader}/{number}")
+        while self._channel.has([f"bytes/{self._leader}/{number}"]):
+            self._channel.delete(f"bytes/{self._leader}/{number}")
             number += 1
 
-    def _absent(self, patience: float) -> str:
-        came = [rank for rank in range(self._size) if self._line.has([f"at/{rank}"])]
-        return f"only ranks {came} of {self._size} came within {patience:g} s"
+    def _describe_absent(self, timeout_s: float) -> str:
+        arrived = [rank for rank in range(self._size) if self._channel.has([f"at/{rank}"])]
+        return f"only ranks {arrived} of {self._size} came within {timeout_s:g} s"
 
 
 def _store() -> Any:

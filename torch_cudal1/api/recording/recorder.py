@@ -33,11 +33,11 @@ from torch import fx, nn
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe
-from torch_cudal1.graph.capture import is_dynamic, lifted_parameters
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.capture import find_lifted_parameters, is_dynamic
 from torch_cudal1.graph.graph_digest import graph_outline
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.store.cache.files import NotStored
-from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, Mode, Seen, append
+from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, CallRecord, Mode, append_calls
 
 __all__ = [
     "Counter",
@@ -55,7 +55,7 @@ _MAX_FORMS = 4096
 _PERIOD_S = 5.0
 
 _lock = threading.RLock()
-_counters: dict[Seen, Counter] = {}
+_counters: dict[CallRecord, Counter] = {}
 _active: list[record] = []
 _kept: dict[Path, record] = {}
 _watched: weakref.WeakSet[Watched] = weakref.WeakSet()
@@ -89,8 +89,8 @@ class record:  # a verb to its users: `with cudal1.record(path):`
     """
 
     path: Path
-    _written: dict[Seen, int] = field(default_factory=dict, repr=False)
-    _before: dict[Seen, int] = field(default_factory=dict, repr=False)
+    _written: dict[CallRecord, int] = field(default_factory=dict, repr=False)
+    _before: dict[CallRecord, int] = field(default_factory=dict, repr=False)
     _thread: threading.Thread | None = field(default=None, repr=False)
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -118,7 +118,7 @@ class record:  # a verb to its users: `with cudal1.record(path):`
             if self not in _active:
                 return
             self._ended.set()
-            self._write(everything=True)
+            self._write(final=True)
             _active.remove(self)
         if self._thread is not None:
             self._thread.join()
@@ -144,9 +144,9 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         while not ended.wait(_PERIOD_S):
             with _lock:
                 if not ended.is_set():
-                    self._write(everything=False)
+                    self._write(final=False)
 
-    def _write(self, *, everything: bool) -> None:
+    def _write(self, *, final: bool) -> None:
         """Append what is new: whole at the end, before that only forms whose count has doubled
         since it was written.
         """
@@ -155,16 +155,16 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         lines = []
         for form, counter in _counters.items():
             written = self._written.get(form, 0)
-            fresh = counter.calls - self._before.get(form, 0) - written
-            if fresh > 0 and (everything or fresh >= written):
-                lines.append(replace(form, calls=fresh))
+            unwritten = counter.calls - self._before.get(form, 0) - written
+            if unwritten > 0 and (final or unwritten >= written):
+                lines.append(replace(form, calls=unwritten))
         if not lines:
             return
-        stored = append(self.path, lines)
+        stored = append_calls(self.path, lines)
         for line in lines:  # lost lines are not tried again: a full disk would be asked for ever
             form = replace(line, calls=0)
             self._written[form] = self._written.get(form, 0) + line.calls
-        if isinstance(stored, NotStored):
+        if isinstance(stored, Refusal):
             telemetry.record("record", "not_stored", reason=stored.reason, lines=len(lines))
 
     def _after_fork(self) -> None:
@@ -212,7 +212,9 @@ def note_call(
         form = describe((args, kwargs))
     except FormError:
         return None
-    return _counter(Seen("module", type(module).__qualname__, identity, canonical_json(form), mode))
+    return _counter(
+        CallRecord("module", type(module).__qualname__, identity, canonical_json(form), mode)
+    )
 
 
 def count_graph(
@@ -225,33 +227,33 @@ def count_graph(
     weights are left out. A graph with dynamic shapes is counted by the shapes that come, at a few
     microseconds a call.
     """
-    weights, outline = lifted_parameters(graph), graph_outline(graph)
+    weights, outline = find_lifted_parameters(graph), graph_outline(graph)
     names = [_argument(node.name) for node in graph.graph.nodes if node.op == "placeholder"]
-    given = {
+    tensor_names = {
         i: name
         for i, name in enumerate(names)
         if i not in weights and isinstance(inputs[i], torch.Tensor)
     }
-    given = {
-        i: name for i, name in given.items() if not name.startswith("self_")
+    tensor_names = {
+        i: name for i, name in tensor_names.items() if not name.startswith("self_")
     }  # a number that the module holds
     mode = Mode(torch.is_grad_enabled(), False, _autocast())
 
     def counter_of(items: Sequence[Any]) -> Counter | None:
-        form = describe({name: items[i] for i, name in given.items()})
-        return _counter(Seen("graph", "graph", outline, canonical_json(form), mode))
+        form = describe({name: items[i] for i, name in tensor_names.items()})
+        return _counter(CallRecord("graph", "graph", outline, canonical_json(form), mode))
 
     if is_dynamic(inputs):
-        return _counted_by_shape(call, tuple(given), counter_of)
+        return _counted_by_shape(call, tuple(tensor_names), counter_of)
     counter = counter_of(inputs)
     if counter is None:
         return call
 
-    def counted(*args: Any) -> Any:
+    def count_call(*args: Any) -> Any:
         counter.calls += 1
         return call(*args)
 
-    return counted
+    return count_call
 
 
 def _counted_by_shape(
@@ -259,17 +261,17 @@ def _counted_by_shape(
     tensors: tuple[int, ...],
     counter_of: Callable[[Sequence[Any]], Counter | None],
 ) -> Callable[..., Any]:
-    known: dict[Any, Counter | None] = {}
+    counters: dict[Any, Counter | None] = {}
 
-    def counted(*args: Any) -> Any:
+    def count_call(*args: Any) -> Any:
         shapes = tuple((args[i].shape, args[i].stride()) for i in tensors)
-        if shapes not in known and len(known) < _MAX_FORMS:
-            known[shapes] = counter_of(args)
-        if (counter := known.get(shapes)) is not None:
+        if shapes not in counters and len(counters) < _MAX_FORMS:
+            counters[shapes] = counter_of(args)
+        if (counter := counters.get(shapes)) is not None:
             counter.calls += 1
         return call(*args)
 
-    return counted
+    return count_call
 
 
 def identity_of(module: nn.Module) -> str:
@@ -331,7 +333,7 @@ class Tally:
         self._quick, self._brought = {}, {}
 
 
-def _counter(form: Seen) -> Counter | None:
+def _counter(form: CallRecord) -> Counter | None:
     with _lock:
         counter = _counters.get(form)
         if counter is None:

@@ -23,10 +23,10 @@ from torch import nn
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import Loaded
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.call_signature import FormError, describe, make
+from torch_cudal1.core.call_signature import FormError, describe, make_inputs
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.device.target import device_of
-from torch_cudal1.store.recording_file import Mode, ReadBack, Seen, read
+from torch_cudal1.store.recording_file import CallRecord, Mode, RecordingContents, read_calls
 
 __all__ = ["RecordedCall", "in_mode", "read_recording", "recorded_calls"]
 
@@ -43,12 +43,12 @@ class RecordedCall:
     problem: str = ""
 
 
-def read_recording(path: Path | str) -> ReadBack:
+def read_recording(path: Path | str) -> RecordingContents:
     """What is whole in the file; the rest is told to the log and the report. Raises TargetError for
     a file that cannot be read.
     """
     try:
-        found = read(Path(path).expanduser())
+        found = read_calls(Path(path).expanduser())
     except OSError as error:
         raise TargetError(str(path), f"the recording cannot be read: {error}") from error
     for problem in found.problems:
@@ -57,7 +57,7 @@ def read_recording(path: Path | str) -> ReadBack:
     return found
 
 
-def recorded_calls(loaded: Loaded, recording: ReadBack) -> tuple[RecordedCall, ...]:
+def recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[RecordedCall, ...]:
     """Each recorded form of a call of the target's module once, the most frequent first. Raises
     TargetError where there is none.
     """
@@ -95,14 +95,14 @@ def in_mode(call: RecordedCall) -> Iterator[None]:
             part.training = training
 
 
-def _of_module(loaded: Loaded, seen: Seen) -> RecordedCall | None:
+def _of_module(loaded: Loaded, seen: CallRecord) -> RecordedCall | None:
     """The call of a module's line; None if it is of another module."""
     for name, module in loaded.module.named_modules():
         if type(module).__qualname__ == seen.name and identity_of(module) == seen.identity:
             example: Any = (loaded.inputs, {}) if module is loaded.module else ((), {})
             target = replace(loaded, name=_label(loaded, name, seen), module=module)
             try:
-                args, kwargs = make(json.loads(seen.form), _device(loaded), example)
+                args, kwargs = make_inputs(json.loads(seen.form), _device(loaded), example)
                 return RecordedCall(
                     replace(target, inputs=_named(module, args, kwargs)), seen.mode, seen.calls
                 )
@@ -113,7 +113,7 @@ def _of_module(loaded: Loaded, seen: Seen) -> RecordedCall | None:
     return None
 
 
-def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
+def _of_graph(loaded: Loaded, seen: CallRecord) -> RecordedCall | None:
     """The call of a graph's line, by the names of the function's arguments; None if those are not
     the target's.
     """
@@ -129,7 +129,7 @@ def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
     mode = replace(seen.mode, training=loaded.module.training)  # not known of a graph
     target = replace(loaded, name=_label(loaded, "", seen))
     try:
-        made = {name: make(part, _device(loaded), own[name]) for name, part in form.items()}
+        made = {name: make_inputs(part, _device(loaded), own[name]) for name, part in form.items()}
     except FormError as error:
         return RecordedCall(target, mode, seen.calls, f"the recorded form cannot be made: {error}")
     inputs: Any = own | made
@@ -177,7 +177,7 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return named
 
 
-def _label(loaded: Loaded, part: str, seen: Seen) -> str:
+def _label(loaded: Loaded, part: str, seen: CallRecord) -> str:
     return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(seen.form))}, {seen.calls} calls)"
 
 

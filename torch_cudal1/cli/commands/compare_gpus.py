@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from torch_cudal1.api.gpu_comparison import (
-    Comparison,
+    GpuComparison,
+    GpuPrices,
     HardwareRow,
     Load,
-    Prices,
     compare,
     read_prices,
 )
@@ -26,52 +26,56 @@ from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import NotLowerableError, TargetError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.local_cache import Found
+from torch_cudal1.store.cache.local_cache import EntryFile
 from torch_cudal1.store.context import cache_for
-from torch_cudal1.store.recording_file import ReadBack
-from torch_cudal1.store.trust.trust_policy import Refused
+from torch_cudal1.store.recording_file import RecordingContents
+from torch_cudal1.store.trust.trust_policy import Forbidden
 
-__all__ = ["compared", "show_comparison"]
+__all__ = ["compare_targets", "show_comparison"]
 
 
-def compared(
+def compare_targets(
     args: argparse.Namespace,
     targets: Iterable[Loaded],
     settings: Settings,
     failed: list[TargetError],
-) -> Comparison:
+) -> GpuComparison:
     """The comparison of targets; one that cannot be captured joins `failed`.
 
     Raises SettingError for bad prices, TargetError for a recording that cannot be read.
     """
-    prices = read_prices(args.prices) if args.prices is not None else Prices()
+    prices = read_prices(args.prices) if args.prices is not None else GpuPrices()
     recording = read_recording(args.recorded) if args.recorded is not None else None
     loads: list[Load] = []
     for loaded in targets:
         try:
-            loads += [_load(loaded)] if recording is None else _recorded_loads(loaded, recording)
+            loads += (
+                [_load(loaded)] if recording is None else _loads_of_recording(loaded, recording)
+            )
         except TargetError as error:
             failed.append(error)
     return (
-        compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
+        compare(loads, _read_decisions(settings), prices)
+        if loads
+        else GpuComparison(workload=(), rows=())
     )
 
 
-def show_comparison(screen: Screen, found: Comparison) -> None:
+def show_comparison(screen: Screen, comparison: GpuComparison) -> None:
     """A row a GPU type, then what is missing."""
-    for one in found.workload:
-        screen.line(one)
-    if not found.rows:
+    for workload_line in comparison.workload:
+        screen.line(workload_line)
+    if not comparison.rows:
         screen.line(
             "the cache holds no decision that was made on a GPU: run `cudal1 warmup` on each type, and bring the folders here"
         )
         return
-    money = f"{found.currency or 'price'} per million calls"
+    money = f"{comparison.currency or 'price'} per million calls"
     columns = ("GPU", "time per call", "gain there", "decided", money, "kWh per million calls")
-    screen.table(columns, [_cells(row) for row in found.rows])
-    for row in found.rows:
+    screen.table(columns, [_cells(row) for row in comparison.rows])
+    for row in comparison.rows:
         for sentence in row.missing:
             screen.line(f"missing for {row.hardware}: {sentence}")
 
@@ -79,12 +83,12 @@ def show_comparison(screen: Screen, found: Comparison) -> None:
 def _load(loaded: Loaded) -> Load:
     try:
         with torch.no_grad():
-            return Load(loaded.name, captured_regions(loaded.module, loaded.inputs))
+            return Load(loaded.name, capture_regions(loaded.module, loaded.inputs))
     except NotLowerableError as error:
-        raise _not_captured(loaded, error) from error
+        raise _capture_error(loaded, error) from error
 
 
-def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
+def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Load]:
     """The recorded calls of this target, each at its form and in its modes. Raises TargetError if
     there are none.
     """
@@ -99,7 +103,7 @@ def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
                 loads.append(
                     Load(
                         call.loaded.name,
-                        captured_regions(call.loaded.module, args, kwargs),
+                        capture_regions(call.loaded.module, args, kwargs),
                         call.calls,
                     )
                 )
@@ -111,24 +115,24 @@ def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
     return loads
 
 
-def _not_captured(loaded: Loaded, error: NotLowerableError) -> TargetError:
+def _capture_error(loaded: Loaded, error: NotLowerableError) -> TargetError:
     return TargetError(
         loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
     )
 
 
-def _evidence(settings: Settings) -> Iterator[Entry]:
-    """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches
-    for is used: nothing is run.
+def _read_decisions(settings: Settings) -> Iterator[Entry]:
+    """Decisions under the contract in force, revoked ones left out. Unsigned evidence
+    is used: nothing is run.
     """
-    for found in cache_for(settings).entries():
-        if isinstance(found, Found) and not isinstance(found.standing, Refused):
-            contract = found.entry.contract
+    for file in cache_for(settings).entries():
+        if isinstance(file, EntryFile) and not isinstance(file.standing, Forbidden):
+            contract = file.entry.contract
             if (contract.precision, contract.assume_finite) == (
                 settings.precision,
                 settings.assume_finite,
             ):
-                yield found.entry
+                yield file.entry
 
 
 def _cells(row: HardwareRow) -> list[str]:

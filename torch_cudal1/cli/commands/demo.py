@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import torch_cudal1 as cudal1
-from torch_cudal1.api.targets import moved
+from torch_cudal1.api.targets import move_to_device
 from torch_cudal1.cli.commands import device, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import MODELS, Model
 from torch_cudal1.cli.view import page, text
@@ -28,8 +28,8 @@ from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import Cudal1Error, SettingError
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.functional_module import own_copy
-from torch_cudal1.judge import kept_warm
+from torch_cudal1.graph.functional_module import copy_module
+from torch_cudal1.judge import pool_scope
 
 __all__ = ["run"]
 
@@ -45,7 +45,7 @@ _SEARCH_SHARE, _TIMING_SHARE = (
 
 
 @dataclass(frozen=True)
-class _Job:
+class _DemoJob:
     """What every model of one demo shares."""
 
     settings: Settings
@@ -57,7 +57,7 @@ class _Job:
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Run the demo and write the page. Exit code 1 if a model failed, or there was no time for any."""
-    models = _chosen(args.only)
+    models = _select_models(args.only)
     where = device.choose(args.device)
     started = time.monotonic()
     with ExitStack() as stack:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-"))
         )
         progress = stack.enter_context(screen.progress())
-        job = _Job(
+        job = _DemoJob(
             settings.but(on_miss="tune", cache_dir=cache_dir),
             where,
             args.total_s,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         )
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch's own code
-        stack.enter_context(kept_warm())  # what judges one model is there for the next
+        stack.enter_context(pool_scope())  # one model's judge processes serve the next
         stories = [_story(models, i, job) for i in range(len(models))]
     environment = doctor.as_environment(settings)
     intro = (
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}"
             )
     screen.line(
-        f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}"
+        f"\n{_closing_line(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}"
     )
     screen.json(
         {
@@ -109,17 +109,17 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 1 if any(s.problem for s in stories) or all(s.skipped for s in stories) else 0
 
 
-def _chosen(only: list[str]) -> tuple[Model, ...]:
-    known = {model.name.lower(): model for model in MODELS}
+def _select_models(only: list[str]) -> tuple[Model, ...]:
+    by_name = {model.name.lower(): model for model in MODELS}
     for name in only:
-        if name.lower() not in known:
+        if name.lower() not in by_name:
             raise SettingError(
                 "--only", name, "one of " + ", ".join(model.name for model in MODELS)
             )
-    return tuple(known[name.lower()] for name in only) or MODELS
+    return tuple(by_name[name.lower()] for name in only) or MODELS
 
 
-def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
+def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
     model, left_s = models[index], job.deadline - time.monotonic()
     before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
     empty = Explanation(target=model.name, device=job.device)
@@ -130,16 +130,17 @@ def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
             skipped="the time for the demo was used up (--budget-s)",
         )
 
-    def progress(what: str, fraction: float | None) -> None:
+    def progress(activity: str, fraction: float | None) -> None:
         job.progress(
-            f"{model.name}: {what}", (before + model.weight * (fraction or 0.0)) / (before + rest)
+            f"{model.name}: {activity}",
+            (before + model.weight * (fraction or 0.0)) / (before + rest),
         )
 
     progress("building", 0.0)
     try:
         planned_s = job.total_s * model.weight / (before + rest)
         share_s = max(_LEAST_SHARE * planned_s, left_s * model.weight / rest)
-        return _measured(model, share_s, job, progress)
+        return _measure_model(model, share_s, job, progress)
     except (Cudal1Error, RuntimeError) as error:
         return Story(
             explanation=empty,
@@ -148,30 +149,33 @@ def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
         )
 
 
-def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallback) -> Story:
+def _measure_model(
+    model: Model, share_s: float, job: _DemoJob, progress: ProgressCallback
+) -> Story:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        module, inputs = moved(*model.build(), job.device)
-    reference = end_to_end_measurement.exact(module, inputs)
+        module, inputs = move_to_device(*model.build(), job.device)
+    reference = end_to_end_measurement.run_in_float64(module, inputs)
     with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
-        ours = cudal1.accelerate(
-            own_copy(module),
+        accelerated = cudal1.accelerate(
+            copy_module(module),
             inputs,
             settings=job.settings.but(
                 budget_s=max(1.0, share_s * _SEARCH_SHARE),
                 assume_finite=model.assume_finite or job.settings.assume_finite,
             ),
-            progress=lambda what, fraction: progress(
-                what, None if fraction is None else fraction * _SEARCHED
+            progress=lambda activity, fraction: progress(
+                activity, None if fraction is None else fraction * _SEARCHED
             ),
         )
         errors = [
-            end_to_end_measurement.scaled_error(run(*inputs), reference) for run in (ours, module)
+            end_to_end_measurement.compute_scaled_error(run(*inputs), reference)
+            for run in (accelerated, module)
         ]
-    explanation = replace(cudal1.explain(ours), target=model.name)
+    explanation = replace(cudal1.explain(accelerated), target=model.name)
     progress("timing it against eager and torch.compile", _SEARCHED)
-    served = None if explanation.untouched else ours
-    timed = end_to_end_measurement.end_to_end(
+    served = None if explanation.untouched else accelerated
+    timed = end_to_end_measurement.time_end_to_end(
         module, served, inputs, budget_s=share_s * _TIMING_SHARE
     )
     progress("done", 1.0)
@@ -201,13 +205,13 @@ def _row(story: Story) -> list[str]:
     ]
 
 
-def _closing(stories: list[Story]) -> str:
+def _closing_line(stories: list[Story]) -> str:
     """The geometric mean, and how many got slower: the two numbers that a mean of ratios would
     hide.
     """
-    found = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
-    if not found:
+    speedups = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
+    if not speedups:
         return "Nothing was measured."
-    mean = torch.tensor([i.value for i in found], dtype=torch.float64).log().mean().exp().item()
-    slower = sum(i.high < 1 for i in found)
-    return f"Geometric mean {text.speedup(mean)} vs eager over {len(found)} models; {slower} slower than eager."
+    mean = torch.tensor([i.value for i in speedups], dtype=torch.float64).log().mean().exp().item()
+    slower = sum(i.high < 1 for i in speedups)
+    return f"Geometric mean {text.speedup(mean)} vs eager over {len(speedups)} models; {slower} slower than eager."

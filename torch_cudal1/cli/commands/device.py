@@ -21,11 +21,11 @@ def without_cuda() -> str:
     return ""
 
 
-def choose(asked: str | None) -> str:
+def choose(requested: str | None) -> str:
     """ "cpu" or "cuda": what was asked for, or cuda where there is one. Raises SettingError for a
     device this machine lacks.
     """
     why = without_cuda()
-    if asked == "cuda" and why:
-        raise SettingError("device", asked, f"'cpu' on this machine: {why}")
-    return asked or ("cpu" if why else "cuda")
+    if requested == "cuda" and why:
+        raise SettingError("device", requested, f"'cpu' on this machine: {why}")
+    return requested or ("cpu" if why else "cuda")

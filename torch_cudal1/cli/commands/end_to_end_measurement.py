@@ -14,63 +14,70 @@ import torch
 from torch.utils import _pytree
 
 from torch_cudal1.core.report import EndToEnd, Interval
-from torch_cudal1.graph.functional_module import own_copy
+from torch_cudal1.graph.functional_module import copy_module
 from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, summarise
 
-__all__ = ["end_to_end", "exact", "scaled_error"]
+__all__ = ["time_end_to_end", "run_in_float64", "compute_scaled_error"]
 
 
-def end_to_end(
+def time_end_to_end(
     eager: torch.nn.Module,
-    ours: torch.nn.Module | None,
+    accelerated: torch.nn.Module | None,
     inputs: tuple[Any, ...],
     *,
     budget_s: float,
 ) -> EndToEnd:
-    """Times of `eager`, of torch.compile (Inductor, default mode) and of `ours` on the same inputs,
+    """Times of `eager`, of torch.compile (Inductor, default mode) and of `accelerated` on the same inputs,
     without gradients.
 
-    `ours` None: eager itself is what runs, so it is 1x of eager by construction and only
+    `accelerated` None: eager itself is what runs, so it is 1x of eager by construction and only
     torch.compile is measured against it. `budget_s` bounds the timing; compiling comes on top.
     """
     device = next(
         leaf.device for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)
     )
-    run_eager, run_ours = _call(eager, inputs), _call(eager if ours is None else ours, inputs)
-    run_compiled = _compiled(eager, inputs)
+    run_eager, run_accelerated = (
+        _call(eager, inputs),
+        _call(eager if accelerated is None else accelerated, inputs),
+    )
+    run_compiled = _compile_module(eager, inputs)
     against_inductor = against_eager = None
     if run_compiled is not None:
         against_inductor = summarise(
-            sample_pairs(run_compiled, run_ours, device, budget_s=budget_s / 2, margin=1.0)
+            sample_pairs(run_compiled, run_accelerated, device, budget_s=budget_s / 2, margin=1.0)
         )
-    if ours is not None or against_inductor is None:
+    if accelerated is not None or against_inductor is None:
         against_eager = summarise(
-            sample_pairs(run_eager, run_ours, device, budget_s=budget_s / 2, margin=1.0)
+            sample_pairs(run_eager, run_accelerated, device, budget_s=budget_s / 2, margin=1.0)
         )
-    own_us = next(found.b_us for found in (against_eager, against_inductor) if found is not None)
+    accelerated_us = next(
+        summary.b_us for summary in (against_eager, against_inductor) if summary is not None
+    )
     return EndToEnd(
-        eager_us=against_eager.a_us if against_eager and ours is not None else own_us,
+        eager_us=against_eager.a_us
+        if against_eager and accelerated is not None
+        else accelerated_us,
         inductor_us=against_inductor.a_us if against_inductor else None,
-        ours_us=own_us,
+        ours_us=accelerated_us,
         vs_eager=_interval(against_eager)
-        if against_eager and ours is not None
+        if against_eager and accelerated is not None
         else Interval(1.0, 1.0, 1.0),
         vs_inductor=_interval(against_inductor) if against_inductor else None,
     )
 
 
-def exact(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any | None:
+def run_in_float64(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any | None:
     """What a float64 copy of the module answers; None where an operator has no float64 form."""
-    wide = own_copy(module).double()
+    float64_copy = copy_module(module).double()
     try:
         with torch.no_grad():
-            return wide(*_pytree.tree_map(_widen, inputs))
+            return float64_copy(*_pytree.tree_map(_widen, inputs))
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def scaled_error(found: Any, reference: Any | None) -> float | None:
+def compute_scaled_error(outputs: Any, reference: Any | None) -> float | None:
     """Largest |found - reference| over the rms of the reference, over all floating outputs; None
     without a reference.
 
@@ -79,19 +86,23 @@ def scaled_error(found: Any, reference: Any | None) -> float | None:
     if reference is None:
         return None
     worst = 0.0
-    for ours, wide in zip(_pytree.tree_leaves(found), _pytree.tree_leaves(reference), strict=True):
-        if not isinstance(ours, torch.Tensor) or not ours.is_floating_point():
+    for output, expected in zip(
+        _pytree.tree_leaves(outputs), _pytree.tree_leaves(reference), strict=True
+    ):
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             continue
-        ours = ours.detach().double()
-        if not torch.equal(ours.isnan(), wide.isnan()):
+        output = output.detach().double()
+        if not torch.equal(output.isnan(), expected.isnan()):
             return float("inf")
         difference = (
-            torch.where(ours == wide, 0.0, ours - wide)
+            torch.where(output == expected, 0.0, output - expected)
             .abs()
             .nan_to_num(nan=0.0, posinf=float("inf"))
         )
         scale = (
-            wide[wide.isfinite()].square().mean().sqrt().item() if wide.isfinite().any() else 0.0
+            expected[expected.isfinite()].square().mean().sqrt().item()
+            if expected.isfinite().any()
+            else 0.0
         )
         largest = difference.max().item() if difference.numel() else 0.0
         worst = max(worst, largest / scale if scale else (0.0 if largest == 0 else float("inf")))
@@ -106,11 +117,13 @@ def _call(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], o
     return run
 
 
-def _compiled(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Callable[[], object] | None:
+def _compile_module(
+    module: torch.nn.Module, inputs: tuple[Any, ...]
+) -> Callable[[], object] | None:
     """torch.compile's default, warmed; None where it cannot compile here (no C++ compiler, for
     one).
     """
-    run = _call(torch.compile(own_copy(module)), inputs)
+    run = _call(torch.compile(copy_module(module)), inputs)
     try:
         run()
     except RuntimeError:  # torch's compiler errors are RuntimeErrors; the page then shows no number against torch.compile

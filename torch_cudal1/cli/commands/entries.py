@@ -12,77 +12,83 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.cli.commands.signing import (
-    bad_signatures,
+    count_unchecked_signatures,
+    describe_voucher,
+    list_bad_signatures,
     list_problems,
-    unchecked_signatures,
-    vouching,
 )
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.build_files import kept_under, timings_home
-from torch_cudal1.store.cache.gc import Unused, compiled, remove, unused, whole
-from torch_cudal1.store.cache.local_cache import Broken, Found, LocalCache
-from torch_cudal1.store.cache.quarantine import Quarantined, lift, records
+from torch_cudal1.store.cache.build_files import count_builds, timings_folder
+from torch_cudal1.store.cache.gc import (
+    UnusedFolder,
+    find_build_folders,
+    find_folder,
+    find_unused,
+    remove_folder,
+)
+from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, LocalCache
+from torch_cudal1.store.cache.quarantine import QuarantineRecord, lift_quarantine, list_quarantined
 from torch_cudal1.store.context import cache_for
-from torch_cudal1.store.trust.trust_policy import Refused, Vouched
+from torch_cudal1.store.trust.trust_policy import Forbidden, Vouched
 
 __all__ = ["list_entries", "purge", "show", "verify"]
 
 
 def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One row an entry. Exit code 0, also for an empty cache."""
-    found = list(_cache(settings).entries())
-    whole = [f for f in found if isinstance(f, Found)]
-    held = _held(settings)
+    files = list(_cache(settings).entries())
+    readable = [f for f in files if isinstance(f, EntryFile)]
+    quarantined = _read_quarantine(settings)
     rows = [
         [
             f.entry.region_key[:12],
             f.entry.region_name or text.ABSENT,
             f"{f.entry.target.sku} ({f.entry.target.arch})",
-            f.entry.choice.label + _marks(f, held),
+            f.entry.choice.label + _remarks(f, quarantined),
             text.speedup(f.entry.speedup),
             f.entry.contract.precision,
-            vouching(f).partition(":")[0],
+            describe_voucher(f).partition(":")[0],
             text.size(f.path.stat().st_size),
             f.entry.created[:10],
         ]
-        for f in whole
+        for f in readable
     ]
     if rows:
         screen.table(
             (
                 "key",
                 "region",
-                "judged on",
+                "validated on",
                 "runs",
                 "at least",
                 "precision",
-                "vouched by",
+                "trusted by",
                 "size",
-                "made",
+                "created",
             ),
             rows,
         )
     screen.line(
-        f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}"
-        + _broken_note(len(found) - len(whole))
+        f"{text.count_text(len(rows), 'entry', 'entries')} in {settings.cache_dir}"
+        + _broken_note(len(files) - len(readable))
     )
-    if alone := [f for f in whole if f.entry.without_inductor]:
-        screen.line(_tuned_alone(len(alone)))
-    kernels = kept_under(settings.cache_dir)
+    if alone := [f for f in readable if f.entry.without_inductor]:
+        screen.line(_without_inductor_note(len(alone)))
+    kernels = count_builds(settings.cache_dir)
     if kernels.count:
         screen.line(
-            f"{text.counted(kernels.count, 'compiled kernel')} kept for later searches: {text.size(kernels.size_bytes)}"
+            f"{text.count_text(kernels.count, 'compiled kernel')} kept for later searches: {text.size(kernels.size_bytes)}"
         )
-    told = {
+    content = {
         "cache_dir": settings.cache_dir,
-        "entries": [_brief(f, held) for f in whole],
-        "broken": _broken_json(found),
+        "entries": [_entry_json(f, quarantined) for f in readable],
+        "broken": _broken_json(files),
     }
-    screen.json(told | {"compiled": kernels})
+    screen.json(content | {"compiled": kernels})
     return 0
 
 
@@ -90,8 +96,8 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One entry with evidence and everything that was tried. Raises SettingError when `key` fits
     none or several regions.
     """
-    found = _matching(settings, args.key)
-    keys = sorted({f.entry.region_key for f in found})
+    entries = _matching(settings, args.key)
+    keys = sorted({f.entry.region_key for f in entries})
     if len(keys) != 1:
         fits = (
             f"it fits {len(keys)}: {', '.join(key[:16] for key in keys[:6])}"
@@ -101,10 +107,10 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         raise SettingError(
             "KEY", args.key, f"the start of exactly one key of `cudal1 list` ({fits})"
         )
-    held = _held(settings)
-    for each in found:
-        _show_one(each, held, screen)
-    screen.json([_whole(f, held) for f in found])
+    quarantined = _read_quarantine(settings)
+    for each in entries:
+        _show_entry(each, quarantined, screen)
+    screen.json([_entry_details(f, quarantined) for f in entries])
     return 0
 
 
@@ -119,8 +125,8 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     with screen.progress() as progress:
         progress("reading entries", None)
         broken = cache.verify()
-        found = [f for f in cache.entries() if isinstance(f, Found)]
-    whole, refused = len(found), _refused(found)
+        readable = [f for f in cache.entries() if isinstance(f, EntryFile)]
+    entry_count, refused = len(readable), _list_refused(readable)
     if refused:
         screen.table(("refused file", "why"), [[str(path), why] for path, why in refused])
     for problem in (problems := list_problems(settings)):
@@ -128,24 +134,24 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if broken:
         screen.table(("broken file", "why"), [[str(b.path), b.reason] for b in broken])
     screen.line(
-        f"whole: {text.counted(whole, 'entry', 'entries')}; broken: {text.counted(len(broken), 'file')}"
+        f"whole: {text.count_text(entry_count, 'entry', 'entries')}; broken: {text.count_text(len(broken), 'file')}"
         + (": `cudal1 purge --broken --yes`" if broken else "")
     )
-    told = _vouched_for(found)
-    screen.line("; ".join(f"{name}: {count}" for name, count in told.items()))
+    vouchers = _count_vouchers(readable)
+    screen.line("; ".join(f"{name}: {count}" for name, count in vouchers.items()))
     alone = [
         {"path": f.path, "reason": f.entry.without_inductor}
-        for f in found
+        for f in readable
         if f.entry.without_inductor
     ]
     if alone:
-        screen.line(_tuned_alone(len(alone)))
+        screen.line(_without_inductor_note(len(alone)))
     screen.json(
         {
-            "whole": whole,
+            "whole": entry_count,
             "broken": [{"path": b.path, "reason": b.reason} for b in broken],
             "refused": [{"path": path, "reason": why} for path, why in refused],
-            "vouched": told,
+            "vouched": vouchers,
             "without_inductor": alone,
             "problems": problems,
         }
@@ -164,113 +170,129 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
     if args.quarantined:
-        return _lift(cache, starts, args.yes, screen)
+        return _lift_quarantine(cache, starts, args.yes, screen)
     if args.unused:
         return _purge_unused(args, settings, screen)
-    everything = not starts and not args.broken
-    _demand_known(cache, starts)
+    purge_all = not starts and not args.broken
+    _require_known_keys(cache, starts)
 
-    def named(entry: Entry) -> bool:
+    def is_selected(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
 
     folders = (
-        [*compiled(cache.root), *whole(timings_home(cache.root), "times of kernels measured here")]
-        if everything
+        [
+            *find_build_folders(cache.root),
+            *find_folder(timings_folder(cache.root), "times of kernels measured here"),
+        ]
+        if purge_all
         else []
     )
     if not args.yes:
-        found = list(cache.entries())
-        doomed = [f.path for f in found if everything or isinstance(f, Broken) or named(f.entry)]
+        files = list(cache.entries())
+        doomed = [
+            f.path for f in files if purge_all or isinstance(f, BrokenFile) or is_selected(f.entry)
+        ]
         screen.line("\n".join(map(str, doomed)))
         screen.line(
-            f"{text.counted(len(doomed), 'file')} would be deleted (broken ones always are); add --yes to do it"
+            f"{text.count_text(len(doomed), 'file')} would be deleted (broken ones always are); add --yes to do it"
         )
         _remove_folders(folders, False, screen)
-        screen.json({"would_delete": [*doomed, *(one.path for one in folders)], "deleted": []})
+        screen.json(
+            {"would_delete": [*doomed, *(folder.path for folder in folders)], "deleted": []}
+        )
         return 0
-    done = cache.purge(None if everything else named)
-    lift(
+    purged = cache.purge(None if purge_all else is_selected)
+    lift_quarantine(
         cache.root,
-        lambda record: everything or (bool(starts) and record.region_key.startswith(starts)),
+        lambda record: purge_all or (bool(starts) and record.region_key.startswith(starts)),
     )
-    for failed in done.failed:
+    for failed in purged.failed:
         screen.problem(f"{failed.path} stays: {failed.reason}")
     screen.line(
-        f"deleted from {cache.root}: {text.counted(len(done.entries), 'entry', 'entries')}, "
-        f"{text.counted(len(done.aliases), 'alias', 'aliases')}, {text.counted(len(done.leftovers), 'leftover')}"
+        f"deleted from {cache.root}: {text.count_text(len(purged.entries), 'entry', 'entries')}, "
+        f"{text.count_text(len(purged.records), 'decision record')}, {text.count_text(len(purged.leftovers), 'leftover')}"
     )
-    gone = _remove_folders(folders, True, screen)
-    paths = [one.path for one in gone]
+    removed = _remove_folders(folders, True, screen)
+    paths = [folder.path for folder in removed]
     screen.json(
-        {"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers, *paths]}
+        {
+            "would_delete": [],
+            "deleted": [*purged.entries, *purged.records, *purged.leftovers, *paths],
+        }
     )
-    return 1 if done.failed or len(gone) < len(folders) else 0
+    return 1 if purged.failed or len(removed) < len(folders) else 0
 
 
-def _demand_known(cache: LocalCache, starts: Sequence[str]) -> None:
+def _require_known_keys(cache: LocalCache, starts: Sequence[str]) -> None:
     """Raises SettingError for the start of a key that fits no entry and nothing in quarantine: a
     misspelt key is no success.
     """
     if not starts:
         return
-    known = {
-        found.path.stem if isinstance(found, Broken) else found.entry.region_key
-        for found in cache.entries()
+    region_keys = {
+        file.path.stem if isinstance(file, BrokenFile) else file.entry.region_key
+        for file in cache.entries()
     }
-    known |= {record.region_key for record in records([cache.root])}
+    region_keys |= {record.region_key for record in list_quarantined([cache.root])}
     for start in starts:
-        if not any(key.startswith(start) for key in known):
+        if not any(key.startswith(start) for key in region_keys):
             raise SettingError("KEY", start, "the start of a key of `cudal1 list`")
 
 
-def _refused(found: Sequence[Found]) -> list[tuple[Path, str]]:
-    """Files that are not to be used, or were altered since somebody signed them, and why."""
-    refused = [(f.path, f.standing.reason) for f in found if isinstance(f.standing, Refused)]
-    return refused + [(f.path, why) for f in found for why in bad_signatures(f)]
+def _list_refused(entries: Sequence[EntryFile]) -> list[tuple[Path, str]]:
+    """Files that are not to be used, or were altered since they were signed, and why."""
+    refused = [(f.path, f.standing.reason) for f in entries if isinstance(f.standing, Forbidden)]
+    return refused + [(f.path, why) for f in entries for why in list_bad_signatures(f)]
 
 
-def _vouched_for(found: Sequence[Found]) -> dict[str, int]:
-    """How many entries each one vouches for, nobody included."""
-    names = [vouching(f).partition(":")[0] for f in found]
-    told = {
+def _count_vouchers(entries: Sequence[EntryFile]) -> dict[str, int]:
+    """How many entries each publisher vouches for, and how many have no voucher."""
+    names = [describe_voucher(f).partition(":")[0] for f in entries]
+    vouchers = {
         f"vouched for by {name}": names.count(name) for name in sorted(set(names) - {"REFUSED"})
     }
-    unchecked = sum(map(unchecked_signatures, found))
+    unchecked = sum(map(count_unchecked_signatures, entries))
     more = (
         {"signatures not verified (`cryptography` is not installed)": unchecked}
         if unchecked
         else {}
     )
     return {
-        "signed": sum(bool(f.signatures) for f in found),
+        "signed": sum(bool(f.signatures) for f in entries),
         "refused": names.count("REFUSED"),
-        **told,
+        **vouchers,
         **more,
     }
 
 
-def _lift(cache: LocalCache, starts: tuple[str, ...], sure: bool, screen: Screen) -> int:
+def _lift_quarantine(
+    cache: LocalCache, starts: tuple[str, ...], confirmed: bool, screen: Screen
+) -> int:
     """Lift quarantines: of the keys named, or all."""
 
-    def named(record: Quarantined) -> bool:
+    def is_selected(record: QuarantineRecord) -> bool:
         return not starts or record.region_key.startswith(starts)
 
-    found = [record for record in records([cache.root]) if named(record)]
-    for record in found:
+    quarantined = [record for record in list_quarantined([cache.root]) if is_selected(record)]
+    for record in quarantined:
         screen.line(f"{record.region_key[:12]}: {record.reason} ({record.at or 'time unknown'})")
-    gone = lift(cache.root, named) if sure else ()
-    told = (
+    lifted = lift_quarantine(cache.root, is_selected) if confirmed else ()
+    effect = (
         "lifted; processes that run keep them until they end"
-        if sure
+        if confirmed
         else "would be lifted; add --yes to do it"
     )
-    screen.line(f"{text.counted(len(gone) if sure else len(found), 'quarantine')} {told}")
-    screen.json({"would_lift": [] if sure else found, "lifted": found if sure else []})
+    screen.line(
+        f"{text.count_text(len(lifted) if confirmed else len(quarantined), 'quarantine')} {effect}"
+    )
+    screen.json(
+        {"would_lift": [] if confirmed else quarantined, "lifted": quarantined if confirmed else []}
+    )
     return 0
 
 
 def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Delete folders that nothing leads to any more; what was freed is told. Exit code 1 if one
+    """Delete folders that nothing leads to any more; the line says what was freed. Exit code 1 if one
     stayed.
     """
     if args.key or args.broken:
@@ -279,14 +301,12 @@ def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) 
             " ".join(args.key) or "--broken",
             "nothing beside it: it deletes whole folders, no entries",
         )
-    found = list(unused(settings.cache_dir, settings.hub))
-    gone = _remove_folders(found, args.yes, screen)
-    told = (
-        f"{text.counted(len(gone), 'folder')} with {text.size(sum(one.size_bytes for one in gone))}"
-    )
-    screen.line(f"{told} {'freed' if args.yes else 'would be freed; add --yes to do it'}")
-    paths = [one.path for one in gone]
-    freed = sum(one.size_bytes for one in gone) if args.yes else 0
+    folders = list(find_unused(settings.cache_dir, settings.hub))
+    removed = _remove_folders(folders, args.yes, screen)
+    summary = f"{text.count_text(len(removed), 'folder')} with {text.size(sum(folder.size_bytes for folder in removed))}"
+    screen.line(f"{summary} {'freed' if args.yes else 'would be freed; add --yes to do it'}")
+    paths = [folder.path for folder in removed]
+    freed = sum(folder.size_bytes for folder in removed) if args.yes else 0
     screen.json(
         {
             "would_delete": [] if args.yes else paths,
@@ -294,69 +314,75 @@ def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) 
             "freed_bytes": freed,
         }
     )
-    return 1 if len(gone) < len(found) else 0
+    return 1 if len(removed) < len(folders) else 0
 
 
-def _remove_folders(found: Sequence[Unused], sure: bool, screen: Screen) -> list[Unused]:
-    """Name each folder and, if `sure`, delete it; those that went, or would go."""
-    gone = []
-    for one in found:
-        screen.line(f"{one.path}: {one.why} ({text.size(one.size_bytes)})")
-        if sure and (reason := remove(one)):
-            screen.problem(f"{one.path} stays: {reason}")
+def _remove_folders(
+    folders: Sequence[UnusedFolder], confirmed: bool, screen: Screen
+) -> list[UnusedFolder]:
+    """Name each folder and, if `confirmed`, delete it; those that went, or would go."""
+    removed = []
+    for folder in folders:
+        screen.line(f"{folder.path}: {folder.why} ({text.size(folder.size_bytes)})")
+        if confirmed and (reason := remove_folder(folder)):
+            screen.problem(f"{folder.path} stays: {reason}")
         else:
-            gone.append(one)
-    return gone
+            removed.append(folder)
+    return removed
 
 
-def _held(settings: Settings) -> tuple[Quarantined, ...]:
+def _read_quarantine(settings: Settings) -> tuple[QuarantineRecord, ...]:
     cache = _cache(settings)
-    return records([cache.root, *cache.read_only])
+    return list_quarantined([cache.root, *cache.read_only])
 
 
-def _why(found: Found, held: Sequence[Quarantined]) -> str:
+def _quarantine_reason(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
     """Why the entry's choice must not run, "" if it may."""
-    entry = found.entry
+    entry = file.entry
     return next(
-        (record.reason for record in held if record.holds(entry.region_key, entry.choice.digest)),
+        (
+            record.reason
+            for record in quarantined
+            if record.holds(entry.region_key, entry.choice.digest)
+        ),
         "",
     )
 
 
-def _marks(found: Found, held: Sequence[Quarantined]) -> str:
+def _remarks(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
     """What a reader must know of the choice beside its name."""
     marks = (
-        ("quarantined", _why(found, held)),
-        ("tuned without Inductor", found.entry.without_inductor),
+        ("quarantined", _quarantine_reason(file, quarantined)),
+        ("tuned without Inductor", file.entry.without_inductor),
     )
     return "".join(f" ({name})" for name, applies in marks if applies)
 
 
-def _tuned_alone(count: int) -> str:
-    counted = text.counted(count, "entry was", "entries were")
+def _without_inductor_note(count: int) -> str:
+    counted = text.count_text(count, "entry was", "entries were")
     return f"{counted} tuned without Inductor and never measured beside it: `cudal1 show KEY` says why, `cudal1 warmup` tries again"
 
 
-def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None:
-    entry = found.entry
+def _show_entry(file: EntryFile, quarantined: Sequence[QuarantineRecord], screen: Screen) -> None:
+    entry = file.entry
     facts = (
         ("region", f"{entry.region_name or 'unnamed'} {entry.region_key}"),
         ("runs", f"{entry.choice.label} (from {entry.choice.origin})"),
-        *([("quarantined", why)] if (why := _why(found, held)) else []),
+        *([("quarantined", why)] if (why := _quarantine_reason(file, quarantined)) else []),
         *([("tuned without Inductor", why)] if (why := entry.without_inductor) else []),
         ("speed-up", f"at least {text.speedup(entry.speedup)} over the best baseline"),
         (
-            "judged on",
+            "validated on",
             ", ".join(f"{name} {value}" for name, value in vars(entry.target).items() if value),
         ),
         ("contract", ", ".join(f"{name} {value}" for name, value in vars(entry.contract).items())),
-        ("made", f"{entry.created} by torch-cudal1 {entry.package}"),
-        ("judged by", _attested(entry)),
-        ("vouched by", vouching(found)),
-        *[("signed with", signature.key) for signature in found.signatures],
-        ("digest", f"entry:{found.digest}"),
+        ("created", f"{entry.created} by torch-cudal1 {entry.package}"),
+        ("validated by", _describe_attestation(entry)),
+        ("trusted by", describe_voucher(file)),
+        *[("signed with", signature.key) for signature in file.signatures],
+        ("digest", f"entry:{file.digest}"),
         ("", f"program:{entry.choice.program.digest}"),
-        ("file", f"{found.path} ({text.size(found.path.stat().st_size)})"),
+        ("file", f"{file.path} ({text.size(file.path.stat().st_size)})"),
     )
     screen.table(("entry", ""), [list(fact) for fact in facts])
     screen.line("")
@@ -370,21 +396,21 @@ def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None
             columns,
             [
                 [
-                    str(one.get(name) or text.ABSENT)
+                    str(candidate.get(name) or text.ABSENT)
                     for name in ("label", "decision", "detector", "reason")
                 ]
-                for one in entry.tried
+                for candidate in entry.tried
             ],
         )
         screen.line("")
 
 
-def _attested(entry: Entry) -> str:
+def _describe_attestation(entry: Entry) -> str:
     """What the evidence says about its own making."""
-    told = entry.evidence.get("attestation")
+    attestation = entry.evidence.get("attestation")
     return (
-        ", ".join(f"{name} {value}" for name, value in told.items())
-        if isinstance(told, Mapping)
+        ", ".join(f"{name} {value}" for name, value in attestation.items())
+        if isinstance(attestation, Mapping)
         else text.ABSENT
     )
 
@@ -406,50 +432,52 @@ def _cache(settings: Settings) -> LocalCache:
     return cache_for(settings)
 
 
-def _matching(settings: Settings, start: str) -> list[Found]:
+def _matching(settings: Settings, start: str) -> list[EntryFile]:
     return [
         f
         for f in _cache(settings).entries()
-        if isinstance(f, Found) and f.entry.region_key.startswith(start)
+        if isinstance(f, EntryFile) and f.entry.region_key.startswith(start)
     ]
 
 
 def _broken_note(count: int) -> str:
-    return f"; {text.counted(count, 'file')} cannot be read (see `cudal1 verify`)" if count else ""
+    return (
+        f"; {text.count_text(count, 'file')} cannot be read (see `cudal1 verify`)" if count else ""
+    )
 
 
-def _broken_json(found: list[Found | Broken]) -> list[dict[str, Any]]:
-    return [{"path": f.path, "reason": f.reason} for f in found if isinstance(f, Broken)]
+def _broken_json(files: list[EntryFile | BrokenFile]) -> list[dict[str, Any]]:
+    return [{"path": f.path, "reason": f.reason} for f in files if isinstance(f, BrokenFile)]
 
 
-def _brief(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
-    entry = found.entry
+def _entry_json(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dict[str, Any]:
+    entry = file.entry
     return {
         "key": entry.region_key,
         "region": entry.region_name,
         "target": entry.target,
         "contract": entry.contract,
         "runs": entry.choice.label,
-        "quarantined": _why(found, held),
+        "quarantined": _quarantine_reason(file, quarantined),
         "without_inductor": entry.without_inductor,
-        "vouched_by": found.standing.by if isinstance(found.standing, Vouched) else None,
-        "standing": vouching(found),
-        "signatures": [signature.key for signature in found.signatures],
-        "digest": found.digest,
+        "vouched_by": file.standing.by if isinstance(file.standing, Vouched) else None,
+        "standing": describe_voucher(file),
+        "signatures": [signature.key for signature in file.signatures],
+        "digest": file.digest,
         "origin": entry.choice.origin,
         "techniques": entry.choice.techniques,
         "speedup_at_least": entry.speedup,
         "created": entry.created,
-        "path": found.path,
-        "size_bytes": found.path.stat().st_size,
+        "path": file.path,
+        "size_bytes": file.path.stat().st_size,
     }
 
 
-def _whole(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
-    entry = found.entry
-    more = {
+def _entry_details(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dict[str, Any]:
+    entry = file.entry
+    details = {
         "evidence": entry.evidence,
         "tried": entry.tried,
         "program": entry.choice.program.to_json(),
     }
-    return _brief(found, held) | more
+    return _entry_json(file, quarantined) | details

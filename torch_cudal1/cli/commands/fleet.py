@@ -1,5 +1,5 @@
-"""`cudal1 warmup` with many workers: `--devices`, `--workers`, `--cluster`. Picks the crew and
-turns its answers into results.
+"""`cudal1 warmup` with many workers: `--devices`, `--workers`, `--cluster`. Picks the worker
+pool and turns its answers into results.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.api.fleet.cluster import RayCrew
-from torch_cudal1.api.fleet.local import LocalCrew, cpu_seats, gpu_seats
-from torch_cudal1.api.fleet.pool import Crew, carry_out
-from torch_cudal1.api.fleet.task import Answer, Order, Task, signature_of
+from torch_cudal1.api.fleet.cluster import RayPool
+from torch_cudal1.api.fleet.local import LocalPool, cpu_slots, gpu_slots
+from torch_cudal1.api.fleet.pool import WorkerPool, run_tasks
+from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.api.recording.replay import read_recording, recorded_calls
 from torch_cudal1.api.targets import Loaded, load
@@ -24,14 +24,14 @@ from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view.terminal import ProgressCallback
 from torch_cudal1.core.errors import SettingError, TargetError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.recording_file import ReadBack, Seen
+from torch_cudal1.store.recording_file import CallRecord, RecordingContents
 
-__all__ = ["Warmed", "crew_asked", "warmed"]
+__all__ = ["FleetWarmup", "wants_pool", "warm_with_pool"]
 
 
 @dataclass(frozen=True)
-class Warmed:
-    """What came of it: results, targets that cannot be used, what an earlier run had finished, and
+class FleetWarmup:
+    """Results, targets that cannot be used, what an earlier run had finished, and
     other problems.
     """
 
@@ -41,15 +41,15 @@ class Warmed:
     problems: tuple[str, ...]
 
 
-def crew_asked(args: argparse.Namespace) -> bool:
+def wants_pool(args: argparse.Namespace) -> bool:
     """Whether more than this process is to work."""
     return args.devices is not None or args.workers is not None or args.cluster is not None
 
 
-def warmed(
+def warm_with_pool(
     args: argparse.Namespace, targets: Sequence[str], settings: Settings, progress: ProgressCallback
-) -> Warmed:
-    """Warm single targets with the crew that was asked for. Raises SettingError for one that this
+) -> FleetWarmup:
+    """Warm single targets with the worker pool that was asked for. Raises SettingError for one that this
     machine cannot have.
     """
     if args.devices is not None and args.device == "cpu":
@@ -59,63 +59,73 @@ def warmed(
             "no --device cpu beside it; workers for the CPU are `--workers N`",
         )
     chosen = device.choose("cuda" if args.devices is not None else args.device)
-    order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen)
+    order = WarmupOrder(
+        settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen
+    )
     unmatched: list[str] = []
     tasks = _tasks(targets, args.recorded, unmatched)
-    done = carry_out(tasks, _crew(args, order), journal_for(order, tasks), progress)
-    return Warmed(
-        tuple(_result(answer) for answer in done.answers if not answer.unusable),
-        (*unmatched, *(answer.unusable for answer in done.answers if answer.unusable)),
-        tuple(answer.task.target for answer in done.answers if answer.resumed),
-        done.problems,
+    outcome = run_tasks(tasks, _open_pool(args, order), journal_for(order, tasks), progress)
+    return FleetWarmup(
+        tuple(_result(answer) for answer in outcome.answers if not answer.unusable),
+        (*unmatched, *(answer.unusable for answer in outcome.answers if answer.unusable)),
+        tuple(answer.task.target for answer in outcome.answers if answer.resumed),
+        outcome.problems,
     )
 
 
-def _tasks(targets: Sequence[str], recording: Path | None, unmatched: list[str]) -> list[Task]:
-    """A task a target, or one for each recorded form of its calls; targets that have none are told
-    in `unmatched`.
+def _tasks(
+    targets: Sequence[str], recording: Path | None, unmatched: list[str]
+) -> list[WarmupTask]:
+    """A task a target, or one for each recorded form of its calls; targets that have none join
+    `unmatched`.
     """
     if recording is None:
-        return [Task(target) for target in targets]
+        return [WarmupTask(target) for target in targets]
     lines = read_recording(recording).seen
-    found: list[Task] = []
+    tasks: list[WarmupTask] = []
     for target in targets:
         try:
             (loaded,) = load(target)
-            own = [Task(target, signature_of(seen)) for seen in lines if _belongs(loaded, seen)]
-            if not own:
-                recorded_calls(loaded, ReadBack(lines, ()))  # which says why there are none
+            matches = [
+                WarmupTask(target, signature_of(line))
+                for line in lines
+                if _matches_target(loaded, line)
+            ]
+            if not matches:
+                recorded_calls(
+                    loaded, RecordingContents(lines, ())
+                )  # which says why there are none
         except TargetError as error:
             unmatched.append(str(error))
             continue
-        found += own
-    return found
+        tasks += matches
+    return tasks
 
 
-def _belongs(loaded: Loaded, seen: Seen) -> bool:
+def _matches_target(loaded: Loaded, line: CallRecord) -> bool:
     try:
-        recorded_calls(loaded, ReadBack((seen,), ()))
+        recorded_calls(loaded, RecordingContents((line,), ()))
     except TargetError:
         return False
     return True
 
 
-def _crew(args: argparse.Namespace, order: Order) -> Crew:
+def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
     cores = sorted(os.sched_getaffinity(0))
     if args.cluster is not None:
-        return RayCrew(order, args.cluster)
+        return RayPool(order, args.cluster)
     if args.devices is not None:
-        return LocalCrew(order, gpu_seats(args.devices, torch.cuda.device_count(), cores))
+        return LocalPool(order, gpu_slots(args.devices, torch.cuda.device_count(), cores))
     if order.device == "cuda":
         raise SettingError(
             "workers",
             args.workers,
             "`--devices all` for the GPUs of this machine, or `--device cpu` beside it",
         )
-    return LocalCrew(order, cpu_seats(args.workers, cores))
+    return LocalPool(order, cpu_slots(args.workers, cores))
 
 
-def _result(answer: Answer) -> WarmupResult:
+def _result(answer: WarmupAnswer) -> WarmupResult:
     if answer.result is not None:
         return answer.result
     return WarmupResult(answer.task.target, None, answer.died, 0.0, 0, 0)

@@ -1,10 +1,10 @@
-"""`cudal1 generate TARGET --llm URL|MODEL`: kernels from a language model, judged; the best go into
-the cache.
+"""`cudal1 generate TARGET --llm URL|MODEL`: kernels from a language model, validated; the best go
+into the cache.
 
 The targets are read as text and never run here: the model is shown them, its programs run in the
 judge's processes. A task's run is a folder below --out; given again it goes on, asking and
-measuring nothing twice. Winners take the way of published kernels: judged anew, lowered to a
-Program, raced against the best baseline, stored if they win.
+measuring nothing twice. Winners are treated like published kernels: validated again, lowered to
+a Program, benchmarked against the best baseline, stored if they win.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from torch_cudal1.core.errors import SandboxError, SettingError, TargetError
 from torch_cudal1.core.kernelbench_format import NAMES
 from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.formats.cuda_l1 import Line, read_lines
-from torch_cudal1.ingest.formats.published_task import Task
+from torch_cudal1.ingest.formats.cuda_l1 import ReleaseLine, read_lines
+from torch_cudal1.ingest.formats.task import PublishedTask
 from torch_cudal1.ingest.llm.casebase import CaseBase
-from torch_cudal1.ingest.llm.checker import Checked, ModelChecker, RuleChecker
-from torch_cudal1.ingest.llm.endpoint import Answer, Endpoint, EndpointError, Prices
+from torch_cudal1.ingest.llm.checker import CheckedEvaluator, ModelChecker, RuleChecker
+from torch_cudal1.ingest.llm.endpoint import Completion, Endpoint, EndpointError, TokenPrices
 from torch_cudal1.ingest.llm.evolve import (
     Budget,
+    CompletionSource,
     Evolution,
+    EvolutionPlan,
     Evolved,
     LocalWriter,
-    Plan,
     Spent,
-    Writer,
 )
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.ingest.llm.text_codec import TextCodec
-from torch_cudal1.ingest.published.adopt import Adopted, Adoption
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob
+from torch_cudal1.ingest.published.adopt import Adoption, AdoptionOutcome
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.terms import Terms
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["run", "tasks_of"]
 
@@ -56,13 +56,13 @@ _SUCCESS = 1.01
 
 
 @dataclass(frozen=True)
-class _Job:
+class _EvolutionJob:
     """What all tasks share. `keep`: how many of the best are tried for the cache."""
 
-    writer: Writer
-    evaluator: Checked
-    plan: Plan
-    place: Place
+    writer: CompletionSource
+    evaluator: CheckedEvaluator
+    plan: EvolutionPlan
+    place: TuneContext
     keep: int
     out: Path
 
@@ -78,37 +78,41 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             args.money,
             "--price-prompt and --price-completion with it: a server tells tokens, not money",
         )
-    place = place_for(torch.device(device.choose(args.device)), settings)
+    place = make_context(torch.device(device.choose(args.device)), settings)
     writer, plan = _writer(args, settings, place), _plan(args)
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
     terms = Terms(settings, place.contract, place.device, settings.cache_dir / "locks")
-    made: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with (
         screen.progress() as progress,
         JudgeEvaluator(terms, lanes=args.lanes or _lanes(place)) as judge,
     ):
         for task in tasks:
-            evaluator = Checked(judge, _checker(args, writer, cases), cases)
-            made.append(
-                _evolved(task, _Job(writer, evaluator, plan, place, args.keep, args.out), progress)
+            evaluator = CheckedEvaluator(judge, _checker(args, writer, cases), cases)
+            rows.append(
+                _evolve_task(
+                    task,
+                    _EvolutionJob(writer, evaluator, plan, place, args.keep, args.out),
+                    progress,
+                )
             )
-            _show(screen, made[-1])
-    _table(screen, made)
-    screen.json(made)
-    if any(one["problem"] or one["stopped"].startswith(writer.name) for one in made):
+            _show(screen, rows[-1])
+    _table(screen, rows)
+    screen.json(rows)
+    if any(row["problem"] or row["stopped"].startswith(writer.name) for row in rows):
         return _FAILED
-    return _STORED if any(one["stored"] for one in made) else _NOT_FASTER
+    return _STORED if any(row["stored"] for row in rows) else _NOT_FASTER
 
 
 def tasks_of(target: str) -> Iterator[TrainingTask]:
     """The references that a target names, as texts. Raises TargetError where there is none."""
     path = Path(target).expanduser()
     if path.is_file() and path.suffix in (".json", ".jsonl"):
-        found = [one for one in read_lines(path) if isinstance(one, Line)]
-        if not found:
+        lines = [line for line in read_lines(path) if isinstance(line, ReleaseLine)]
+        if not lines:
             raise TargetError(target, "no line of it is a task of a CUDA-L1 release")
         yield from (
-            TrainingTask(f"level {one.level} task {one.task}", one.reference) for one in found
+            TrainingTask(f"level {line.level} task {line.task}", line.reference) for line in lines
         )
         return
     for single in targets.expand(target):
@@ -124,9 +128,9 @@ def tasks_of(target: str) -> Iterator[TrainingTask]:
         yield TrainingTask(str(file.with_suffix("")), content)
 
 
-def _writer(args: argparse.Namespace, settings: Settings, place: Place) -> Writer:
+def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) -> CompletionSource:
     if args.llm.startswith(("http://", "https://")):
-        prices = Prices(args.price_prompt, args.price_completion)
+        prices = TokenPrices(args.price_prompt, args.price_completion)
         return Endpoint.from_settings(
             args.llm, settings, model=args.llm_model, max_tokens=args.max_tokens, prices=prices
         )
@@ -140,47 +144,49 @@ def _writer(args: argparse.Namespace, settings: Settings, place: Place) -> Write
             "--llm", args.llm, "the URL of a server, or a folder that save_pretrained wrote"
         )
     dtype = "bfloat16" if place.device.type == "cuda" else "float32"
-    policy = policy_module.Writer.load(
+    policy = policy_module.LanguageModel.load(
         folder, max_new_tokens=args.max_tokens, device=str(place.device), dtype=dtype
     )
-    read = policy.tokenizer
+    tokenizer = policy.tokenizer
 
-    def rendered(prompt: str) -> str:
+    def render_prompt(prompt: str) -> str:
         turns = [{"role": "user", "content": prompt}]
         return (
-            str(read.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-            if read.chat_template
+            str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            if tokenizer.chat_template
             else prompt
         )
 
     return LocalWriter(
-        policy, tokens=lambda content: len(read(content)["input_ids"]), rendered=rendered
+        policy, tokens=lambda content: len(tokenizer(content)["input_ids"]), rendered=render_prompt
     )
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> EvolutionPlan:
     budget = Budget(args.total_s, args.tokens, args.money)
-    return Plan(
+    return EvolutionPlan(
         args.rounds, args.samples, args.temperature, args.seed, selector(args.selector), budget
     )
 
 
-def _lanes(place: Place) -> int:
+def _lanes(place: TuneContext) -> int:
     return min(8, max(1, (os.cpu_count() or 2) // 2)) if place.device.type == "cuda" else 1
 
 
 def _checker(
-    args: argparse.Namespace, writer: Writer, cases: CaseBase
+    args: argparse.Namespace, writer: CompletionSource, cases: CaseBase
 ) -> RuleChecker | ModelChecker:
     def ask(prompt: str) -> str:
         (answer,) = writer.ask_all([(prompt, 0)], temperature=0.2)
-        return answer.text if isinstance(answer, Answer) else ""
+        return answer.text if isinstance(answer, Completion) else ""
 
     return RuleChecker(cases) if args.checker == "rules" else ModelChecker(ask, cases, writer.name)
 
 
-def _evolved(task: TrainingTask, job: _Job, progress: ProgressCallback) -> dict[str, Any]:
-    """One task's row. What is wrong with a task is told with its name, and the next one is done."""
+def _evolve_task(
+    task: TrainingTask, job: _EvolutionJob, progress: ProgressCallback
+) -> dict[str, Any]:
+    """One task's row. A problem is reported with the task's name, and the next task is done."""
     folder = job.out / "".join(c if c.isalnum() or c in "-_." else "_" for c in task.id)[-120:]
     name = (
         torch.cuda.get_device_name(job.place.device)
@@ -190,22 +196,22 @@ def _evolved(task: TrainingTask, job: _Job, progress: ProgressCallback) -> dict[
     try:
         with Evolution(task, job.writer, TextCodec(name), job.evaluator, folder) as evolution:
             job.evaluator.learn(list(evolution.database.samples()))
-            found = evolution.run(job.plan, progress)
-        adopted = _adopted(task, found, job, progress)
+            evolved = evolution.run(job.plan, progress)
+        adopted = _adopt_winners(task, evolved, job, progress)
     except (TargetError, EndpointError) as error:
         return _row(Evolved(task.id, 0, None, (), {}, Spent()), [], str(error))
-    return _row(found, adopted, "")
+    return _row(evolved, adopted, "")
 
 
-def _adopted(
-    task: TrainingTask, found: Evolved, job: _Job, progress: ProgressCallback
-) -> list[Adopted]:
+def _adopt_winners(
+    task: TrainingTask, evolved: Evolved, job: _EvolutionJob, progress: ProgressCallback
+) -> list[AdoptionOutcome]:
     """The best in turn, until one is stored. Raises SandboxError."""
-    tried: list[Adopted] = []
-    winners = [entry for entry in found.winners if entry.score > _SUCCESS][: job.keep]
+    adopted: list[AdoptionOutcome] = []
+    winners = [entry for entry in evolved.winners if entry.score > _SUCCESS][: job.keep]
     if not winners:
-        return tried
-    pair = PairJob(
+        return adopted
+    pair = SourceEvaluationConfig(
         job.place.settings,
         job.place.contract,
         job.place.device,
@@ -216,7 +222,7 @@ def _adopted(
     with Adoption(job.place, pair, progress) as adoption:
         for entry in winners:
             claims = {"train_score": entry.score, "measured": entry.count}
-            one = Task(
+            published = PublishedTask(
                 f"generate:{task.id}",
                 task.id,
                 task.reference,
@@ -225,42 +231,42 @@ def _adopted(
                 {"writer": job.writer.name},
             )
             try:
-                tried.append(adoption.adopt(one))
+                adopted.append(adoption.adopt(published))
             except SandboxError:
                 raise
             except (RuntimeError, ValueError, TypeError) as error:
-                tried.append(Adopted("failed", f"{type(error).__name__}: {error}"))
-            if tried[-1].stored:
+                adopted.append(AdoptionOutcome("failed", f"{type(error).__name__}: {error}"))
+            if adopted[-1].stored:
                 break
-    return tried
+    return adopted
 
 
-def _row(found: Evolved, adopted: list[Adopted], problem: str) -> dict[str, Any]:
+def _row(evolved: Evolved, adopted: list[AdoptionOutcome], problem: str) -> dict[str, Any]:
     best = (
-        {"score": found.winners[0].score, "program": found.winners[0].program}
-        if found.winners
+        {"score": evolved.winners[0].score, "program": evolved.winners[0].program}
+        if evolved.winners
         else None
     )
     return {
-        "task": found.task,
-        "rounds": found.rounds,
+        "task": evolved.task,
+        "rounds": evolved.rounds,
         "best": best,
-        "outcomes": found.outcomes,
-        "spent": asdict(found.spent),
-        "stopped": found.stopped,
-        "adopted": [plain(one) for one in adopted],
-        "stored": any(one.stored for one in adopted),
+        "outcomes": evolved.outcomes,
+        "spent": asdict(evolved.spent),
+        "stopped": evolved.stopped,
+        "adopted": [plain(attempt) for attempt in adopted],
+        "stored": any(attempt.stored for attempt in adopted),
         "problem": problem,
     }
 
 
 def _show(screen: Screen, row: dict[str, Any]) -> None:
     screen.line(f"{row['task']}: {_best(row)}")
-    if told := row["problem"] or row["stopped"]:
-        screen.problem(f"{row['task']}: {told}")
+    if problem := row["problem"] or row["stopped"]:
+        screen.problem(f"{row['task']}: {problem}")
 
 
-def _table(screen: Screen, made: list[dict[str, Any]]) -> None:
+def _table(screen: Screen, table_rows: list[dict[str, Any]]) -> None:
     columns = (
         "task",
         "rounds",
@@ -272,19 +278,19 @@ def _table(screen: Screen, made: list[dict[str, Any]]) -> None:
         "money",
     )
     rows = []
-    for one in made:
-        spent, asked = one["spent"], sum(one["outcomes"].values())
-        kept = text.speedup(one["adopted"][-1]["low"]) if one["stored"] else _why(one)
+    for row in table_rows:
+        spent, programs = row["spent"], sum(row["outcomes"].values())
+        cached = text.speedup(row["adopted"][-1]["low"]) if row["stored"] else _why(row)
         tokens = f"{'about ' * spent['estimated']}{spent['tokens']}"
         figures = [
-            str(one["rounds"]),
-            str(asked),
-            str(one["outcomes"].get("ok", 0)),
-            _best(one),
-            kept,
+            str(row["rounds"]),
+            str(programs),
+            str(row["outcomes"].get("ok", 0)),
+            _best(row),
+            cached,
             tokens,
         ]
-        rows.append([text.brief(one["task"], 40), *figures, f"{spent['money']:.2f}"])
+        rows.append([text.brief(row["task"], 40), *figures, f"{spent['money']:.2f}"])
     screen.line("")
     screen.table(columns, rows)
 

@@ -12,7 +12,7 @@ __all__ = ["add"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """What is asked of whom, how much of it, and what it may take."""
+    """Adds the model, the size of the search and its limits."""
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -54,13 +54,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     _limits(parser)
     parser.add_argument("--limit", type=_above(int, 0), metavar="N", help="only the first N tasks")
     parser.add_argument(
-        "--lanes", type=_above(int, 0), metavar="N", help="programs judged side by side"
+        "--lanes", type=_above(int, 0), metavar="N", help="programs evaluated at the same time"
     )
     parser.add_argument(
         "--checker",
         choices=("rules", "model"),
         default="rules",
-        help="who looks at jumps: rules, or the model too",
+        help="what looks at sudden jumps of a score: rules, or the model too",
     )
     parser.add_argument(
         "--keep",
@@ -84,7 +84,7 @@ def _limits(parser: argparse.ArgumentParser) -> None:
         dest="total_s",
         type=_above(float, 0),
         metavar="S",
-        help="seconds of a task, over all its lives",
+        help="seconds of a task, earlier runs included",
     )
     parser.add_argument(
         "--tokens", type=_above(int, 0), metavar="N", help="tokens of a task, prompts included"

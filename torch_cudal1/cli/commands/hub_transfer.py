@@ -8,7 +8,6 @@ entry holds, and tokens are the business of the Hub's library.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
 import torch
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -16,17 +15,18 @@ from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-def
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import target_for
 from torch_cudal1.ir.records import Entry
 from torch_cudal1.store.cache import quarantine
-from torch_cudal1.store.cache.inventory import Held, Inventory, take_inventory
-from torch_cudal1.store.cache.local_cache import Broken, LocalCache
+from torch_cudal1.store.cache.inventory import CacheFile, Inventory, take_inventory
+from torch_cudal1.store.cache.local_cache import BrokenFile, LocalCache
 from torch_cudal1.store.context import cache_for
-from torch_cudal1.store.hub.hub_client import Unread
-from torch_cudal1.store.hub.hub_pull import Pulled
+from torch_cudal1.store.hub.hub_client import HubFailure
+from torch_cudal1.store.hub.hub_pull import PullReport
 from torch_cudal1.store.hub.hub_pull import pull as pull_from
-from torch_cudal1.store.hub.hub_push import offers_of
+from torch_cudal1.store.hub.hub_push import list_offers
 from torch_cudal1.store.hub.hub_push import push as push_to
 from torch_cudal1.store.hub.hub_source import open_hub
 
@@ -46,8 +46,8 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         disable_progress_bars()  # the library's own
     with screen.progress() as progress:
         progress(f"reading {settings.cache_dir}", None)
-        inventory, left_out = _usable(cache_for(settings).own)
-        offers = offers_of(inventory, args.family or None)
+        inventory, left_out = _select_usable(cache_for(settings).own)
+        offers = list_offers(inventory, args.family or None)
         if not offers:
             raise SettingError(
                 "--cache-dir",
@@ -55,27 +55,27 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 "a cache with at least one whole entry to push",
             )
         progress(f"pushing {len(offers)} files to {hub.repo}", None)
-        made = hub.gate.closed() or (hub.client.create(hub.repo) if args.create else "")
-        done = (
-            made
-            if isinstance(made, Unread)
+        creation = hub.breaker.check() or (hub.client.create(hub.repo) if args.create else "")
+        pushed = (
+            creation
+            if isinstance(creation, HubFailure)
             else push_to(hub.client, hub.repo, offers, message=args.message)
         )
-    if isinstance(done, Unread):
-        screen.json({"repo": str(hub.repo), "pushed": None, "problem": done.reason})
-        screen.problem(f"push failed: {done.reason}")
+    if isinstance(pushed, HubFailure):
+        screen.json({"repo": str(hub.repo), "pushed": None, "problem": pushed.reason})
+        screen.problem(f"push failed: {pushed.reason}")
         return _FOUND_WRONG
-    left_out += list(done.left_out)
+    left_out += list(pushed.left_out)
     for broken in left_out:
         screen.problem(f"left out: {broken.path}: {broken.reason}")
     screen.line(
-        f"{hub.repo} at {done.commit[:12]}: {text.counted(done.entries, 'entry', 'entries')} and "
-        f"{text.counted(done.aliases, 'alias', 'aliases')} pushed, {done.unchanged} there already"
-        + (f", {done.kept} newer there and kept" if done.kept else "")
+        f"{hub.repo} at {pushed.commit[:12]}: {text.count_text(pushed.entries, 'entry', 'entries')} and "
+        f"{text.count_text(pushed.records, 'decision record')} pushed, {pushed.unchanged} there already"
+        + (f", {pushed.kept} newer there and kept" if pushed.kept else "")
     )
     rows = [{"path": broken.path, "reason": broken.reason} for broken in left_out]
     screen.json(
-        {"repo": str(hub.repo), "pushed": {**asdict(done), "left_out": rows}, "problem": ""}
+        {"repo": str(hub.repo), "pushed": {**pushed.to_json(), "left_out": rows}, "problem": ""}
     )
     return _FOUND_WRONG if left_out else 0
 
@@ -86,56 +86,56 @@ def pull(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """
     hub = open_hub(args.repo, settings)
     with screen.progress() as progress:
-        done = pull_from(
+        pulled = pull_from(
             hub, None if "all" in args.family else args.family or _families_here(), progress
         )
-    if isinstance(done, Unread):
-        screen.json({"repo": str(hub.repo), "pulled": None, "problem": done.reason})
-        screen.problem(f"nothing was pulled: {done.reason}")
+    if isinstance(pulled, HubFailure):
+        screen.json({"repo": str(hub.repo), "pulled": None, "problem": pulled.reason})
+        screen.problem(f"nothing was pulled: {pulled.reason}")
         return _FOUND_WRONG
-    for reason in done.refused:
+    for reason in pulled.refused:
         screen.problem(f"refused: {reason}")
-    if done.problem:
-        screen.problem(done.problem)
-    _tell(done, args.repo, screen)
-    screen.json({"repo": str(hub.repo), "pulled": asdict(done), "problem": done.problem})
-    return _FOUND_WRONG if done.refused or done.problem else 0
+    if pulled.problem:
+        screen.problem(pulled.problem)
+    _show_pulled(pulled, args.repo, screen)
+    screen.json({"repo": str(hub.repo), "pulled": pulled.to_json(), "problem": pulled.problem})
+    return _FOUND_WRONG if pulled.refused or pulled.problem else 0
 
 
-def _tell(done: Pulled, name: str, screen: Screen) -> None:
+def _show_pulled(pulled: PullReport, name: str, screen: Screen) -> None:
     screen.line(
-        f"{name} is {done.commit}: {text.counted(done.entries, 'entry', 'entries')} and "
-        f"{text.counted(done.aliases, 'alias', 'aliases')} here, for {text.counted(len(done.folders), 'target')}"
+        f"{name} is {pulled.commit}: {text.count_text(pulled.entries, 'entry', 'entries')} and "
+        f"{text.count_text(pulled.records, 'decision record')} here, for {text.count_text(len(pulled.folders), 'target')}"
     )
-    screen.line("\n".join(str(folder) for folder in done.folders))
-    if not done.problem:
+    screen.line("\n".join(str(folder) for folder in pulled.folders))
+    if not pulled.problem:
         screen.line(
             f"use them: --hub {name}, the setting 'hub', or read_only_caches with these folders"
         )
 
 
-def _usable(own: LocalCache) -> tuple[Inventory, list[Broken]]:
+def _select_usable(cache: LocalCache) -> tuple[Inventory, list[BrokenFile]]:
     """What is whole and may be used here, and the rest: broken files, revoked Programs, what
     production put in quarantine.
     """
-    found = take_inventory(own)
-    left_out = list(found.broken)
+    inventory = take_inventory(cache)
+    left_out = list(inventory.broken)
 
-    def objection(held: Held) -> str:
-        if not isinstance(held.content, Entry):
-            return ""
-        choice = held.content.choice
-        return own.revoked(choice.program) or quarantine.reason_for(
-            (own.root,), held.position.name, choice.digest
+    def objection(file: CacheFile) -> Refusal | None:
+        if not isinstance(file.content, Entry):
+            return None
+        choice = file.content.choice
+        return cache.check_revoked(choice.program) or quarantine.find_quarantine_reason(
+            (cache.root,), file.cache_path.name, choice.digest
         )
 
-    kept = []
-    for held in found.entries:
-        if reason := objection(held):
-            left_out.append(Broken(held.path, reason))
+    usable = []
+    for file in inventory.entries:
+        if reason := objection(file):
+            left_out.append(BrokenFile(file.path, reason.reason))
         else:
-            kept.append(held)
-    return Inventory(tuple(kept), found.aliases, ()), left_out
+            usable.append(file)
+    return Inventory(tuple(usable), inventory.records, ()), left_out
 
 
 def _families_here() -> list[str]:

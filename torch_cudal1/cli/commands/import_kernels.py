@@ -1,5 +1,5 @@
-"""`cudal1 import-kernels PATH` and `export-kernels TARGET`: kernels that others published, and ours
-in a form that others read.
+"""`cudal1 import-kernels PATH` and `export-kernels TARGET`: published kernels, and the cache's
+kernels in a published format.
 
 Importing judges, lowers and stores; the sources are read here and run in the judge's processes.
 With --json OUT each result is a line of that file, written as soon as it is known, and a task that
@@ -24,17 +24,19 @@ from torch_cudal1.cli.commands.verdicts import EXIT_CODES, sha256
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import NotLowerableError, SandboxError, SettingError, TargetError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
-from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ingest.formats.flashinfer_export import Exported, NotExpressible, exported
-from torch_cudal1.ingest.formats.published_tasks import Damaged, Task, tasks_in
-from torch_cudal1.ingest.published.adopt import Adopted, Adoption
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ingest.formats.flashinfer_export import ExportedEntry, export_entry
+from torch_cudal1.ingest.formats.registry import read_tasks
+from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
+from torch_cudal1.ingest.published.adopt import Adoption, AdoptionOutcome
 from torch_cudal1.ir.records import Region
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.context import Place, place_for
+from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["export_kernels", "import_kernels"]
 
@@ -56,7 +58,7 @@ _CODES: Mapping[str, int] = {
 
 
 def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Take every task the whole way. Exit code for one task as `judge`'s; for several 0, or 1 if
+    """Validate, lower and store every task. Exit code for one task as `judge`'s; for several 0, or 1 if
     something could not be read.
     """
     absent = [path for path in args.path if not path.exists()]
@@ -70,90 +72,96 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
         raise SettingError(
             "--reference", str(args.reference), "a KernelBench-style file or a folder of those"
         )
-    place = place_for(torch.device(device.choose(args.device)), settings)
-    job = PairJob(
+    place = make_context(torch.device(device.choose(args.device)), settings)
+    job = SourceEvaluationConfig(
         settings, place.contract, place.device, gradients=False, trust="foreign", drop_in=False
     )
-    found = list(
-        _limited((task for path in args.path for task in tasks_in(path, args.reference)), args)
+    tasks = list(
+        _select_tasks(
+            (task for path in args.path for task in read_tasks(path, args.reference)), args
+        )
     )
     out = args.json if isinstance(args.json, Path) else None
-    made = _all(found, place, job, out, screen)
+    outcomes = _import_all(tasks, place, job, out, screen)
     rows = [
         [
-            _spoken(one["outcome"]),
-            one["name"],
-            text.speedup(one["low"]),
-            text.brief(one["reason"], 100),
+            _outcome_text(result["outcome"]),
+            result["name"],
+            text.speedup(result["low"]),
+            text.brief(result["reason"], 100),
         ]
-        for one in made
+        for result in outcomes
     ]
     if rows:
         screen.line("")
         screen.table(("outcome", "task", "at least", "reason"), rows)
-    counts = Counter(one["outcome"] for one in made)
+    counts = Counter(result["outcome"] for result in outcomes)
     screen.line(
-        ", ".join(f"{counts[name]} {_spoken(name)}" for name in _ORDER if counts[name])
+        ", ".join(f"{counts[name]} {_outcome_text(name)}" for name in _ORDER if counts[name])
         or "nothing to import"
     )
-    screen.json(made)
-    if len(made) == 1:
-        return _CODES[made[0]["outcome"]]
-    return _FOUND_WRONG if not made or any(counts[name] for name in _UNWELL) else 0
+    screen.json(outcomes)
+    if len(outcomes) == 1:
+        return _CODES[outcomes[0]["outcome"]]
+    return _FOUND_WRONG if not outcomes or any(counts[name] for name in _UNWELL) else 0
 
 
 def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Write what the cache holds for every TARGET as FlashInfer-Trace files. Exit code 2 if a
     TARGET cannot be loaded.
     """
-    made: list[dict[str, Any]] = []
+    regions: list[dict[str, Any]] = []
     failed: list[TargetError] = []
     with screen.progress() as progress:
         for region, place in _regions(args, settings, progress, failed):
-            found = _exported(region, place)
-            paths = _written(args.out, found) if isinstance(found, Exported) else []
-            reason = found.reason if isinstance(found, NotExpressible) else ""
-            made.append(
+            export = _export_region(region, place)
+            paths = _write_files(args.out, export) if isinstance(export, ExportedEntry) else []
+            reason = export.reason if isinstance(export, Refusal) else ""
+            regions.append(
                 {"region": region.key, "name": region.name, "files": paths, "reason": reason}
             )
     rows = [
         [
-            one["region"][:12],
-            one["name"],
-            ", ".join(one["files"]) or text.ABSENT,
-            text.brief(one["reason"]),
+            row["region"][:12],
+            row["name"],
+            ", ".join(row["files"]) or text.ABSENT,
+            text.brief(row["reason"]),
         ]
-        for one in made
+        for row in regions
     ]
     if rows:
         screen.table(("region", "name", "written", "why not"), rows)
-    screen.json({"exported": made, "failed": [str(error) for error in failed]})
+    screen.json({"exported": regions, "failed": [str(error) for error in failed]})
     for error in failed:
         screen.problem(str(error))
     return 2 if failed else 0
 
 
-def _all(
-    found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path | None, screen: Screen
+def _import_all(
+    tasks: Sequence[PublishedTask | UnreadableTask],
+    place: TuneContext,
+    job: SourceEvaluationConfig,
+    out: Path | None,
+    screen: Screen,
 ) -> list[dict[str, Any]]:
     terms = _terms(place)
     earlier = (
         [
-            one
-            for one in results.read(out, _KEYS)
-            if one["terms"] == terms and one["outcome"] not in _AGAIN
+            result
+            for result in results.read(out, _KEYS)
+            if result["terms"] == terms and result["outcome"] not in _AGAIN
         ]
         if out
         else []
     )
-    known = {_identity(one): one for one in earlier}
-    made: list[dict[str, Any]] = []
+    finished = {_identity(result): result for result in earlier}
+    outcomes: list[dict[str, Any]] = []
 
-    def step(what: str, fraction: float | None) -> None:
-        progress(f"{_name(found[len(made)])}: {what}", len(made) / len(found))
+    def step(activity: str, fraction: float | None) -> None:
+        progress(f"{_name(tasks[len(outcomes)])}: {activity}", len(outcomes) / len(tasks))
 
     with screen.progress() as progress, Adoption(place, job, step) as adoption:
-        for task in found:
+        for task in tasks:
             head = {
                 "schema": SCHEMA,
                 "package": __version__,
@@ -161,33 +169,33 @@ def _all(
                 "sha256": _digests(task),
                 "terms": terms,
             }
-            one = known.get(_identity(head))
-            if one is None:
-                one = {**head, **_told(task, adoption)}
-                results.append(out, one)
+            result = finished.get(_identity(head))
+            if result is None:
+                result = {**head, **_import_task(task, adoption)}
+                results.append(out, result)
                 screen.line(
                     text.brief(
-                        f"{one['name']}: {_spoken(one['outcome'])}{': ' * bool(one['reason'])}{one['reason']}"
+                        f"{result['name']}: {_outcome_text(result['outcome'])}{': ' * bool(result['reason'])}{result['reason']}"
                     )
                 )
-            made.append(one)
-    return made
+            outcomes.append(result)
+    return outcomes
 
 
-def _told(task: Task | Damaged, adoption: Adoption) -> dict[str, Any]:
-    if isinstance(task, Damaged):
+def _import_task(task: PublishedTask | UnreadableTask, adoption: Adoption) -> dict[str, Any]:
+    if isinstance(task, UnreadableTask):
         return {
             "name": task.where,
             "labels": {},
             "claims": {},
-            **plain(Adopted("unreadable", task.reason)),
+            **plain(AdoptionOutcome("unreadable", task.reason)),
         }
     try:
         adopted = adoption.adopt(task)
     except SandboxError:
-        raise  # this machine cannot judge: the next task would fare no better
+        raise  # this machine cannot evaluate anything: the next task would fail too
     except (RuntimeError, ValueError, TypeError) as error:
-        adopted = Adopted("failed", f"{type(error).__name__}: {error}")
+        adopted = AdoptionOutcome("failed", f"{type(error).__name__}: {error}")
     return {
         "name": task.name,
         "labels": dict(task.labels),
@@ -196,21 +204,23 @@ def _told(task: Task | Damaged, adoption: Adoption) -> dict[str, Any]:
     }
 
 
-def _limited(found: Iterator[Task | Damaged], args: argparse.Namespace) -> Iterator[Task | Damaged]:
-    kept = 0
-    for task in found:
+def _select_tasks(
+    tasks: Iterator[PublishedTask | UnreadableTask], args: argparse.Namespace
+) -> Iterator[PublishedTask | UnreadableTask]:
+    count = 0
+    for task in tasks:
         if (
             args.level is None
-            or isinstance(task, Damaged)
+            or isinstance(task, UnreadableTask)
             or task.labels.get("level_id") == args.level
         ):
-            if args.limit is not None and kept >= args.limit:
+            if args.limit is not None and count >= args.limit:
                 return
-            kept += 1
+            count += 1
             yield task
 
 
-def _terms(place: Place) -> dict[str, Any]:
+def _terms(place: TuneContext) -> dict[str, Any]:
     """Under what a result was made: another machine, contract, threshold or cache makes it none."""
     rules = {
         "margin": place.settings.margin,
@@ -221,21 +231,21 @@ def _terms(place: Place) -> dict[str, Any]:
     return {"contract": plain(place.contract), "target": plain(place.target), **rules, **where}
 
 
-def _identity(one: Mapping[str, Any]) -> tuple[str, str]:
-    return str(one["where"]), json.dumps(one["sha256"], sort_keys=True)
+def _identity(result: Mapping[str, Any]) -> tuple[str, str]:
+    return str(result["where"]), json.dumps(result["sha256"], sort_keys=True)
 
 
-def _digests(task: Task | Damaged) -> dict[str, str]:
-    if isinstance(task, Damaged):
+def _digests(task: PublishedTask | UnreadableTask) -> dict[str, str]:
+    if isinstance(task, UnreadableTask):
         return {}
     return {"reference": sha256(task.reference), "candidate": sha256(task.candidate or "")}
 
 
-def _name(task: Task | Damaged) -> str:
-    return task.name if isinstance(task, Task) else task.where
+def _name(task: PublishedTask | UnreadableTask) -> str:
+    return task.name if isinstance(task, PublishedTask) else task.where
 
 
-def _spoken(outcome: str) -> str:
+def _outcome_text(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
@@ -244,8 +254,8 @@ def _regions(
     settings: Settings,
     progress: ProgressCallback,
     failed: list[TargetError],
-) -> Iterator[tuple[Region, Place]]:
-    place = place_for(torch.device(device.choose(args.device)), settings)
+) -> Iterator[tuple[Region, TuneContext]]:
+    place = make_context(torch.device(device.choose(args.device)), settings)
     for target in args.target:
         try:
             for single in targets.expand(target):
@@ -254,7 +264,7 @@ def _regions(
                 targets.try_call(loaded)
                 with torch.no_grad():
                     yield from (
-                        (region, place) for region in captured_regions(loaded.module, loaded.inputs)
+                        (region, place) for region in capture_regions(loaded.module, loaded.inputs)
                     )
         except NotLowerableError as error:
             failed.append(TargetError(target, f"it cannot be traced: {error.reason}"))
@@ -262,31 +272,31 @@ def _regions(
             failed.append(error)
 
 
-def _exported(region: Region, place: Place) -> Exported | NotExpressible:
+def _export_region(region: Region, place: TuneContext) -> ExportedEntry | Refusal:
     hit = resolve(region, (place.cache,), place.target, place.contract).hit
     if hit is None or hit.stale is not None:
-        return NotExpressible(
+        return Refusal(
             hit.stale if hit is not None and hit.stale else "the cache holds no decision for it"
         )
-    return exported(region, hit.entry)
+    return export_entry(region, hit.entry)
 
 
-def _written(root: Path, found: Exported) -> list[str]:
+def _write_files(root: Path, export: ExportedEntry) -> list[str]:
     """The three files, below the folder that FlashInfer-Trace expects them in."""
-    name = found.definition.name
-    trace = json.dumps(plain(found.trace.to_json()), allow_nan=False) + "\n"
-    workload = json.dumps({**found.trace.to_json(), "solution": None, "evaluation": None}) + "\n"
+    name = export.definition.name
+    trace = json.dumps(plain(export.trace.to_json()), allow_nan=False) + "\n"
+    workload = json.dumps({**export.trace.to_json(), "solution": None, "evaluation": None}) + "\n"
     files = {
-        f"definitions/{found.definition.op_type}/{name}.json": json.dumps(
-            found.definition.to_json(), indent=2
+        f"definitions/{export.definition.op_type}/{name}.json": json.dumps(
+            export.definition.to_json(), indent=2
         )
         + "\n",
-        f"solutions/{found.definition.op_type}/{name}/{found.solution.name}.json": json.dumps(
-            found.solution.to_json(), indent=2
+        f"solutions/{export.definition.op_type}/{name}/{export.solution.name}.json": json.dumps(
+            export.solution.to_json(), indent=2
         )
         + "\n",
-        f"workloads/{found.definition.op_type}/{name}.jsonl": workload,
-        f"traces/{found.definition.op_type}/{name}.jsonl": trace,
+        f"workloads/{export.definition.op_type}/{name}.jsonl": workload,
+        f"traces/{export.definition.op_type}/{name}.jsonl": trace,
     }
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)

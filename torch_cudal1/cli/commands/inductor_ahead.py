@@ -19,69 +19,69 @@ from typing import Any
 import torch
 
 import cudal1
-from torch_cudal1.api.fleet.task import Order
+from torch_cudal1.api.fleet.task import WarmupOrder
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.settings import process_environment
 from torch_cudal1.search import inductor_artifacts
-from torch_cudal1.store.context import place_for
+from torch_cudal1.store.context import make_context
 
 __all__ = ["collect"]
 
-_LIMIT_S = 1800.0
-_TOLD = "regions of this target: "
+MAX_START_S = 1800.0
+_REGIONS_LINE = "regions of this target: "
 
 
-def collect(targets: Sequence[str], order: Order) -> dict[str, str]:
+def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
     """Store, target by target, what Inductor compiled; why not, for those that have nothing stored
     now.
     """
-    place, problems = place_for(torch.device(order.device), order.settings), {}
+    place, problems = make_context(torch.device(order.device), order.settings), {}
     for target in targets:
         with tempfile.TemporaryDirectory(prefix="cudal1-inductor-") as scratch:
             folder = Path(scratch) / "inductor"
             folder.mkdir()
-            told = _started(target, order, folder)
+            keys = _start_process(target, order, folder)
             if (
-                reason := told
-                if isinstance(told, str)
-                else inductor_artifacts.store(told, folder, place)
+                reason := keys
+                if isinstance(keys, str)
+                else inductor_artifacts.store_artifacts(keys, folder, place)
             ):
                 problems[target] = reason
     return problems
 
 
-def _started(target: str, order: Order, folder: Path) -> list[str] | str:
+def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] | str:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     environment["TRITON_CACHE_DIR"] = str(
-        folder / inductor_artifacts.TRITON
+        folder / inductor_artifacts.TRITON_PREFIX
     )  # Inductor sets it too, but after Triton's own start
     environment["PYTHONPATH"] = ":".join(
         filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")])
     )
     command = [sys.executable, "-m", "torch_cudal1.cli.commands.inductor_ahead", target]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=environment,
             input=json.dumps(order.to_json()),
             capture_output=True,
             text=True,
-            timeout=_LIMIT_S,
+            timeout=MAX_START_S,
         )
     except subprocess.TimeoutExpired:
-        return f"its start took longer than {_LIMIT_S:g} s"
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_TOLD)]
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        return f"its start ended with code {done.returncode}: {last[:300]}"
-    keys: list[str] = json.loads(lines[-1].removeprefix(_TOLD))
+        return f"its start took longer than {MAX_START_S:g} s"
+    lines = [line for line in process.stdout.splitlines() if line.startswith(_REGIONS_LINE)]
+    if process.returncode or not lines:
+        last = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        return f"its start ended with code {process.returncode}: {last[:300]}"
+    keys: list[str] = json.loads(lines[-1].removeprefix(_REGIONS_LINE))
     return keys or "nothing of it is decided, so nothing is compiled ahead"
 
 
 def main(target: str) -> int:
     """Start `target` under the order on stdin, and say which regions were built."""
-    order = Order.from_json(json.load(sys.stdin))
+    order = WarmupOrder.from_json(json.load(sys.stdin))
     (loaded,) = load(target, device=order.device)
     inputs: Any = loaded.inputs
     settings = order.settings.but(
@@ -90,7 +90,7 @@ def main(target: str) -> int:
     with torch.set_grad_enabled(order.training):
         module = cudal1.accelerate(loaded.module, inputs, settings=settings)
         module(*inputs)
-        print(_TOLD + json.dumps([region.key for region in cudal1.explain(module).regions]))
+        print(_REGIONS_LINE + json.dumps([region.key for region in cudal1.explain(module).regions]))
     return 0
 
 

@@ -2,7 +2,7 @@
 its `Model`?
 
 The files are read here and run elsewhere: neither is imported by this process.
-`cli.commands.release` judges many.
+`cli.commands.release` evaluates the lines of a release file.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.cli.commands import device, release
-from torch_cudal1.cli.commands.verdicts import EXIT_CODES, document, job_for, unusable
-from torch_cudal1.cli.view.judgement import show_judgement
+from torch_cudal1.cli.commands.verdicts import (
+    EXIT_CODES,
+    evaluation_document,
+    evaluation_job,
+    unusable_document,
+)
+from torch_cudal1.cli.view.evaluation import show_evaluation
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.judge.evaluate.source_evaluator import judge_pair
+from torch_cudal1.judge.evaluate.source_evaluator import evaluate_source
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Judge a pair, or every line of a release file. Exit code 0 valid and faster, 4 not faster
+    """Evaluate two files, or every line of a release file. Exit code 0 valid and faster, 4 not faster
     enough, 3 refused, 2 usage.
     """
     if args.release is not None:
@@ -42,23 +47,23 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         raise SettingError("REFERENCE CANDIDATE", None, "two Python files, or --release FILE.json")
     reference = _read(args.reference)
     candidate = _read(args.candidate)
-    job = job_for(args, settings, torch.device(device.choose(args.device)), trust="own")
+    job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="own")
     try:
         with screen.progress() as progress:
-            found = document(
-                judge_pair(reference, candidate, job, progress), job, reference=reference
+            content = evaluation_document(
+                evaluate_source(reference, candidate, job, progress), job, reference=reference
             )
     except ReferenceFailure as error:
-        found = unusable(error, job, reference=reference, candidate=candidate)
+        content = unusable_document(error, job, reference=reference, candidate=candidate)
     files = {"reference": str(args.reference), "candidate": str(args.candidate)}
-    found = {**found, "files": files}
-    show_judgement(screen, found)
-    screen.json(found)
+    content = {**content, "files": files}
+    show_evaluation(screen, content)
+    screen.json(content)
     if isinstance(args.json, Path):
         args.json.write_text(
-            json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+            json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8"
         )
-    return EXIT_CODES[found["outcome"]]
+    return EXIT_CODES[content["outcome"]]
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1.api import targets
-from torch_cudal1.api.fleet.task import Order
+from torch_cudal1.api.fleet.task import WarmupOrder
 from torch_cudal1.cli.commands import compare_gpus, device, doctor, fleet, inductor_ahead
 from torch_cudal1.cli.view import page, tables, text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
@@ -43,21 +43,21 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     results: list[Any] = []
     resumed: tuple[str, ...] = ()
     lacking: list[str] = []
-    names = [name for target in args.target for name in _expanded(target, failed)]
+    names = [name for target in args.target for name in _expand_target(target, failed)]
     with screen.progress() as progress:
-        if fleet.crew_asked(args):
-            done = fleet.warmed(args, names, settings, progress)
-            results, resumed = list(done.results), done.resumed
-            failed += done.unusable
-            for problem in done.problems:
+        if fleet.wants_pool(args):
+            outcome = fleet.warm_with_pool(args, names, settings, progress)
+            results, resumed = list(outcome.results), outcome.resumed
+            failed += outcome.unusable
+            for problem in outcome.problems:
                 screen.problem(problem)
         else:
-            _one_after_another(args, names, settings, progress, results, failed)
+            _warm_serially(args, names, settings, progress, results, failed)
         if args.with_inductor:
-            lacking = _compiled_ahead(
+            lacking = _store_inductor_files(
                 args, [r.target for r in results if not r.error], settings, progress
             )
-    _show_warmed(results, resumed, screen)
+    _show_results(results, resumed, screen)
     for problem in lacking:
         screen.problem(problem)
     screen.json(
@@ -73,32 +73,34 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         )
         for r in results
     ]
-    _write_page(args, screen, "cudal1 warmup", stories + _unloaded(failed, chosen), settings)
-    return _told(screen, failed) or (
+    _write_page(
+        args, screen, "cudal1 warmup", stories + _stories_of_failures(failed, chosen), settings
+    )
+    return _report_failures(screen, failed) or (
         _FOUND_WRONG if lacking or any(r.error for r in results) else 0
     )
 
 
-def _compiled_ahead(
+def _store_inductor_files(
     args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback
 ) -> list[str]:
     """Store what Inductor compiles for these targets; what could not be, by target."""
-    order = Order(
+    order = WarmupOrder(
         settings.but(cache_dir=settings.cache_dir.absolute()),
         args.training,
         device.choose(args.device),
     )
-    found: list[str] = []
+    problems: list[str] = []
     for name in names:
         progress(f"collecting what Inductor compiles for {name}", None)
-        found += [
+        problems += [
             f"{name}: nothing compiled ahead: {reason}"
             for reason in inductor_ahead.collect([name], order).values()
         ]
-    return found
+    return problems
 
 
-def _one_after_another(
+def _warm_serially(
     args: argparse.Namespace,
     names: list[str],
     settings: Settings,
@@ -109,15 +111,15 @@ def _one_after_another(
     """All in this process."""
     chosen = device.choose(args.device)
     for i, name in enumerate(names):
-        part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
+        part = _subtask_progress(progress, i, len(names), name if len(names) > 1 else "")
         try:
-            given = {"training": args.training, "device": chosen, "recording": args.recorded}
-            results += cudal1.warmup(name, settings=settings, progress=part, **given)
+            options = {"training": args.training, "device": chosen, "recording": args.recorded}
+            results += cudal1.warmup(name, settings=settings, progress=part, **options)
         except TargetError as error:
             failed.append(error)
 
 
-def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -> None:
+def _show_results(results: list[Any], resumed: tuple[str, ...], screen: Screen) -> None:
     rows = [
         [
             r.target,
@@ -129,13 +131,13 @@ def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -
         for r in results
     ]
     if rows:
-        screen.table(("target", "what runs", "judged", "reused", "took"), rows)
+        screen.table(("target", "what runs", "validated", "reused", "took"), rows)
     for r in results:
         if r.error:
             screen.problem(f"{r.target}: {r.error}")
     if resumed:
         screen.line(
-            f"{text.counted(len(resumed), 'target')} had been finished by a run that was interrupted"
+            f"{text.count_text(len(resumed), 'target')} had been finished by a run that was interrupted"
         )
 
 
@@ -144,26 +146,26 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     be loaded.
     """
     chosen = device.choose(args.device)
-    made: list[Plan] = []
+    plans: list[Plan] = []
     failed: list[TargetError] = []
     if args.compare:
         with screen.progress() as progress:
-            found = compare_gpus.compared(
-                args, _each(args.target, chosen, progress, failed), settings, failed
+            comparison = compare_gpus.compare_targets(
+                args, _load_each(args.target, chosen, progress, failed), settings, failed
             )
-        compare_gpus.show_comparison(screen, found)
-        screen.json({"comparison": found, "failed": [str(error) for error in failed]})
-        return _told(screen, failed)
+        compare_gpus.show_comparison(screen, comparison)
+        screen.json({"comparison": comparison, "failed": [str(error) for error in failed]})
+        return _report_failures(screen, failed)
     with screen.progress() as progress:
-        for loaded in _each(args.target, chosen, progress, failed):
+        for loaded in _load_each(args.target, chosen, progress, failed):
             with torch.no_grad():
-                made.append(
+                plans.append(
                     replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name)
                 )
-    for one in made:
-        tables.show_plan(screen, one)
-    screen.json({"plans": made, "failed": [str(error) for error in failed]})
-    return _told(screen, failed)
+    for row in plans:
+        tables.show_plan(screen, row)
+    screen.json({"plans": plans, "failed": [str(error) for error in failed]})
+    return _report_failures(screen, failed)
 
 
 def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -171,33 +173,35 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     decision.
     """
     chosen = device.choose(args.device)
-    made: list[Explanation] = []
+    explanations: list[Explanation] = []
     failed: list[TargetError] = []
     missed_before = _misses()
     with screen.progress() as progress:
-        for loaded in _each(args.target, chosen, progress, failed):
+        for loaded in _load_each(args.target, chosen, progress, failed):
             try:
-                made.append(_explained(loaded, settings, progress))
+                explanations.append(_explain_target(loaded, settings, progress))
             except TargetError as error:  # its inputs do not fit it
                 failed.append(error)
     missed = _misses() - missed_before
-    for one in made:
-        tables.show_explanation(screen, one)
+    for explanation in explanations:
+        tables.show_explanation(screen, explanation)
     screen.json(
-        {"explanations": made, "misses": missed, "failed": [str(error) for error in failed]}
+        {"explanations": explanations, "misses": missed, "failed": [str(error) for error in failed]}
     )
-    stories = [page.Story(explanation=one) for one in made]
-    _write_page(args, screen, "cudal1 explain", stories + _unloaded(failed, chosen), settings)
-    code = _told(screen, failed)
+    stories = [page.Story(explanation=explanation) for explanation in explanations]
+    _write_page(
+        args, screen, "cudal1 explain", stories + _stories_of_failures(failed, chosen), settings
+    )
+    code = _report_failures(screen, failed)
     if not code and args.fail_on_miss and missed:
         screen.problem(
-            f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine"
+            f"{text.count_text(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine"
         )
         return _FOUND_WRONG
     return code
 
 
-def _explained(
+def _explain_target(
     loaded: targets.Loaded, settings: Settings, progress: ProgressCallback
 ) -> Explanation:
     targets.try_call(loaded)
@@ -205,16 +209,16 @@ def _explained(
         module = cudal1.accelerate(
             loaded.module, loaded.inputs, settings=settings, progress=progress
         )
-    found: Explanation = cudal1.explain(module)
-    return replace(found, target=loaded.name)
+    explanation: Explanation = cudal1.explain(module)
+    return replace(explanation, target=loaded.name)
 
 
-def _each(
+def _load_each(
     names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]
 ) -> Iterator[targets.Loaded]:
     """Load one target at a time, so that a folder of large models needs the memory of one."""
     for name in names:
-        singles = _expanded(name, failed)
+        singles = _expand_target(name, failed)
         for i, single in enumerate(singles):
             progress(single, i / len(singles) if len(singles) > 1 else None)
             try:
@@ -228,7 +232,7 @@ def _each(
                 del loaded
 
 
-def _expanded(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
+def _expand_target(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
     try:
         return targets.expand(name)
     except TargetError as error:
@@ -236,19 +240,21 @@ def _expanded(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
         return ()
 
 
-def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> ProgressCallback:
+def _subtask_progress(
+    progress: ProgressCallback, index: int, count: int, name: str
+) -> ProgressCallback:
     """Progress of one target as progress of all."""
 
-    def part(what: str, fraction: float | None) -> None:
+    def report(activity: str, fraction: float | None) -> None:
         progress(
-            f"{name}: {what}" if name else what,
+            f"{name}: {activity}" if name else activity,
             None if fraction is None else (index + fraction) / count,
         )
 
-    return part
+    return report
 
 
-def _unloaded(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
+def _stories_of_failures(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
     """What a page says of targets that led to no module: a reader who has only the page must not
     miss them.
     """
@@ -261,7 +267,7 @@ def _unloaded(failed: Sequence[TargetError | str], chosen: str) -> list[page.Sto
     ]
 
 
-def _told(screen: Screen, failed: Sequence[TargetError | str]) -> int:
+def _report_failures(screen: Screen, failed: Sequence[TargetError | str]) -> int:
     for error in failed:
         screen.problem(str(error))
     return _USAGE if failed else 0

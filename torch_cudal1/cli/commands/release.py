@@ -4,7 +4,7 @@ reference.
 A line is one JSON object: level_id, task_id, ref_code, custom_code, and scores, which are kept and
 not believed. A null code, or the string "None", was withdrawn by its authors: it is counted, never
 dropped. With --json OUT each result is a line of that file, written as soon as it is known; a line
-that is there already for the same sources and the same job is not judged again.
+that is there already for the same sources and the same job is not evaluated again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from typing import Any
 import torch
 
 from torch_cudal1.cli.commands import device, results
-from torch_cudal1.cli.commands.verdicts import document, job_for, sha256, unusable, withdrawn
+from torch_cudal1.cli.commands.verdicts import (
+    evaluation_document,
+    evaluation_job,
+    sha256,
+    unusable_document,
+    withdrawn_document,
+)
 from torch_cudal1.cli.view import text
-from torch_cudal1.cli.view.judgement import told
+from torch_cudal1.cli.view.evaluation import describe_outcome
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.formats.cuda_l1 import BadLine, Line, read_lines
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.ingest.formats.cuda_l1 import ReleaseLine, UnreadableLine, read_lines
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 __all__ = ["read_release", "run", "summary"]
@@ -37,48 +43,48 @@ _KEYS = frozenset({"profile", "device", "gradients", "contract", "line", "sha256
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Judge what is left to judge, then show all of it. Exit code 0 when every line has its result,
+    """Evaluate the lines without a result, then show all of them. Exit code 0 when every line has its result,
     whatever that is.
     """
     lines = read_release(args.release)
     chosen = [line for line in lines if args.level is None or line.level == args.level][
         : args.limit
     ]
-    job = job_for(args, settings, torch.device(device.choose(args.device)), trust="foreign")
+    job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="foreign")
     out = args.json if isinstance(args.json, Path) else None
-    known = _finished(out, job) if out else {}
-    made: list[dict[str, Any]] = []
+    finished = _read_finished(out, job) if out else {}
+    documents: list[dict[str, Any]] = []
 
-    def step(what: str, fraction: float | None) -> None:
-        progress(f"{chosen[len(made)].name}: {what}", len(made) / len(chosen))
+    def step(activity: str, fraction: float | None) -> None:
+        progress(f"{chosen[len(documents)].name}: {activity}", len(documents) / len(chosen))
 
-    with screen.progress() as progress, PairCourt(job, step, ahead=True) as court:
+    with screen.progress() as progress, SourceEvaluator(job, step, ahead=True) as evaluator:
         for line in chosen:
-            found = known.get(_identity(line))
-            if found is None:
-                found = {
-                    **_judged(court, line),
+            content = finished.get(_identity(line))
+            if content is None:
+                content = {
+                    **_evaluate_line(evaluator, line),
                     "line": line.number,
                     "level_id": line.level,
                     "task_id": line.task,
                 }
-                found["published"] = dict(line.scores)
-                results.append(out, found)
-                screen.line(text.brief(f"{line.name}: {told(found)}"))
-            made.append(found)
-    rows = summary(made)
+                content["published"] = dict(line.scores)
+                results.append(out, content)
+                screen.line(text.brief(f"{line.name}: {describe_outcome(content)}"))
+            documents.append(content)
+    rows = summary(documents)
     screen.table(("outcome", "lines", "share", "speed-up, geometric mean and median"), rows)
-    screen.json(made)
+    screen.json(documents)
     return 0
 
 
-def read_release(path: Path) -> list[Line]:
+def read_release(path: Path) -> list[ReleaseLine]:
     """The lines of a file, in order; empty ones are passed over. Raises OSError, or SettingError
     for a line that is no task.
     """
     lines = []
     for line in read_lines(path):
-        if isinstance(line, BadLine):
+        if isinstance(line, UnreadableLine):
             raise SettingError(
                 f"{path} line {line.number}", line.content, line.reason.removeprefix("expected ")
             )
@@ -88,7 +94,7 @@ def read_release(path: Path) -> list[Line]:
 
 def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of the table: each outcome, refusals by detector too; the shares are of all lines."""
-    counts = Counter(_row_name(found) for found in results)
+    counts = Counter(_row_name(content) for content in results)
     order = ("accepted", "not faster", "refused", "withdrawn", "reference unusable")
     names = sorted(
         counts,
@@ -102,52 +108,56 @@ def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             name,
             str(counts[name]),
             f"{counts[name] / len(results):.1%}",
-            _speeds(f for f in results if _row_name(f) == name),
+            _speeds(content for content in results if _row_name(content) == name),
         ]
         for name in names
     ]
     return [*rows, ["all", str(len(results)), "100.0%" if results else text.ABSENT, text.ABSENT]]
 
 
-def _row_name(found: Mapping[str, Any]) -> str:
-    name = str(found["outcome"]).replace("_", " ")
-    return f"{name} by {found['detector']}" if name == "refused" else name
+def _row_name(content: Mapping[str, Any]) -> str:
+    name = str(content["outcome"]).replace("_", " ")
+    return f"{name} by {content['detector']}" if name == "refused" else name
 
 
 def _speeds(results: Iterable[Mapping[str, Any]]) -> str:
-    speeds = [float(found["timing"]["speedup"]) for found in results if found["timing"]]
+    speeds = [float(content["timing"]["speedup"]) for content in results if content["timing"]]
     if not speeds:
         return text.ABSENT
     return f"{text.speedup(math.exp(statistics.fmean(map(math.log, speeds))))}, {text.speedup(statistics.median(speeds))}"
 
 
-def _judged(court: PairCourt, line: Line) -> dict[str, Any]:
+def _evaluate_line(evaluator: SourceEvaluator, line: ReleaseLine) -> dict[str, Any]:
     if line.candidate is None:
-        return withdrawn(court.job, reference=line.reference)
+        return withdrawn_document(evaluator.job, reference=line.reference)
     try:
-        return document(
-            court.judge(line.reference, line.candidate), court.job, reference=line.reference
+        return evaluation_document(
+            evaluator.judge(line.reference, line.candidate), evaluator.job, reference=line.reference
         )
     except ReferenceFailure as error:
-        return unusable(error, court.job, reference=line.reference, candidate=line.candidate)
+        return unusable_document(
+            error, evaluator.job, reference=line.reference, candidate=line.candidate
+        )
 
 
-def _identity(line: Line) -> tuple[int, str, str]:
+def _identity(line: ReleaseLine) -> tuple[int, str, str]:
     return line.number, sha256(line.reference), sha256(line.candidate or "")
 
 
-def _finished(out: Path, job: PairJob) -> dict[tuple[int, str, str], dict[str, Any]]:
+def _read_finished(
+    out: Path, job: SourceEvaluationConfig
+) -> dict[tuple[int, str, str], dict[str, Any]]:
     """Results of an earlier run under the same job. What cannot be read, such as a line cut off by
-    a kill, is judged again.
+    a kill, is evaluated again.
     """
-    found = {}
+    documents = {}
     for entry in results.read(out, _KEYS):
         same = (entry["profile"], entry["device"], entry["gradients"], entry["contract"]) == (
             *(job.profile, str(job.device), job.gradients),
             plain(job.contract),
         )
         if same:
-            found[
+            documents[
                 int(entry["line"]), entry["sha256"]["reference"], entry["sha256"]["candidate"]
             ] = entry
-    return found
+    return documents

@@ -30,10 +30,14 @@ def read(out: Path, keys: Set[str]) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def append(out: Path | None, found: Mapping[str, Any]) -> None:
+def append(out: Path | None, result: Mapping[str, Any]) -> None:
     """Add a line; after a line that was cut off, on a new one."""
     if out is None:
         return
-    whole = not out.exists() or out.read_bytes().endswith(b"\n") or not out.stat().st_size
+    ends_with_newline = (
+        not out.exists() or out.read_bytes().endswith(b"\n") or not out.stat().st_size
+    )
     with out.open("a", encoding="utf-8") as file:
-        file.write(("" if whole else "\n") + json.dumps(plain(found), allow_nan=False) + "\n")
+        file.write(
+            ("" if ends_with_newline else "\n") + json.dumps(plain(result), allow_nan=False) + "\n"
+        )

@@ -2,7 +2,7 @@
 may run.
 
 Keys and lists are files that the team owns; the commands write a private key, signatures into the
-own cache's files, and records at the end of the revocation list. They add nobody to the list of
+own cache's files, and records at the end of the revocation list. They never add to the list of
 publishers: that is an editor's work, and a decision.
 """
 
@@ -16,12 +16,11 @@ from typing import Any
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings, default_key_folder
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.local_cache import Found, LocalCache
+from torch_cudal1.store.cache.local_cache import EntryFile, LocalCache
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.lists import (
-    BadList,
     Publishers,
     RevokedKind,
     append_revocation,
@@ -36,16 +35,16 @@ from torch_cudal1.store.trust.signatures import (
     parse_public,
     verify,
 )
-from torch_cudal1.store.trust.trust_policy import Refused, Vouched, problems
+from torch_cudal1.store.trust.trust_policy import Forbidden, Vouched, find_list_problems
 
 __all__ = [
-    "bad_signatures",
+    "list_bad_signatures",
     "keys",
     "list_problems",
     "revoke",
     "sign",
-    "unchecked_signatures",
-    "vouching",
+    "count_unchecked_signatures",
+    "describe_voucher",
 ]
 
 _FOUND_WRONG = 1
@@ -60,17 +59,23 @@ def keys(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.name or args.out:
         raise SettingError("NAME", args.name or str(args.out), "nothing beside `keys list`")
     publishers, revoked = read_publishers(settings.publishers), read_revocations(settings.revoked)
-    if not isinstance(publishers, BadList):
+    if not isinstance(publishers, Refusal):
         screen.table(("publisher", "key"), [[name, key] for key, name in publishers.names.items()])
-    if not isinstance(revoked, BadList):
+    if not isinstance(revoked, Refusal):
         records = [
-            (kind, what, why)
+            (kind, digest, reason)
             for kind in ("entry", "program", "key")
-            for what, why in getattr(revoked, kind).items()
+            for digest, reason in getattr(revoked, kind).items()
         ]
         screen.table(("revoked", "what", "reason"), [list(record) for record in records])
-    screen.json({"publishers": publishers, "revoked": revoked, "problems": list_problems(settings)})
-    return _FOUND_WRONG if _told(settings, screen) else 0
+    screen.json(
+        {
+            "publishers": publishers,
+            "revoked": revoked,
+            "problems": list_problems(settings),
+        }
+    )
+    return _FOUND_WRONG if _show_list_problems(settings, screen) else 0
 
 
 def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -81,34 +86,34 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     signer = load_signer(args.keyfile, keep_out_of=(cache.root, *cache.read_only))
     starts = tuple(args.key)
     revoked = read_revocations(settings.revoked)
-    if isinstance(revoked, BadList):
+    if isinstance(revoked, Refusal):
         raise SettingError(
             "revoked", str(settings.revoked), f"a list that can be used: {revoked.reason}"
         )
     if reason := revoked.key.get(signer.public):
         raise SettingError("KEYFILE", str(args.keyfile), f"a key that is not revoked ({reason})")
-    done = cache.sign(
+    signing = cache.sign(
         signer, (lambda entry: entry.region_key.startswith(starts)) if starts else None
     )
-    for failed in done.failed:
+    for failed in signing.failed:
         screen.problem(f"{failed.path} is not signed: {failed.reason}")
-    if starts and not (done.files or done.unchanged or done.failed):
+    if starts and not (signing.files or signing.unchanged or signing.failed):
         raise SettingError(
             "KEY", " ".join(starts), f"the start of a key of `cudal1 list` in {cache.root}"
         )
     screen.line(
-        f"signed with {signer.public}: {text.counted(len(done.files), 'file')}; "
-        f"signed before: {text.counted(len(done.unchanged), 'file')}"
+        f"signed with {signer.public}: {text.count_text(len(signing.files), 'file')}; "
+        f"signed before: {text.count_text(len(signing.unchanged), 'file')}"
     )
     screen.json(
         {
             "key": signer.public,
-            "signed": done.files,
-            "unchanged": done.unchanged,
-            "failed": _broken(done.failed),
+            "signed": signing.files,
+            "unchanged": signing.unchanged,
+            "failed": _failures_json(signing.failed),
         }
     )
-    return _FOUND_WRONG if done.failed else 0
+    return _FOUND_WRONG if signing.failed else 0
 
 
 def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -124,61 +129,63 @@ def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     cache = cache_for(settings)
     records = [
         record
-        for what in args.what
-        for record in _to_revoke(what, cache, read_publishers(settings.publishers))
+        for argument in args.what
+        for record in _records_of(argument, cache, read_publishers(settings.publishers))
     ]
-    for kind, what, name in records:
-        append_revocation(settings.revoked, kind, what, args.reason)
-        screen.line(f"revoked {kind} {what}{name}")
+    for kind, digest, name in records:
+        append_revocation(settings.revoked, kind, digest, args.reason)
+        screen.line(f"revoked {kind} {digest}{name}")
     screen.line(
         f"in {settings.revoked}; it holds from the next look-up on, what a process runs already stays until it ends"
     )
     screen.json(
         {
             "list": settings.revoked,
-            "revoked": [{"kind": kind, "what": what} for kind, what, _ in records],
+            "revoked": [{"kind": kind, "what": digest} for kind, digest, _ in records],
         }
     )
     return 0
 
 
-def vouching(found: Found) -> str:
+def describe_voucher(file: EntryFile) -> str:
     """Who vouches for an entry, in a few words."""
-    if isinstance(found.standing, Vouched):
-        return found.standing.by
+    if isinstance(file.standing, Vouched):
+        return file.standing.by
     return (
-        f"{'REFUSED' if isinstance(found.standing, Refused) else 'nobody'}: {found.standing.reason}"
+        f"{'REFUSED' if isinstance(file.standing, Forbidden) else 'nobody'}: {file.standing.reason}"
     )
 
 
-def bad_signatures(found: Found) -> list[str]:
+def list_bad_signatures(file: EntryFile) -> list[str]:
     """The signatures of a file that do not fit it, wherever it lies; none where the library to
     verify them is missing.
     """
-    checked = ((s, verify(s, "entry", found.digest)) for s in found.signatures)
+    checked = (
+        (signature, verify(signature, "entry", file.digest)) for signature in file.signatures
+    )
     return [
-        f"{s.key[:20]}…: {bad.reason}"
-        for s, bad in checked
+        f"{signature.key[:20]}…: {bad.reason}"
+        for signature, bad in checked
         if bad is not None and bad.reason != LIBRARY_MISSING
     ]
 
 
-def unchecked_signatures(found: Found) -> int:
+def count_unchecked_signatures(file: EntryFile) -> int:
     """How many signatures of a file could not be verified at all, for want of the library."""
-    answers = (verify(s, "entry", found.digest) for s in found.signatures)
+    answers = (verify(signature, "entry", file.digest) for signature in file.signatures)
     return sum(answer is not None and answer.reason == LIBRARY_MISSING for answer in answers)
 
 
 def list_problems(settings: Settings) -> tuple[str, ...]:
     """What is wrong with the two lists of the settings."""
-    return problems(cache_for(settings).rules)
+    return find_list_problems(cache_for(settings).rules)
 
 
-def _told(settings: Settings, screen: Screen) -> bool:
-    found = list_problems(settings)
-    for problem in found:
+def _show_list_problems(settings: Settings, screen: Screen) -> bool:
+    problems_of_lists = list_problems(settings)
+    for problem in problems_of_lists:
         screen.problem(problem)
-    return bool(found)
+    return bool(problems_of_lists)
 
 
 def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -194,40 +201,42 @@ def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 0
 
 
-def _to_revoke(
-    what: str, cache: LocalCache, publishers: Publishers | BadList
+def _records_of(
+    argument: str, cache: LocalCache, publishers: Publishers | Refusal
 ) -> Iterator[tuple[RevokedKind, str, str]]:
     """Kind, digest or key, and a note for people. Raises SettingError for what names nothing."""
-    if what.startswith(KEY_PREFIX):
-        key = parse_public(what)
-        if isinstance(key, Miss):
-            raise SettingError("WHAT", what, f"a whole public key ({key.reason})")
+    if argument.startswith(KEY_PREFIX):
+        key = parse_public(argument)
+        if isinstance(key, Refusal):
+            raise SettingError("WHAT", argument, f"a whole public key ({key.reason})")
         name = publishers.names.get(key) if isinstance(publishers, Publishers) else None
         yield "key", key, f" of publisher {name!r}" if name else ""
         return
-    kind, _, digest = what.partition(":")
+    kind, _, digest = argument.partition(":")
     if kind in ("entry", "program") and digest:
         yield "entry" if kind == "entry" else "program", digest, ""
         return
-    found = [
-        f
-        for f in cache.entries()
-        if isinstance(f, Found) and what and f.entry.region_key.startswith(what)
+    files = [
+        file
+        for file in cache.entries()
+        if isinstance(file, EntryFile) and argument and file.entry.region_key.startswith(argument)
     ]
-    if not found:
+    if not files:
         raise SettingError(
             "WHAT",
-            what,
+            argument,
             "the start of a key of `cudal1 list`, entry:DIGEST, program:DIGEST, or a public key",
         )
-    for one in found:
-        name = f" ({one.entry.region_name or one.entry.region_key[:12]}: {one.entry.choice.label})"
-        yield "entry", one.digest, name
+    for file in files:
+        name = (
+            f" ({file.entry.region_name or file.entry.region_key[:12]}: {file.entry.choice.label})"
+        )
+        yield "entry", file.digest, name
         if (
-            one.entry.choice.program.digest != one.entry.region_key
+            file.entry.choice.program.digest != file.entry.region_key
         ):  # a region's own Program is the user's, not a kernel
-            yield "program", one.entry.choice.program.digest, name
+            yield "program", file.entry.choice.program.digest, name
 
 
-def _broken(failed: Any) -> list[dict[str, Any]]:
-    return [{"path": one.path, "reason": one.reason} for one in failed]
+def _failures_json(failed: Any) -> list[dict[str, Any]]:
+    return [{"path": file.path, "reason": file.reason} for file in failed]

@@ -1,4 +1,4 @@
-"""A judgement of a source as one JSON document, the same for a pair and for a line of a release
+"""The evaluation of a source as one JSON document, the same for two files and for a line of a release
 file.
 
 Every key is always there. `schema` is raised when a key changes its meaning or goes; new keys may
@@ -20,19 +20,19 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import contract_for, target_for
 from torch_cudal1.ir.records import Accepted, Rejected, Timing
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob, PairJudgement
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluation, SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = [
     "EXIT_CODES",
     "SCHEMA",
-    "document",
-    "job_for",
-    "outcome",
+    "evaluation_document",
+    "evaluation_job",
+    "evaluation_outcome",
     "sha256",
-    "unusable",
-    "withdrawn",
+    "unusable_document",
+    "withdrawn_document",
 ]
 
 SCHEMA = 1
@@ -41,21 +41,25 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
 )
 
 
-def job_for(
+def evaluation_job(
     args: argparse.Namespace, settings: Settings, device: torch.device, *, trust: Trust
-) -> PairJob:
-    """What the command line asks for. `trust`: in the reference; nobody vouches for a candidate."""
-    return PairJob(
+) -> SourceEvaluationConfig:
+    """The evaluation that the command line asks for. `trust`: in the reference; a candidate is never
+    trusted.
+    """
+    return SourceEvaluationConfig(
         settings, contract_for(settings), device, args.profile, not args.inference, trust
     )
 
 
-def document(judgement: PairJudgement, job: PairJob, *, reference: str) -> dict[str, Any]:
+def evaluation_document(
+    judgement: SourceEvaluation, job: SourceEvaluationConfig, *, reference: str
+) -> dict[str, Any]:
     """Everything that is known about one candidate."""
     decision, baselines = judgement.decision, judgement.baselines
     rejected = decision if isinstance(decision, Rejected) else None
     return _head(job, reference, judgement.candidate.text) | {
-        "outcome": outcome(judgement),
+        "outcome": evaluation_outcome(judgement),
         "reason": rejected.reason if rejected else "",
         "detector": rejected.detector if rejected else "",
         "numbers": plain(dict(rejected.numbers)) if rejected else {},
@@ -73,7 +77,7 @@ def document(judgement: PairJudgement, job: PairJob, *, reference: str) -> dict[
     }
 
 
-def outcome(judgement: PairJudgement) -> str:
+def evaluation_outcome(judgement: SourceEvaluation) -> str:
     """One of "accepted", "not_faster" (right), "refused", "reference_unusable" (it refused the
     inputs made for it).
     """
@@ -85,8 +89,8 @@ def outcome(judgement: PairJudgement) -> str:
     return "not_faster" if judgement.verdict.passed and decision.timing is not None else "refused"
 
 
-def unusable(
-    error: ReferenceFailure, job: PairJob, *, reference: str, candidate: str
+def unusable_document(
+    error: ReferenceFailure, job: SourceEvaluationConfig, *, reference: str, candidate: str
 ) -> dict[str, Any]:
     """The document of a pair whose reference could not be used."""
     return _empty(job, reference, candidate) | {
@@ -96,9 +100,12 @@ def unusable(
     }
 
 
-def withdrawn(job: PairJob, *, reference: str) -> dict[str, Any]:
+def withdrawn_document(job: SourceEvaluationConfig, *, reference: str) -> dict[str, Any]:
     """The document of a line that holds no candidate."""
-    return _empty(job, reference, "") | {"outcome": "withdrawn", "reason": "no code"}
+    return _empty(job, reference, "") | {
+        "outcome": "withdrawn",
+        "reason": "no code",
+    }
 
 
 def sha256(text: str) -> str:
@@ -106,7 +113,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _head(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
+def _head(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "package": __version__,
@@ -119,26 +126,24 @@ def _head(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
     }
 
 
-def _empty(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
-    nothing: dict[str, Any] = {
+def _empty(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
+    absent: dict[str, Any] = {
         "numbers": {},
         "checks": [],
         "error_ratio": None,
         "timing": None,
         "baselines": None,
     }
-    nothing |= {"confinement": None, "elapsed_s": {}}
-    return (
-        _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | nothing
-    )
+    absent |= {"confinement": None, "elapsed_s": {}}
+    return _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | absent
 
 
 def _timing(timing: Timing | None) -> dict[str, Any] | None:
     if timing is None:
         return None
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: value
         for name, value in plain(timing).items()
         if name not in ("verdict", "baselines_us")
     }
-    return told | {"saved_us": timing.saved_us}
+    return fields | {"saved_us": timing.saved_us}

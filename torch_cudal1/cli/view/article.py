@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.cli.view.markup import document, environment, escaped, table
+from torch_cudal1.cli.view.templating import render_template
 
 __all__ = ["Figure", "Section", "Table", "article"]
 
@@ -41,22 +41,7 @@ class Section:
 
 
 def article(title: str, intro: str, sections: Sequence[Section], facts: Mapping[str, str]) -> str:
-    """The whole page as text; write it as UTF-8."""
-    body = [f"<header><h1>{escaped(title)}</h1><p>{escaped(intro)}</p></header>", "<main>"]
-    for number, section in enumerate(sections):
-        name = f"section-{number}"
-        parts = "".join(_part(part) for part in section.parts)
-        body.append(
-            f'<section aria-labelledby="{name}"><h2 id="{name}">{escaped(section.title)}</h2>{parts}</section>'
-        )
-    return document(title, [*body, environment(facts), "</main>"])
-
-
-def _part(part: str | Table | Figure) -> str:
-    if isinstance(part, str):
-        return f"<p>{escaped(part)}</p>"
-    if isinstance(part, Table):
-        return table(
-            part.columns, [[escaped(cell) for cell in row] for row in part.rows], part.caption
-        )
-    return f"<figure><figcaption>{escaped(part.caption)}</figcaption>{part.svg}</figure>"
+    """The whole page as text; write it as UTF-8. `facts`: the machine and the versions."""
+    return render_template(
+        "article.html", title=title, intro=intro, sections=sections, environment=facts
+    )

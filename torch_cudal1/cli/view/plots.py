@@ -27,7 +27,15 @@ except ImportError:  # the optional extra "report"
 else:
     _MATPLOTLIB = True
 
-__all__ = ["Curve", "ErrorPair", "SpeedupPair", "available", "curves", "errors", "speedups"]
+__all__ = [
+    "Curve",
+    "ErrorPair",
+    "SpeedupPair",
+    "available",
+    "plot_curves",
+    "plot_errors",
+    "plot_speedups",
+]
 
 # Stand-ins that matplotlib can draw and that become the page's CSS variables afterwards, so that
 # one SVG serves light and dark.
@@ -65,12 +73,12 @@ class SpeedupPair:
 @dataclass(frozen=True)
 class ErrorPair:
     """One line of the error plot: largest scaled errors against float64, of the user's eager model
-    and of ours.
+    and of the accelerated one.
     """
 
     name: str
     eager: float | None
-    ours: float | None
+    accelerated: float | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def available() -> tuple[bool, str]:
     )
 
 
-def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
+def plot_speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
     """Bars from 1x (no change) to the measured speed-up with its 95 % interval, on a logarithmic
     axis. Needs matplotlib.
     """
@@ -113,8 +121,11 @@ def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
                 marker="|",
                 markersize=5,
             )
-    found = [i for row in rows for i in (row.vs_eager, row.vs_inductor) if i is not None]
-    low, high = min((i.low for i in found), default=1.0), max((i.high for i in found), default=1.0)
+    intervals = [i for row in rows for i in (row.vs_eager, row.vs_inductor) if i is not None]
+    low, high = (
+        min((i.low for i in intervals), default=1.0),
+        max((i.high for i in intervals), default=1.0),
+    )
     low, high = min(low * 0.9, 0.8), max(high * 1.15, 1.5)
     axes.set_xscale("log", base=2)
     axes.axvline(1, color=_INK, linewidth=1)
@@ -124,21 +135,21 @@ def speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
     return _svg(figure, label, "speed")
 
 
-def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
-    """Dots on a logarithmic axis: errors of eager and of ours against float64; an error of 0 is not
+def plot_errors(rows: Sequence[ErrorPair], *, label: str) -> str:
+    """Dots on a logarithmic axis: errors of eager and of the accelerated module against float64; an error of 0 is not
     drawn. Needs matplotlib.
     """
     figure, axes = _axes([row.name for row in rows])
-    found = [e for row in rows for e in (row.eager, row.ours) if e]
+    values = [e for row in rows for e in (row.eager, row.accelerated) if e]
     axes.set_xscale("log")
-    low, high = min(found, default=1e-8) / 2, max(found, default=1e-6) * 2
+    low, high = min(values, default=1e-8) / 2, max(values, default=1e-6) * 2
     axes.set_xlim(
         10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
     )  # whole decades: two ticks or more
     for y, row in enumerate(rows):
-        if row.eager and row.ours:
-            axes.plot([row.eager, row.ours], [y, y], color=_GRID, linewidth=2, zorder=1)
-        for value, style in ((row.eager, _RING), (row.ours, _DIAMOND)):
+        if row.eager and row.accelerated:
+            axes.plot([row.eager, row.accelerated], [y, y], color=_GRID, linewidth=2, zorder=1)
+        for value, style in ((row.eager, _RING), (row.accelerated, _DIAMOND)):
             if value:
                 axes.plot([value], [y], zorder=2, **style)
     _finish(axes, None, lambda v, _: f"{v:.0e}")
@@ -148,7 +159,7 @@ def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     return _svg(figure, label, "error")
 
 
-def curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str) -> str:
+def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str) -> str:
     """Lines over a common axis; each has its own colour and dashes, and its name in the legend.
     Needs matplotlib.
 
@@ -192,11 +203,11 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
 
 
 def _finish(
-    axes: matplotlib.axes.Axes, ticks: Sequence[float] | None, shown: Callable[..., str]
+    axes: matplotlib.axes.Axes, ticks: Sequence[float] | None, label_of: Callable[..., str]
 ) -> None:
     if ticks is not None:
         axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(FuncFormatter(shown))
+    axes.xaxis.set_major_formatter(FuncFormatter(label_of))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="both", color=_GRID, labelcolor=_MUTED)
     axes.tick_params(axis="y", length=0)

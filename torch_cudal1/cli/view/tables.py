@@ -16,7 +16,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     measured.
     """
     screen.line(
-        f"{explanation.target} on {explanation.device}: {text.counted(len(explanation.regions), 'region')}"
+        f"{explanation.target} on {explanation.device}: {text.count_text(len(explanation.regions), 'region')}"
     )
     if explanation.regions:
         columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
@@ -35,16 +35,24 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
                 for r in explanation.regions
             ],
         )
-    tried = [
-        (r.name or r.key[:12], one) for r in explanation.regions for one in (*r.raced, *r.tried)
+    candidates = [
+        (r.name or r.key[:12], candidate)
+        for r in explanation.regions
+        for candidate in (*r.raced, *r.tried)
     ]
-    if tried:
+    if candidates:
         screen.line("")
-        parts = ("label", "decision", "detector", "reason")
         rows = [
-            [name, *(str(one.get(part) or text.ABSENT) for part in parts)] for name, one in tried
+            [
+                name,
+                str(candidate.get("label") or text.ABSENT),
+                text.decision(str(candidate.get("decision") or text.ABSENT)),
+                str(candidate.get("detector") or text.ABSENT),
+                str(candidate.get("reason") or text.ABSENT),
+            ]
+            for name, candidate in candidates
         ]
-        screen.table(("region", "tried", "decision", "found by", "why"), rows)
+        screen.table(("region", "candidate", "decision", "found by", "why"), rows)
     for reason in explanation.left_out:
         screen.line(f"left to PyTorch: {text.brief(reason)}")
     measured = explanation.end_to_end

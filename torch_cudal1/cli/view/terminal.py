@@ -76,12 +76,12 @@ class Screen:
         """A callback `(what is being done, fraction done or None)` that shows itself only once the
         work has lasted two seconds.
         """
-        with Progress(_display(self)).shown() as callback:
+        with Progress(_display(self)).open_display() as callback:
             yield callback
 
 
 class _Display(Protocol):
-    def show(self, what: str, fraction: float | None, left: str) -> None: ...
+    def show(self, activity: str, fraction: float | None, remaining: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -92,19 +92,21 @@ class Progress:
         self._display, self._clock, self._start = display, clock, clock()
 
     @contextmanager
-    def shown(self) -> Iterator[ProgressCallback]:
+    def open_display(self) -> Iterator[ProgressCallback]:
         """The callback, with the display closed at the end whatever happens."""
         try:
             yield self.update
         finally:
             self._display.close()
 
-    def update(self, what: str, fraction: float | None) -> None:
+    def update(self, activity: str, fraction: float | None) -> None:
         """Report. `fraction` is from 0 to 1, or None when it is not known."""
         passed = self._clock() - self._start
         if passed >= _QUIET_S:
-            known = None if fraction is None else min(max(fraction, 0.0), 1.0)
-            self._display.show(text.clean(what), known, time_left(passed, known))
+            shown_fraction = None if fraction is None else min(max(fraction, 0.0), 1.0)
+            self._display.show(
+                text.clean(activity), shown_fraction, time_left(passed, shown_fraction)
+            )
 
 
 def time_left(passed_s: float, fraction: float | None) -> str:
@@ -125,7 +127,7 @@ def _display(screen: Screen) -> _Display:
 
 
 class _Silent:
-    def show(self, what: str, fraction: float | None, left: str) -> None:
+    def show(self, activity: str, fraction: float | None, remaining: str) -> None:
         pass
 
     def close(self) -> None:
@@ -138,10 +140,10 @@ class _Log:
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._last = stream, -_REPEAT_S
 
-    def show(self, what: str, fraction: float | None, left: str) -> None:
+    def show(self, activity: str, fraction: float | None, remaining: str) -> None:
         if time.monotonic() - self._last >= _REPEAT_S:
             self._last = time.monotonic()
-            print(_sentence(what, fraction, left), file=self._stream, flush=True)
+            print(_sentence(activity, fraction, remaining), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
@@ -153,9 +155,9 @@ class _OneLine:
     def __init__(self, stream: TextIO, width: int) -> None:
         self._stream, self._width, self._used = stream, width, False
 
-    def show(self, what: str, fraction: float | None, left: str) -> None:
+    def show(self, activity: str, fraction: float | None, remaining: str) -> None:
         self._used = True
-        content = _sentence(what, fraction, left)[: self._width - 1]
+        content = _sentence(activity, fraction, remaining)[: self._width - 1]
         print(f"\r{content.ljust(self._width - 1)}", end="", file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -176,14 +178,14 @@ class _Bar:
         self._task = self._bar.add_task("", total=None)
         self._started = False
 
-    def show(self, what: str, fraction: float | None, left: str) -> None:
+    def show(self, activity: str, fraction: float | None, remaining: str) -> None:
         if not self._started:
             self._bar.start()
             self._started = True
         total = None if fraction is None else 1.0
         self._bar.update(
             self._task,
-            description=_sentence(what, fraction, left),
+            description=_sentence(activity, fraction, remaining),
             total=total,
             completed=fraction or 0.0,
         )
@@ -193,21 +195,21 @@ class _Bar:
             self._bar.stop()
 
 
-def _sentence(what: str, fraction: float | None, left: str) -> str:
-    return f"{'' if fraction is None else f'{fraction:4.0%}  '}{what} ({left})"
+def _sentence(activity: str, fraction: float | None, remaining: str) -> str:
+    return f"{'' if fraction is None else f'{fraction:4.0%}  '}{activity} ({remaining})"
 
 
 def _rich_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO, width: int
 ) -> None:
-    made = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    table = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(
             row[i][:1].isdigit() or row[i] in (text.ABSENT, "") for row in rows
         )
-        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        made.add_row(
+        table.add_row(
             *(rich.text.Text(text.clean(cell)) for cell in row)
         )  # Text: brackets in a name are not markup
-    rich.console.Console(file=out, width=width).print(made)
+    rich.console.Console(file=out, width=width).print(table)

@@ -18,7 +18,8 @@ __all__ = [
     "ABSENT",
     "brief",
     "clean",
-    "counted",
+    "count_text",
+    "decision",
     "duration",
     "error",
     "latency",
@@ -57,9 +58,14 @@ def speedup(value: Interval | float | None) -> str:
     return _times(value)
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """ "1 region", "2 regions", "0 entries"; `many` where it is not just an s."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def count_text(number: int, singular: str, plural: str = "") -> str:
+    """ "1 region", "2 regions", "0 entries"; `plural` where it is not just an s."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def decision(value: str) -> str:
+    """What became of a candidate, from the value that entries and reports store."""
+    return value.replace("not judged", "not validated")
 
 
 def ratio(value: float | None) -> str:
@@ -85,12 +91,12 @@ def duration(seconds: float) -> str:
     """A waiting time: "0.4 s", "12 s", "3 min 20 s", "2 h 05 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
 
 
 def size(size_bytes: int) -> str:

@@ -15,18 +15,26 @@ from typing import Any, NoReturn
 import torch
 
 from torch_cudal1.core.errors import DriverError, ProgramError
-from torch_cudal1.device.cuda.copy_kernels import movers
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.copy_kernels import load_copy_kernels
 from torch_cudal1.device.cuda.driver import (
     ALIGNMENT,
     LAUNCH_HINT,
     Frame,
     Loaded,
     driver_status,
-    opened,
+    open_driver,
 )
 from torch_cudal1.ir.program import Value
 
-__all__ = ["explain", "fail", "launch_addresses", "packed", "replay_addresses", "timer_addresses"]
+__all__ = [
+    "raise_launch_failure",
+    "raise_driver_error",
+    "find_launch_addresses",
+    "pack_launch",
+    "find_replay_addresses",
+    "find_timer_addresses",
+]
 
 _STREAM_LIBRARY, _STREAM_FUNCTION = (
     "libtorch_cuda.so",
@@ -75,12 +83,12 @@ _TIMER = (
 )
 
 
-def launch_addresses(loaded: Loaded) -> tuple[int, ...] | str:
+def find_launch_addresses(loaded: Loaded) -> tuple[int, ...] | Refusal:
     """The context, and where the functions lie that a launch calls; or why PyTorch's current stream
     cannot be asked from C.
     """
     stream = _stream_function()
-    if isinstance(stream, str):
+    if isinstance(stream, Refusal):
         return stream
     names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
     library = loaded.driver.library
@@ -93,39 +101,41 @@ def launch_addresses(loaded: Loaded) -> tuple[int, ...] | str:
     )
 
 
-def replay_addresses(device: torch.device) -> tuple[int, ...] | str:
+def find_replay_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
     """The context of `device`, and where the functions lie that a graph replay calls
     (csrc/replay.cpp); or why there are none.
 
-    Loads the kernels of `movers.py`, so it must not be called while a CUDA graph is captured.
+    Loads the kernels of `copy_kernels`, so it must not be called while a CUDA graph is captured.
     """
-    found = _addresses_on(
+    addresses = _addresses_on(
         device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY
     )
-    return found if isinstance(found, str) else (*found, *movers(_index(device)))
+    if isinstance(addresses, Refusal):
+        return addresses
+    return (*addresses, *load_copy_kernels(_index(device)))
 
 
-def timer_addresses(device: torch.device) -> tuple[int, ...] | str:
+def find_timer_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
     """The same for a timer (csrc/timer.cpp)."""
     return _addresses_on(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
 
 
 def _addresses_on(
     device: torch.device, before: Sequence[str], after: Sequence[str]
-) -> tuple[int, ...] | str:
+) -> tuple[int, ...] | Refusal:
     """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are
     none.
     """
     usable, reason = driver_status()
     if not usable:
-        return reason
+        return Refusal(reason)
     stream = _stream_function()
-    if isinstance(stream, str):
+    if isinstance(stream, Refusal):
         return stream
-    driver = opened()
+    driver = open_driver()
     missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
     if missing:
-        return f"the CUDA driver lacks {', '.join(missing)}; update it"
+        return Refusal(f"the CUDA driver lacks {', '.join(missing)}; update it")
     context = driver.context(_index(device))
     first, last = (
         [_address_of(driver.library, name) for name in names] for names in (before, after)
@@ -137,32 +147,32 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def fail(call: str, result: int) -> NoReturn:
+def raise_driver_error(call: str, result: int) -> NoReturn:
     """Raise the DriverError of a driver function that answered `result`."""
-    opened().fail(call, result, LAUNCH_HINT)
+    open_driver().fail(call, result, LAUNCH_HINT)
 
 
 def _address_of(library: Any, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
-def _stream_function() -> int | str:
+def _stream_function() -> int | Refusal:
     """Where PyTorch's C function lies that tells its current stream, or why it is not there."""
     try:
         torch_cuda = ctypes.CDLL(_STREAM_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError as error:
-        return f"{_STREAM_LIBRARY} is not loaded in this process: {error}"
+        return Refusal(f"{_STREAM_LIBRARY} is not loaded in this process: {error}")
     if not hasattr(torch_cuda, _STREAM_FUNCTION):
-        return f"{_STREAM_LIBRARY} of torch {torch.__version__} has no {_STREAM_FUNCTION}"
+        return Refusal(f"{_STREAM_LIBRARY} of torch {torch.__version__} has no {_STREAM_FUNCTION}")
     return _address_of(torch_cuda, _STREAM_FUNCTION)
 
 
-def packed(loaded: Loaded) -> tuple[Any, ...]:
+def pack_launch(loaded: Loaded) -> tuple[Any, ...]:
     """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value,
     mask) of each pointer).
     """
     launch, frame = loaded.launch, Frame(loaded.launch)
-    attributes = [(one.id, list(one.value)) for one in frame.attributes]
+    attributes = [(attribute.id, list(attribute.value)) for attribute in frame.attributes]
     words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]
     masks = dict.fromkeys(launch.aligned, ALIGNMENT - 1)
     pointers = [
@@ -184,7 +194,7 @@ def packed(loaded: Loaded) -> tuple[Any, ...]:
     )
 
 
-def explain(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
+def raise_launch_failure(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
     """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of
     csrc/launch.h.
     """
@@ -209,4 +219,4 @@ def explain(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
             f"{where}: PyTorch has no current stream on device {value}",
         )
     call = "cuLaunchKernelEx" if kind == 3 else "cuCtxGetCurrent"
-    opened().fail(call, detail, f"{where}; {LAUNCH_HINT}")
+    open_driver().fail(call, detail, f"{where}; {LAUNCH_HINT}")

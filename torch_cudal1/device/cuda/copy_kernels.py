@@ -12,9 +12,9 @@ import ctypes
 import functools
 
 from torch_cudal1.core.errors import DriverError
-from torch_cudal1.device.cuda.driver import Driver, opened
+from torch_cudal1.device.cuda.driver import Driver, open_driver
 
-__all__ = ["WIDTHS", "movers", "ptx"]
+__all__ = ["WIDTHS", "load_copy_kernels", "ptx"]
 
 WIDTHS = (16, 4, 1)  # bytes that one thread moves
 _HEAD = ".version 7.0\n.target sm_80\n.address_size 64\n"
@@ -47,35 +47,35 @@ _WORDS = {16: ("v4.b32", "{%v0, %v1, %v2, %v3}"), 4: ("b32", "%v0"), 1: ("b8", "
 
 def ptx() -> str:
     """The kernels as PTX: cudal1_copy16, cudal1_copy4, cudal1_copy1, and the same with fill."""
-    made = [_HEAD]
+    parts = [_HEAD]
     for width, (kind, words) in _WORDS.items():
         store = f"    st.global.{kind} [%to], {words};"
         load = f"    add.u64 %what, %what, %offset;\n    ld.global.{kind} {words}, [%what];"
         spread = "    cvt.u32.u64 %v0, %what;\n" + "\n".join(
             f"    mov.b32 %v{i}, %v0;" for i in (1, 2, 3)
         )
-        made.append(
+        parts.append(
             _KERNEL.format(name=f"cudal1_copy{width}", width=width, work=f"{load}\n{store}")
         )
-        made.append(
+        parts.append(
             _KERNEL.format(name=f"cudal1_fill{width}", width=width, work=f"{spread}\n{store}")
         )
-    return "".join(made)
+    return "".join(parts)
 
 
-def movers(index: int) -> tuple[int, ...]:
+def load_copy_kernels(index: int) -> tuple[int, ...]:
     """The functions on device `index`, the copies and then the fills, each by WIDTHS; zeros where
     the driver refuses them.
 
     Loads them, once in a process, so it must not be called while a CUDA graph is captured.
     """
-    return _load(opened(), index)
+    return _load(open_driver(), index)
 
 
 @functools.cache
 def _load(driver: Driver, index: int) -> tuple[int, ...]:
-    names = [f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS]
-    module, found = ctypes.c_void_p(), []
+    names = [f"cudal1_{operation}{width}" for operation in ("copy", "fill") for width in WIDTHS]
+    module, functions = ctypes.c_void_p(), []
     try:
         with driver.current(driver.context(index)):
             driver.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx().encode()))
@@ -84,9 +84,9 @@ def _load(driver: Driver, index: int) -> tuple[int, ...]:
                 driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
                 if hasattr(driver.library, "cuFuncLoad"):
                     driver.call("cuFuncLoad", function)
-                found.append(function.value or 0)
+                functions.append(function.value or 0)
     except (
         DriverError
     ):  # an older GPU, or a driver without its translator: not an error, only slower
         return (0,) * len(names)
-    return tuple(found)
+    return tuple(functions)

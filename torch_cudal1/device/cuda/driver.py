@@ -33,7 +33,7 @@ __all__ = [
     "Loaded",
     "driver_status",
     "load_launch",
-    "opened",
+    "open_driver",
     "prepare_launch",
 ]
 
@@ -131,7 +131,7 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
     if not torch.cuda.is_available():
         raise DriverError("torch.cuda.is_available", "False", "this PyTorch sees no GPU")
     torch.cuda.init()  # PyTorch goes first: it owns the primary context and refuses a forked child
-    driver = opened()
+    driver = open_driver()
     index = torch.cuda.current_device() if device.index is None else device.index
     image = bytes(cubin.detach().cpu().contiguous().numpy())
     major, minor = torch.cuda.get_device_capability(index)
@@ -375,7 +375,7 @@ class Driver:
 
 
 @functools.cache
-def opened() -> Driver:
+def open_driver() -> Driver:
     """The driver of this process. Raises OSError without the library, DriverError if it cannot
     start.
     """

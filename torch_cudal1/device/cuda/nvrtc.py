@@ -1,7 +1,7 @@
 """Compiles CUDA C++ to a cubin with NVRTC, opened at run time: no toolkit, no driver and no GPU are
 needed.
 
-`compile_cuda` takes source text and gives machine code for one architecture, or `NotBuilt` with the
+`compile_cuda` takes source text and gives machine code for one architecture, or `Refusal` with the
 compiler's log. The library is looked for beside PyTorch, among NVIDIA's wheels and where the loader
 looks, the one of PyTorch's CUDA major first: code from another major may ask for a newer driver.
 Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h, cuda_fp8.h, mma.h; there
@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Built", "NotBuilt", "compile_cuda", "nvrtc_status"]
+from torch_cudal1.core.refusal import Refusal
+
+__all__ = ["CompiledCuda", "compile_cuda", "nvrtc_status"]
 
 _SUCCESS = 0
 _NEEDED = (
@@ -50,35 +52,28 @@ _PRIVATE = (
 
 
 @dataclass(frozen=True)
-class Built:
+class CompiledCuda:
     """Machine code (an ELF image) and the compiler's warnings."""
 
     cubin: bytes
     log: str = ""
 
 
-@dataclass(frozen=True)
-class NotBuilt:
-    """Why there is no machine code: the compiler's log, or what is missing on this machine."""
-
-    reason: str
-
-
 def nvrtc_status() -> tuple[bool, str]:
     """Whether NVRTC can be called, and which one (path and version); or why not. Found out once in
     a process.
     """
-    library, found = _library()
+    library, path_or_reason = _library()
     if library is None:
-        return False, found
+        return False, path_or_reason
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return True, f"{found} ({major.value}.{minor.value})"
+    return True, f"{path_or_reason} ({major.value}.{minor.value})"
 
 
 def compile_cuda(
     source: str, arch: str, *, options: Sequence[str] = (), name: str = "kernel.cu"
-) -> Built | NotBuilt:
+) -> CompiledCuda | Refusal:
     """Compile `source` for `arch` ("sm_80", "sm_90a", ...). `options` are NVRTC's own; those that
     name files are refused.
 
@@ -89,20 +84,20 @@ def compile_cuda(
         raise ValueError("CUDA source holds a null character")
     private = [option for option in options if option.startswith(_PRIVATE)]
     if private:
-        return NotBuilt(
+        return Refusal(
             f"option {private[0]!r} names files; only options that change the code are allowed"
         )
-    library, found = _library()
+    library, path_or_reason = _library()
     if library is None:
-        return NotBuilt(found)
+        return Refusal(path_or_reason)
     program = ctypes.c_void_p()
     status = library.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), name.encode(), 0, None, None
     )
     if status != _SUCCESS:
-        return NotBuilt(_text_of(library, status))
+        return Refusal(_text_of(library, status))
     try:
-        return _compiled(
+        return _compile(
             library,
             program,
             [f"--gpu-architecture={arch}", *options, *(f"-I{path}" for path in _headers())],
@@ -111,7 +106,9 @@ def compile_cuda(
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _compiled(library: Any, program: ctypes.c_void_p, options: Sequence[str]) -> Built | NotBuilt:
+def _compile(
+    library: Any, program: ctypes.c_void_p, options: Sequence[str]
+) -> CompiledCuda | Refusal:
     words = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = library.nvrtcCompileProgram(program, len(options), words)
     log = (
@@ -120,13 +117,13 @@ def _compiled(library: Any, program: ctypes.c_void_p, options: Sequence[str]) ->
         .decode(errors="replace")
     )
     if status != _SUCCESS:
-        return NotBuilt(f"{_text_of(library, status)}: {log[:_LOG_LIMIT]}".rstrip(": \n"))
+        return Refusal(f"{_text_of(library, status)}: {log[:_LOG_LIMIT]}".rstrip(": \n"))
     cubin = _bytes_of(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
     if not cubin.startswith(b"\x7fELF"):
-        return NotBuilt(
+        return Refusal(
             "NVRTC gave no machine code; the architecture must be a real one (sm_*), not compute_*"
         )
-    return Built(cubin, log[:_LOG_LIMIT])
+    return CompiledCuda(cubin, log[:_LOG_LIMIT])
 
 
 def _bytes_of(size_of: Any, fill: Any, program: ctypes.c_void_p) -> bytes:
@@ -145,33 +142,33 @@ def _text_of(library: Any, status: int) -> str:
 @cache
 def _library() -> tuple[Any, str]:
     """The opened library and its path, or None and what was tried."""
-    tried: list[str] = []
+    failures: list[str] = []
     for path in _candidates():
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f"{path}: {error}")
+            failures.append(f"{path}: {error}")
             continue
         missing = [function for function in _NEEDED if not hasattr(library, function)]
         if not missing:
             return library, path
-        tried.append(f"{path} lacks {missing[0]}")
+        failures.append(f"{path} lacks {missing[0]}")
     return (
         None,
-        f"no NVRTC: {tried[0] if tried else 'none was found'}; `pip install nvidia-cuda-nvrtc` brings one",
+        f"no NVRTC: {failures[0] if failures else 'none was found'}; `pip install nvidia-cuda-nvrtc` brings one",
     )
 
 
 def _candidates() -> Iterator[str]:
     major = (torch.version.cuda or "").split(".")[0]
-    found = [
+    libraries = [
         path
         for folder in _folders()
         for path in sorted(folder.glob("libnvrtc.so.*"))
         if "alt" not in path.name
     ]
     yield from map(
-        str, sorted(found, key=lambda path: path.name.split(".so.")[-1].split(".")[0] != major)
+        str, sorted(libraries, key=lambda path: path.name.split(".so.")[-1].split(".")[0] != major)
     )
     yield from (f"libnvrtc.so.{number}" for number in dict.fromkeys((major, "13", "12")) if number)
 

@@ -1,7 +1,7 @@
 """The C++ timer (csrc/timer.cpp): calls in the order of a schedule, between clocks that no Python
 code can replace or reach.
 
-`timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]`
+`make_timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]`
 (`repeats[i]` times, back to back) for each i of `schedule` and returns for each
 `(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
 returned, and between two events around it on the current stream (None on the CPU). Before each call
@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import torch
 
 from torch_cudal1.core import native
-from torch_cudal1.device.cuda.addresses import fail, timer_addresses
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.addresses import find_timer_addresses, raise_driver_error
 
-__all__ = ["Timer", "timer"]
+__all__ = ["Timer", "make_timer"]
 
 
 class Timer(Protocol):
@@ -38,19 +39,19 @@ class Timer(Protocol):
         """
 
 
-def timer(device: torch.device) -> Timer | str:
+def make_timer(device: torch.device) -> Timer | Refusal:
     """A timer for `device`, or why there is none."""
     extension = native.extension()
     if extension is None:
-        return native.status()[1]
-    addresses: tuple[int, ...] | str | None = None
+        return Refusal(native.status()[1])
+    addresses: tuple[int, ...] | Refusal | None = None
     index = 0
     if device.type == "cuda":
         addresses, index = (
-            timer_addresses(device),
+            find_timer_addresses(device),
             torch.cuda.current_device() if device.index is None else device.index,
         )
-    if isinstance(addresses, str):
+    if isinstance(addresses, Refusal):
         return addresses
-    made: Timer = extension.Timer(addresses, index, fail)
-    return made
+    native_timer: Timer = extension.Timer(addresses, index, raise_driver_error)
+    return native_timer

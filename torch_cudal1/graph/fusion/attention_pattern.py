@@ -23,11 +23,10 @@ import torch
 from torch_cudal1.graph.fusion.fusible_ops import EXPRESSED
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.aten import is_random, overload
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.ops import attention_names
-from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value, step_outs
+from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
 
-__all__ = ["FUSED", "chains"]
+__all__ = ["FUSED", "find_attention_chains"]
 
 FUSED = attention_names.targets(attention_names.FORWARDS)
 
@@ -50,79 +49,89 @@ _LAYOUT = frozenset(
 # between two of them
 _CONVERSION = "aten._to_copy.default"
 _SOFTMAXES = frozenset({"aten._softmax.default", "aten._safe_softmax.default"})
-_MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
+_MAX_HEAD_ELEMENTS = (
+    128  # elements of a query or a value: more than that does not stay in registers
+)
 _MOST_STEPS = (
     64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
 )
 
 
-def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+def find_attention_chains(
+    uses: Uses, specs: Mapping[int, TensorSpec]
+) -> tuple[tuple[int, ...], ...]:
     """Positions of the steps of each written-out attention, and of each fused one that repeats its
     keys, in order.
 
     `specs`: of all values.
     """
-    found: list[tuple[int, ...]] = []
-    taken: set[int] = set()
+    found_chains: list[tuple[int, ...]] = []
+    used_positions: set[int] = set()
     for position, step in enumerate(uses.steps):
         inside: set[int] = set()
-        if _is(step, _BMM) and position not in taken:
-            inside = _chain(position, uses, specs)
+        if _is(step, _BMM) and position not in used_positions:
+            inside = _find_chain(position, uses, specs)
         elif isinstance(step, Aten) and step.target in FUSED:
-            inside = _with_repeats(position, step, uses, specs)
-        if inside and not inside & taken:
-            taken |= inside
-            found.append(tuple(sorted(inside)))
-    return tuple(found)
+            inside = _add_repeats(position, step, uses, specs)
+        if inside and not inside & used_positions:
+            used_positions |= inside
+            found_chains.append(tuple(sorted(inside)))
+    return tuple(found_chains)
 
 
-def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+def _find_chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     """The attention that ends with the product `last`; empty if it is none. Its weights may be on
     either side: so contractions of einsum leave them. On the right they are more than a product in
     another layout, or any product of three matrices were one.
     """
-    left, right = _operands(uses.steps[last])
-    if found := _chain_of(last, left, right, uses, specs):
-        return found
-    turned = _chain_of(last, right, left, uses, specs)
+    lhs, rhs = _operands(uses.steps[last])
+    if positions := _find_chain_of_operands(last, lhs, rhs, uses, specs):
+        return positions
+    turned = _find_chain_of_operands(last, rhs, lhs, uses, specs)
     return (
         turned
-        if any(not _is_layout(uses.steps[one]) and not _is(uses.steps[one], _BMM) for one in turned)
+        if any(
+            not _is_layout(uses.steps[position]) and not _is(uses.steps[position], _BMM)
+            for position in turned
+        )
         else set()
     )
 
 
-def _chain_of(
+def _find_chain_of_operands(
     last: int, weights: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]
 ) -> set[int]:
     inside: set[int] = {last}
-    firsts = _towards_product(weights, uses, inside)
+    firsts = _find_path_to_product(weights, uses, inside)
     if len(firsts) != 1:
         return set()
     (first,) = firsts
-    left, right = _operands(uses.steps[first])
-    if specs[left].shape[-1] > _MOST_DEPTH or _width(last, values, uses, specs) > _MOST_DEPTH:
+    query, key_t = _operands(uses.steps[first])
+    if (
+        specs[query].shape[-1] > _MAX_HEAD_ELEMENTS
+        or _get_width(last, values, uses, specs) > _MAX_HEAD_ELEMENTS
+    ):
         return set()
     if (
-        specs[left].dtype != specs[values].dtype
+        specs[query].dtype != specs[values].dtype
     ):  # each product has a kernel of its own, one for both would need two methods
         return set()
     if not all(uses.only_in(position, inside) for position in inside - {last}):
         return set()
     between = inside - {first, last}
-    for operand in (left, right, values):
+    for operand in (query, key_t, values):
         _take_layout_before(operand, uses, inside)
-    _take_layout_after(last, uses, inside)
-    _take_made_alike(between, specs[step_outs(uses.steps[first])[0]].numel, inside, uses, specs)
+    _add_layout_after(last, uses, inside)
+    _take_made_alike(between, specs[uses.steps[first].writes[0]].numel, inside, uses, specs)
     return inside if len(inside) <= _MOST_STEPS else set()
 
 
-def _width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
+def _get_width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
     """Elements of a value, which are its columns where the weights come first."""
     return specs[values].shape[-1 if values == _operands(uses.steps[last])[1] else -2]
 
 
-def _with_repeats(
+def _add_repeats(
     position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]
 ) -> set[int]:
     """The fused operator at `position` with the steps that repeat its keys and values; empty where
@@ -133,26 +142,28 @@ def _with_repeats(
         assert isinstance(operand, Value)
         steps: set[int] = {position}
         _take_layout_before(operand.index, uses, steps)
-        inside |= steps if any(_repeats(uses.steps[one], specs) for one in steps) else set()
+        inside |= (
+            steps if any(_is_repeat(uses.steps[position], specs) for position in steps) else set()
+        )
     return inside if 1 < len(inside) <= _MOST_STEPS else set()
 
 
-def _repeats(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+def _is_repeat(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
     if not _is(step, "aten.expand.default"):
         return False
-    (source,), (made,) = used_values(step), step_outs(step)
-    return specs[made].numel > specs[source].numel
+    (source,), (result,) = step.reads, step.writes
+    return specs[result].numel > specs[source].numel
 
 
 def _operands(step: Step) -> tuple[int, int]:
     assert isinstance(step, Aten)
-    left, right = step.args[:2]
-    assert isinstance(left, Value)
-    assert isinstance(right, Value)
-    return left.index, right.index
+    lhs, rhs = step.args[:2]
+    assert isinstance(lhs, Value)
+    assert isinstance(rhs, Value)
+    return lhs.index, rhs.index
 
 
-def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
+def _find_path_to_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
     """Products that `value` is made of, through steps of attention; those steps go to `inside`."""
     position = uses.maker.get(value)
     if position is None:
@@ -163,12 +174,12 @@ def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
         return {position}
     if not _goes_between(step) or len(inside) > _MOST_STEPS:
         return set()
-    found: set[int] = set()
-    for index in used_values(step):
-        found |= _towards_product(index, uses, inside)
-    if found:
+    positions: set[int] = set()
+    for index in step.reads:
+        positions |= _find_path_to_product(index, uses, inside)
+    if positions:
         inside.add(position)
-    return found
+    return positions
 
 
 def _goes_between(step: Step) -> bool:
@@ -185,7 +196,7 @@ def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
         if not uses.only_in(position, inside):
             return
         inside.add(position)
-        value = next(iter(used_values(uses.steps[position])))
+        value = next(iter(uses.steps[position].reads))
 
 
 def _take_made_alike(
@@ -197,7 +208,7 @@ def _take_made_alike(
     The decays of a state-space model are such (an exponential of differences). What is smaller is
     made once and read by every tile.
     """
-    waiting = [index for position in between for index in used_values(uses.steps[position])]
+    waiting = [index for position in between for index in uses.steps[position].reads]
     while waiting:
         index = waiting.pop()
         position = uses.maker.get(index)
@@ -211,26 +222,26 @@ def _take_made_alike(
         step = uses.steps[position]
         if _is_made_alike(step) and uses.only_in(position, inside):
             inside.add(position)
-            waiting += used_values(step)
+            waiting += step.reads
 
 
 def _is_made_alike(step: Step) -> bool:
     return _goes_between(step) and isinstance(step, Aten) and step.target in EXPRESSED | _LAYOUT
 
 
-def _take_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
+def _add_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
     """Steps after the second product up to the copy that they lead to; none if they lead to no
     copy.
     """
-    found: list[int] = []
+    layout_positions: list[int] = []
     position = last
-    while len(readers := uses.readers.get(step_outs(uses.steps[position])[0], frozenset())) == 1:
+    while len(readers := uses.readers.get(uses.steps[position].writes[0], frozenset())) == 1:
         (position,) = readers
         if position < 0 or not _is_layout(uses.steps[position]):
             return
-        found.append(position)
+        layout_positions.append(position)
         if _is(uses.steps[position], "aten.clone.default"):
-            inside.update(found)
+            inside.update(layout_positions)
             return
 
 

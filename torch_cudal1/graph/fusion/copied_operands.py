@@ -14,18 +14,17 @@ import math
 from collections.abc import Mapping
 
 from torch_cudal1.graph.fusion.uses import Uses
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.cost import ROOFLINES
-from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value, step_outs
+from torch_cudal1.ir.cost import DEVICE_RATES
+from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
 
-__all__ = ["chain"]
+__all__ = ["find_copied_operand"]
 
 _PRODUCTS = {"aten.bmm.default": 0, "aten.baddbmm.default": 1}  # and the place of its left operand
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 _WORTH = 0.4  # estimated seconds of the copies over those of the product
 
 
-def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+def find_copied_operand(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
     """The product at `last` with the copies before it; empty where it has none, or they are cheap
     beside it.
 
@@ -43,12 +42,12 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
         specs[out].size_bytes
         for at in copies
         if _is_copy(uses.steps[at])
-        for out in step_outs(uses.steps[at])
+        for out in uses.steps[at].writes
     )
-    left, made = step.args[first], specs[step_outs(step)[0]]
-    assert isinstance(left, Value)
-    flops = 2.0 * math.prod(made.shape) * specs[left.index].shape[-1]
-    roofline = ROOFLINES[made.device]
+    lhs, result = step.args[first], specs[step.writes[0]]
+    assert isinstance(lhs, Value)
+    flops = 2.0 * math.prod(result.shape) * specs[lhs.index].shape[-1]
+    roofline = DEVICE_RATES[result.device]
     worth = 2 * copied / roofline.bytes_per_s >= _WORTH * flops / roofline.flops_per_s
     return tuple(sorted({*copies, last})) if copies and worth else ()
 
@@ -63,7 +62,7 @@ def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, Tensor
         position, {*steps, reader}
     ):
         step = uses.steps[position]
-        (source,) = used_values(step) if _is_copy(step) or _is_view(step) else (None,)
+        (source,) = step.reads if _is_copy(step) or _is_view(step) else (None,)
         if source is None:
             break
         steps.add(position)
@@ -80,14 +79,14 @@ def _keeps_strides(spec: TensorSpec, matrix: tuple[int, ...]) -> bool:
     dims = [
         (size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1
     ]
-    for wanted in reversed(matrix):
+    for matrix_size in reversed(matrix):
         size, expected = 1, None
-        while size < wanted:
+        while size < matrix_size:
             if not dims or expected not in (None, dims[-1][1]):
                 return False
             extent, stride = dims.pop()
             size, expected = size * extent, stride * extent
-        if size != wanted:
+        if size != matrix_size:
             return False
     return True
 

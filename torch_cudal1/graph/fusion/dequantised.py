@@ -15,14 +15,13 @@ import torch
 
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.aten import is_random, overload
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
 
-__all__ = ["MOST_ROWS", "chain"]
+__all__ = ["MAX_ROWS", "find_dequantised_product"]
 
 # of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once
 # for all pays
-MOST_ROWS = 256
+MAX_ROWS = 256
 _WEIGHT = {"aten.mm.default": 1, "aten.addmm.default": 2}
 _LAYOUT = frozenset(
     f"aten.{name}"
@@ -50,7 +49,9 @@ _PACKED = frozenset({"uint8", "int8", "int32", "float8_e4m3fn", "float8_e5m2"})
 _MOST_STEPS = 24
 
 
-def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+def find_dequantised_product(
+    last: int, uses: Uses, specs: Mapping[int, TensorSpec]
+) -> tuple[int, ...]:
     """The steps that make the weight of the product at `last`, and that product; empty where it has
     none in few bits.
 
@@ -59,11 +60,11 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
     step = uses.steps[last]
     if not isinstance(step, Aten) or step.target not in _WEIGHT:
         return ()
-    left, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
+    activations, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
     if (
-        not isinstance(left, Value)
+        not isinstance(activations, Value)
         or not isinstance(weight, Value)
-        or specs[left.index].shape[0] > MOST_ROWS
+        or specs[activations.index].shape[0] > MAX_ROWS
     ):
         return ()
     inside, leaves, waiting = {last}, set[int](), [weight.index]
@@ -76,10 +77,10 @@ def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, 
             if not _makes_numbers(uses.steps[position]) or len(inside) > _MOST_STEPS:
                 return ()
             inside.add(position)
-            waiting += used_values(uses.steps[position])
-    own = all(uses.only_in(position, inside) for position in inside - {last})
+            waiting += uses.steps[position].reads
+    is_exclusive = all(uses.only_in(position, inside) for position in inside - {last})
     few_bits = any(specs[leaf].dtype in _PACKED and specs[leaf].numel > 1 for leaf in leaves)
-    return tuple(sorted(inside)) if own and few_bits and len(inside) > 2 else ()
+    return tuple(sorted(inside)) if is_exclusive and few_bits and len(inside) > 2 else ()
 
 
 def _makes_numbers(step: Step) -> bool:

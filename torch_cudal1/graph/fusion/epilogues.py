@@ -1,4 +1,4 @@
-"""What follows into an island without being element-wise, and what of it an island lets go of at
+"""What follows into a fusion group without being element-wise, and what of it a fusion group lets go of at
 its end.
 
 bmm ── view ── permute ── mul ── clone            bmm ── view │ permute ── (another reader)
@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from torch_cudal1.graph.fusion.uses import Uses
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.program import Aten, Step, TensorSpec, step_outs
+from torch_cudal1.ir.program import Aten, Step, TensorSpec
 
-__all__ = ["follows_product", "joins_halves", "without_loose_ends"]
+__all__ = ["follows_product", "joins_halves", "drop_loose_ends"]
 
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
@@ -26,7 +25,7 @@ _NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 
 
 def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it may join an island around a product, and no other: layout that leaves rows as they
+    """Whether it may join a fusion group around a product, and no other: layout that leaves rows as they
     are, batch norm in inference.
 
     `specs`: of all values.
@@ -46,8 +45,8 @@ def joins_halves(
     step = uses.steps[position]
     if not isinstance(step, Aten) or step.target != _CAT:
         return False
-    (made,) = step_outs(step)
-    spec, parts = specs[made], tuple(used_values(step))
+    (result,) = step.writes
+    spec, parts = specs[result], tuple(step.reads)
     dim = step.args[1] if len(step.args) > 1 else dict(step.kwargs).get("dim", 0)
     if (
         not spec.shape
@@ -63,7 +62,7 @@ def joins_halves(
         for part in parts
         if (maker := uses.maker.get(part)) is not None and fusible(uses.steps[maker])
     ]
-    readers = [uses.steps[reader] for reader in uses.readers.get(made, ()) if reader >= 0]
+    readers = [uses.steps[reader] for reader in uses.readers.get(result, ()) if reader >= 0]
     few = unit > 0 and spec.shape[-1] // unit <= _MOST_PIECES
     return (
         few
@@ -73,11 +72,11 @@ def joins_halves(
     )
 
 
-def without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without what is layout at its end and nothing else, and without a second result in
+def drop_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The fusion group without what is layout at its end and nothing else, and without a second result in
     one memory.
     """
-    return _without_bare_layout(_without_second_views(steps, uses), uses)
+    return _drop_bare_layout(_drop_second_views(steps, uses), uses)
 
 
 def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
@@ -86,10 +85,10 @@ def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
     """
     if step.target not in _PERMUTES:
         return False
-    (source,), (made,) = used_values(step), step_outs(step)
+    (source,), (result,) = step.reads, step.writes
     last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
     return last == next(
-        (stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1
+        (stride for size, stride in zip(*_dims(specs[result]), strict=True) if size > 1), 1
     )
 
 
@@ -102,43 +101,45 @@ def _permutes(step: Step) -> bool:
     return isinstance(step, Aten) and step.target in _PERMUTES
 
 
-def _without_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without reshapes at its end whose operand is a result of it too: two results in
+def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The fusion group without reshapes at its end whose operand is a result of it too: two results in
     one memory no kernel writes.
 
     A forward graph keeps for its backward the very tensor that the next layer reads in another
     shape.
     """
-    kept = set(steps)
+    remaining = set(steps)
     for position in reversed(steps):
         step = uses.steps[position]
         if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
-            (source,), (made,) = used_values(step), step_outs(step)
+            (source,), (result,) = step.reads, step.writes
             if (
-                uses.readers.get(source, frozenset()) - kept
-                and not uses.readers.get(made, frozenset()) & kept
+                uses.readers.get(source, frozenset()) - remaining
+                and not uses.readers.get(result, frozenset()) & remaining
             ):
-                kept.discard(position)
-    return tuple(position for position in steps if position in kept)
+                remaining.discard(position)
+    return tuple(position for position in steps if position in remaining)
 
 
-def _without_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without permutations, and reshapes after them, that no step of it reads: they
+def _drop_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The fusion group without permutations, and reshapes after them, that no step of it reads: they
     would be layout and nothing else.
     """
-    kept = set(steps)
+    remaining = set(steps)
     turned = {
         out
         for position in steps
-        for out in step_outs(uses.steps[position])
+        for out in uses.steps[position].writes
         if _permutes(uses.steps[position])
     }
     for position in steps:
         step = uses.steps[position]
-        if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(used_values(step)):
-            turned |= set(step_outs(step))
+        if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(step.reads):
+            turned |= set(step.writes)
     for position in reversed(steps):
-        made = set(step_outs(uses.steps[position]))
-        if made <= turned and not any(uses.readers.get(out, frozenset()) & kept for out in made):
-            kept.discard(position)
-    return tuple(position for position in steps if position in kept)
+        results = set(uses.steps[position].writes)
+        if results <= turned and not any(
+            uses.readers.get(out, frozenset()) & remaining for out in results
+        ):
+            remaining.discard(position)
+    return tuple(position for position in steps if position in remaining)

@@ -1,15 +1,15 @@
-"""Cuts a whole-graph Program into fused islands that a kernel template may serve, and puts their
+"""Cuts a whole-graph Program into fused fusion groups that a kernel template may serve, and puts their
 replacements back.
 
         x ── mm ── add ── gelu ── mm ── add ── layer_norm ── out
-                  └───island───┘       └────────island──────┘
+                  └───fusion group───┘       └────────fusion group──────┘
 
-An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps
+A fusion group is a convex set of steps (no path leaves it and comes back), made of pointwise steps
 around at most one row operation (norm, softmax, reduction). Layout changes stay outside, with
-Inductor; so do matrix products and convolutions, except with `products`: then each starts an island
+Inductor; so do matrix products and convolutions, except with `products`: then each starts a fusion group
 of its own, which takes the pointwise steps and reshapes after it and, before it, what makes numbers
 of weights of few bits; and a recurrent layer is one by itself, as is the backward of fused
-attention. `left` says for each kind of step why. Nothing is decided here about speed: an island is
+attention. `reasons_left_out` says for each kind of step why. Nothing is decided here about speed: a fusion group is
 only worth a look.
 """
 
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1.graph.fusion import copied_operands, dequantised
-from torch_cudal1.graph.fusion.attention_pattern import FUSED, chains
-from torch_cudal1.graph.fusion.epilogues import follows_product, joins_halves, without_loose_ends
+from torch_cudal1.graph.fusion.attention_pattern import find_attention_chains
+from torch_cudal1.graph.fusion.epilogues import drop_loose_ends, follows_product, joins_halves
 from torch_cudal1.graph.fusion.fusible_ops import (
     EXPRESSED,
     POOLS,
@@ -32,41 +32,35 @@ from torch_cudal1.graph.fusion.fusible_ops import (
     around_scans,
     may_follow,
 )
-from torch_cudal1.graph.fusion.uses import Uses, uses_of
+from torch_cudal1.graph.fusion.uses import Uses, collect_uses
 from torch_cudal1.ir.aten import is_random, overload
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.ops.recurrent_ops import TARGETS
 from torch_cudal1.ir.program import (
     Aten,
     Call,
     Program,
     Step,
     TensorSpec,
-    renumbered,
-    renumbered_in_turn,
-    step_outs,
+    renumber_step,
+    renumber_steps,
 )
 from torch_cudal1.ir.records import Kind, Region, Role
-from torch_cudal1.ir.value_specs import unaligned_values, value_specs
-from torch_cudal1.kernels.templates import attention_step
+from torch_cudal1.ir.value_specs import find_unaligned_values, value_specs
+from torch_cudal1.kernels import registry
 
 __all__ = [
-    "Island",
+    "FusionGroup",
     "Partition",
     "is_product",
     "partition",
     "splice",
-    "starts_island",
+    "starts_group",
     "with_inputs",
 ]
 
-_ALONE = TARGETS | attention_step.TARGETS  # their kernels take no further step in
-_PRODUCTS = (
-    FUSED
-    | attention_step.TARGETS
-    | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
-)
-_MAX_MERGED = 32  # steps: more live values than that leave the registers
+_KERNEL_TO_ITSELF = registry.list_lone_anchors()  # their kernels take no further step in
+_PRODUCTS = registry.list_anchors("product")
+_RECURRENT = registry.list_anchors("sequence")
+_MAX_MERGED_STEPS = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset(
     {
@@ -77,10 +71,10 @@ _UNTAGGED = frozenset(
         ),
     }
 )
-# An island with an element-wise step that no kernel has would get no kernel at all, its product
+# A fusion group with an element-wise step that no kernel has would get no kernel at all, its product
 # neither. So would one with two results in one memory: what a forward keeps of its own result for
 # the backward is such a one, by `detach`.
-_SERVED = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
+_POINTWISE_WITH_KERNEL = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
 _ALIGNMENT = 16  # bytes
 _MIN_STEPS = (
     2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
@@ -88,7 +82,7 @@ _MIN_STEPS = (
 
 
 @dataclass(frozen=True)
-class Island:
+class FusionGroup:
     """Steps `steps` of a whole Program as a region; `inputs[i]` is the whole's value for its input
     i, `outputs` likewise.
     """
@@ -101,93 +95,97 @@ class Island:
 
 @dataclass(frozen=True)
 class Partition:
-    """The islands of a Program, and how many steps of each kind were left out, by reason."""
+    """The fusion groups of a Program, and how many steps of each kind were left out, by reason."""
 
-    islands: tuple[Island, ...]
-    left: Mapping[str, int]
+    groups: tuple[FusionGroup, ...]
+    reasons_left_out: Mapping[str, int]
 
 
-def partition(whole: Region, *, products: bool = False) -> Partition:
-    """Fused islands of `whole`, in step order; with `products` also around matrix products and
+def partition(region: Region, *, products: bool = False) -> Partition:
+    """Fused fusion groups of `region`, in step order; with `products` also around matrix products and
     convolutions.
 
     Random steps are never part of one. Kernels take it for granted that tensors start at a multiple
     of 16 bytes, so nothing that reads a view from another place is one.
     """
-    program = whole.program
-    specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
-    uses = uses_of(program)
-    wholes = _wholes(uses, specs) if products else ()
-    groups = _grow(uses, specs, products, wholes)
-    islands: list[Island] = []
+    program = region.program
+    specs, unaligned = value_specs(program), find_unaligned_values(program, _ALIGNMENT)
+    uses = collect_uses(program)
+    fixed_groups = _find_fixed_groups(uses, specs) if products else ()
+    groups = _grow(uses, specs, products, fixed_groups)
+    fusion_groups: list[FusionGroup] = []
     askew: set[int] = set()
-    for steps in (without_loose_ends(steps, uses) for steps in groups):
+    for steps in (drop_loose_ends(steps, uses) for steps in groups):
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
-            island = _extract(
-                program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}"
+            fusion_group = _extract(
+                program, steps, specs, region.kind, f"{region.name}/island{len(fusion_groups)}"
             )
-            if unaligned.isdisjoint(island.inputs):
-                islands.append(island)
+            if unaligned.isdisjoint(fusion_group.inputs):
+                fusion_groups.append(fusion_group)
             else:
                 askew |= set(steps)
-    inside = {step for island in islands for step in island.steps}
-    left = Counter(
+    inside = {step for fusion_group in fusion_groups for step in fusion_group.steps}
+    reasons = Counter(
         f"{step.target}: reads a view that begins at no multiple of {_ALIGNMENT} bytes"
         if position in askew and isinstance(step, Aten)
-        else _why_left(step)
+        else _explain_left_out(step)
         for position, step in enumerate(program.steps)
         if position not in inside
     )
-    return Partition(tuple(islands), dict(left))
+    return Partition(tuple(fusion_groups), dict(reasons))
 
 
-def _wholes(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Steps that are one island from the start; of two that share a step the first."""
-    found: list[tuple[int, ...]] = []
+def _find_fixed_groups(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    """Steps that are one fusion group from the start; of two that share a step the first."""
+    fixed_groups: list[tuple[int, ...]] = []
     around = (
         of(last, uses, specs)
-        for of in (dequantised.chain, copied_operands.chain)
+        for of in (dequantised.find_dequantised_product, copied_operands.find_copied_operand)
         for last in range(len(uses.steps))
     )
-    for one in (*chains(uses, specs), *around):
-        if one and all(set(one).isdisjoint(other) for other in found):
-            found.append(one)
-    return tuple(found)
+    for positions in (*find_attention_chains(uses, specs), *around):
+        if positions and all(set(positions).isdisjoint(other) for other in fixed_groups):
+            fixed_groups.append(positions)
+    return tuple(fixed_groups)
 
 
-def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
-    """`whole` with each island's steps replaced by one nested call of its Program; values are
+def splice(program: Program, replacements: Mapping[FusionGroup, Program]) -> Program:
+    """`program` with each fusion group's steps replaced by one nested call of its Program; values are
     numbered anew.
 
-    An island is emitted as soon as its inputs exist: a step outside may need one of its results
+    A fusion group is emitted as soon as its inputs exist: a step outside may need one of its results
     before its last step stood.
     """
-    island_of = {step: island for island in replacements for step in island.steps}
-    pending: list[Island | int] = list(
-        dict.fromkeys(island_of.get(position, position) for position in range(len(whole.steps)))
+    group_of_step = {
+        step: fusion_group for fusion_group in replacements for step in fusion_group.steps
+    }
+    pending: list[FusionGroup | int] = list(
+        dict.fromkeys(
+            group_of_step.get(position, position) for position in range(len(program.steps))
+        )
     )
-    numbers = {index: index for index in range(len(whole.inputs) + len(whole.constants))}
+    numbers = {index: index for index in range(len(program.inputs) + len(program.constants))}
     steps: list[Step] = []
     upcoming = len(numbers)
     while pending:
-        ready = next(item for item in pending if _needs(item, whole) <= numbers.keys())
+        ready = next(item for item in pending if _list_inputs(item, program) <= numbers.keys())
         pending.remove(ready)
-        made = ready.outputs if isinstance(ready, Island) else step_outs(whole.steps[ready])
-        outs = tuple(range(upcoming, upcoming + len(made)))
-        if isinstance(ready, Island):
+        results = ready.outputs if isinstance(ready, FusionGroup) else program.steps[ready].writes
+        outs = tuple(range(upcoming, upcoming + len(results)))
+        if isinstance(ready, FusionGroup):
             steps.append(
                 Call(replacements[ready], tuple(numbers[index] for index in ready.inputs), outs)
             )
         else:
-            steps.append(renumbered(whole.steps[ready], numbers, outs))
-        numbers.update(zip(made, outs, strict=True))
-        upcoming += len(made)
-    outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
-    return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
+            steps.append(renumber_step(program.steps[ready], numbers, outs))
+        numbers.update(zip(results, outs, strict=True))
+        upcoming += len(results)
+    outputs = tuple(None if index is None else numbers[index] for index in program.outputs)
+    return Program(program.inputs, tuple(steps), outputs, program.constants, program.payloads)
 
 
-def _needs(item: Island | int, whole: Program) -> set[int]:
-    return set(item.inputs) if isinstance(item, Island) else set(used_values(whole.steps[item]))
+def _list_inputs(item: FusionGroup | int, program: Program) -> set[int]:
+    return set(item.inputs) if isinstance(item, FusionGroup) else set(program.steps[item].reads)
 
 
 def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec, ...]) -> Program:
@@ -200,7 +198,7 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
         {index: index + shift for index in range(len(program.inputs), program.value_count)}
     )
     steps = tuple(
-        renumbered(step, moved, tuple(moved[out] for out in step_outs(step)))
+        renumber_step(step, moved, tuple(moved[out] for out in step.writes))
         for step in program.steps
     )
     outputs = tuple(None if index is None else moved[index] for index in program.outputs)
@@ -208,12 +206,15 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
 
 
 def _grow(
-    uses: Uses, specs: Mapping[int, TensorSpec], products: bool, whole: Sequence[tuple[int, ...]]
+    uses: Uses,
+    specs: Mapping[int, TensorSpec],
+    products: bool,
+    fixed_groups: Sequence[tuple[int, ...]],
 ) -> list[tuple[int, ...]]:
     """Greedy convex groups of fusible steps, in step order. No two groups depend on each other,
     even through other steps.
 
-    `whole`: positions that are one group from the start, and that nothing else uses the inner
+    `fixed_groups`: positions that are one group from the start, and that nothing else uses the inner
     values of.
     """
     steps = uses.steps
@@ -221,20 +222,23 @@ def _grow(
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
     layout = around_scans(steps)
-    given = {position: positions for positions in whole for position in positions}
+    fixed_group_at = {position: positions for positions in fixed_groups for position in positions}
     started: dict[tuple[int, ...], int] = {}
     for position, step in enumerate(steps):
-        used = set(used_values(step))
+        used = set(step.reads)
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         product = products and is_product(step)
-        alone = products and isinstance(step, Aten) and step.target in _ALONE
+        alone = products and isinstance(step, Aten) and step.target in _KERNEL_TO_ITSELF
         starts = (
             product or alone or _is_pool(step)
         )  # their operands are read from memory: they join nobody
-        if position in given and given[position] in started:
-            chosen: int | None = started[given[position]]
+        if position in fixed_group_at and fixed_group_at[position] in started:
+            chosen: int | None = started[fixed_group_at[position]]
         else:
-            starts, product = starts or position in given, product or position in given
+            starts, product = (
+                starts or position in fixed_group_at,
+                product or position in fixed_group_at,
+            )
             follows = follows_product(step, specs) and position not in layout
             fits = (
                 follows
@@ -250,8 +254,8 @@ def _grow(
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=product or alone))
-            if position in given:
-                started[given[position]] = chosen
+            if position in fixed_group_at:
+                started[fixed_group_at[position]] = chosen
         if chosen is not None:
             group = groups[chosen]
             group.steps.append(position)
@@ -264,13 +268,13 @@ def _grow(
                 group_of,
                 upstream,
                 groups,
-                lambda other, by: _only_for(other, by, uses),
+                lambda other, by: _is_read_only_by(other, by, uses),
             )
             group.above |= {other for other in above if groups[other].steps} - {
                 chosen
             }  # those taken in are it
             above |= {chosen}
-        for out in step_outs(step):
+        for out in step.writes:
             upstream[out] = above
             if chosen is not None and not alone:  # nothing joins what has a kernel to itself
                 group_of[out] = chosen
@@ -289,44 +293,46 @@ def _absorb(
     layout that `chosen` can do itself.
 
     Neither depends on the other, or no path would be left between them. And nothing else reads what
-    is taken in: a result of another size than the island's would be more than one nest of loops can
+    is taken in: a result of another size than the fusion group's would be more than one nest of loops can
     write.
     """
     for other in {group_of[index] for index in used if index in group_of} - {chosen}:
-        mine, its = groups[chosen], groups[other]
+        target_group, other_group = groups[chosen], groups[other]
         outside = frozenset().union(
             *(upstream.get(i, frozenset()) for i in used if group_of.get(i) not in (chosen, other))
         )
-        apart = other not in _closure(frozenset(mine.above) | outside, groups)
-        apart = apart and chosen not in _closure(frozenset(its.above) | outside, groups)
-        alike = not its.row_op or (
-            its.row_op == mine.row_op and its.row_op in YIELD_ROWS
+        is_independent = other not in _closure(frozenset(target_group.above) | outside, groups)
+        is_independent = is_independent and chosen not in _closure(
+            frozenset(other_group.above) | outside, groups
+        )
+        is_compatible = not other_group.row_op or (
+            other_group.row_op == target_group.row_op and other_group.row_op in YIELD_ROWS
         )  # the distances of a triplet
-        alike = alike and only_for(its.steps, mine.steps)
+        is_compatible = is_compatible and only_for(other_group.steps, target_group.steps)
         if (
-            apart
-            and alike
-            and not (its.has_product or mine.has_product)
-            and len(mine.steps) + len(its.steps) <= _MAX_MERGED
+            is_independent
+            and is_compatible
+            and not (other_group.has_product or target_group.has_product)
+            and len(target_group.steps) + len(other_group.steps) <= _MAX_MERGED_STEPS
         ):
-            mine.steps += its.steps
-            mine.above |= its.above
-            its.steps, its.above = (
+            target_group.steps += other_group.steps
+            target_group.above |= other_group.above
+            other_group.steps, other_group.above = (
                 [],
                 {chosen},
             )  # what depends on the old one depends on the new one
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
-def _only_for(these: Sequence[int], others: Sequence[int], uses: Uses) -> bool:
-    """Whether what the steps at `these` positions yield is read by themselves and by `others` only."""
-    inside = {*these, *others}
-    return all(uses.only_in(position, inside) for position in these)
+def _is_read_only_by(positions: Sequence[int], reader_positions: Sequence[int], uses: Uses) -> bool:
+    """Whether what the steps at `positions` positions yield is read by themselves and by `reader_positions` only."""
+    inside = {*positions, *reader_positions}
+    return all(uses.only_in(position, inside) for position in positions)
 
 
 @dataclass
 class _Group:
-    """A growing island: its steps, the groups it depends on, its one row operation (or product),
+    """A growing fusion group: its steps, the groups it depends on, its one row operation (or product),
     and whether that is a product.
     """
 
@@ -364,35 +370,35 @@ def _choose_group(
 
 def _closure(start: frozenset[int], groups: Sequence[_Group]) -> set[int]:
     """All groups that `start` depends on, itself included."""
-    found, waiting = set(start), list(start)
+    closure, waiting = set(start), list(start)
     while waiting:
-        fresh = groups[waiting.pop()].above - found
-        found |= fresh
-        waiting += fresh
-    return found
+        new_groups = groups[waiting.pop()].above - closure
+        closure |= new_groups
+        waiting += new_groups
+    return closure
 
 
 def _extract(
     program: Program, steps: tuple[int, ...], specs: Mapping[int, TensorSpec], kind: Kind, name: str
-) -> Island:
-    """The island as a Program of its own, inputs numbered by first use."""
-    inside = {out for position in steps for out in step_outs(program.steps[position])}
+) -> FusionGroup:
+    """The fusion group as a Program of its own, inputs numbered by first use."""
+    inside = {out for position in steps for out in program.steps[position].writes}
     inputs = list(
         dict.fromkeys(
-            i for position in steps for i in used_values(program.steps[position]) if i not in inside
+            i for position in steps for i in program.steps[position].reads if i not in inside
         )
     )
-    wanted = {
-        i for q, step in enumerate(program.steps) if q not in set(steps) for i in used_values(step)
+    read_outside = {
+        i for q, step in enumerate(program.steps) if q not in set(steps) for i in step.reads
     } | set(program.outputs)
-    given = {index: number for number, index in enumerate(inputs)}
-    body, numbers = renumbered_in_turn((program.steps[position] for position in steps), given)
-    outputs = tuple(sorted(inside & wanted))
+    input_numbers = {index: number for number, index in enumerate(inputs)}
+    body, numbers = renumber_steps((program.steps[position] for position in steps), input_numbers)
+    outputs = tuple(sorted(inside & read_outside))
     part = Program(
         tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs)
     )
     roles: tuple[Role, ...] = tuple("input" for _ in inputs)
-    return Island(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
+    return FusionGroup(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
 
 
 def _is_row_op(step: Step) -> bool:
@@ -404,34 +410,34 @@ def _is_pool(step: Step) -> bool:
 
 
 def is_product(step: Step) -> bool:
-    """Whether it is a matrix product that an island may be made around."""
+    """Whether it is a matrix product that a fusion group may be made around."""
     return isinstance(step, Aten) and step.target in _PRODUCTS
 
 
-def starts_island(step: Step) -> bool:
-    """Whether only `partition(products=True)` makes an island of it: a product, or a recurrent
+def starts_group(step: Step) -> bool:
+    """Whether only `partition(products=True)` makes a fusion group of it: a product, or a recurrent
     layer.
     """
     return is_product(step) or _is_recurrent(step)
 
 
 def _is_recurrent(step: Step) -> bool:
-    return isinstance(step, Aten) and step.target in TARGETS
+    return isinstance(step, Aten) and step.target in _RECURRENT
 
 
 def _is_anchor(step: Step, products: bool) -> bool:
     """Worth a kernel on its own."""
-    return _is_row_op(step) or (products and starts_island(step))
+    return _is_row_op(step) or (products and starts_group(step))
 
 
 def _is_fusible(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
     pointwise_step = torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
-    return _is_row_op(step) or (pointwise_step and step.target in _SERVED)
+    return _is_row_op(step) or (pointwise_step and step.target in _POINTWISE_WITH_KERNEL)
 
 
-def _why_left(step: Step) -> str:
+def _explain_left_out(step: Step) -> str:
     if not isinstance(step, Aten):
         return "already a kernel"
     if is_random(step.target, step.args, dict(step.kwargs)):

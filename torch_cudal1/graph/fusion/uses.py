@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.program import Program, Step, step_outs
+from torch_cudal1.ir.program import Program, Step
 
-__all__ = ["Uses", "uses_of"]
+__all__ = ["Uses", "collect_uses"]
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,18 @@ class Uses:
     def only_in(self, position: int, inside: Collection[int]) -> bool:
         """Whether nothing outside reads what the step at `position` yields."""
         return all(
-            self.readers.get(out, frozenset()) <= set(inside)
-            for out in step_outs(self.steps[position])
+            self.readers.get(out, frozenset()) <= set(inside) for out in self.steps[position].writes
         )
 
 
-def uses_of(program: Program) -> Uses:
+def collect_uses(program: Program) -> Uses:
     """The uses of all values of `program`."""
     maker: dict[int, int] = {}
     readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
     for position, step in enumerate(program.steps):
-        maker.update(dict.fromkeys(step_outs(step), position))
-        for index in used_values(step):
+        maker.update(dict.fromkeys(step.writes, position))
+        for index in step.reads:
             readers.setdefault(index, set()).add(position)
-    return Uses(program.steps, maker, {index: frozenset(found) for index, found in readers.items()})
+    return Uses(
+        program.steps, maker, {index: frozenset(positions) for index, positions in readers.items()}
+    )

@@ -8,7 +8,7 @@ so that the others see patterns without the noise of capture.
 from __future__ import annotations
 
 from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES
-from torch_cudal1.graph.rewrite.apply import Rewritten, rewrite
+from torch_cudal1.graph.rewrite.apply import RewriteResult, rewrite
 from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES
 from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES
 from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
@@ -19,7 +19,7 @@ from torch_cudal1.graph.rewrite.reduction_rules import REDUCTION_RULES
 from torch_cudal1.graph.rewrite.rule import Rule
 from torch_cudal1.graph.rewrite.triangular_rules import TRIANGULAR_RULES
 
-__all__ = ["RULES", "Rewritten", "Rule", "rewrite"]
+__all__ = ["RULES", "RewriteResult", "Rule", "rewrite"]
 
 RULES: tuple[Rule, ...] = (
     *IDENTITY_RULES,

@@ -74,26 +74,26 @@ def diag_matmul_finite(gm: fx.GraphModule) -> int:
 def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
     sites = 0
     for node in calls(gm, *_PRODUCTS, *_SUMS):
-        left, right = _operands(node)
+        lhs, rhs = _operands(node)
         if dtype(node).is_complex or dtype(node) == torch.bool:
             continue
         with gm.graph.inserting_before(node):
-            if (vector := _diagonal_of(left)) is not None:
+            if (vector := _diagonal_of(lhs)) is not None:
                 scale = (
                     vector
                     if is_op(node, aten.mv.default)
                     else call(gm.graph, aten.unsqueeze.default, vector, -1)
                 )
-                product = _scaled(
+                product = _scale_by_diagonal(
                     gm.graph,
                     scale,
-                    right,
+                    rhs,
                     over=-1 if is_op(node, aten.mv.default) else -2,
                     exact=exact,
                 )
-            elif (vector := _diagonal_of(right)) is not None:
+            elif (vector := _diagonal_of(rhs)) is not None:
                 scale = call(gm.graph, aten.unsqueeze.default, vector, -2)
-                product = _scaled(gm.graph, scale, left, over=-1, exact=exact)
+                product = _scale_by_diagonal(gm.graph, scale, lhs, over=-1, exact=exact)
             else:
                 continue
             new = _laid_out(gm.graph, _add_bias(gm.graph, node, product), node)
@@ -103,14 +103,22 @@ def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
     return sites
 
 
-def _scaled(graph: fx.Graph, scale: fx.Node, matrix: fx.Node, *, over: int, exact: bool) -> fx.Node:
+def _scale_by_diagonal(
+    graph: fx.Graph, scale: fx.Node, matrix: fx.Node, *, over: int, exact: bool
+) -> fx.Node:
     product = call(graph, aten.mul.Tensor, matrix, scale)
     if not exact or not dtype(matrix).is_floating_point:
         return product
     odd = call(graph, aten._to_copy.default, not_finite(graph, matrix), dtype=torch.float32)
-    others = call(graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd)
+    off_diagonal = call(
+        graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd
+    )
     return call(
-        graph, aten.masked_fill.Scalar, product, call(graph, aten.gt.Scalar, others, 0), math.nan
+        graph,
+        aten.masked_fill.Scalar,
+        product,
+        call(graph, aten.gt.Scalar, off_diagonal, 0),
+        math.nan,
     )
 
 
@@ -148,15 +156,15 @@ def _diagonal_of(node: object) -> fx.Node | None:
             return None
         if is_op(node, aten.permute.default):
             dims = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
-            kept = dims[:-2] == list(range(rank - 2))
+            keeps_batch = dims[:-2] == list(range(rank - 2))
         else:
             moved = (
                 {int(dim) % rank for dim in node.args[1:]}  # type: ignore[arg-type]
                 if is_op(node, aten.transpose.int)
                 else set()
             )
-            kept = moved <= {rank - 1, rank - 2}
-        if not kept:
+            keeps_batch = moved <= {rank - 1, rank - 2}
+        if not keeps_batch:
             return None
         node = source
     if not is_op(node, aten.diag_embed.default):
@@ -229,10 +237,10 @@ def _scale_of(node: object) -> tuple[fx.Node, float] | None:
         first, second = node.args[0], node.args[1]
         if not divides and scalar(first) is not None:
             first, second = second, first
-        found, source = scalar(second), first
-        if found is None or not found:
+        factor, source = scalar(second), first
+        if factor is None or not factor:
             return None
-        number = 1.0 / found if divides else float(found)
+        number = 1.0 / factor if divides else float(factor)
     else:
         return None
     same = (
@@ -256,11 +264,11 @@ def _through_views(node: fx.Node) -> fx.Node | None:
 
 
 def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
-    found = _scale_of(node)
-    product = _through_views(found[0]) if found else None
-    if found is None or product is None or strides(found[0]) != strides(node):
+    scaling = _scale_of(node)
+    product = _through_views(scaling[0]) if scaling else None
+    if scaling is None or product is None or strides(scaling[0]) != strides(node):
         return 0
-    source, number = found
+    source, number = scaling
     if is_op(product, aten.convolution.default):
         if not _sane(number, dtype(product)) or not _scale_operand(
             gm.graph, product, number, share=4
@@ -286,13 +294,13 @@ def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
         return 0
     for operand in _operands(node):
         scale = _through_views(operand)
-        found = _scale_of(scale) if scale is not None else None
-        if found is None or scale is None or strides(found[0]) != strides(scale):
+        scaling = _scale_of(scale) if scale is not None else None
+        if scaling is None or scale is None or strides(scaling[0]) != strides(scale):
             continue
-        new = _with_alpha(gm.graph, node, found[1], scale_bias=False)
+        new = _with_alpha(gm.graph, node, scaling[1], scale_bias=False)
         if new is not None:
             replace(node, new)
-            replace(scale, found[0])
+            replace(scale, scaling[0])
             return 1
     return 0
 
@@ -310,7 +318,7 @@ def _with_alpha(
         or not val(_operands(node)[0]).numel()
     ):
         return None
-    left, right = _operands(node)
+    lhs, rhs = _operands(node)
     with graph.inserting_before(node):
         if is_op(node, *_SUMS):
             bias = node.args[0]
@@ -321,12 +329,12 @@ def _with_alpha(
                     beta = beta * number
         else:
             # its content does not matter with beta=0; a view of an operand costs no launch
-            bias = left
-            for dim in range(len(shape(left))):
+            bias = lhs
+            for dim in range(len(shape(lhs))):
                 bias = call(graph, aten.slice.Tensor, bias, dim, 0, 1)
         many = is_op(node, aten.bmm.default, aten.baddbmm.default)
         target = aten.baddbmm.default if many else aten.addmm.default
-        return call(graph, target, bias, left, right, beta=beta, alpha=alpha)
+        return call(graph, target, bias, lhs, rhs, beta=beta, alpha=alpha)
 
 
 def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share: int) -> bool:
@@ -343,7 +351,7 @@ def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share:
     scaled = [small] if bias is None or args[bias] is None else [small, bias]
     if any(share * val(args[place]).numel() > val(product).numel() for place in scaled):
         return False
-    if isinstance(factor, fx.Node) and not _moved_before(product, factor):
+    if isinstance(factor, fx.Node) and not _move_scale_before(product, factor):
         return False
     with graph.inserting_before(product):
         for place in scaled:
@@ -352,7 +360,7 @@ def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share:
     return True
 
 
-def _moved_before(product: fx.Node, factor: fx.Node) -> bool:
+def _move_scale_before(product: fx.Node, factor: fx.Node) -> bool:
     """Bring what `factor` needs before `product`. False if that would reorder random draws (it
     cannot depend on `product`).
     """

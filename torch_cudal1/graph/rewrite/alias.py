@@ -76,14 +76,14 @@ def may_stand_for(old: fx.Node, node: fx.Node) -> bool:
     return _is_fresh(root) and not escapes(root)
 
 
-def same_geometry(one: fx.Node, other: fx.Node) -> bool:
+def same_geometry(view: fx.Node, other: fx.Node) -> bool:
     """Whether two views of one storage are the same elements in the same order."""
-    return _same_layout(one, other) and val(one).storage_offset() == val(other).storage_offset()
+    return _same_layout(view, other) and val(view).storage_offset() == val(other).storage_offset()
 
 
-def _same_layout(one: fx.Node, other: fx.Node) -> bool:
-    a, b = val(one), val(other)
-    return (a.dtype, a.device, shape(one), strides(one)) == (
+def _same_layout(view: fx.Node, other: fx.Node) -> bool:
+    a, b = val(view), val(other)
+    return (a.dtype, a.device, shape(view), strides(view)) == (
         b.dtype,
         b.device,
         shape(other),

@@ -23,7 +23,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.graph.rewrite.match import fake_mode, is_dead_when_unused, with_strides
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["MAX_ROUNDS", "Rewritten", "rewrite"]
+__all__ = ["MAX_ROUNDS", "RewriteResult", "rewrite"]
 
 MAX_ROUNDS = (
     8  # rules enable one another a few times; two rules that undo each other would never stop
@@ -32,7 +32,7 @@ _Spec: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewriteResult:
     """The rewritten graph (the caller's is untouched), the names of the rules that fired in order
     of first use, and their sites.
     """
@@ -42,7 +42,7 @@ class Rewritten:
     sites: Mapping[str, int]
 
 
-def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -> Rewritten:
+def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -> RewriteResult:
     """Run `rules` on a copy of `gm` until none changes it. Rules marked `finite_only` run only with
     `assume_finite`.
 
@@ -52,30 +52,30 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
     good, mode = _copy(gm), fake_mode(gm.graph)
     sites: Counter[str] = Counter()
     if mode is None or not _is_static(gm) or not _mutates_last(gm.graph):
-        return Rewritten(good, (), {})
-    wanted = _describe(_propagate(good, mode))
+        return RewriteResult(good, (), {})
+    output_specs = _describe(_propagate(good, mode))
     work = _copy(good)
     active = [rule for rule in rules if assume_finite or not rule.finite_only]
     for _round in range(MAX_ROUNDS):
         changed = False
         for rule in tuple(active):
-            found, undone = _attempt(rule, work)
-            if not (found or undone):
+            site_count, undo_reason = _attempt(rule, work)
+            if not (site_count or undo_reason):
                 continue
-            undone = undone or _settle(work, mode, wanted)
-            if undone:
-                telemetry.record("rewrite", "undone", rule=rule.name, reason=undone)
+            undo_reason = undo_reason or _check_outputs(work, mode, output_specs)
+            if undo_reason:
+                telemetry.record("rewrite", "undone", rule=rule.name, reason=undo_reason)
                 work = _copy(good)
                 active.remove(rule)
             elif _text(work.graph) != _text(
                 good.graph
             ):  # a repair can restore exactly what the rule removed
                 good, changed = _copy(work), True
-                sites[rule.name] += found
+                sites[rule.name] += site_count
         if not changed:
             break
     good.recompile()
-    return Rewritten(good, tuple(sites), dict(sites))
+    return RewriteResult(good, tuple(sites), dict(sites))
 
 
 def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
@@ -87,7 +87,7 @@ def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
     except (
         RuntimeError,
         ValueError,
-    ) as error:  # ATen's shape functions raise these, as in `_settle`
+    ) as error:  # ATen's shape functions raise these, as in `_check_outputs`
         return 0, f"{type(error).__name__}: {error}"
 
 
@@ -111,9 +111,9 @@ def _text(graph: fx.Graph) -> list[str]:
 
 
 def _is_static(gm: fx.GraphModule) -> bool:
-    held = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
-    tensors = [v for v in held if isinstance(v, torch.Tensor)]
-    symbolic = any(isinstance(v, torch.SymInt) for v in held)
+    input_values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    tensors = [v for v in input_values if isinstance(v, torch.Tensor)]
+    symbolic = any(isinstance(v, torch.SymInt) for v in input_values)
     return not symbolic and all(
         type(n) is int for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset())
     )
@@ -135,22 +135,22 @@ def _mutates_last(graph: fx.Graph) -> bool:
     return True
 
 
-def _settle(gm: fx.GraphModule, mode: FakeTensorMode, wanted: Sequence[_Spec]) -> str:
+def _check_outputs(gm: fx.GraphModule, mode: FakeTensorMode, expected: Sequence[_Spec]) -> str:
     """Clean up after a rule. Returns why the rule has to be undone, or an empty string."""
     _clean(gm)
     try:
-        found = _describe(_propagate(gm, mode))
-        if found == wanted:
+        actual = _describe(_propagate(gm, mode))
+        if actual == expected:
             return ""
-        if not _repair(gm.graph, wanted, found):
-            return f"outputs changed from {wanted} to {found}"
+        if not _restore_strides(gm.graph, expected, actual):
+            return f"outputs changed from {expected} to {actual}"
         _clean(gm)
-        found = _describe(_propagate(gm, mode))
+        actual = _describe(_propagate(gm, mode))
     except (RuntimeError, ValueError) as error:
         # Shape functions of ATen raise these: for instance a view of an intermediate whose strides
         # the rule changed.
         return f"{type(error).__name__}: {error}"
-    return "" if found == wanted else f"repaired outputs are {found}, expected {wanted}"
+    return "" if actual == expected else f"repaired outputs are {actual}, expected {expected}"
 
 
 def _clean(gm: fx.GraphModule) -> None:
@@ -191,16 +191,16 @@ def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) -> bool:
+def _restore_strides(graph: fx.Graph, expected: Sequence[_Spec], actual: Sequence[_Spec]) -> bool:
     """Put a copy with the wanted strides before each output that needs one. False if an output
     needs more than a copy.
     """
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     many = isinstance(output.args[0], (tuple, list))
     results: list[Any] = list(output.args[0]) if many else [output.args[0]]
-    if len(wanted) != len(found):
+    if len(expected) != len(actual):
         return False
-    for position, (want, have) in enumerate(zip(wanted, found, strict=True)):
+    for position, (want, have) in enumerate(zip(expected, actual, strict=True)):
         if want == have:
             continue
         # A copy is fresh, so it can only stand for an output that aliased nothing before it.

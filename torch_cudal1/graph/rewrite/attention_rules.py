@@ -42,13 +42,13 @@ def attention_in_products(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, *_FUSED):
-        given = arguments(node)
-        query, key, value = (given[name] for name in ("query", "key", "value"))
-        masked = given.get("attn_bias") is not None or given["is_causal"]
+        bound_args = arguments(node)
+        query, key, value = (bound_args[name] for name in ("query", "key", "value"))
+        masked = bound_args.get("attn_bias") is not None or bound_args["is_causal"]
         read = [user for user in node.users if user.users]
         if (
             masked
-            or given["dropout_p"]
+            or bound_args["dropout_p"]
             or dtype(query) is not torch.float32
             or not all(map(_is_result, read))
         ):
@@ -62,11 +62,11 @@ def attention_in_products(gm: fx.GraphModule) -> int:
             continue
         for result in read:
             with gm.graph.inserting_before(result):
-                made = _in_products(gm.graph, query, key, value, given["scale"])
+                output = _in_products(gm.graph, query, key, value, bound_args["scale"])
                 placed = (
-                    with_strides(gm.graph, made, shape(result), strides(result))
-                    if strides(made) != strides(result)
-                    else made
+                    with_strides(gm.graph, output, shape(result), strides(result))
+                    if strides(output) != strides(result)
+                    else output
                 )
             if placed is not None:
                 replace(result, placed)
@@ -95,15 +95,15 @@ def _in_products(
     *outer, rows, depth = shape(query)
     batch, width = math.prod(outer), shape(value)[-1]
     flat = [
-        call(graph, aten.reshape.default, one, [batch, *shape(one)[-2:]])
-        for one in (query, key, value)
+        call(graph, aten.reshape.default, operand, [batch, *shape(operand)[-2:]])
+        for operand in (query, key, value)
     ]
     turned = call(graph, aten.permute.default, flat[1], [0, 2, 1])
     scores = call(graph, aten.bmm.default, flat[0], turned)
     scaled = call(graph, aten.mul.Tensor, scores, 1 / math.sqrt(depth) if scale is None else scale)
     weights = call(graph, aten._softmax.default, scaled, -1, False)
-    made = call(graph, aten.bmm.default, weights, flat[2])
-    return call(graph, aten.view.default, made, [*outer, rows, width])
+    product = call(graph, aten.bmm.default, weights, flat[2])
+    return call(graph, aten.view.default, product, [*outer, rows, width])
 
 
 ATTENTION_RULES = (Rule("attention_in_products", attention_in_products),)

@@ -18,7 +18,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite.alias import VIEWS
-from torch_cudal1.graph.rewrite.identity_rules import clamp_limits
+from torch_cudal1.graph.rewrite.clamp_rules import clamp_limits
 from torch_cudal1.graph.rewrite.match import arguments, dtype, is_op, is_tensor, scalar, shape
 
 __all__ = ["Bounds", "bounds_of"]
@@ -48,16 +48,18 @@ class Bounds:
 
 def bounds_of(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
     """The bounds of every node that holds a real tensor, in one forward pass."""
-    known: dict[fx.Node, Bounds] = {}
+    bounds: dict[fx.Node, Bounds] = {}
     for node in graph.nodes:
         if (
             is_tensor(node)
             and not dtype(node).is_complex
             and node.op in ("placeholder", "get_attr", "call_function")
         ):
-            found = _call(node, known) if node.op == "call_function" else _unknown(dtype(node))
-            known[node] = _within_dtype(found, dtype(node))
-    return known
+            node_bounds = (
+                _call(node, bounds) if node.op == "call_function" else _unknown(dtype(node))
+            )
+            bounds[node] = _within_dtype(node_bounds, dtype(node))
+    return bounds
 
 
 def _unknown(kind: torch.dtype) -> Bounds:
@@ -66,13 +68,13 @@ def _unknown(kind: torch.dtype) -> Bounds:
     return Bounds(-math.inf, math.inf, kind.is_floating_point)
 
 
-def _within_dtype(found: Bounds, kind: torch.dtype) -> Bounds:
+def _within_dtype(bounds: Bounds, kind: torch.dtype) -> Bounds:
     if kind == torch.bool:
-        return Bounds(max(found.low, 0), min(found.high, 1), False)
-    return found if kind.is_floating_point else replace(found, nan=False)
+        return Bounds(max(bounds.low, 0), min(bounds.high, 1), False)
+    return bounds if kind.is_floating_point else replace(bounds, nan=False)
 
 
-def _call(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
+def _call(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     unknown = _unknown(dtype(node))
     number = scalar(node)
     if number is not None:
@@ -80,10 +82,10 @@ def _call(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
     if not dtype(node).is_floating_point and not is_op(node, *_COMPARISONS, *_MOVES, *_FACTORIES):
         return unknown  # integers wrap around
     if node.target is operator.getitem:
-        return _item(node, known)
+        return _item(node, bounds)
     for ops, rule in _RULES:
         if is_op(node, *ops):
-            return rule(node, known) or unknown
+            return rule(node, bounds) or unknown
     return unknown
 
 
@@ -93,9 +95,9 @@ def _number(number: float) -> Bounds:
     return Bounds(float(number), float(number), False)
 
 
-def _of(arg: Any, known: Mapping[fx.Node, Bounds]) -> Bounds:
+def _of(arg: Any, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     if isinstance(arg, fx.Node):
-        return known.get(arg, Bounds(-math.inf, math.inf, True))
+        return bounds.get(arg, Bounds(-math.inf, math.inf, True))
     return (
         _number(arg) if isinstance(arg, (bool, int, float)) else Bounds(-math.inf, math.inf, True)
     )
@@ -131,7 +133,7 @@ _MOVES = (
 )
 
 
-def _factory(node: fx.Node, _known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _factory(node: fx.Node, _bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     name = str(node.target)
     if "full" in name:
         filled = arguments(node)["fill_value"]
@@ -139,79 +141,81 @@ def _factory(node: fx.Node, _known: Mapping[fx.Node, Bounds]) -> Bounds | None:
         return (
             edge
             if edge is None or edge.nan
-            else _rounded(edge.low, edge.high, dtype(node), exact=True)
+            else _round_outwards(edge.low, edge.high, dtype(node), exact=True)
         )
     return _number(0.0 if "zeros" in name else 1.0)
 
 
-def _moved(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _bound_view(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     return (
-        _of(node.args[0], known)
+        _of(node.args[0], bounds)
         if is_tensor(node.args[0]) and dtype(node.args[0]) == dtype(node)
         else None
     )
 
 
-def _cast(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _cast(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if dtype(node).itemsize < 2:  # 8-bit floats saturate or turn into NaN, each in its own way
         return None
-    x = _of(node.args[0], known)
-    edge = _rounded(x.low, x.high, dtype(node), exact=True)
+    x = _of(node.args[0], bounds)
+    edge = _round_outwards(x.low, x.high, dtype(node), exact=True)
     return replace(edge, nan=x.nan)
 
 
-def _joined(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _bound_concatenation(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     pieces = node.args[0]
     return (
-        _union([_of(piece, known) for piece in pieces])
+        _union([_of(piece, bounds) for piece in pieces])
         if isinstance(pieces, (list, tuple)) and pieces
         else None
     )
 
 
-def _padded(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    return _union([_of(node.args[0], known), _of(node.args[2] if len(node.args) > 2 else 0, known)])
+def _bound_padding(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    return _union(
+        [_of(node.args[0], bounds), _of(node.args[2] if len(node.args) > 2 else 0, bounds)]
+    )
 
 
-def _chosen(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _bound_selection(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if is_op(node, aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        return _union([_of(node.args[0], known), _of(node.args[2], known)])
-    return _union([_of(node.args[1], known), _of(node.args[2], known)])
+        return _union([_of(node.args[0], bounds), _of(node.args[2], bounds)])
+    return _union([_of(node.args[1], bounds), _of(node.args[2], bounds)])
 
 
-def _triangle(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    return _union([_of(node.args[0], known), _number(0.0)])
+def _triangle(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    return _union([_of(node.args[0], bounds), _number(0.0)])
 
 
-def _clamped(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    limits, x = clamp_limits(node), _of(node.args[0], known)
+def _bound_clamp(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    limits, x = clamp_limits(node), _of(node.args[0], bounds)
     if limits is None:
         return None
-    edge = _rounded(*limits, dtype(node), exact=True)
+    edge = _round_outwards(*limits, dtype(node), exact=True)
     return Bounds(
         min(max(x.low, edge.low), edge.high), max(min(x.high, edge.high), edge.low), x.nan
     )
 
 
-def _extreme(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], known), _of(node.args[1], known)
+def _extreme(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
     pick = min if is_op(node, aten.minimum.default) else max
     return Bounds(pick(a.low, b.low), pick(a.high, b.high), a.nan or b.nan)
 
 
-def _fixed(
+def _make_fixed_rule(
     low: float, high: float, *, needs_finite: bool = False
 ) -> Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds]:
     """An op with values in `[low, high]`, NaN for NaN (and with `needs_finite` for infinity)."""
 
-    def rule(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
-        x = _of(node.args[0], known)
+    def rule(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
+        x = _of(node.args[0], bounds)
         return Bounds(low, high, x.nan or (needs_finite and not x.finite))
 
     return rule
 
 
-def _softmax(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _softmax(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     source, dim = node.args[0], node.args[1]
     alone = (
         is_tensor(source)
@@ -219,23 +223,23 @@ def _softmax(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
         and (not shape(source) or shape(source)[dim] == 1)
     )
     low, high = (0.0, 1.0) if is_op(node, aten._softmax.default) else (-math.inf, 0.0)
-    return Bounds(high if alone else low, high, not _of(source, known).finite)
+    return Bounds(high if alone else low, high, not _of(source, bounds).finite)
 
 
-def _absolute(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    x = _of(node.args[0], known)
+def _absolute(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    x = _of(node.args[0], bounds)
     low = 0.0 if x.low <= 0 <= x.high else min(abs(x.low), abs(x.high))
     return Bounds(low, max(abs(x.low), abs(x.high)), x.nan)
 
 
-def _negated(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    x = _of(node.args[0], known)
+def _bound_negation(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    x = _of(node.args[0], bounds)
     return Bounds(-x.high, -x.low, x.nan)
 
 
-def _signed_mean(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     """Sums and means of values of one sign keep it; how far they reach depends on rounding."""
-    x = _of(node.args[0], known)
+    x = _of(node.args[0], bounds)
     if not is_tensor(node.args[0]) or 0 in shape(node.args[0]):  # the mean of nothing is NaN
         return None
     if x.point == 0:
@@ -247,8 +251,8 @@ def _signed_mean(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | Non
     )
 
 
-def _sum(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], known), _of(node.args[1], known)
+def _sum(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
     factor = arguments(node).get("alpha", 1)
     if factor != 1 or (is_tensor(node.args[1]) and dtype(node.args[1]) != dtype(node)):
         return None
@@ -259,26 +263,26 @@ def _sum(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
     clash = (a.high == math.inf and b.low == -math.inf) or (
         a.low == -math.inf and b.high == math.inf
     )
-    edge = _rounded(*_ends([a.low, a.high], [b.low, b.high], operator.add), dtype(node))
+    edge = _round_outwards(*_ends([a.low, a.high], [b.low, b.high], operator.add), dtype(node))
     return replace(edge, nan=a.nan or b.nan or clash)
 
 
-def _product(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], known), _of(node.args[1], known)
+def _product(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
     nan = a.nan or b.nan or _has_zero_times_infinity(a, b)
     if node.args[0] is node.args[1]:
         return Bounds(0.0, math.inf, a.nan)
-    edge = _rounded(*_ends([a.low, a.high], [b.low, b.high], operator.mul), dtype(node))
+    edge = _round_outwards(*_ends([a.low, a.high], [b.low, b.high], operator.mul), dtype(node))
     return replace(edge, nan=nan)
 
 
-def _quotient(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, divisor = _of(node.args[0], known), scalar(node.args[1])
+def _quotient(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
+    a, divisor = _of(node.args[0], bounds), scalar(node.args[1])
     if divisor is None or not math.isfinite(divisor) or not divisor:
         return None
     # Kernels may multiply by the reciprocal: widened, except for the sign.
     low, high = sorted((a.low / divisor, a.high / divisor))
-    return replace(_widened(low, high, dtype(node)), nan=a.nan)
+    return replace(_widen(low, high, dtype(node)), nan=a.nan)
 
 
 def _has_zero_times_infinity(a: Bounds, b: Bounds) -> bool:
@@ -305,7 +309,7 @@ def _ends(
     return min(values), max(values)
 
 
-def _rounded(low: Any, high: Any, kind: torch.dtype, *, exact: bool = False) -> Bounds:
+def _round_outwards(low: Any, high: Any, kind: torch.dtype, *, exact: bool = False) -> Bounds:
     """Limits as the dtype holds them. A limit that the dtype cannot hold moves outwards unless one
     `exact` rounding is meant.
     """
@@ -323,7 +327,7 @@ def _rounded(low: Any, high: Any, kind: torch.dtype, *, exact: bool = False) -> 
     return Bounds(limits[0], limits[1], False)
 
 
-def _widened(low: float, high: float, kind: torch.dtype) -> Bounds:
+def _widen(low: float, high: float, kind: torch.dtype) -> Bounds:
     return Bounds(_outwards(low, kind, -1.0), _outwards(high, kind, 1.0), False)
 
 
@@ -347,12 +351,12 @@ _SELECTIONS = (
 _PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
 
 
-def _item(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
+def _item(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     source, which = node.args[0], node.args[1]
     unknown = _unknown(dtype(node))
     if not isinstance(source, fx.Node) or not source.args or not is_tensor(source.args[0]):
         return unknown
-    x = _of(source.args[0], known)
+    x = _of(source.args[0], bounds)
     if which == 0 and is_op(
         source,
         aten.max.dim,
@@ -383,9 +387,9 @@ def _item(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds:
     return unknown
 
 
-def _compared(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
+def _bound_comparison(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     """A comparison with NaN is False, so False is sure without a word on NaN; True is not."""
-    x, limit = _of(node.args[0], known), node.args[1]
+    x, limit = _of(node.args[0], bounds), node.args[1]
     source = node.args[0]
     if (
         not isinstance(limit, (int, float))
@@ -393,12 +397,12 @@ def _compared(node: fx.Node, known: Mapping[fx.Node, Bounds]) -> Bounds | None:
         or not dtype(source).is_floating_point
     ):
         return None
-    held = float(torch.tensor(limit, dtype=torch.float64).to(dtype(source)))
+    rounded_limit = float(torch.tensor(limit, dtype=torch.float64).to(dtype(source)))
     if (
-        held != limit and dtype(source).itemsize < 4
+        rounded_limit != limit and dtype(source).itemsize < 4
     ):  # kernels differ in the precision they compare in
         return None
-    limit = held
+    limit = rounded_limit
     always, never = {
         aten.gt.Scalar: (x.low > limit, x.high <= limit),
         aten.ge.Scalar: (x.low >= limit, x.high < limit),
@@ -414,11 +418,11 @@ _RULES: tuple[
     tuple[tuple[Any, ...], Callable[[fx.Node, Mapping[fx.Node, Bounds]], Bounds | None]], ...
 ] = (
     (_FACTORIES, _factory),
-    (_MOVES, _moved),
+    (_MOVES, _bound_view),
     ((aten._to_copy.default,), _cast),
-    ((aten.cat.default, aten.stack.default), _joined),
-    ((aten.constant_pad_nd.default,), _padded),
-    ((aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor), _chosen),
+    ((aten.cat.default, aten.stack.default), _bound_concatenation),
+    ((aten.constant_pad_nd.default,), _bound_padding),
+    ((aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor), _bound_selection),
     ((aten.tril.default, aten.triu.default), _triangle),
     (
         (
@@ -428,20 +432,23 @@ _RULES: tuple[
             aten.clamp_min.default,
             aten.clamp_max.default,
         ),
-        _clamped,
+        _bound_clamp,
     ),
     ((aten.minimum.default, aten.maximum.default), _extreme),
-    ((aten.sigmoid.default, aten.hardsigmoid.default), _fixed(0.0, 1.0)),
-    ((aten.tanh.default, aten.erf.default), _fixed(-1.0, 1.0)),
-    ((aten.sin.default, aten.cos.default), _fixed(-1.0, 1.0, needs_finite=True)),
-    ((aten.exp.default, aten.softplus.default), _fixed(0.0, math.inf)),
+    ((aten.sigmoid.default, aten.hardsigmoid.default), _make_fixed_rule(0.0, 1.0)),
+    ((aten.tanh.default, aten.erf.default), _make_fixed_rule(-1.0, 1.0)),
+    ((aten.sin.default, aten.cos.default), _make_fixed_rule(-1.0, 1.0, needs_finite=True)),
+    ((aten.exp.default, aten.softplus.default), _make_fixed_rule(0.0, math.inf)),
     ((aten._softmax.default, aten._log_softmax.default), _softmax),
-    ((aten._safe_softmax.default,), _fixed(0.0, 1.0, needs_finite=True)),
+    ((aten._safe_softmax.default,), _make_fixed_rule(0.0, 1.0, needs_finite=True)),
     ((aten.abs.default,), _absolute),
-    ((aten.neg.default,), _negated),
-    ((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), _signed_mean),
+    ((aten.neg.default,), _bound_negation),
+    (
+        (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
+        _bound_signed_mean,
+    ),
     ((aten.add.Tensor, aten.sub.Tensor), _sum),
     ((aten.mul.Tensor,), _product),
     ((aten.div.Tensor,), _quotient),
-    (_COMPARISONS, _compared),
+    (_COMPARISONS, _bound_comparison),
 )

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from torch_cudal1.graph.rewrite.alias import may_stand_for
 from torch_cudal1.graph.rewrite.bounds import Bounds, bounds_of
-from torch_cudal1.graph.rewrite.identity_rules import clamp_limits
+from torch_cudal1.graph.rewrite.clamp_rules import clamp_limits
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
@@ -60,17 +60,17 @@ def constant_value_finite(gm: fx.GraphModule) -> int:
 
 
 def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
-    known = bounds_of(gm.graph)
+    bounds = bounds_of(gm.graph)
     sites = 0
     for node in calls(gm):
         if (
-            node not in known
+            node not in bounds
             or is_op(node, *_SOURCES, aten.lift_fresh_copy.default)
             or not val(node).numel()
         ):
             continue
-        point = known[node].point if finite or not known[node].nan else None
-        point = _evaluated(node, known, finite=finite) if point is None else point
+        point = bounds[node].point if finite or not bounds[node].nan else None
+        point = _evaluate(node, bounds, finite=finite) if point is None else point
         if point is None or _only_moves_a_constant(node):
             continue
         with gm.graph.inserting_before(node):
@@ -111,7 +111,7 @@ def _is_laid_out_constant(node: fx.Node) -> bool:
     return is_op(node, *_SOURCES)
 
 
-def _evaluated(node: fx.Node, known: Mapping[fx.Node, Bounds], *, finite: bool) -> float | None:
+def _evaluate(node: fx.Node, bounds: Mapping[fx.Node, Bounds], *, finite: bool) -> float | None:
     """The value of a pointwise call whose tensors are all single numbers, computed on one element
     of the same dtypes.
     """
@@ -126,11 +126,15 @@ def _evaluated(node: fx.Node, known: Mapping[fx.Node, Bounds], *, finite: bool) 
         return None
     points = {}
     for source in sources:
-        held = known.get(source)
-        if held is None or held.point is None or (held.nan and not finite):
+        source_bounds = bounds.get(source)
+        if (
+            source_bounds is None
+            or source_bounds.point is None
+            or (source_bounds.nan and not finite)
+        ):
             return None
         points[source] = torch.full(
-            (1,) * min(1, len(shape(source))), held.point, dtype=dtype(source)
+            (1,) * min(1, len(shape(source))), source_bounds.point, dtype=dtype(source)
         )
     args, kwargs = fx.map_arg((node.args, node.kwargs), points.__getitem__)
     value = node.target(*args, **kwargs)
@@ -145,7 +149,7 @@ def bound_that_never_bites(gm: fx.GraphModule) -> int:
     Valid when the interval of the argument lies inside the limits; NaN passes both ways, so for
     every input.
     """
-    known = bounds_of(gm.graph)
+    bounds = bounds_of(gm.graph)
     sites = 0
     for node in calls(gm):
         limits = _limits(node)
@@ -153,11 +157,11 @@ def bound_that_never_bites(gm: fx.GraphModule) -> int:
         if (
             limits is None
             or not is_tensor(source)
-            or source not in known
+            or source not in bounds
             or not dtype(source).is_floating_point
         ):
             continue
-        inside = limits[0] <= known[source].low and known[source].high <= limits[1]
+        inside = limits[0] <= bounds[source].low and bounds[source].high <= limits[1]
         if inside and may_stand_for(source, node):
             replace(node, source)
             sites += 1

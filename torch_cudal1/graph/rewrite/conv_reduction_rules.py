@@ -22,10 +22,10 @@ from torch_cudal1.graph.rewrite.reductions import (
     Kind,
     bounds,
     choose,
+    emit_reduction,
     finish,
     parse,
     rebuild,
-    reduced,
     split_signs,
     trace,
     work,
@@ -111,12 +111,12 @@ def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
     # Every tap of the first reduced dim reads the input 3 times (sum, least, greatest); padding
     # copies it.
     passes = 3 * conv.kernel[spatial[0]] + 2
-    left = (
+    positions = (
         math.prod(sizes)
         if not conv.transposed
         else math.prod(s for a, s in enumerate(shape(conv.x)[2:]) if a not in spatial)
     )
-    flops = 4.0 * conv.out[0] * math.prod(shape(conv.weight)) * left
+    flops = 4.0 * conv.out[0] * math.prod(shape(conv.weight)) * positions
     return before >= _GAIN * work(
         flops, passes * math.prod(shape(conv.x)) + 3 * math.prod(shape(conv.weight))
     )
@@ -194,9 +194,9 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
         call(graph, aten.slice.Tensor, value, 0, i * conv.out[0], (i + 1) * conv.out[0])
         for i in (0, 1)
     ]
-    kept = [1 if axis in axes else size for axis, size in enumerate(conv.out[2:])]
+    kept_sizes = [1 if axis in axes else size for axis, size in enumerate(conv.out[2:])]
     value = call(
-        graph, aten.reshape.default, choose(graph, *halves), [conv.out[0], conv.out[1], *kept]
+        graph, aten.reshape.default, choose(graph, *halves), [conv.out[0], conv.out[1], *kept_sizes]
     )
     if conv.bias is not None:
         times = math.prod(conv.out[axis + 2] for axis in axes) if kind == "sum" else 1
@@ -207,7 +207,7 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
             value,
             call(graph, aten.view.default, bias, [1, -1] + [1] * conv.rank),
         )
-    return reduced(graph, kind, value, [dim for dim in dims if dim < 2], keepdim=True)
+    return emit_reduction(graph, kind, value, [dim for dim in dims if dim < 2], keepdim=True)
 
 
 def _fold_taps(graph: fx.Graph, value: fx.Node, order: Sequence[int], taps: int) -> fx.Node:
@@ -236,12 +236,20 @@ def _rest_product(
         return call(graph, aten.mm.default, x, call(graph, aten.t.default, weight))
     if conv.transposed:
         weight = call(graph, aten.transpose.int, weight, 0, 1)
-    kept = [
+    conv_args = [
         [values[axis] for axis in rest]
         for values in (conv.stride, conv.padding, conv.dilation, conv.output_padding)
     ]
     return call(
-        graph, aten.convolution.default, x, weight, None, *kept[:3], conv.transposed, kept[3], 1
+        graph,
+        aten.convolution.default,
+        x,
+        weight,
+        None,
+        *conv_args[:3],
+        conv.transposed,
+        conv_args[3],
+        1,
     )
 
 
@@ -252,7 +260,7 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
     if not conv.transposed:
         return []
     size, step = shape(conv.x)[axis + 2], conv.stride[axis]
-    found: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
     for tap in range(conv.kernel[axis]):
         offset = (
             tap * conv.dilation[axis] - conv.padding[axis]
@@ -263,8 +271,8 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
         )
         if last < first:
             return None
-        found.append((first, last + 1))
-    return found
+        windows.append((first, last + 1))
+    return windows
 
 
 def _tap_sums(
@@ -277,16 +285,16 @@ def _tap_sums(
     if not conv.transposed:
         views = {part: _tap_view(graph, conv, axis, part) for part in dict.fromkeys(parts)}
         return (
-            reduced(graph, kind, views[total], [-1]),
+            emit_reduction(graph, kind, views[total], [-1]),
             *bounds(graph, views[low], views[high], [-1]),
         )
     windows = _windows(conv, axis) or []
-    done = {
+    sums_by_window = {
         window: _window_sums(graph, conv, axis, kind, parts, window)
         for window in dict.fromkeys(windows)
     }
-    if len(done) == 1:
-        sums = done[windows[0]]
+    if len(sums_by_window) == 1:
+        sums = sums_by_window[windows[0]]
         wide = [
             conv.kernel[axis] if dim == axis + 2 else size
             for dim, size in enumerate(shape(sums[0]))
@@ -294,7 +302,7 @@ def _tap_sums(
         only = [call(graph, aten.expand.default, part, wide) for part in sums]
         return only[0], only[1], only[2]
     all_taps = [
-        call(graph, aten.cat.default, [done[window][i] for window in windows], axis + 2)
+        call(graph, aten.cat.default, [sums_by_window[window][i] for window in windows], axis + 2)
         for i in range(3)
     ]
     return all_taps[0], all_taps[1], all_taps[2]
@@ -332,7 +340,7 @@ def _window_sums(
     if window != (0, shape(conv.x)[dim]):
         cut = {part: call(graph, aten.slice.Tensor, part, dim, *window) for part in cut}
     total, low, high = (cut[part] for part in parts)
-    value = reduced(graph, kind, total, [dim], keepdim=True)
+    value = emit_reduction(graph, kind, total, [dim], keepdim=True)
     if kind == "mean":  # of the output, which has another number of positions than the window
         value = call(graph, aten.mul.Tensor, value, (window[1] - window[0]) / conv.out[dim])
     return value, *bounds(graph, low, high, [dim], keepdim=True)
@@ -353,7 +361,7 @@ def _push_channels(gm: fx.GraphModule) -> int:
 
 def _over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind) -> fx.Node:
     axis = conv.out_axis
-    total = reduced(graph, kind, conv.weight, [axis], keepdim=True)
+    total = emit_reduction(graph, kind, conv.weight, [axis], keepdim=True)
     twin = split_signs(graph, total, *bounds(graph, conv.weight, conv.weight, [axis], keepdim=True))
     weight = call(graph, aten.cat.default, [total, twin], axis)
     value = call(
@@ -364,9 +372,9 @@ def _over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind
     )
     value = choose(graph, *(call(graph, aten.slice.Tensor, value, 1, i, i + 1) for i in (0, 1)))
     if conv.bias is not None:
-        bias = reduced(graph, kind, conv.bias, [0])
+        bias = emit_reduction(graph, kind, conv.bias, [0])
         value = call(graph, aten.add.Tensor, value, bias)
-    return reduced(graph, kind, value, [dim for dim in dims if dim != 1], keepdim=True)
+    return emit_reduction(graph, kind, value, [dim for dim in dims if dim != 1], keepdim=True)
 
 
 CONV_REDUCTION_RULES: tuple[Rule, ...] = (

@@ -40,25 +40,25 @@ def encoder_layer(gm: fx.GraphModule) -> int:
 
     Before: one operator that nothing can be fused into or chosen in; after: as many launches, and
     on CUDA no copy between them. Valid without a mask. Attention is what the operator takes itself
-    (`_mixed`). Rounding: that of other kernels.
+    (`_mix_heads`). Rounding: that of other kernels.
     """
     sites = 0
     for node in calls(gm, aten._transformer_encoder_layer_fwd.default):
-        given = arguments(node)
-        src, width = given["src"], given["embed_dim"]
+        layer_args = arguments(node)
+        src, width = layer_args["src"], layer_args["embed_dim"]
         same_kind = {dtype(tensor) for tensor in node.all_input_nodes} == {dtype(src)} and dtype(
             src
         ) in FLOATS
         if (
-            given["mask"] is not None
+            layer_args["mask"] is not None
             or not same_kind
             or len(shape(src)) != 3
             or 0 in shape(src)
-            or width % given["num_heads"]
+            or width % layer_args["num_heads"]
         ):
             continue
         with gm.graph.inserting_before(node):
-            new = _traced(gm.graph, _plain_layer, given)
+            new = _trace_into(gm.graph, _plain_layer, layer_args)
             laid = (
                 new
                 if strides(new) == strides(node)
@@ -70,54 +70,60 @@ def encoder_layer(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _traced(
-    graph: fx.Graph, function: Callable[[Mapping[str, Any]], torch.Tensor], given: Mapping[str, Any]
+def _trace_into(
+    graph: fx.Graph,
+    function: Callable[[Mapping[str, Any]], torch.Tensor],
+    layer_args: Mapping[str, Any],
 ) -> fx.Node:
-    """The calls that `function` makes of `given` at the insertion point."""
-    names = [name for name, arg in given.items() if isinstance(arg, fx.Node)]
+    """The calls that `function` makes of `layer_args` at the insertion point."""
+    names = [name for name, arg in layer_args.items() if isinstance(arg, fx.Node)]
     with torch.no_grad():
-        made = make_fx(lambda *held: function({**given, **dict(zip(names, held, strict=True))}))(
-            *(val(given[n]) for n in names)
-        )
-    made.graph.eliminate_dead_code()
-    inputs = [node for node in made.graph.nodes if node.op == "placeholder"]
+        traced = make_fx(
+            lambda *held: function({**layer_args, **dict(zip(names, held, strict=True))})
+        )(*(val(layer_args[n]) for n in names))
+    traced.graph.eliminate_dead_code()
+    inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     result = graph.graph_copy(
-        made.graph, dict(zip(inputs, (given[name] for name in names), strict=True))
+        traced.graph, dict(zip(inputs, (layer_args[name] for name in names), strict=True))
     )
     assert isinstance(result, fx.Node)
     return result
 
 
-def _plain_layer(given: Mapping[str, Any]) -> torch.Tensor:
+def _plain_layer(layer_args: Mapping[str, Any]) -> torch.Tensor:
     """What `_transformer_encoder_layer_fwd` computes of its arguments, on rows (B T, E)."""
-    src = given["src"]
+    src = layer_args["src"]
     x: torch.Tensor = src.reshape(src.shape[0] * src.shape[1], src.shape[2])
-    if given["norm_first"]:
-        x = _attended(_normed(x, 1, given), given) + x
-        x = _fed_forward(_normed(x, 2, given), given) + x
+    if layer_args["norm_first"]:
+        x = _attend(_normalise(x, 1, layer_args), layer_args) + x
+        x = _feed_forward(_normalise(x, 2, layer_args), layer_args) + x
     else:
-        x = _normed(_attended(x, given) + x, 1, given)
-        x = _normed(_fed_forward(x, given) + x, 2, given)
+        x = _normalise(_attend(x, layer_args) + x, 1, layer_args)
+        x = _normalise(_feed_forward(x, layer_args) + x, 2, layer_args)
     return x.view(src.shape)
 
 
-def _normed(x: torch.Tensor, which: int, given: Mapping[str, Any]) -> torch.Tensor:
+def _normalise(x: torch.Tensor, which: int, layer_args: Mapping[str, Any]) -> torch.Tensor:
     return F.layer_norm(
-        x, [x.shape[-1]], given[f"norm_weight_{which}"], given[f"norm_bias_{which}"], given["eps"]
+        x,
+        [x.shape[-1]],
+        layer_args[f"norm_weight_{which}"],
+        layer_args[f"norm_bias_{which}"],
+        layer_args["eps"],
     )
 
 
-def _attended(x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
-    (batch, time, width), heads = given["src"].shape, given["num_heads"]
-    packed = torch.addmm(given["qkv_bias"], x, given["qkv_weight"].t()).view(
+def _attend(x: torch.Tensor, layer_args: Mapping[str, Any]) -> torch.Tensor:
+    (batch, time, width), heads = layer_args["src"].shape, layer_args["num_heads"]
+    packed = torch.addmm(layer_args["qkv_bias"], x, layer_args["qkv_weight"].t()).view(
         batch, time, 3, heads, width // heads
     )
     query, key, value = (packed.select(2, place).transpose(1, 2) for place in range(3))
-    mixed = _mixed(query, key, value).transpose(1, 2).reshape(x.shape)
-    return torch.addmm(given["proj_bias"], mixed, given["proj_weight"].t())
+    mixed = _mix_heads(query, key, value).transpose(1, 2).reshape(x.shape)
+    return torch.addmm(layer_args["proj_bias"], mixed, layer_args["proj_weight"].t())
 
 
-def _mixed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _mix_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Attention as native_multi_head_attention computes it: fused on CUDA for heads of whole loads,
     else in products.
 
@@ -129,13 +135,13 @@ def _mixed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     return torch.softmax((query * depth**-0.5) @ key.transpose(2, 3), -1) @ value
 
 
-def _fed_forward(x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
-    hidden = torch.addmm(given["ffn_bias_1"], x, given["ffn_weight_1"].t())
+def _feed_forward(x: torch.Tensor, layer_args: Mapping[str, Any]) -> torch.Tensor:
+    hidden = torch.addmm(layer_args["ffn_bias_1"], x, layer_args["ffn_weight_1"].t())
     # The operator's GELU on CUDA is the one of a cuBLASLt epilogue (torch/_decomp,
     # _addmm_activation).
     approximate = "tanh" if x.device.type == "cuda" else "none"
-    hidden = F.gelu(hidden, approximate=approximate) if given["use_gelu"] else F.relu(hidden)
-    return torch.addmm(given["ffn_bias_2"], hidden, given["ffn_weight_2"].t())
+    hidden = F.gelu(hidden, approximate=approximate) if layer_args["use_gelu"] else F.relu(hidden)
+    return torch.addmm(layer_args["ffn_bias_2"], hidden, layer_args["ffn_weight_2"].t())
 
 
 ENCODER_RULES = (Rule("encoder_layer", encoder_layer),)

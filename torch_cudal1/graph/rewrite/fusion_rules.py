@@ -144,7 +144,7 @@ def _linear_then_norm(gm: fx.GraphModule) -> int:
         ):
             continue
         bound = arguments(norm.x)
-        left, right = bound.get("mat1", bound["self"]), bound["mat2"]
+        lhs, rhs = bound.get("mat1", bound["self"]), bound["mat2"]
         bias = bound["self"] if "mat1" in bound else None
         if (
             bound.get("alpha", 1) != 1
@@ -152,14 +152,14 @@ def _linear_then_norm(gm: fx.GraphModule) -> int:
             or (bias is not None and shape(bias) != shape(norm.mean))
         ):
             continue
-        if {dtype(part) for part in (left, right, bias) if part is not None} != {dtype(norm.x)}:
+        if {dtype(part) for part in (lhs, rhs, bias) if part is not None} != {dtype(norm.x)}:
             continue
-        if 2 * shape(left)[0] < shape(left)[1]:
+        if 2 * shape(lhs)[0] < shape(lhs)[1]:
             continue
         with gm.graph.inserting_before(node):
             scale, shift = _scale_and_shift(gm.graph, norm, bias)
-            folded = call(gm.graph, aten.mul.Tensor, right, scale)
-            new = call(gm.graph, aten.addmm.default, shift, left, folded)
+            folded = call(gm.graph, aten.mul.Tensor, rhs, scale)
+            new = call(gm.graph, aten.addmm.default, shift, lhs, folded)
         replace(norm.result, new)
         sites += 1
     return sites
@@ -264,11 +264,13 @@ def _takes_broadcast(user: fx.Node, copy: fx.Node, source: fx.Node) -> bool:
         return False
     if not is_tensor(user):
         return False
-    held = val(source)
+    source_value = val(source)
     args, kwargs = fx.map_arg(
-        (user.args, user.kwargs), lambda item: held if item is copy else item.meta["val"]
+        (user.args, user.kwargs), lambda item: source_value if item is copy else item.meta["val"]
     )
-    mode = held.fake_mode if isinstance(held, torch._subclasses.FakeTensor) else None
+    mode = (
+        source_value.fake_mode if isinstance(source_value, torch._subclasses.FakeTensor) else None
+    )
     if mode is None:
         return False
     with mode, torch.no_grad():

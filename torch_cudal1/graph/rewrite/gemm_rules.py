@@ -75,19 +75,19 @@ def _gemms(gm: fx.GraphModule) -> Iterable[_Gemm]:
     for node in calls(gm, aten.mm.default, aten.addmm.default):
         bound = arguments(node)
         bias = bound["self"] if "mat1" in bound else None
-        left, right = bound.get("mat1", bound["self"]), bound["mat2"]
-        parts = [left, right] if bias is None else [left, right, bias]
+        lhs, rhs = bound.get("mat1", bound["self"]), bound["mat2"]
+        parts = [lhs, rhs] if bias is None else [lhs, rhs, bias]
         if (
             dtype(node) not in FLOATS
             or {dtype(part) for part in parts} != {dtype(node)}
-            or 0 in (*shape(left), *shape(right))
+            or 0 in (*shape(lhs), *shape(rhs))
         ):
             continue
         if bias is not None and (
-            bound["alpha"] != 1 or bound["beta"] != 1 or shape(bias) != shape(right)[1:]
+            bound["alpha"] != 1 or bound["beta"] != 1 or shape(bias) != shape(rhs)[1:]
         ):
             continue
-        yield _Gemm(node, left, right, bias)
+        yield _Gemm(node, lhs, rhs, bias)
 
 
 @dataclass
@@ -133,10 +133,10 @@ def _same_value(node: fx.Node) -> Hashable:
 
 
 def _groups(gemms: Iterable[tuple[Hashable, _Gemm]]) -> list[list[_Gemm]]:
-    found: dict[Hashable, list[_Gemm]] = {}
+    gemms_by_key: dict[Hashable, list[_Gemm]] = {}
     for key, gemm in gemms:
-        found.setdefault(key, []).append(gemm)
-    return [group for group in found.values() if len(group) > 1]
+        gemms_by_key.setdefault(key, []).append(gemm)
+    return [group for group in gemms_by_key.values() if len(group) > 1]
 
 
 def _movable(gm: fx.GraphModule, group: list[_Gemm]) -> tuple[_Early, list[_Gemm]]:
@@ -177,28 +177,26 @@ def _merge_siblings(gm: fx.GraphModule) -> int:
 def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
     _, inner, width = group[0].sizes
     with graph.inserting_before(group[0].node):
-        left = early.get(group[0].left)
-        left = call(
+        lhs = early.get(group[0].left)
+        lhs = call(
             graph,
             aten.expand.default,
-            call(graph, aten.unsqueeze.default, left, 0),
-            [len(group), *shape(left)],
+            call(graph, aten.unsqueeze.default, lhs, 0),
+            [len(group), *shape(lhs)],
         )
         rights = [early.get(g.right) for g in group]
-        if all(
-            strides(right) == (1, inner) for right in rights
-        ):  # t(weight): copy rows as they lie
+        if all(strides(rhs) == (1, inner) for rhs in rights):  # t(weight): copy rows as they lie
             stacked = call(
                 graph,
                 aten.stack.default,
-                [call(graph, aten.t.default, right) for right in rights],
+                [call(graph, aten.t.default, rhs) for rhs in rights],
                 0,
             )
-            right = call(graph, aten.transpose.int, stacked, 1, 2)
+            rhs = call(graph, aten.transpose.int, stacked, 1, 2)
         else:
-            right = call(graph, aten.stack.default, rights, 0)
+            rhs = call(graph, aten.stack.default, rights, 0)
         if group[0].bias is None:
-            both = call(graph, aten.bmm.default, left, right)
+            both = call(graph, aten.bmm.default, lhs, rhs)
         else:
             biases = [early.get(g.bias) for g in group if g.bias is not None]
             bias = call(
@@ -207,7 +205,7 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
                 call(graph, aten.stack.default, biases, 0),
                 [len(group), 1, width],
             )
-            both = call(graph, aten.baddbmm.default, bias, left, right)
+            both = call(graph, aten.baddbmm.default, bias, lhs, rhs)
         parts = [call(graph, aten.select.int, both, 0, place) for place in range(len(group))]
     for g, part in zip(group, parts, strict=True):
         replace(g.node, part)
@@ -215,22 +213,22 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
 
 def _merge_as_columns(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
     with graph.inserting_before(group[0].node):
-        left, inner = early.get(group[0].left), group[0].sizes[1]
+        lhs, inner = early.get(group[0].left), group[0].sizes[1]
         rights = [early.get(g.right) for g in group]
-        if all(strides(right) == (1, inner) for right in rights):
+        if all(strides(rhs) == (1, inner) for rhs in rights):
             stacked = call(
-                graph, aten.cat.default, [call(graph, aten.t.default, right) for right in rights], 0
+                graph, aten.cat.default, [call(graph, aten.t.default, rhs) for rhs in rights], 0
             )
-            right = call(graph, aten.t.default, stacked)
+            rhs = call(graph, aten.t.default, stacked)
         else:
-            right = call(graph, aten.cat.default, rights, 1)
+            rhs = call(graph, aten.cat.default, rights, 1)
         if group[0].bias is None:
-            both = call(graph, aten.mm.default, left, right)
+            both = call(graph, aten.mm.default, lhs, rhs)
         else:
             bias = call(
                 graph, aten.cat.default, [early.get(g.bias) for g in group if g.bias is not None], 0
             )
-            both = call(graph, aten.addmm.default, bias, left, right)
+            both = call(graph, aten.addmm.default, bias, lhs, rhs)
         parts, start = [], 0
         for g in group:
             parts.append(call(graph, aten.slice.Tensor, both, 1, start, start + g.sizes[2]))
@@ -245,13 +243,13 @@ def _takes_strides(graph: fx.Graph, group: list[_Gemm], width: int) -> bool:
     if mode is None:
         return False
     with mode, torch.no_grad():
-        held = {
+        strided_values = {
             g.node: torch.empty_strided(
                 shape(g.node), (width, 1), dtype=dtype(g.node), device=g.device
             )
             for g in group
         }
-        return takes_strides(graph, held)
+        return takes_strides(graph, strided_values)
 
 
 def _batch_small(gm: fx.GraphModule) -> int:
@@ -306,13 +304,13 @@ def _reassociate(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, aten.mm.default, aten.mv.default):
-        left, right = node.args
+        lhs, rhs = node.args
         if dtype(node) not in FLOATS:
             continue
-        for inner, first in ((left, True), (right, False)):
-            if not is_op(inner, aten.mm.default) or not uses_once(inner) or left is right:
+        for inner, first in ((lhs, True), (rhs, False)):
+            if not is_op(inner, aten.mm.default) or not uses_once(inner) or lhs is rhs:
                 continue
-            a, b, c = (*inner.args, right) if first else (left, *inner.args)
+            a, b, c = (*inner.args, rhs) if first else (lhs, *inner.args)
             (m, k), n, p = shape(a), shape(b)[1], (*shape(c), 1)[1]
             ways = 2 * m * n * (k + p), 2 * k * p * (n + m)
             if (ways[0] < 2 * ways[1]) if first else (ways[1] < 2 * ways[0]):

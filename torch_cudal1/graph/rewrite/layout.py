@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.alias import VIEWS
 from torch_cudal1.graph.rewrite.match import call, is_op, shape
 
-__all__ = ["Cut", "cut_of", "emit", "permuted", "takes_strides"]
+__all__ = ["Cut", "find_cut", "emit", "permute", "takes_strides"]
 
 aten = torch.ops.aten
 _BY_STORAGE = (
@@ -28,27 +28,28 @@ _BY_STORAGE = (
 _INDEXED = tuple(view for view in VIEWS if view not in _BY_STORAGE)
 
 
-def takes_strides(graph: fx.Graph, held: dict[fx.Node, torch.Tensor]) -> bool:
-    """Whether the graph works if the nodes in `held` have these strides: views still exist, calls
+def takes_strides(graph: fx.Graph, strided_values: dict[fx.Node, torch.Tensor]) -> bool:
+    """Whether the graph works if the nodes in `strided_values` have these strides: views still exist, calls
     keep their strides.
 
-    The views of held nodes join `held` with their new values, and so do pointwise results that take
+    The views of held nodes join `strided_values` with their new values, and so do pointwise results that take
     over other strides. To be called under the graph's fake mode.
     """
     return all(
-        _works(node, held)
+        _accepts_strides(node, strided_values)
         for node in list(graph.nodes)
-        if node.op == "call_function" and node not in held
+        if node.op == "call_function" and node not in strided_values
     )
 
 
-def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
-    if held.keys().isdisjoint(node.all_input_nodes) or node.target._schema.is_mutable:  # type: ignore[union-attr]
+def _accepts_strides(node: fx.Node, strided_values: dict[fx.Node, torch.Tensor]) -> bool:
+    if strided_values.keys().isdisjoint(node.all_input_nodes) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return True
     if is_op(node, *_BY_STORAGE):
         return False
     args, kwargs = fx.map_arg(
-        (node.args, node.kwargs), lambda item: held[item] if item in held else item.meta["val"]
+        (node.args, node.kwargs),
+        lambda item: strided_values[item] if item in strided_values else item.meta["val"],
     )
     target: Any = node.target
     try:
@@ -58,20 +59,20 @@ def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
         ValueError,
     ):  # the only sign PyTorch gives that a view of such strides does not exist
         return False
-    pairs = zip(_leaves(after), _leaves(node.meta["val"]), strict=True)
+    pairs = zip(_list_tensors(after), _list_tensors(node.meta["val"]), strict=True)
     same = all(new.stride() == old.stride() for new, old in pairs)
     if is_op(node, *_INDEXED) or (
         not same and torch.Tag.pointwise in target.tags and isinstance(after, torch.Tensor)
     ):
-        held[node] = after
+        strided_values[node] = after
         return True
     return same
 
 
-def _leaves(held: Any) -> list[torch.Tensor]:
+def _list_tensors(value: Any) -> list[torch.Tensor]:
     return [
         item
-        for item in (held if isinstance(held, (tuple, list)) else (held,))
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
 
@@ -97,18 +98,18 @@ class Cut:
         """The view, of a tensor with the shape that was cut; its strides may be others, pieces of a
         dim always exist.
         """
-        found = tensor.view(self.sizes)
+        part = tensor.view(self.sizes)
         for dim in reversed(range(len(self.sizes))):
             index = self.indices[dim]
-            found = found if index is None else found.select(dim, index)
-        found = found.permute(self.order)
+            part = part if index is None else part.select(dim, index)
+        part = part.permute(self.order)
         for dim in self.ones:
-            found = found.unsqueeze(dim)
-        return found
+            part = part.unsqueeze(dim)
+        return part
 
 
-def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
-    """How `view`, which starts `offset` elements into a contiguous tensor of shape `whole`, is cut
+def find_cut(sizes_of_whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
+    """How `view`, which starts `offset` elements into a contiguous tensor of shape `sizes_of_whole`, is cut
     out of it; None if otherwise.
 
     One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an
@@ -120,9 +121,9 @@ def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
         (dim for dim in range(view.dim()) if view.shape[dim] > 1), key=view.stride, reverse=True
     )
     pieces: list[tuple[int, int | None]] = []
-    kept: list[int] = []
-    above = math.prod(whole)  # elements from one index to the next of what lies outside
-    for size in whole:
+    kept_dims: list[int] = []
+    above = math.prod(sizes_of_whole)  # elements from one index to the next of what lies outside
+    for size in sizes_of_whole:
         least = above // size
         while waiting and view.stride(waiting[0]) >= least:
             dim = waiting.pop(0)
@@ -130,7 +131,7 @@ def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
             if above % span or offset // span >= above // span:
                 return None
             pieces += [(above // span, offset // span), (view.shape[dim], None)]
-            kept.append(dim)
+            kept_dims.append(dim)
             above, offset = view.stride(dim), offset % span
         if above % least or offset // least >= above // least:
             return None
@@ -139,51 +140,51 @@ def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
     if waiting:
         return None
     pieces = [(size, index) for size, index in pieces if size > 1]
-    left = sorted(kept)
-    ones = tuple(dim for dim in range(view.dim()) if view.shape[dim] == 1)
+    remaining_dims = sorted(kept_dims)
+    unit_dims = tuple(dim for dim in range(view.dim()) if view.shape[dim] == 1)
     return Cut(
         tuple(size for size, _ in pieces),
         tuple(index for _, index in pieces),
-        tuple(map(kept.index, left)),
-        ones,
+        tuple(map(kept_dims.index, remaining_dims)),
+        unit_dims,
     )
 
 
 def emit(graph: fx.Graph, source: fx.Node, cut: Cut) -> fx.Node:
     """The cut as calls at the insertion point."""
-    found = (
+    part = (
         source
         if shape(source) == cut.sizes
         else call(graph, aten.view.default, source, list(cut.sizes))
     )
     for dim in reversed(range(len(cut.sizes))):
         if cut.indices[dim] is not None:
-            found = call(graph, aten.select.int, found, dim, cut.indices[dim])
-    found = permuted(graph, found, cut.order)
+            part = call(graph, aten.select.int, part, dim, cut.indices[dim])
+    part = permute(graph, part, cut.order)
     for dim in cut.ones:
-        found = call(graph, aten.unsqueeze.default, found, dim)
-    return found
+        part = call(graph, aten.unsqueeze.default, part, dim)
+    return part
 
 
-def permuted(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+def permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
     """`node` with its dims in `order`, as at most one call: permutations that `node` consists of
     are taken into it.
     """
     dims = list(order)
     while is_op(node, aten.permute.default, aten.transpose.int, aten.t.default):
-        before = _moves(node)
+        before = _permutation_of(node)
         dims = [before[dim] for dim in dims]
         node = node.args[0]  # type: ignore[assignment]
     return node if dims == sorted(dims) else call(graph, aten.permute.default, node, dims)
 
 
-def _moves(node: fx.Node) -> list[int]:
+def _permutation_of(node: fx.Node) -> list[int]:
     """For each dim of a permutation's result the dim of its operand."""
     dims = list(range(len(shape(node))))
     if is_op(node, aten.permute.default):
         return [dims[int(dim)] for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
     if is_op(node, aten.transpose.int):
-        one, other = (dims[int(dim)] for dim in node.args[1:3])  # type: ignore[arg-type]
-        dims[one], dims[other] = dims[other], dims[one]
+        first_dim, second_dim = (dims[int(dim)] for dim in node.args[1:3])  # type: ignore[arg-type]
+        dims[first_dim], dims[second_dim] = dims[second_dim], dims[first_dim]
         return dims
     return dims[::-1]

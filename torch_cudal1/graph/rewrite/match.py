@@ -73,8 +73,8 @@ def val(node: object) -> torch.Tensor:
     """
     if not is_tensor(node):
         raise TypeError(f"expected a node that holds a tensor, got {node!r}")
-    held: torch.Tensor = node.meta["val"]
-    return held
+    value: torch.Tensor = node.meta["val"]
+    return value
 
 
 def shape(node: object) -> tuple[int, ...]:
@@ -129,17 +129,17 @@ def scalar(arg: object) -> int | float | bool | None:
 
 def _constant(node: fx.Node) -> int | float | bool | None:
     owner = node.graph.owning_module
-    held = getattr(owner, str(node.target), None)
-    if isinstance(held, FakeTensor):
-        held = held.constant
+    value = getattr(owner, str(node.target), None)
+    if isinstance(value, FakeTensor):
+        value = value.constant
     if (
-        not isinstance(held, torch.Tensor)
-        or held.dim()
-        or held.dtype.is_complex
-        or held.device.type != "cpu"
+        not isinstance(value, torch.Tensor)
+        or value.dim()
+        or value.dtype.is_complex
+        or value.device.type != "cpu"
     ):
         return None
-    number: int | float | bool = held.item()
+    number: int | float | bool = value.item()
     return number
 
 
@@ -161,8 +161,8 @@ def is_output(node: fx.Node) -> bool:
 def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
     """The fake mode the graph was captured under."""
     for node in graph.nodes:
-        held = node.meta.get("val")
-        for item in held if isinstance(held, (tuple, list)) else (held,):
+        value = node.meta.get("val")
+        for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, FakeTensor):
                 return item.fake_mode
     return None
@@ -202,17 +202,19 @@ def is_dead_when_unused(node: fx.Node) -> bool:
 
 
 def with_strides(
-    graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted: Sequence[int]
+    graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted_strides: Sequence[int]
 ) -> fx.Node | None:
-    """A fresh copy of `node` with the `wanted` strides, as functional calls; None unless they are
+    """A fresh copy of `node` with the `wanted_strides` strides, as functional calls; None unless they are
     dense (no overlap, no gap).
     """
     order = sorted(
-        range(len(wanted_shape)), key=lambda dim: (wanted[dim], wanted_shape[dim]), reverse=True
+        range(len(wanted_shape)),
+        key=lambda dim: (wanted_strides[dim], wanted_shape[dim]),
+        reverse=True,
     )
     dense = 1
     for dim in reversed(order):
-        if wanted_shape[dim] > 1 and wanted[dim] != dense:
+        if wanted_shape[dim] > 1 and wanted_strides[dim] != dense:
             return None
         dense *= wanted_shape[dim]
     moved = node if order == sorted(order) else call(graph, aten.permute.default, node, order)
@@ -224,11 +226,11 @@ def with_strides(
             graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))]
         )
     )
-    if tuple(back.meta["val"].stride()) == tuple(wanted) or not math.prod(wanted_shape):
+    if tuple(back.meta["val"].stride()) == tuple(wanted_strides) or not math.prod(wanted_shape):
         return back
     # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare
     # them.
-    return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted), 0)
+    return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted_strides), 0)
 
 
 def not_finite(graph: fx.Graph, node: fx.Node) -> fx.Node:

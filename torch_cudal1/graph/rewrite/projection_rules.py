@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite.alias import VIEWS, base, escapes
-from torch_cudal1.graph.rewrite.layout import Cut, cut_of, emit, permuted, takes_strides
+from torch_cudal1.graph.rewrite.layout import Cut, emit, find_cut, permute, takes_strides
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
@@ -58,40 +58,40 @@ def one_factor_for_all(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, aten.bmm.default):
-        left, right = node.args
+        lhs, rhs = node.args
         if (
-            not (is_tensor(left) and is_tensor(right))
-            or 0 in (*shape(left), *shape(node))
+            not (is_tensor(lhs) and is_tensor(rhs))
+            or 0 in (*shape(lhs), *shape(node))
             or dtype(node) not in FLOATS
         ):
             continue
-        (batch, rows, inner), width = shape(left), shape(node)[2]
-        in_order = val(left).is_contiguous()
-        if batch < 2 or strides(right)[0] != 0 or not (in_order or _is_turned(left, node)):
+        (batch, rows, inner), width = shape(lhs), shape(node)[2]
+        in_order = val(lhs).is_contiguous()
+        if batch < 2 or strides(rhs)[0] != 0 or not (in_order or _is_turned(lhs, node)):
             continue
         with gm.graph.inserting_before(node):
-            one = call(gm.graph, aten.select.int, right, 0, 0)
+            matrix = call(gm.graph, aten.select.int, rhs, 0, 0)
             flat = (
-                left
+                lhs
                 if in_order
-                else call(gm.graph, aten.clone.default, left, memory_format=torch.contiguous_format)
+                else call(gm.graph, aten.clone.default, lhs, memory_format=torch.contiguous_format)
             )
             new = call(
                 gm.graph,
                 aten.mm.default,
                 call(gm.graph, aten.view.default, flat, [batch * rows, inner]),
-                one,
+                matrix,
             )
             replace(node, call(gm.graph, aten.view.default, new, [batch, rows, width]))
         sites += 1
     return sites
 
 
-def _is_turned(left: fx.Node, product: fx.Node) -> bool:
+def _is_turned(lhs: fx.Node, product: fx.Node) -> bool:
     """Whether the rows lie one after another once batches and rows change places, and the product
     may follow them.
     """
-    return val(left).transpose(0, 1).is_contiguous() and not escapes(product)
+    return val(lhs).transpose(0, 1).is_contiguous() and not escapes(product)
 
 
 def bias_in_matmul(gm: fx.GraphModule) -> int:
@@ -103,13 +103,16 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, aten.add.Tensor):
-        given = arguments(node)
-        for left, bias in ((given["self"], given["other"]), (given["other"], given["self"])):
-            product = _product_below(left)
+        bound_args = arguments(node)
+        for operand, bias in (
+            (bound_args["self"], bound_args["other"]),
+            (bound_args["other"], bound_args["self"]),
+        ):
+            product = _product_below(operand)
             if (
                 product is None
-                or given["alpha"] != 1
-                or shape(node) != shape(left)
+                or bound_args["alpha"] != 1
+                or shape(node) != shape(operand)
                 or not _is_bias_of(bias, product)
             ):
                 continue
@@ -124,7 +127,7 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
                 replace(
                     node,
                     new
-                    if left is product
+                    if operand is product
                     else call(gm.graph, aten.view.default, new, list(shape(node))),
                 )
             sites += 1
@@ -189,21 +192,21 @@ def rows_in_order(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, aten.mm.default, aten.addmm.default):
-        given = arguments(node)
-        left = given.get("mat1", given["self"])
-        bias_is_vector = "mat1" not in given or len(shape(given["self"])) < 2
-        rows = _moved_rows(left)
-        if rows is None or not bias_is_vector or not _in_place_of(gm.graph, node, rows):
+        bound_args = arguments(node)
+        lhs = bound_args.get("mat1", bound_args["self"])
+        bias_is_vector = "mat1" not in bound_args or len(shape(bound_args["self"])) < 2
+        rows = _find_moved_rows(lhs)
+        if rows is None or not bias_is_vector or not _replace_in_place(gm.graph, node, rows):
             continue
         with gm.graph.inserting_before(node):
             order = [*rows.order, *range(len(rows.lead), len(shape(rows.source)))]
             laid = call(
                 gm.graph,
                 aten.view.default,
-                permuted(gm.graph, rows.source, order),
-                list(shape(left)),
+                permute(gm.graph, rows.source, order),
+                list(shape(lhs)),
             )
-            args = [laid if arg is left else arg for arg in node.args[:-1]]
+            args = [laid if arg is lhs else arg for arg in node.args[:-1]]
             new = call(gm.graph, node.target, *args, node.args[-1], **node.kwargs)
             split = call(
                 gm.graph,
@@ -211,7 +214,7 @@ def rows_in_order(gm: fx.GraphModule) -> int:
                 new,
                 [*(rows.lead[dim] for dim in rows.order), shape(node)[1]],
             )
-            moved = permuted(gm.graph, split, rows.back)
+            moved = permute(gm.graph, split, rows.back)
         for view in list(node.users):
             with gm.graph.inserting_before(view):
                 same = shape(view) == shape(moved)
@@ -223,8 +226,8 @@ def rows_in_order(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _moved_rows(left: fx.Node) -> _Rows | None:
-    copy = base(left)
+def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
+    copy = base(lhs)
     if (
         not is_op(copy, aten.clone.default)
         or not is_tensor(copy.args[0])
@@ -232,13 +235,13 @@ def _moved_rows(left: fx.Node) -> _Rows | None:
         or not _only_multiplied(copy)
     ):
         return None
-    whole = val(left).numel() == val(copy).numel()
+    reads_all = val(lhs).numel() == val(copy).numel()
     if not (
-        whole and val(left).is_contiguous() and val(copy).is_contiguous()
+        reads_all and val(lhs).is_contiguous() and val(copy).is_contiguous()
     ):  # `left` is the copy in another shape
         return None
     source, depth = copy.args[0], len(shape(copy))
-    leads = (lead for lead in range(depth) if math.prod(shape(copy)[lead:]) == shape(left)[1])
+    leads = (lead for lead in range(depth) if math.prod(shape(copy)[lead:]) == shape(lhs)[1])
     lead = next(leads, 0)
     order = tuple(
         sorted(
@@ -269,14 +272,14 @@ def _only_multiplied(node: fx.Node) -> bool:
     )
 
 
-def _in_place_of(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
+def _replace_in_place(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
     """Whether the graph works with the product's rows in the order of `rows`; nodes that change
     their strides know them then.
     """
     mode = fake_mode(graph)
     if mode is None or not all(is_op(view, *_RESHAPES) for view in product.users):
         return False
-    width, held = shape(product)[1], {}
+    width, strided_values = shape(product)[1], {}
     with mode, torch.no_grad():
         laid = (
             val(product)
@@ -285,12 +288,12 @@ def _in_place_of(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
         )
         for view in product.users:
             try:
-                held[view] = laid.view(shape(view))
+                strided_values[view] = laid.view(shape(view))
             except (RuntimeError, ValueError):  # as in `layout`: there is no such view
                 return False
-        if not takes_strides(graph, held) or any(map(is_output, held)):
+        if not takes_strides(graph, strided_values) or any(map(is_output, strided_values)):
             return False
-    for node, moved in held.items():
+    for node, moved in strided_values.items():
         node.meta["val"] = moved
     return True
 
@@ -308,7 +311,7 @@ def heads_in_one_view(gm: fx.GraphModule) -> int:
             root = base(operand) if is_tensor(operand) else None
             if not is_tensor(operand) or not is_tensor(root) or not val(root).is_contiguous():
                 continue
-            cut = cut_of(shape(root), val(operand), _offset(val(operand)) - _offset(val(root)))
+            cut = find_cut(shape(root), val(operand), _offset(val(operand)) - _offset(val(root)))
             if cut is not None and cut.steps < _views_between(operand, root):
                 with gm.graph.inserting_before(node):
                     node.replace_input_with(operand, emit(gm.graph, root, cut))
@@ -364,11 +367,13 @@ def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
     ):
         return {}
     cuts: dict[fx.Node, Cut] = {}
-    for node in _read_by_attention(copy):
-        of_copy = cut_of(shape(copy), val(node), _offset(val(node)))
+    for node in _find_attention_readers(copy):
+        of_copy = find_cut(shape(copy), val(node), _offset(val(node)))
         view = None if of_copy is None else of_copy.of(val(source))
         of_root = (
-            None if view is None else cut_of(shape(root), view, _offset(view) - _offset(val(root)))
+            None
+            if view is None
+            else find_cut(shape(root), view, _offset(view) - _offset(val(root)))
         )
         if of_root is None:
             return {}
@@ -380,9 +385,9 @@ def _offset(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset())
 
 
-def _read_by_attention(copy: fx.Node) -> list[fx.Node]:
+def _find_attention_readers(copy: fx.Node) -> list[fx.Node]:
     """The copy and views of it that are queries, keys or values; empty where anything else is read."""
-    found: list[fx.Node] = []
+    readers: list[fx.Node] = []
     waiting = [copy]
     while waiting:
         node = waiting.pop()
@@ -396,8 +401,8 @@ def _read_by_attention(copy: fx.Node) -> list[fx.Node]:
             ):
                 return []
         if any(is_op(user, *_ATTENTION) for user in node.users):
-            found.append(node)
-    return found
+            readers.append(node)
+    return readers
 
 
 def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
@@ -444,10 +449,10 @@ def _lies_elsewhere(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 def _keep_strides(graph: fx.Graph, node: fx.Node, result: torch.Tensor) -> None:
     """`node`, which now holds `result`, gives its users the strides it had."""
-    users, wanted = list(node.users), strides(node)
+    users, wanted_strides = list(node.users), strides(node)
     node.meta["val"] = result
     with graph.inserting_before(node.next):
-        laid = with_strides(graph, node, shape(node), wanted)
+        laid = with_strides(graph, node, shape(node), wanted_strides)
     assert laid is not None  # dense: asked for before
     for user in users:
         user.replace_input_with(node, laid)

@@ -30,10 +30,10 @@ from torch_cudal1.graph.rewrite.reductions import (
     Path,
     bounds,
     choose,
+    emit_reduction,
     finish,
     parse,
     rebuild,
-    reduced,
     split_signs,
     trace,
     work,
@@ -76,27 +76,31 @@ def _product(node: fx.Node) -> _Product | None:
     """
     inner = node
     if is_op(node, *_VIEWS):
-        held = node.args[0]
-        if not isinstance(held, fx.Node) or not uses_once(held):
+        operand = node.args[0]
+        if not isinstance(operand, fx.Node) or not uses_once(operand):
             return None
-        inner = held
+        inner = operand
     bias = None
     if is_op(inner, aten.addmm.default):
         bound = arguments(inner)
-        bias, left, right = bound["self"], bound["mat1"], bound["mat2"]
+        bias, lhs, rhs = bound["self"], bound["mat1"], bound["mat2"]
         if bound["alpha"] != 1 or bound["beta"] != 1 or len(shape(bias)) != 1:
             return None
     elif is_op(inner, aten.mm.default, aten.bmm.default):
-        left, right = inner.args
+        lhs, rhs = inner.args
     else:
         return None
-    parts = (left, right, inner) if bias is None else (left, right, inner, bias)
-    seen, tail = shape(node), 2 if is_op(inner, aten.bmm.default) else 1
-    if len({dtype(part) for part in parts}) != 1 or dtype(inner) not in FLOATS or len(seen) < tail:
+    parts = (lhs, rhs, inner) if bias is None else (lhs, rhs, inner, bias)
+    viewed_shape, tail = shape(node), 2 if is_op(inner, aten.bmm.default) else 1
+    if (
+        len({dtype(part) for part in parts}) != 1
+        or dtype(inner) not in FLOATS
+        or len(viewed_shape) < tail
+    ):
         return None
-    if 0 in (*shape(left), *shape(right)) or seen[-tail:] != shape(inner)[-tail:]:
+    if 0 in (*shape(lhs), *shape(rhs)) or viewed_shape[-tail:] != shape(inner)[-tail:]:
         return None
-    return _Product(left, right, bias, seen)
+    return _Product(lhs, rhs, bias, viewed_shape)
 
 
 def _sums_rows(product: _Product, dims: Sequence[int]) -> bool:
@@ -117,10 +121,12 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
         return before >= _GAIN * work(4.0 * b * m * k, b * (3 * k * n + m * k + 6 * m))
     if not _sums_rows(product, dims):
         return False
-    left = 1 if product.batched else m
+    remaining = 1 if product.batched else m
     for dim in () if product.batched else dims:
-        left //= product.seen[dim]
-    return before >= _GAIN * work(4.0 * b * left * k * n, b * (3 * m * k + k * n + 4 * left * n))
+        remaining //= product.seen[dim]
+    return before >= _GAIN * work(
+        4.0 * b * remaining * k * n, b * (3 * m * k + k * n + 4 * remaining * n)
+    )
 
 
 def _push_linear(gm: fx.GraphModule) -> int:
@@ -145,7 +151,7 @@ def _push_linear(gm: fx.GraphModule) -> int:
         if reduction is None or path is None or product is None:
             continue
         with gm.graph.inserting_before(node):
-            product, path = _absorbed(gm.graph, product, path)
+            product, path = _absorb_operand(gm.graph, product, path)
             last = len(product.seen) - 1 in path.dims
             value = (_over_columns if last else _over_rows)(
                 gm.graph, product, path.dims, reduction.kind
@@ -157,7 +163,7 @@ def _push_linear(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _absorbed(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product, Path]:
+def _absorb_operand(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product, Path]:
     """Vectors that are added to the biased product, or taken from it, as one with the bias.
 
     Two vectors that nearly cancel element by element have means that cancel in the end, when the
@@ -177,7 +183,7 @@ def _absorbed(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product,
 
 def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
     """The product without bias, reduced over its last dim and any others; reduced dims kept as 1."""
-    total = reduced(graph, kind, product.right, [-1])
+    total = emit_reduction(graph, kind, product.right, [-1])
     low, high = bounds(graph, product.right, product.right, [-1])
     twin = split_signs(graph, total, low, high)
     if dtype(product.left) in (torch.float32, torch.float64):
@@ -188,7 +194,7 @@ def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind:
         both = call(graph, multiply, pair, call(graph, aten.transpose.int, product.left, -2, -1))
         value = choose(graph, *(call(graph, aten.select.int, both, -2, i) for i in (0, 1)))
     value = call(graph, aten.reshape.default, value, [*product.seen[:-1], 1])
-    return reduced(
+    return emit_reduction(
         graph, kind, value, [dim for dim in dims if dim != len(product.seen) - 1], keepdim=True
     )
 
@@ -210,14 +216,17 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
     if product.batched:
         rows, inside = product.left, [1]
         later = [dim for dim in dims if dim < rank - 2]
-        kept = [*product.seen[:-2], 1, n]
+        kept_shape = [*product.seen[:-2], 1, n]
     else:
         rows, inside = (
             call(graph, aten.view.default, product.left, [*product.seen[:-1], k]),
             list(dims),
         )
-        later, kept = [], [1 if dim in dims else size for dim, size in enumerate(product.seen)]
-    total = reduced(graph, kind, rows, inside)
+        later, kept_shape = (
+            [],
+            [1 if dim in dims else size for dim, size in enumerate(product.seen)],
+        )
+    total = emit_reduction(graph, kind, rows, inside)
     low, high = bounds(graph, rows, rows, inside)
     twin = split_signs(graph, total, low, high)
     if product.batched:
@@ -236,7 +245,9 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
             graph, aten.view.default, call(graph, aten.mm.default, pair, product.right), [2, -1, n]
         )
         value = choose(graph, *(call(graph, aten.select.int, both, 0, i) for i in (0, 1)))
-    return reduced(graph, kind, call(graph, aten.reshape.default, value, kept), later, keepdim=True)
+    return emit_reduction(
+        graph, kind, call(graph, aten.reshape.default, value, kept_shape), later, keepdim=True
+    )
 
 
 def _with_bias(
@@ -250,7 +261,7 @@ def _with_bias(
         # A bias of one element for N columns counts N times in a sum, like a dim it does not have.
         times *= 1 if dim == last and shape(bias)[0] == product.seen[last] else product.seen[dim]
     if last in dims and shape(bias)[0] == product.seen[last]:
-        bias = reduced(graph, kind, bias, [0], keepdim=True)
+        bias = emit_reduction(graph, kind, bias, [0], keepdim=True)
     if kind == "sum" and times > 1:
         bias = call(graph, aten.mul.Tensor, bias, times)
     return call(graph, aten.add.Tensor, value, bias)
@@ -293,9 +304,9 @@ def _diagonal(gm: fx.GraphModule) -> int:
 
 def _diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
     """a_ik * b_ki for each i both matrices have, shape (..., I, K); float32 for half types."""
-    left, right = product.args
+    lhs, rhs = product.args
     count = min(shape(product)[-2:])
-    factors = [left, call(graph, aten.transpose.int, right, -2, -1)]
+    factors = [lhs, call(graph, aten.transpose.int, rhs, -2, -1)]
     for place, factor in enumerate(factors):
         if shape(factor)[-2] != count:
             factors[place] = call(graph, aten.slice.Tensor, factor, -2, 0, count)

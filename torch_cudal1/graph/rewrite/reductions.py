@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.fx as fx
 
+from torch_cudal1.device.specs import FP32_FLOPS_PER_ELEMENT
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
@@ -46,7 +47,7 @@ __all__ = [
     "finish",
     "parse",
     "rebuild",
-    "reduced",
+    "emit_reduction",
     "split_signs",
     "trace",
     "work",
@@ -58,9 +59,6 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 REDUCTIONS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default)
 _ADDS = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
-# fp32 operations a GPU does while it moves one element (H200: 67 TFLOP/s, 1.2e12 elements/s). Only
-# a filter: the judge measures.
-_FLOPS_PER_ELEMENT = 50.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Path:
 
 def work(flops: float, elements: float) -> float:
     """A rough cost in "elements moved", for comparing two forms of one computation."""
-    return flops / _FLOPS_PER_ELEMENT + elements
+    return flops / FP32_FLOPS_PER_ELEMENT + elements
 
 
 def parse(node: fx.Node) -> Reduction | None:
@@ -106,12 +104,12 @@ def parse(node: fx.Node) -> Reduction | None:
     bound = arguments(node)
     source = bound["self"]
     kind: Kind = "mean" if is_op(node, aten.mean.default, aten.mean.dim) else "sum"
-    held = dtype(source)
+    source_dtype = dtype(source)
     if (
-        held not in FLOATS
-        or dtype(node) != held
+        source_dtype not in FLOATS
+        or dtype(node) != source_dtype
         or 0 in shape(source)
-        or (held == torch.float16 and kind == "sum")
+        or (source_dtype == torch.float16 and kind == "sum")
     ):
         return None
     rank = len(shape(source))
@@ -141,10 +139,12 @@ def trace(
     if accepts(node, dims):
         return Path(node, dims)
     for position, inner in _inner(node, dims):
-        found = trace(node.args[position], inner, accepts)
-        if found is not None:
+        reduction_path = trace(node.args[position], inner, accepts)
+        if reduction_path is not None:
             return replace(
-                found, steps=(*found.steps, (node, position)), stops=(*found.stops, dims)
+                reduction_path,
+                steps=(*reduction_path.steps, (node, position)),
+                stops=(*reduction_path.stops, dims),
             )
     return None
 
@@ -157,8 +157,8 @@ def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, .
         return [(0, tuple(dim - (dim > new) for dim in dims if dim != new))]
     if is_op(node, *_SCALES):
         factor = 1.0 if is_op(node, aten.neg.default) else scalar(node.args[1])
-        known = factor is not None and factor != 0 and math.isfinite(factor)
-        return [(0, dims)] if known and _same_form(node, node.args[0]) else []
+        is_constant = factor is not None and factor != 0 and math.isfinite(factor)
+        return [(0, dims)] if is_constant and _same_form(node, node.args[0]) else []
     if is_op(node, *_ADDS) and arguments(node)["alpha"] == 1:
         places = (0, 1) if is_op(node, aten.add.Tensor) else (0,)
         return [
@@ -185,14 +185,14 @@ def rebuild(graph: fx.Graph, path: Path, value: fx.Node, kind: Kind) -> fx.Node:
     """
     for (node, position), dims in zip(path.steps, path.stops, strict=True):
         if is_op(node, *_ADDS):
-            other = _reduced_other(graph, node.args[1 - position], kind, dims, shape(node))
+            other = _reduce_other_operand(graph, node.args[1 - position], kind, dims, shape(node))
             value = call(graph, node.target, *((value, other) if position == 0 else (other, value)))
         else:
             value = call(graph, node.target, value, *node.args[1:])
     return value
 
 
-def _reduced_other(
+def _reduce_other_operand(
     graph: fx.Graph, other: Any, kind: Kind, dims: Sequence[int], full: Sequence[int]
 ) -> Any:
     """What `other`, broadcast to `full`, adds to the reduction over `dims`: only the dims it really
@@ -200,15 +200,17 @@ def _reduced_other(
     """
     have = shape(other) if isinstance(other, fx.Node) else ()
     shift = len(full) - len(have)
-    own = [dim - shift for dim in dims if dim >= shift and have[dim - shift] > 1]
-    times = math.prod(full[dim] for dim in dims if dim - shift not in own) if kind == "sum" else 1
+    own_dims = [dim - shift for dim in dims if dim >= shift and have[dim - shift] > 1]
+    times = (
+        math.prod(full[dim] for dim in dims if dim - shift not in own_dims) if kind == "sum" else 1
+    )
     if not isinstance(other, fx.Node):
         return other * times
-    value = reduced(graph, kind, other, own, keepdim=True) if own else other
+    value = emit_reduction(graph, kind, other, own_dims, keepdim=True) if own_dims else other
     return value if times == 1 else call(graph, aten.mul.Tensor, value, times)
 
 
-def reduced(
+def emit_reduction(
     graph: fx.Graph, kind: Kind, value: fx.Node, dims: Sequence[int], *, keepdim: bool = False
 ) -> fx.Node:
     """`kind` of `value` over `dims` (over nothing: `value` itself)."""

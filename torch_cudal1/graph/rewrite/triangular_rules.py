@@ -50,11 +50,11 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, aten.mm.default):
-        left, right = node.args
-        if not (is_tensor(left) and is_tensor(right)) or not dtype(node).is_floating_point:
+        lhs, rhs = node.args
+        if not (is_tensor(lhs) and is_tensor(rhs)) or not dtype(node).is_floating_point:
             continue
-        a, b, mask = _triangle(left), _triangle(right), _mask(node)
-        (rows, inner), columns = shape(left), shape(right)[1]
+        a, b, mask = _triangle(lhs), _triangle(rhs), _mask(node)
+        (rows, inner), columns = shape(lhs), shape(rhs)[1]
         if (
             min(rows, inner, columns) < MIN_SIZE
             or len({rows, inner, columns}) > 1
@@ -63,9 +63,9 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             if a or not b:
-                new = _by_rows(gm.graph, left, right, structure=a, mask=mask)
+                new = _by_rows(gm.graph, lhs, rhs, structure=a, mask=mask)
             else:
-                new = _by_columns(gm.graph, left, right, structure=b, mask=mask)
+                new = _by_columns(gm.graph, lhs, rhs, structure=b, mask=mask)
             if strides(new) != strides(node):
                 new = call(gm.graph, aten.clone.default, new, memory_format=torch.contiguous_format)
         replace(node, new)
@@ -98,41 +98,44 @@ def _panels(size: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def _needed(kind: _Kind | None, start: int, stop: int, size: int) -> tuple[int, int]:
+def _find_needed_range(kind: _Kind | None, start: int, stop: int, size: int) -> tuple[int, int]:
     """The columns that rows `start` to `stop` of a triangle reach."""
     return {"lower": (0, stop), "upper": (start, size), None: (0, size)}[kind]
 
 
 def _by_rows(
-    graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind | None, mask: _Kind | None
+    graph: fx.Graph, lhs: fx.Node, rhs: fx.Node, *, structure: _Kind | None, mask: _Kind | None
 ) -> fx.Node:
-    size = shape(left)[0]
+    size = shape(lhs)[0]
     parts = []
     for start, stop in _panels(size):
-        inner, columns = _needed(structure, start, stop, size), _needed(mask, start, stop, size)
-        wanted = _cut(graph, right, 1, columns)
-        rows = _cut(graph, _cut(graph, left, 0, (start, stop)), 1, inner)
-        product = call(graph, aten.mm.default, rows, _cut(graph, wanted, 0, inner))
-        product = _add_skipped(graph, product, wanted, inner, dim=0)
+        inner, columns = (
+            _find_needed_range(structure, start, stop, size),
+            _find_needed_range(mask, start, stop, size),
+        )
+        rhs_columns = _cut(graph, rhs, 1, columns)
+        rows = _cut(graph, _cut(graph, lhs, 0, (start, stop)), 1, inner)
+        product = call(graph, aten.mm.default, rows, _cut(graph, rhs_columns, 0, inner))
+        product = _add_skipped(graph, product, rhs_columns, inner, dim=0)
         parts.append(_pad(graph, product, columns, size, dim=1))
     return call(graph, aten.cat.default, parts, 0)
 
 
 def _by_columns(
-    graph: fx.Graph, left: fx.Node, right: fx.Node, *, structure: _Kind, mask: _Kind | None
+    graph: fx.Graph, lhs: fx.Node, rhs: fx.Node, *, structure: _Kind, mask: _Kind | None
 ) -> fx.Node:
-    size = shape(left)[0]
+    size = shape(lhs)[0]
     turned: dict[_Kind | None, _Kind | None] = {"lower": "upper", "upper": "lower", None: None}
     parts = []
     for start, stop in _panels(size):
         inner, rows = (
-            _needed(turned[structure], start, stop, size),
-            _needed(turned[mask], start, stop, size),
+            _find_needed_range(turned[structure], start, stop, size),
+            _find_needed_range(turned[mask], start, stop, size),
         )
-        wanted = _cut(graph, left, 0, rows)
-        columns = _cut(graph, _cut(graph, right, 1, (start, stop)), 0, inner)
-        product = call(graph, aten.mm.default, _cut(graph, wanted, 1, inner), columns)
-        product = _add_skipped(graph, product, wanted, inner, dim=1)
+        lhs_rows = _cut(graph, lhs, 0, rows)
+        columns = _cut(graph, _cut(graph, rhs, 1, (start, stop)), 0, inner)
+        product = call(graph, aten.mm.default, _cut(graph, lhs_rows, 1, inner), columns)
+        product = _add_skipped(graph, product, lhs_rows, inner, dim=1)
         parts.append(_pad(graph, product, rows, size, dim=0))
     return call(graph, aten.cat.default, parts, 1)
 

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadLine", "Line", "read_lines"]
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
+
+__all__ = ["CudaL1Release", "ReleaseLine", "UnreadableLine", "read_lines"]
 
 _EXPECTED = "expected a JSON object with level_id, task_id, ref_code and custom_code"
 
 
 @dataclass(frozen=True)
-class Line:
+class ReleaseLine:
     """One line of a release file. `candidate` None: withdrawn. `scores`: what the file claims."""
 
     number: int
@@ -37,39 +40,64 @@ class Line:
 
 
 @dataclass(frozen=True)
-class BadLine:
-    """A line that is no task: its start, and what is wrong with it."""
+class UnreadableLine(Refusal):
+    """A line that is no task: what is wrong with it, and its start."""
 
     number: int
     content: str
-    reason: str
 
 
-def read_lines(path: Path) -> Iterator[Line | BadLine]:
+@dataclass(frozen=True)
+class CudaL1Release:
+    """A release file of CUDA-L1."""
+
+    name: str = "CUDA-L1 release"
+    layout: str = "a file of JSON lines with `ref_code` and `custom_code`"
+
+    def recognises(self, path: Path) -> bool:
+        """Any file but Python: releases have no ending of their own."""
+        return not path.is_dir() and path.suffix != ".py"
+
+    def read_tasks(
+        self, path: Path, references: Path | None
+    ) -> Iterator[PublishedTask | UnreadableTask]:
+        """One task a line; each line has its own reference."""
+        for line in read_lines(path):
+            where = f"{path}:{line.number}"
+            if isinstance(line, UnreadableLine):
+                yield UnreadableTask(line.reason, where)
+                continue
+            labels = {"level_id": line.level, "task_id": line.task}
+            yield PublishedTask(
+                where, line.name, line.reference, line.candidate, line.scores, labels
+            )
+
+
+def read_lines(path: Path) -> Iterator[ReleaseLine | UnreadableLine]:
     """The lines of a file, in order; empty ones are passed over. Raises OSError."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, content in enumerate(file, start=1):
             if content.strip():
-                yield _line(number, content)
+                yield _parse_line(number, content)
 
 
-def _line(number: int, content: str) -> Line | BadLine:
-    start = " ".join(content.split())[:80]
+def _parse_line(number: int, content: str) -> ReleaseLine | UnreadableLine:
+    excerpt = " ".join(content.split())[:80]
     try:
-        found = json.loads(content)
-        code = found["custom_code"]
-        reference, level, task = found["ref_code"], found.get("level_id"), found["task_id"]
+        row = json.loads(content)
+        code = row["custom_code"]
+        reference, level, task = row["ref_code"], row.get("level_id"), row["task_id"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return BadLine(number, start, f"{_EXPECTED} ({type(error).__name__}: {error})")
+        return UnreadableLine(f"{_EXPECTED} ({type(error).__name__}: {error})", number, excerpt)
     if not isinstance(reference, str) or not (code is None or isinstance(code, str)):
-        return BadLine(number, start, f"{_EXPECTED}; the codes as strings")
-    scores = {name: value for name, value in found.items() if name.startswith("score")}
-    gone = code is None or code.strip() in ("", "None")
-    return Line(
+        return UnreadableLine(f"{_EXPECTED}; the codes as strings", number, excerpt)
+    scores = {name: value for name, value in row.items() if name.startswith("score")}
+    is_withdrawn = code is None or code.strip() in ("", "None")
+    return ReleaseLine(
         number,
         int(level) if str(level).isdecimal() else None,
         str(task),
         reference,
-        None if gone else code,
+        None if is_withdrawn else code,
         scores,
     )

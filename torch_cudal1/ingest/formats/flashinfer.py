@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-__all__ = ["DTYPES", "Axis", "Definition", "Evaluation", "Shape", "Solution", "Trace", "Workload"]
+__all__ = [
+    "DTYPES",
+    "FlashInferAxis",
+    "Definition",
+    "Evaluation",
+    "Shape",
+    "Solution",
+    "FlashInferTrace",
+    "Workload",
+]
 
 _T = TypeVar("_T")
 DTYPES = (
@@ -41,7 +50,7 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Axis:
+class FlashInferAxis:
     """A dimension: of a fixed `value`, or (None) one that each workload sets."""
 
     value: int | None = None
@@ -50,15 +59,15 @@ class Axis:
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
         kind = {"type": "var"} if self.value is None else {"type": "const", "value": self.value}
-        return {**kind, **_optional(description=self.description)}
+        return {**kind, **_drop_none(description=self.description)}
 
     @classmethod
-    def from_json(cls, data: Any) -> Axis:
+    def from_json(cls, data: Any) -> FlashInferAxis:
         """The inverse. Raises ValueError."""
-        kind = _text(data, "type", "const" if "value" in _object(data) else "var")
+        kind = _read_text(data, "type", "const" if "value" in _require_object(data) else "var")
         if kind not in ("const", "var"):
             raise ValueError(f"type {kind!r}; expected 'const' or 'var'")
-        return cls(_whole(data, "value") if kind == "const" else None, _note(data))
+        return cls(_read_size(data, "value") if kind == "const" else None, _read_description(data))
 
 
 @dataclass(frozen=True)
@@ -72,15 +81,19 @@ class Shape:
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
         axes = None if self.axes is None else list(self.axes)
-        return {"shape": axes, "dtype": self.dtype, **_optional(description=self.description)}
+        return {"shape": axes, "dtype": self.dtype, **_drop_none(description=self.description)}
 
     @classmethod
     def from_json(cls, data: Any) -> Shape:
         """The inverse. Raises ValueError."""
-        axes = _field(data, "shape")
-        if _text(data, "dtype") not in DTYPES:
+        axes = _read_field(data, "shape")
+        if _read_text(data, "dtype") not in DTYPES:
             raise ValueError(f"dtype {data['dtype']!r}; expected one of {', '.join(DTYPES)}")
-        return cls(None if axes is None else _texts(data, "shape"), str(data["dtype"]), _note(data))
+        return cls(
+            None if axes is None else _read_texts(data, "shape"),
+            str(data["dtype"]),
+            _read_description(data),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Definition:
 
     name: str
     op_type: str
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, FlashInferAxis]
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
     reference: str
@@ -110,7 +123,7 @@ class Definition:
         }
         if used - set(self.axes):
             raise ValueError(f"axes {sorted(used - set(self.axes))} are not defined")
-        body = _parsed(self.reference, "reference").body
+        body = _parse_python(self.reference, "reference").body
         if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in body):
             raise ValueError("reference: it defines no function 'run' at its top level")
 
@@ -119,7 +132,7 @@ class Definition:
         data: dict[str, Any] = {
             "name": self.name,
             "op_type": self.op_type,
-            **_optional(description=self.description),
+            **_drop_none(description=self.description),
         }
         data |= {
             "tags": list(self.tags),
@@ -134,15 +147,15 @@ class Definition:
     def from_json(cls, data: Any) -> Definition:
         """The inverse. Raises ValueError."""
         return cls(
-            _text(data, "name"),
-            _text(data, "op_type"),
-            _named(data, "axes", Axis.from_json),
-            _named(data, "inputs", Shape.from_json),
-            _named(data, "outputs", Shape.from_json),
-            _text(data, "reference"),
-            _texts(data, "tags", ()),
-            _note(data),
-            _texts(data, "constraints", ()),
+            _read_text(data, "name"),
+            _read_text(data, "op_type"),
+            _read_each(data, "axes", FlashInferAxis.from_json),
+            _read_each(data, "inputs", Shape.from_json),
+            _read_each(data, "outputs", Shape.from_json),
+            _read_text(data, "reference"),
+            _read_texts(data, "tags", ()),
+            _read_description(data),
+            _read_texts(data, "constraints", ()),
         )
 
 
@@ -198,36 +211,41 @@ class Solution:
             "entry_point": self.entry_point,
             "dependencies": list(self.dependencies),
             "destination_passing_style": self.into_outputs,
-            **_optional(binding=self.binding),
+            **_drop_none(binding=self.binding),
         }
         sources = [{"path": path, "content": content} for path, content in self.sources.items()]
         head = {"name": self.name, "definition": self.definition, "author": self.author}
-        return {**head, "spec": spec, "sources": sources, **_optional(description=self.description)}
+        return {
+            **head,
+            "spec": spec,
+            "sources": sources,
+            **_drop_none(description=self.description),
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Solution:
         """The inverse. Raises ValueError."""
-        spec, sources = _object(_field(data, "spec")), _field(data, "sources")
+        spec, sources = _require_object(_read_field(data, "spec")), _read_field(data, "sources")
         if not isinstance(sources, list) or not sources:
             raise ValueError("sources: expected a list of at least one file")
-        texts = {_text(source, "path"): _text(source, "content") for source in sources}
+        texts = {_read_text(source, "path"): _read_text(source, "content") for source in sources}
         if len(texts) != len(sources):
             raise ValueError("sources: two have the same path")
         into = spec.get("destination_passing_style", True)
         if not isinstance(into, bool):
             raise ValueError(f"destination_passing_style {into!r}; expected true or false")
         return cls(
-            _text(data, "name"),
-            _text(data, "definition"),
-            _text(data, "author"),
-            _text(spec, "language"),
-            _texts(spec, "target_hardware"),
-            _text(spec, "entry_point"),
+            _read_text(data, "name"),
+            _read_text(data, "definition"),
+            _read_text(data, "author"),
+            _read_text(spec, "language"),
+            _read_texts(spec, "target_hardware"),
+            _read_text(spec, "entry_point"),
             texts,
             into,
-            _texts(spec, "dependencies", ()),
-            _text(spec, "binding") if spec.get("binding") is not None else None,
-            _note(data),
+            _read_texts(spec, "dependencies", ()),
+            _read_text(spec, "binding") if spec.get("binding") is not None else None,
+            _read_description(data),
         )
 
 
@@ -245,15 +263,18 @@ class Workload:
         """The record's JSON."""
         return {
             "axes": dict(self.axes),
-            "inputs": {name: dict(one) for name, one in self.inputs.items()},
+            "inputs": {name: dict(spec) for name, spec in self.inputs.items()},
             "uuid": self.uuid,
         }
 
     @classmethod
     def from_json(cls, data: Any) -> Workload:
         """The inverse. Raises ValueError."""
-        axes = {name: _whole(_field(data, "axes"), name) for name in _object(_field(data, "axes"))}
-        return cls(axes, _named(data, "inputs", _input), _text(data, "uuid"))
+        axes = {
+            name: _read_size(_read_field(data, "axes"), name)
+            for name in _require_object(_read_field(data, "axes"))
+        }
+        return cls(axes, _read_each(data, "inputs", _read_input), _read_text(data, "uuid"))
 
 
 @dataclass(frozen=True)
@@ -273,10 +294,10 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.status not in _STATUSES:
             raise ValueError(f"status {self.status!r}; expected one of {', '.join(_STATUSES)}")
-        wanted = (self.status in ("PASSED", "INCORRECT_NUMERICAL"), self.status == "PASSED")
-        if (self.correctness is not None, self.performance is not None) != wanted:
+        expected = (self.status in ("PASSED", "INCORRECT_NUMERICAL"), self.status == "PASSED")
+        if (self.correctness is not None, self.performance is not None) != expected:
             raise ValueError(
-                f"status {self.status}: correctness and performance must be there {wanted}"
+                f"status {self.status}: correctness and performance must be there {expected}"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -293,17 +314,21 @@ class Evaluation:
     @classmethod
     def from_json(cls, data: Any) -> Evaluation:
         """The inverse. Raises ValueError."""
-        environment = _field(data, "environment")
+        environment = _read_field(data, "environment")
         libs = {
             str(name): str(version)
-            for name, version in _object(environment.get("libs") or {}).items()
+            for name, version in _require_object(environment.get("libs") or {}).items()
         }
         parts = [
-            None if data.get(name) is None else dict(_object(data[name]))
+            None if data.get(name) is None else dict(_require_object(data[name]))
             for name in ("correctness", "performance")
         ]
         return cls(
-            *(_text(data, "status"), _text(environment, "hardware"), _text(data, "timestamp")),
+            *(
+                _read_text(data, "status"),
+                _read_text(environment, "hardware"),
+                _read_text(data, "timestamp"),
+            ),
             libs,
             str(data.get("log", "")),
             *parts,
@@ -311,7 +336,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Trace:
+class FlashInferTrace:
     """A workload of a definition, with how a solution fared on it if one was run."""
 
     definition: str
@@ -326,84 +351,84 @@ class Trace:
         return {**head, "solution": self.solution, "evaluation": evaluation}
 
     @classmethod
-    def from_json(cls, data: Any) -> Trace:
+    def from_json(cls, data: Any) -> FlashInferTrace:
         """The inverse. Raises ValueError."""
         evaluation, workload = (
-            _field(data, "evaluation", None),
-            Workload.from_json(_field(data, "workload")),
+            _read_field(data, "evaluation", None),
+            Workload.from_json(_read_field(data, "workload")),
         )
-        solution = None if data.get("solution") is None else _text(data, "solution")
+        solution = None if data.get("solution") is None else _read_text(data, "solution")
         return cls(
-            _text(data, "definition"),
+            _read_text(data, "definition"),
             workload,
             solution,
             None if evaluation is None else Evaluation.from_json(evaluation),
         )
 
 
-def _object(data: Any) -> Mapping[str, Any]:
+def _require_object(data: Any) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{type(data).__name__}; expected a JSON object")
     return data
 
 
-def _field(data: Any, name: str, default: Any = ...) -> Any:
-    found = _object(data).get(name, default)
-    if found is ...:
+def _read_field(data: Any, name: str, default: Any = ...) -> Any:
+    value = _require_object(data).get(name, default)
+    if value is ...:
         raise ValueError(f"no field {name!r}")
-    return found
+    return value
 
 
-def _text(data: Any, name: str, default: Any = ...) -> str:
-    found = _field(data, name, default)
-    if not isinstance(found, str) or not found:
-        raise ValueError(f"{name}: {str(found)[:80]!r}; expected a text")
-    return found
+def _read_text(data: Any, name: str, default: Any = ...) -> str:
+    value = _read_field(data, name, default)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}: {str(value)[:80]!r}; expected a text")
+    return value
 
 
-def _texts(data: Any, name: str, default: Any = ...) -> tuple[str, ...]:
-    found = _field(data, name, default)
-    if not isinstance(found, (list, tuple)) or not all(
-        isinstance(item, str) and item for item in found
+def _read_texts(data: Any, name: str, default: Any = ...) -> tuple[str, ...]:
+    value = _read_field(data, name, default)
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(item, str) and item for item in value
     ):
-        raise ValueError(f"{name}: {str(found)[:80]!r}; expected a list of texts")
-    return tuple(found)
+        raise ValueError(f"{name}: {str(value)[:80]!r}; expected a list of texts")
+    return tuple(value)
 
 
-def _whole(data: Any, name: str) -> int:
-    found = _field(data, name)
-    if type(found) is not int or found < 0:
-        raise ValueError(f"{name}: {found!r}; expected a whole number from 0 up")
-    return found
+def _read_size(data: Any, name: str) -> int:
+    value = _read_field(data, name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name}: {value!r}; expected a whole number from 0 up")
+    return value
 
 
-def _note(data: Any) -> str | None:
-    found = _object(data).get("description")
-    return None if found is None else str(found)
+def _read_description(data: Any) -> str | None:
+    value = _require_object(data).get("description")
+    return None if value is None else str(value)
 
 
-def _named(data: Any, name: str, read: Callable[[Any], _T]) -> dict[str, _T]:
-    found = {}
-    for key, value in _object(_field(data, name)).items():
+def _read_each(data: Any, name: str, read: Callable[[Any], _T]) -> dict[str, _T]:
+    values = {}
+    for key, value in _require_object(_read_field(data, name)).items():
         try:
-            found[key] = read(value)
+            values[key] = read(value)
         except ValueError as error:
             raise ValueError(f"{name}.{key}: {error}") from error
-    return found
+    return values
 
 
-def _input(data: Any) -> Mapping[str, Any]:
-    kind = _text(data, "type")
+def _read_input(data: Any) -> Mapping[str, Any]:
+    kind = _read_text(data, "type")
     if kind not in _INPUTS:
         raise ValueError(f"type {kind!r}; expected one of {', '.join(_INPUTS)}")
-    return {"type": kind, **{name: _field(data, name) for name in _INPUTS[kind]}}
+    return {"type": kind, **{name: _read_field(data, name) for name in _INPUTS[kind]}}
 
 
-def _optional(**given: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _drop_none(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _parsed(text: str, name: str) -> ast.Module:
+def _parse_python(text: str, name: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

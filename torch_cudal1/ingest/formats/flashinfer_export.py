@@ -1,7 +1,7 @@
 """A region and its stored decision as FlashInfer-Trace records: Definition, Solution and a Trace
 with what was measured.
 
-Both Programs become Python of ATen calls. What the format cannot say is a `NotExpressible` with its
+Both Programs become Python of ATen calls. What the format cannot say is a `Refusal` with its
 reason: machine code, constants, inputs that are not contiguous, dtypes it has no name for. The
 schedule is no part of a source; the description names it.
 """
@@ -15,59 +15,53 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.formats.flashinfer import (
     DTYPES,
-    Axis,
     Definition,
     Evaluation,
+    FlashInferAxis,
+    FlashInferTrace,
     Shape,
     Solution,
-    Trace,
     Workload,
 )
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.ir.value_specs import output_specs
 
-__all__ = ["Exported", "NotExpressible", "exported", "python_of"]
+__all__ = ["ExportedEntry", "export_entry", "write_python"]
 
 _SOURCE = "main.py"
 
 
 @dataclass(frozen=True)
-class NotExpressible:
-    """No records, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Exported:
+class ExportedEntry:
     """The records of one region."""
 
     definition: Definition
     solution: Solution
-    trace: Trace
+    trace: FlashInferTrace
 
 
-def exported(region: Region, entry: Entry) -> Exported | NotExpressible:
+def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
     """The records of a region and the entry that the cache holds for it."""
     if entry.choice.origin == "baseline":
-        return NotExpressible(
+        return Refusal(
             f"the fastest is a baseline ({entry.choice.label}): there is no solution to write"
         )
-    reference, candidate = python_of(region.program), python_of(entry.choice.program)
+    reference, candidate = write_python(region.program), write_python(entry.choice.program)
     for text in (reference, candidate):
-        if isinstance(text, NotExpressible):
+        if isinstance(text, Refusal):
             return text
     assert isinstance(reference, str)
     assert isinstance(candidate, str)
     results = output_specs(region.program)
     outputs = [spec for spec in results if spec is not None]
     if len(outputs) != len(results):
-        return NotExpressible("an output is no tensor")
-    if problem := next(filter(None, map(_problem, (*region.program.inputs, *outputs))), None):
-        return NotExpressible(problem)
+        return Refusal("an output is no tensor")
+    if problem := next(filter(None, map(_check_spec, (*region.program.inputs, *outputs))), None):
+        return problem
     name = f"cudal1_{region.key[:16]}"
     definition = _definition(name, region, reference, outputs)
     solution = Solution(
@@ -82,28 +76,28 @@ def exported(region: Region, entry: Entry) -> Exported | NotExpressible:
         description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
     )
     workload = Workload({}, {name: {"type": "random"} for name in definition.inputs}, region.key)
-    return Exported(definition, solution, Trace(name, workload, solution.name, _evaluation(entry)))
+    return ExportedEntry(
+        definition, solution, FlashInferTrace(name, workload, solution.name, _evaluation(entry))
+    )
 
 
-def python_of(program: Program) -> str | NotExpressible:
+def write_python(program: Program) -> str | Refusal:
     """A Program of ATen calls as the text of a function `run`."""
     if program.constants:
-        return NotExpressible(
+        return Refusal(
             f"it holds {len(program.constants)} constants, and the format has no place for them"
         )
     lines = []
     for step in program.steps:
         if not isinstance(step, Aten):
-            return NotExpressible(
-                "it launches machine code, and the format has no language for that"
-            )
-        given = [_python(arg) for arg in step.args] + [
-            f"{name}={_python(arg)}" for name, arg in step.kwargs
+            return Refusal("it launches machine code, and the format has no language for that")
+        arguments = [_write_argument(arg) for arg in step.args] + [
+            f"{name}={_write_argument(arg)}" for name, arg in step.kwargs
         ]
-        outs = ", ".join(f"v{out}" for out in step.outs) + (
+        targets = ", ".join(f"v{out}" for out in step.outs) + (
             "," if step.many and len(step.outs) == 1 else ""
         )
-        lines.append(f"    {outs} = torch.ops.{step.target}({', '.join(given)})")
+        lines.append(f"    {targets} = torch.ops.{step.target}({', '.join(arguments)})")
     results = [f"v{out}" for out in program.outputs if out is not None]
     head = f"def run({', '.join(f'v{number}' for number in range(len(program.inputs)))}):"
     result = results[0] if len(results) == 1 else f"({', '.join(results)})"
@@ -118,7 +112,7 @@ def _definition(
     return Definition(
         name=name,
         op_type="fused",
-        axes={f"n{size}": Axis(size) for size in sizes},
+        axes={f"n{size}": FlashInferAxis(size) for size in sizes},
         inputs={
             f"v{number}": _shape(spec, region.roles[number]) for number, spec in enumerate(inputs)
         },
@@ -133,16 +127,18 @@ def _shape(spec: TensorSpec, description: str | None = None) -> Shape:
     return Shape(tuple(f"n{size}" for size in spec.shape), spec.dtype, description)
 
 
-def _problem(spec: TensorSpec) -> str:
+def _check_spec(spec: TensorSpec) -> Refusal | None:
     if spec.dtype not in DTYPES:
-        return f"a tensor is {spec.dtype}, for which the format has no name"
+        return Refusal(f"a tensor is {spec.dtype}, for which the format has no name")
     expected = list(reversed(list(_row_major(reversed(spec.shape)))))
     if any(
         size > 1 and stride != right
         for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)
     ):
-        return f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format knows contiguous ones"
-    return ""
+        return Refusal(
+            f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format knows contiguous ones"
+        )
+    return None
 
 
 def _row_major(sizes: Any) -> Iterator[int]:
@@ -158,9 +154,9 @@ def _evaluation(entry: Entry) -> Evaluation:
     """
     timing = entry.evidence["timing"]
     ratios = [
-        one.get("value")
-        for one in entry.evidence.get("checks", ())
-        if one.get("name") == "numerics"
+        check.get("value")
+        for check in entry.evidence.get("checks", ())
+        if check.get("name") == "numerics"
     ]
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
     extra = {"rms_error_over_eager": worst, "low": timing["low"], "baseline": timing["baseline"]}
@@ -178,15 +174,15 @@ def _evaluation(entry: Entry) -> Evaluation:
     )
 
 
-def _python(arg: Any) -> str:
+def _write_argument(arg: Any) -> str:
     if isinstance(arg, Value):
         return f"v{arg.index}"
     if isinstance(arg, tuple):
-        return f"[{', '.join(map(_python, arg))}]"
+        return f"[{', '.join(map(_write_argument, arg))}]"
     if isinstance(arg, float) and not math.isfinite(arg):
         return f"float({str(arg)!r})"
     if isinstance(arg, complex):
-        return f"complex({_python(arg.real)}, {_python(arg.imag)})"
+        return f"complex({_write_argument(arg.real)}, {_write_argument(arg.imag)})"
     if isinstance(arg, torch.device):
         return f"torch.device({arg.type!r})"
     return (

@@ -16,10 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.ingest.formats.flashinfer import Definition, Shape, Solution, Trace, Workload
-from torch_cudal1.ingest.formats.published_task import Damaged, Task
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.formats.flashinfer import (
+    Definition,
+    FlashInferTrace,
+    Shape,
+    Solution,
+    Workload,
+)
+from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
 
-__all__ = ["candidate_text", "is_dataset", "reference_text", "tasks_in"]
+__all__ = ["FlashInferFolder", "candidate_text", "reference_text"]
 
 _HEAD = """
 
@@ -65,40 +72,46 @@ class ModelNew(_torch.nn.Module):
 _FLOATING = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-def is_dataset(path: Path) -> bool:
-    """Whether a folder is laid out as a FlashInfer-Trace one."""
-    return (path / "definitions").is_dir()
+@dataclass(frozen=True)
+class FlashInferFolder:
+    """A FlashInfer-Trace folder."""
 
+    name: str = "FlashInfer-Trace"
+    layout: str = "a folder with `definitions/`, `solutions/` and `workloads/`"
 
-def tasks_in(root: Path) -> Iterator[Task | Damaged]:
-    """Every solution on every workload of its definition, in the order of their files; what cannot
-    be read, by its reason.
-    """
-    read = _Folder.read(root)
-    yield from read.damaged
-    for where, solution in read.solutions:
-        definition = read.definitions.get(solution.definition)
-        if definition is None:
-            yield Damaged(
-                where,
-                f"solution {solution.name!r} is for {solution.definition!r}, which no file of {root} defines",
-            )
-            continue
-        workloads = {
-            each.workload.uuid: each.workload
-            for each in read.traces
-            if each.definition == definition.name
-        }
-        if not workloads and any(axis.value is None for axis in definition.axes.values()):
-            yield Damaged(
-                where,
-                f"definition {definition.name!r} has variable axes, and no workload says how long they are",
-            )
-            continue
-        for workload in workloads.values() or [
-            Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")
-        ]:
-            yield _task(where, definition, solution, workload, read.traces)
+    def recognises(self, path: Path) -> bool:
+        """A folder with `definitions`."""
+        return (path / "definitions").is_dir()
+
+    def read_tasks(
+        self, path: Path, references: Path | None
+    ) -> Iterator[PublishedTask | UnreadableTask]:
+        """Every solution on every workload of its definition, in the order of their files."""
+        folder = _Folder.read(path)
+        yield from folder.damaged
+        for where, solution in folder.solutions:
+            definition = folder.definitions.get(solution.definition)
+            if definition is None:
+                yield UnreadableTask(
+                    f"solution {solution.name!r} is for {solution.definition!r}, which no file of {path} defines",
+                    where,
+                )
+                continue
+            workloads = {
+                trace.workload.uuid: trace.workload
+                for trace in folder.traces
+                if trace.definition == definition.name
+            }
+            if not workloads and any(axis.value is None for axis in definition.axes.values()):
+                yield UnreadableTask(
+                    f"definition {definition.name!r} has variable axes, and no workload says how long they are",
+                    where,
+                )
+                continue
+            for workload in workloads.values() or [
+                Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")
+            ]:
+                yield _task(where, definition, solution, workload, folder.traces)
 
 
 def reference_text(definition: Definition, workload: Workload) -> str:
@@ -120,11 +133,11 @@ def candidate_text(definition: Definition, solution: Solution, workload: Workloa
     content = solution.sources[solution.entry_file]
     if not solution.into_outputs:
         return content + head + _RETURNS.format(function=solution.entry_name)
-    made = [
+    outputs = [
         f"({_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})"
         for shape in definition.outputs.values()
     ]
-    return content + head + _FILLS.format(function=solution.entry_name, outputs=", ".join(made))
+    return content + head + _FILLS.format(function=solution.entry_name, outputs=", ".join(outputs))
 
 
 @dataclass
@@ -133,8 +146,8 @@ class _Folder:
 
     definitions: dict[str, Definition] = field(default_factory=dict)
     solutions: list[tuple[str, Solution]] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    damaged: list[Damaged] = field(default_factory=list)
+    traces: list[FlashInferTrace] = field(default_factory=list)
+    damaged: list[UnreadableTask] = field(default_factory=list)
 
     @classmethod
     def read(cls, root: Path) -> _Folder:
@@ -147,7 +160,7 @@ class _Folder:
                 found.solutions.append((where, solution))
         for folder in ("workloads", "traces"):
             for where, data in found._objects(root, folder, ".jsonl"):
-                if trace := found._kept(where, Trace.from_json, data):
+                if trace := found._kept(where, FlashInferTrace.from_json, data):
                     found.traces.append(trace)
         return found
 
@@ -156,7 +169,7 @@ class _Folder:
             try:
                 content = path.read_text(encoding="utf-8", errors="replace")
             except OSError as error:
-                self.damaged.append(Damaged(str(path), f"{type(error).__name__}: {error}"))
+                self.damaged.append(UnreadableTask(f"{type(error).__name__}: {error}", str(path)))
                 continue
             lines = (
                 enumerate(content.splitlines(), start=1) if ending == ".jsonl" else [(1, content)]
@@ -170,37 +183,49 @@ class _Folder:
         try:
             return read(data)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            self.damaged.append(Damaged(where, str(error)[:400]))
+            self.damaged.append(UnreadableTask(str(error)[:400], where))
             return None
 
 
 def _task(
-    where: str, definition: Definition, solution: Solution, workload: Workload, traces: list[Trace]
-) -> Task | Damaged:
+    where: str,
+    definition: Definition,
+    solution: Solution,
+    workload: Workload,
+    traces: list[FlashInferTrace],
+) -> PublishedTask | UnreadableTask:
     name = f"{solution.name} on {workload.uuid}"
     try:
         reference = reference_text(definition, workload)
-        foreign = _foreign(solution)
+        foreign = _check_language(solution)
         candidate = "" if foreign else candidate_text(definition, solution, workload)
     except ValueError as error:
-        return Damaged(where, f"{name}: {error}")
-    told = [
+        return UnreadableTask(f"{name}: {error}", where)
+    evaluations = [
         t.evaluation.to_json()
         for t in traces
         if t.solution == solution.name and t.workload.uuid == workload.uuid and t.evaluation
     ]
     labels = {"definition": definition.name, "solution": solution.name, "workload": workload.uuid}
-    return Task(
-        where, name, reference, candidate, {"evaluations": told} if told else {}, labels, foreign
+    return PublishedTask(
+        where,
+        name,
+        reference,
+        candidate,
+        {"evaluations": evaluations} if evaluations else {},
+        labels,
+        str(foreign or ""),
     )
 
 
-def _foreign(solution: Solution) -> str:
+def _check_language(solution: Solution) -> Refusal | None:
     if solution.language not in ("python", "triton"):
-        return f"it is written in {solution.language}; only Python and Triton sources can be traced"
+        return Refusal(
+            f"it is written in {solution.language}; only Python and Triton sources can be traced"
+        )
     if len(solution.sources) > 1:
-        return f"it spans {len(solution.sources)} files; one Python file can be traced"
-    return ""
+        return Refusal(f"it spans {len(solution.sources)} files; one Python file can be traced")
+    return None
 
 
 def _sizes(shape: Shape, definition: Definition, workload: Workload) -> tuple[int, ...]:
@@ -216,16 +241,16 @@ def _size(axis: str, definition: Definition, workload: Workload) -> int:
 
 def _input(name: str, shape: Shape, definition: Definition, workload: Workload) -> str:
     """An expression that makes an input."""
-    given: Mapping[str, Any] = workload.inputs.get(name) or {"type": "random"}
-    if given["type"] == "scalar":
-        if type(given["value"]) not in (int, float, bool):
-            raise ValueError(f"input {name!r}: value {given['value']!r}; expected a number")
+    spec: Mapping[str, Any] = workload.inputs.get(name) or {"type": "random"}
+    if spec["type"] == "scalar":
+        if type(spec["value"]) not in (int, float, bool):
+            raise ValueError(f"input {name!r}: value {spec['value']!r}; expected a number")
         return (
-            f"float({str(given['value'])!r})"
-            if isinstance(given["value"], float)
-            else repr(given["value"])
+            f"float({str(spec['value'])!r})"
+            if isinstance(spec["value"], float)
+            else repr(spec["value"])
         )
-    if given["type"] == "safetensors":
+    if spec["type"] == "safetensors":
         raise ValueError(
             f"input {name!r} lies in a tensor file, which is not read; only random and scalar inputs are made"
         )

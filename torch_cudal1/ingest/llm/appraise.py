@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_cudal1.ingest.llm.checker import Checked
-from torch_cudal1.ingest.llm.database import Database, Sample
-from torch_cudal1.ingest.llm.records import Codec, Evaluator, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.checker import CheckedEvaluator
+from torch_cudal1.ingest.llm.database import Database, StoredSample
+from torch_cudal1.ingest.llm.records import Codec, Evaluator
 from torch_cudal1.judge.pool.evaluator import Remembered
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
-__all__ = ["Appraiser", "Asked"]
+__all__ = ["Appraiser", "NamedCompletion"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamedCompletion:
     """One completion to appraise. `name`: unique in the run. `exemplars`: digests of what the
     prompt showed.
     """
@@ -43,44 +44,50 @@ class Appraiser:
         self.codec, self.database = codec, database
         self._evaluator: Any = evaluator
         self.memory = Remembered()
-        known = [
+        measurements = [
             sample.measured
             for sample in database.samples()
             if sample.measured.outcome != "undecodable"
         ]
-        self.memory.learn(known)
-        own = getattr(evaluator, "memory", None)
-        if isinstance(own, Remembered):
-            own.learn(known)  # so that it knows which score would be a surprise
-        if isinstance(evaluator, Checked):
+        self.memory.learn(measurements)
+        evaluator_memory = getattr(evaluator, "memory", None)
+        if isinstance(evaluator_memory, Remembered):
+            evaluator_memory.learn(measurements)  # so that it knows which score would be a surprise
+        if isinstance(evaluator, CheckedEvaluator):
             evaluator.learn(list(database.samples()))
 
-    def appraise(self, asked: Sequence[Asked]) -> list[Measured]:
+    def appraise(self, completions: Sequence[NamedCompletion]) -> list[Measured]:
         """A measurement for each, in order, all on record when this returns. Faults of the
         evaluator raise; nothing is invented.
         """
         decoded: dict[str, dict[str, Decoded]] = {}  # by task, by name
         tasks: dict[str, TrainingTask] = {}
-        names = {one.name: one for one in asked}
-        for one in asked:
-            if self.database.has(one.name):
+        names = {completion.name: completion for completion in completions}
+        for completion in completions:
+            if self.database.has(completion.name):
                 continue
-            found = self.codec.decode(one.task, one.completion)
-            if isinstance(found, Undecodable):
+            program = self.codec.decode(completion.task, completion.completion)
+            if isinstance(program, Refusal):
                 self._record(
-                    one, Measured(one.task.id, one.completion, "undecodable", detail=found.reason)
+                    completion,
+                    Measured(
+                        completion.task.id,
+                        completion.completion,
+                        "undecodable",
+                        detail=program.reason,
+                    ),
                 )
             else:
-                decoded.setdefault(one.task.id, {})[one.name] = found
-                tasks[one.task.id] = one.task
+                decoded.setdefault(completion.task.id, {})[completion.name] = program
+                tasks[completion.task.id] = completion.task
         self._measure(tasks, decoded, names)
-        return [self._on_record(one.name) for one in asked]
+        return [self._on_record(completion.name) for completion in completions]
 
     def _measure(
         self,
         tasks: Mapping[str, TrainingTask],
         decoded: Mapping[str, Mapping[str, Decoded]],
-        names: Mapping[str, Asked],
+        names: Mapping[str, NamedCompletion],
     ) -> None:
         due = {}
         for task, programs in decoded.items():
@@ -93,11 +100,11 @@ class Appraiser:
             for name, program in by_name.items()
         }
 
-        def measured(found: Measured) -> None:
+        def measured(measurement: Measured) -> None:
             """On record at once: a kill later in the batch loses nothing that was measured."""
-            if name := waiting.pop((found.task, found.program), ""):
-                self.memory.take(found)
-                self._record(names[name], found)
+            if name := waiting.pop((measurement.task, measurement.program), ""):
+                self.memory.take(measurement)
+                self._record(names[name], measurement)
 
         self._ask([(tasks[task], programs) for task, programs in due.items() if programs], measured)
         for task, by_name in decoded.items():
@@ -122,16 +129,23 @@ class Appraiser:
             answers = self._evaluator.measure_all(questions)
         else:
             answers = (self._evaluator.measure(task, programs) for task, programs in questions)
-        for (task, programs), found in zip(questions, answers, strict=True):
-            if len(found) != len(programs):
+        for (task, programs), measurements in zip(questions, answers, strict=True):
+            if len(measurements) != len(programs):
                 raise ValueError(
-                    f"the evaluator answered {len(found)} measurements for {len(programs)} programs of {task.id}"
+                    f"the evaluator answered {len(measurements)} measurements for {len(programs)} programs of {task.id}"
                 )
-            for one in found:
-                measured(one)
+            for measurement in measurements:
+                measured(measurement)
 
-    def _record(self, one: Asked, found: Measured) -> None:
-        self.database.add(Sample(one.name, found, origin=one.origin, exemplars=one.exemplars))
+    def _record(self, completion: NamedCompletion, measurement: Measured) -> None:
+        self.database.add(
+            StoredSample(
+                completion.name,
+                measurement,
+                origin=completion.origin,
+                exemplars=completion.exemplars,
+            )
+        )
 
     def _on_record(self, name: str) -> Measured:
         sample = self.database.get(name)

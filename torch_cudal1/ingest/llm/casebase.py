@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torch_cudal1.ingest.llm.database import Sample
+from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.checks.static.source_syntax import parsed
 
-__all__ = ["Case", "CaseBase", "Match", "likeness", "shipped_index"]
+__all__ = ["CheatCase", "CaseBase", "Match", "likeness", "shipped_index_path"]
 
 _GRAM = 4
 _KEPT = frozenset(  # names that say what code does, whoever wrote it
@@ -73,7 +73,7 @@ _KEPT = frozenset(  # names that say what code does, whoever wrote it
 
 
 @dataclass(frozen=True)
-class Case:
+class CheatCase:
     """One cheat. `mechanism`: how it works, for people and for a checking model. `twin`: an honest
     program that looks like it.
     """
@@ -101,7 +101,7 @@ class Match:
     nothing, 1 all of it.
     """
 
-    case: Case
+    case: CheatCase
     likeness: float
     trick: float
 
@@ -109,21 +109,21 @@ class Match:
 class CaseBase:
     """Cases by name. `grown`: the file that takes new ones, None to forget them at the end."""
 
-    def __init__(self, cases: Iterable[Case], grown: Path | None = None) -> None:
+    def __init__(self, cases: Iterable[CheatCase], grown: Path | None = None) -> None:
         self._grown = grown
         self._cases = {case.name: case for case in cases}
         if grown is not None and grown.exists():
-            self._cases |= {case.name: case for case in _lines(grown)}
+            self._cases |= {case.name: case for case in _read_index(grown)}
 
     @classmethod
     def shipped(cls, grown: Path | None = None) -> CaseBase:
         """The cases of this package."""
-        return cls(_lines(shipped_index()), grown)
+        return cls(_read_index(shipped_index_path()), grown)
 
     @classmethod
     def of_folder(cls, folder: Path, grown: Path | None = None) -> CaseBase:
         """The cases of a folder. Raises ValueError for one without any."""
-        cases = list(_folder(folder))
+        cases = list(_read_folder(folder))
         if not cases:
             raise ValueError(
                 f"{folder} holds no case: expected files <group>/<name>.py with CASE and CHEAT as texts"
@@ -133,18 +133,19 @@ class CaseBase:
     def __len__(self) -> int:
         return len(self._cases)
 
-    def __iter__(self) -> Iterator[Case]:
+    def __iter__(self) -> Iterator[CheatCase]:
         return iter(self._cases.values())
 
     def nearest(self, source: str, count: int = 3) -> list[Match]:
         """The cases whose cheat is most like a program, the likest first. Pure."""
         grams = _grams(source)
-        found = [
-            Match(case, likeness(grams, case.grams), _held(case.trick, grams)) for case in self
+        matches = [
+            Match(case, likeness(grams, case.grams), _contained_share(case.trick, grams))
+            for case in self
         ]
-        return sorted(found, key=lambda match: (-match.likeness, match.case.name))[:count]
+        return sorted(matches, key=lambda match: (-match.likeness, match.case.name))[:count]
 
-    def confirm(self, sample: Sample) -> Case | None:
+    def confirm(self, sample: StoredSample) -> CheatCase | None:
         """Take a program that was found out as a cheat; None if it is one already, or there is no
         source.
         """
@@ -152,40 +153,40 @@ class CaseBase:
         if not _grams(source) or any(case.cheat == source for case in self):
             return None
         name = f"{sample.measured.task}-{hashlib.sha256(source.encode(errors='replace')).hexdigest()[:8]}"
-        case = Case(name, "confirmed", sample.measured.detail, source)
+        case = CheatCase(name, "confirmed", sample.measured.detail, source)
         self._cases[name] = case
         if self._grown is not None:
             self._grown.parent.mkdir(parents=True, exist_ok=True)
             with self._grown.open("a", encoding="utf-8") as file:
-                file.write(_line(case))
+                file.write(_write_case(case))
         return case
 
     def save(self, path: Path) -> None:
         """Write all cases as an index."""
         path.write_text(
-            "".join(_line(case) for case in sorted(self, key=lambda case: case.name)),
+            "".join(_write_case(case) for case in sorted(self, key=lambda case: case.name)),
             encoding="utf-8",
         )
 
 
-def shipped_index() -> Path:
+def shipped_index_path() -> Path:
     """The index that comes with the package; `python -m torch_cudal1.ingest.llm.casebase FOLDER`
     writes it anew.
     """
     return Path(__file__).parent / "data" / "cases.jsonl"
 
 
-def likeness(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> float:
+def likeness(left: Counter[tuple[str, ...]], right: Counter[tuple[str, ...]]) -> float:
     """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1
     the same code.
     """
-    union = (one | other).total()
-    return (one & other).total() / union if union else 0.0
+    union = (left | right).total()
+    return (left & right).total() / union if union else 0.0
 
 
-def _held(part: Counter[tuple[str, ...]], whole: Counter[tuple[str, ...]]) -> float:
-    """The share of `part` that is in `whole`."""
-    return (part & whole).total() / part.total() if part else 0.0
+def _contained_share(part: Counter[tuple[str, ...]], grams: Counter[tuple[str, ...]]) -> float:
+    """The share of `part` that is in `grams`."""
+    return (part & grams).total() / part.total() if part else 0.0
 
 
 def _grams(source: str) -> Counter[tuple[str, ...]]:
@@ -213,7 +214,7 @@ def _tokens(source: str) -> Iterator[str]:
         return
 
 
-def _folder(folder: Path) -> Iterator[Case]:
+def _read_folder(folder: Path) -> Iterator[CheatCase]:
     for path in sorted(folder.glob("*/*.py")):
         tree = parsed(path.read_text(encoding="utf-8", errors="replace"))
         if isinstance(tree, str):
@@ -228,11 +229,11 @@ def _folder(folder: Path) -> Iterator[Case]:
             if isinstance(target, ast.Name)
         }
         if "CHEAT" in texts and "CASE" in {target.id for target in _targets(tree)}:
-            told = " ".join((ast.get_docstring(tree) or "").split())
-            yield Case(
+            mechanism = " ".join((ast.get_docstring(tree) or "").split())
+            yield CheatCase(
                 f"{path.parent.name}/{path.stem}",
                 path.parent.name,
-                told,
+                mechanism,
                 texts["CHEAT"],
                 texts.get("HONEST", ""),
             )
@@ -244,7 +245,7 @@ def _targets(tree: ast.Module) -> Iterator[ast.Name]:
             yield from (target for target in node.targets if isinstance(target, ast.Name))
 
 
-def _lines(path: Path) -> Iterator[Case]:
+def _read_index(path: Path) -> Iterator[CheatCase]:
     """Cases of an index; a line that is none is passed over."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -252,12 +253,12 @@ def _lines(path: Path) -> Iterator[Case]:
             name, group, mechanism, cheat = (
                 str(row[key]) for key in ("name", "group", "mechanism", "cheat")
             )
-            yield Case(name, group, mechanism, cheat, str(row.get("twin", "")))
+            yield CheatCase(name, group, mechanism, cheat, str(row.get("twin", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
 
 
-def _line(case: Case) -> str:
+def _write_case(case: CheatCase) -> str:
     row = {
         "name": case.name,
         "group": case.group,
@@ -270,7 +271,7 @@ def _line(case: Case) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the shipped index from a folder of cases."""
-    CaseBase.of_folder(Path(arguments[0])).save(shipped_index())
+    CaseBase.of_folder(Path(arguments[0])).save(shipped_index_path())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.judge.pool.measured import Measured
 
-__all__ = ["Database", "Entry", "Sample", "View", "digest"]
+__all__ = ["Database", "Success", "StoredSample", "DatabaseView", "digest"]
 
 SCHEMA = 1
 _BARRED = frozenset(
@@ -38,7 +38,7 @@ _BARRED = frozenset(
 
 
 @dataclass(frozen=True)
-class Sample:
+class StoredSample:
     """One measurement on record. `name`: unique; `generation`: the commit that it came with, 0
     until there was one.
 
@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Success:
     """A program that may be shown. `score`: the median of all its scores. `since`: the generation
     that brought it.
     """
@@ -72,22 +72,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class View:
+class DatabaseView:
     """The successes of all tasks as of a generation, each program once, best last. A pure function
     of journal and generation.
     """
 
     generation: int
-    tasks: Mapping[str, Sequence[Entry]]
+    tasks: Mapping[str, Sequence[Success]]
 
-    def entries(self, task: str) -> Sequence[Entry]:
+    def entries(self, task: str) -> Sequence[Success]:
         """A task's programs, worst to best; none for a task without a success."""
         return self.tasks.get(task, ())
 
     def best(self, task: str) -> float | None:
         """The highest score of a task."""
-        known = self.entries(task)
-        return known[-1].score if known else None
+        entries = self.entries(task)
+        return entries[-1].score if entries else None
 
 
 class Database:
@@ -102,14 +102,14 @@ class Database:
         self.path = path
         self.generation = 0
         self.damaged: list[int] = []  # numbers of lines that could not be read
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, StoredSample] = {}
         self._pending: list[str] = []
-        self._views: dict[int, View] = {}
+        self._views: dict[int, DatabaseView] = {}
         self._lock: FileLock | None = None
         self._file: int | None = None
         if path is not None and write:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _claimed(path)
+            self._lock = _claim_lock(path)
         try:
             if path is not None and path.exists():
                 self._read(path, write)
@@ -148,11 +148,11 @@ class Database:
         """Whether a sample of this name is on record: it need not be measured again."""
         return name in self._samples
 
-    def get(self, name: str) -> Sample | None:
+    def get(self, name: str) -> StoredSample | None:
         """The sample of that name."""
         return self._samples.get(name)
 
-    def add(self, sample: Sample) -> bool:
+    def add(self, sample: StoredSample) -> bool:
         """Put a sample on record; False if its name is there already, and nothing changes.
 
         It is with the operating system when this returns, so a kill of this process does not lose
@@ -160,7 +160,7 @@ class Database:
         """
         if sample.name in self._samples:
             return False
-        self._keep(Sample(**{**vars(sample), "generation": 0}))
+        self._keep(StoredSample(**{**vars(sample), "generation": 0}))
         self._write(_sample_json(sample))
         return True
 
@@ -178,7 +178,9 @@ class Database:
         self._settle(self.generation + 1)
         return self.generation
 
-    def samples(self, task: str | None = None, *, up_to: int | None = None) -> Iterator[Sample]:
+    def samples(
+        self, task: str | None = None, *, up_to: int | None = None
+    ) -> Iterator[StoredSample]:
         """Samples in the order of the journal, failures too. `up_to`: only those of generations up
         to that one.
         """
@@ -188,26 +190,28 @@ class Database:
             if up_to is None or 0 < sample.generation <= up_to:
                 yield sample
 
-    def view(self, generation: int | None = None) -> View:
+    def view(self, generation: int | None = None) -> DatabaseView:
         """The successes as of a committed generation, the last one by default. Raises ValueError
         for one that is not there.
         """
-        wanted = self.generation if generation is None else generation
-        if not 0 <= wanted <= self.generation:
-            raise ValueError(f"generation {wanted}; this database has 0 to {self.generation}")
-        if wanted not in self._views:
+        digest = self.generation if generation is None else generation
+        if not 0 <= digest <= self.generation:
+            raise ValueError(f"generation {digest}; this database has 0 to {self.generation}")
+        if digest not in self._views:
             while len(self._views) > 3:
                 self._views.pop(next(iter(self._views)))
-            self._views[wanted] = View(wanted, _successes(self.samples(up_to=wanted)))
-        return self._views[wanted]
+            self._views[digest] = DatabaseView(digest, _successes(self.samples(up_to=digest)))
+        return self._views[digest]
 
-    def _keep(self, sample: Sample) -> None:
+    def _keep(self, sample: StoredSample) -> None:
         self._samples[sample.name] = sample
         self._pending.append(sample.name)
 
     def _settle(self, generation: int) -> None:
         for name in self._pending:
-            self._samples[name] = Sample(**{**vars(self._samples[name]), "generation": generation})
+            self._samples[name] = StoredSample(
+                **{**vars(self._samples[name]), "generation": generation}
+            )
         self._pending.clear()
         self.generation = generation
 
@@ -254,7 +258,7 @@ def digest(program: str) -> str:
     return hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _claimed(path: Path) -> FileLock:
+def _claim_lock(path: Path) -> FileLock:
     lock = FileLock(f"{path}.lock", timeout=0)
     try:
         lock.acquire()
@@ -282,7 +286,7 @@ def _check_header(path: Path, line: bytes) -> None:
         )
 
 
-def _sample_json(sample: Sample) -> dict[str, Any]:
+def _sample_json(sample: StoredSample) -> dict[str, Any]:
     measured = sample.measured
     row = {
         "kind": "sample",
@@ -304,7 +308,7 @@ def _sample_json(sample: Sample) -> dict[str, Any]:
     )
 
 
-def _sample_of(row: Mapping[str, Any]) -> Sample:
+def _sample_of(row: Mapping[str, Any]) -> StoredSample:
     score = row.get("score")
     measured = Measured(
         str(row["task"]),
@@ -315,14 +319,14 @@ def _sample_of(row: Mapping[str, Any]) -> Sample:
         tuple(map(float, row.get("buckets", ()))),
     )
     shown = tuple(map(str, row.get("exemplars", ())))
-    return Sample(
+    return StoredSample(
         str(row["name"]), measured, str(row.get("source", "")), str(row.get("origin", "")), shown
     )
 
 
-def _successes(samples: Iterator[Sample]) -> dict[str, tuple[Entry, ...]]:
+def _successes(samples: Iterator[StoredSample]) -> dict[str, tuple[Success, ...]]:
     """By task, each program once. Independent of the order in which samples of one generation came."""
-    scores: dict[tuple[str, str], list[Sample]] = {}
+    scores: dict[tuple[str, str], list[StoredSample]] = {}
     barred: set[tuple[str, str]] = set()
     for sample in samples:
         key = (sample.measured.task, sample.measured.program)
@@ -330,16 +334,18 @@ def _successes(samples: Iterator[Sample]) -> dict[str, tuple[Entry, ...]]:
             scores.setdefault(key, []).append(sample)
         elif sample.measured.outcome in _BARRED:
             barred.add(key)
-    found: dict[str, list[Entry]] = {}
-    for (task, program), known in scores.items():
+    successes: dict[str, list[Success]] = {}
+    for (task, program), entry in scores.items():
         if (task, program) not in barred:
             median = statistics.median(
-                sample.measured.score for sample in known if sample.measured.score is not None
+                sample.measured.score for sample in entry if sample.measured.score is not None
             )
-            since = min(sample.generation for sample in known)
-            source = min(sample.source for sample in known)
-            found.setdefault(task, []).append(Entry(program, median, len(known), since, source))
+            since = min(sample.generation for sample in entry)
+            source = min(sample.source for sample in entry)
+            successes.setdefault(task, []).append(
+                Success(program, median, len(entry), since, source)
+            )
     return {
-        task: tuple(sorted(known, key=lambda entry: (entry.score, entry.digest)))
-        for task, known in sorted(found.items())
+        task: tuple(sorted(entry, key=lambda entry: (entry.score, entry.digest)))
+        for task, entry in sorted(successes.items())
     }

@@ -2,7 +2,7 @@
 a budget.
 
 A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses;
-what stays broken is a `NoAnswer` with its reason, never an empty completion. Tokens are counted as
+what stays broken is a `Refusal` with its reason, never an empty completion. Tokens are counted as
 the server says, or estimated where it does not, and money from the prices given. The key comes from
 the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain HTTP
 to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
@@ -25,9 +25,10 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from torch_cudal1.core.errors import Cudal1Error, SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 
-__all__ = ["Answer", "Endpoint", "EndpointError", "NoAnswer", "Patience", "Prices"]
+__all__ = ["Completion", "Endpoint", "EndpointError", "RetryPolicy", "TokenPrices"]
 
 _MOST_BYTES = 16 << 20
 _CHUNK = 1 << 16
@@ -48,7 +49,7 @@ class EndpointError(Cudal1Error, ConnectionError):
 
 
 @dataclass(frozen=True)
-class Prices:
+class TokenPrices:
     """Money for a million tokens, of prompts and of completions."""
 
     prompt: float = 0.0
@@ -60,7 +61,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """`attempts` for one completion, each at most `timeout_s` long; pauses double from `pause_s` up
     to `longest_pause_s`.
     """
@@ -72,7 +73,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """One completion and what it took. `estimated`: the server did not say how many tokens."""
 
     text: str
@@ -83,23 +84,16 @@ class Answer:
     finished: str = ""
 
 
-@dataclass(frozen=True)
-class NoAnswer:
-    """Why there is no completion after all attempts."""
-
-    reason: str
-
-
-class _Again(Exception):
+class _RetryableError(Exception):
     """This attempt failed; another may not. `after_s`: what the server asks to wait."""
 
-    def __init__(self, found: str, after_s: float | None = None) -> None:
-        super().__init__(found)
+    def __init__(self, reason: str, after_s: float | None = None) -> None:
+        super().__init__(reason)
         self.after_s = after_s
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *given: Any, **named: Any) -> None:
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         """A redirect would carry the key to another place."""
 
 
@@ -117,8 +111,8 @@ class Endpoint:
     key: str = field(default="", repr=False)
     max_tokens: int = 8_192
     parallel: int = 8
-    patience: Patience = Patience()
-    prices: Prices = Prices()
+    patience: RetryPolicy = RetryPolicy()
+    prices: TokenPrices = TokenPrices()
     sleep: Any = field(default=time.sleep, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -134,7 +128,7 @@ class Endpoint:
         ):
             raise SettingError(
                 "llm",
-                _without_password(self.url),
+                _strip_password(self.url),
                 "a URL such as http://localhost:8000/v1, without a key in it",
             )
         if self.key and split.scheme == "http" and split.hostname not in _LOOPBACK:
@@ -157,7 +151,7 @@ class Endpoint:
         """For records: model and server."""
         return f"{self.model}@{urlsplit(self.url).netloc}"
 
-    def ask(self, prompt: str, *, temperature: float, seed: int) -> Answer | NoAnswer:
+    def ask(self, prompt: str, *, temperature: float, seed: int) -> Completion | Refusal:
         """One completion, after as many attempts as patience allows. Raises EndpointError for a
         server that refuses.
         """
@@ -172,42 +166,42 @@ class Endpoint:
         for attempt in range(self.patience.attempts):
             try:
                 return self._answer(self._post("/chat/completions", body), prompt)
-            except _Again as error:
+            except _RetryableError as error:
                 reason = str(error)
                 if attempt + 1 < self.patience.attempts:
                     self.sleep(self._pause_s(attempt, error.after_s))
-        return NoAnswer(f"{reason} ({self.patience.attempts} attempts)")
+        return Refusal(f"{reason} ({self.patience.attempts} attempts)")
 
     def sample(
         self, prompts: Sequence[str], *, count: int, temperature: float, seed: int
     ) -> list[list[str]]:
         """`count` completions for each prompt. Raises EndpointError if one of them cannot be had."""
-        wanted = [
+        requests = [
             (prompt, seed + i * count + j) for i, prompt in enumerate(prompts) for j in range(count)
         ]
-        found: list[str] = []
-        for answer in self.ask_all(wanted, temperature=temperature):
-            if isinstance(answer, NoAnswer):
+        texts: list[str] = []
+        for answer in self.ask_all(requests, temperature=temperature):
+            if isinstance(answer, Refusal):
                 raise EndpointError(self.url, f"gave no completion: {answer.reason}")
-            found.append(answer.text)
-        return [found[i : i + count] for i in range(0, len(found), count)]
+            texts.append(answer.text)
+        return [texts[i : i + count] for i in range(0, len(texts), count)]
 
     def ask_all(
-        self, wanted: Sequence[tuple[str, int]], *, temperature: float
-    ) -> list[Answer | NoAnswer]:
+        self, requests: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Completion | Refusal]:
         """Prompts with their seeds, several at a time, answers in order; a refusal of one costs
         only that one.
         """
         self._model()
 
-        def one(asked: tuple[str, int]) -> Answer | NoAnswer:
+        def one(request: tuple[str, int]) -> Completion | Refusal:
             try:
-                return self.ask(asked[0], temperature=temperature, seed=asked[1])
+                return self.ask(request[0], temperature=temperature, seed=request[1])
             except EndpointError as error:
-                return NoAnswer(error.found)
+                return Refusal(error.found)
 
-        with ThreadPoolExecutor(max(1, min(self.parallel, len(wanted)))) as pool:
-            return list(pool.map(one, wanted))
+        with ThreadPoolExecutor(max(1, min(self.parallel, len(requests)))) as pool:
+            return list(pool.map(one, requests))
 
     def _model(self) -> str:
         with self._lock:
@@ -217,9 +211,9 @@ class Endpoint:
 
     def _only_model(self) -> str:
         try:
-            found = json.loads(self._post("/models", None))
-            names = [str(one["id"]) for one in found["data"]]
-        except (_Again, ValueError, KeyError, TypeError, RecursionError) as error:
+            listing = json.loads(self._post("/models", None))
+            names = [str(model["id"]) for model in listing["data"]]
+        except (_RetryableError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise EndpointError(
                 self.url, f"does not say which models it has ({error}); name one"
             ) from error
@@ -245,24 +239,26 @@ class Endpoint:
         deadline = time.monotonic() + self.patience.timeout_s
         try:
             with self._opener.open(request, timeout=self.patience.timeout_s) as response:
-                return _whole(response, deadline)
+                return _read_body(response, deadline)
         except urllib.error.HTTPError as error:
             self._refused(error)
         except (http.client.HTTPException, OSError, ValueError) as error:
-            raise _Again(f"{type(error).__name__}: {error}") from error
+            raise _RetryableError(f"{type(error).__name__}: {error}") from error
 
     def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
         with error:
-            told = error.read(2_000).decode(errors="replace").strip()
-        found = f"answered with status {error.code}: {told[:300]}"
+            body = error.read(2_000).decode(errors="replace").strip()
+        reason = f"answered with status {error.code}: {body[:300]}"
         if error.code in _AGAIN:
-            raise _Again(found, _seconds(error.headers.get("Retry-After"))) from error
-        raise EndpointError(self.url, found) from error
+            raise _RetryableError(
+                reason, _parse_retry_after(error.headers.get("Retry-After"))
+            ) from error
+        raise EndpointError(self.url, reason) from error
 
-    def _answer(self, content: bytes, prompt: str) -> Answer:
+    def _answer(self, content: bytes, prompt: str) -> Completion:
         try:
-            found = json.loads(content)
-            choice = found["choices"][0]
+            body = json.loads(content)
+            choice = body["choices"][0]
             text = choice["message"]["content"]
             finished = str(choice.get("finish_reason") or "")
             if not isinstance(text, str):
@@ -275,15 +271,15 @@ class Endpoint:
             AttributeError,
             RecursionError,
         ) as error:
-            raise _Again(
+            raise _RetryableError(
                 f"the answer is no completion ({type(error).__name__}: {error}): {content[:80]!r}"
             ) from error
-        prompt_tokens, completion_tokens, told = _usage(found, prompt, text)
+        prompt_tokens, completion_tokens, is_reported = _count_tokens(body, prompt, text)
         money = self.prices.of(prompt_tokens, completion_tokens)
-        return Answer(text, prompt_tokens, completion_tokens, money, not told, finished)
+        return Completion(text, prompt_tokens, completion_tokens, money, not is_reported, finished)
 
 
-def _whole(response: Any, deadline: float) -> bytes:
+def _read_body(response: Any, deadline: float) -> bytes:
     """A body of bounded length, in bounded time: a server that sends a byte a minute is slow too."""
     parts: list[bytes] = []
     size = 0
@@ -291,20 +287,20 @@ def _whole(response: Any, deadline: float) -> bytes:
         size += len(part)
         parts.append(part)
         if size > _MOST_BYTES:
-            raise _Again(f"an answer of over {_MOST_BYTES} bytes")
+            raise _RetryableError(f"an answer of over {_MOST_BYTES} bytes")
         if time.monotonic() > deadline:
-            raise _Again(f"an answer that took longer than its time ({size} bytes came)")
+            raise _RetryableError(f"an answer that took longer than its time ({size} bytes came)")
     expected = response.headers.get("Content-Length")
     if expected is not None and size < int(expected):
-        raise _Again(f"an answer cut off after {size} of {expected} bytes")
+        raise _RetryableError(f"an answer cut off after {size} of {expected} bytes")
     return b"".join(parts)
 
 
-def _usage(found: Mapping[str, Any], prompt: str, text: str) -> tuple[int, int, bool]:
+def _count_tokens(body: Mapping[str, Any], prompt: str, text: str) -> tuple[int, int, bool]:
     """Tokens of prompt and completion, and whether the server told them."""
     try:
-        told = found["usage"]
-        counts = int(told["prompt_tokens"]), int(told["completion_tokens"])
+        usage = body["usage"]
+        counts = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
         if min(counts) >= 0:
             return *counts, True
     except (KeyError, TypeError, ValueError):
@@ -312,7 +308,7 @@ def _usage(found: Mapping[str, Any], prompt: str, text: str) -> tuple[int, int, 
     return math.ceil(len(prompt) / _CHARS_PER_TOKEN), math.ceil(len(text) / _CHARS_PER_TOKEN), False
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_retry_after(text: str | None) -> float | None:
     """The Retry-After header as seconds; None for none, or for a date."""
     try:
         value = float(text or "")
@@ -321,5 +317,5 @@ def _seconds(text: str | None) -> float | None:
     return value if 0 <= value < math.inf else None
 
 
-def _without_password(url: str) -> str:
+def _strip_password(url: str) -> str:
     return url.rpartition("@")[2] if "@" in url else url

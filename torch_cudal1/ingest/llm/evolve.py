@@ -20,21 +20,30 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
-from torch_cudal1.ingest.llm.database import Database, Entry, View, digest
-from torch_cudal1.ingest.llm.endpoint import Answer, NoAnswer
-from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
+from torch_cudal1.ingest.llm.database import Database, DatabaseView, Success, digest
+from torch_cudal1.ingest.llm.endpoint import Completion
+from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.ingest.llm.records import Codec, Evaluator, Exemplar, Policy
 from torch_cudal1.ingest.llm.selectors import Buckets, Selector, exemplars
 from torch_cudal1.judge.pool.measured import TrainingTask
 
-__all__ = ["Budget", "Evolution", "Evolved", "LocalWriter", "Plan", "Spent", "Writer"]
+__all__ = [
+    "Budget",
+    "Evolution",
+    "Evolved",
+    "LocalWriter",
+    "EvolutionPlan",
+    "Spent",
+    "CompletionSource",
+]
 
 Progress: TypeAlias = Callable[[str, float | None], None]
 _CHARS_PER_TOKEN = 4
 
 
-class Writer(Protocol):
+class CompletionSource(Protocol):
     """Who completes prompts, and says what it took: an `Endpoint`, or a local model behind
     `LocalWriter`.
     """
@@ -45,8 +54,8 @@ class Writer(Protocol):
     def name(self) -> str: ...
 
     def ask_all(
-        self, wanted: Sequence[tuple[str, int]], *, temperature: float
-    ) -> list[Answer | NoAnswer]:
+        self, requests: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Completion | Refusal]:
         """Completions of prompts with their seeds, in order."""
         ...
 
@@ -70,17 +79,17 @@ class LocalWriter:
         return self.policy.name
 
     def ask_all(
-        self, wanted: Sequence[tuple[str, int]], *, temperature: float
-    ) -> list[Answer | NoAnswer]:
+        self, requests: Sequence[tuple[str, int]], *, temperature: float
+    ) -> list[Completion | Refusal]:
         """One completion for each prompt, all in one batch under the first one's seed. Raises as
         the policy does.
         """
         count = self.tokens or (lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN))
-        prompts = [self.rendered(prompt) for prompt, _ in wanted]
-        texts = self.policy.sample(prompts, count=1, temperature=temperature, seed=wanted[0][1])
+        prompts = [self.rendered(prompt) for prompt, _ in requests]
+        texts = self.policy.sample(prompts, count=1, temperature=temperature, seed=requests[0][1])
         pairs = zip(prompts, texts, strict=True)
         return [
-            Answer(text, count(prompt), count(text), 0.0, self.tokens is None)
+            Completion(text, count(prompt), count(text), 0.0, self.tokens is None)
             for prompt, (text,) in pairs
         ]
 
@@ -121,7 +130,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvolutionPlan:
     """How much is asked for and how. `samples` a round; every sample has exemplars of its own."""
 
     rounds: int = 8
@@ -147,7 +156,7 @@ class Evolved:
     task: str
     rounds: int
     best: float | None
-    winners: tuple[Entry, ...]
+    winners: tuple[Success, ...]
     outcomes: dict[str, int]
     spent: Spent
     stopped: str = ""
@@ -157,14 +166,19 @@ class Evolution:
     """One task's run in a folder. Use it as a context manager: it holds the folder's lock."""
 
     def __init__(
-        self, task: TrainingTask, writer: Writer, codec: Codec, evaluator: Evaluator, folder: Path
+        self,
+        task: TrainingTask,
+        writer: CompletionSource,
+        codec: Codec,
+        evaluator: Evaluator,
+        folder: Path,
     ) -> None:
         """Open or go on with the run of that folder. Raises SettingError for one that another
         process has.
         """
         self.task, self.writer, self.codec = task, writer, codec
         self.database = Database(folder / "samples.jsonl")
-        self.journal = Journal(folder / "completions.jsonl")
+        self.journal = SampleJournal(folder / "completions.jsonl")
         self._appraiser = Appraiser(codec, evaluator, self.database)
 
     def __enter__(self) -> Evolution:
@@ -186,7 +200,7 @@ class Evolution:
             any(bool(row["estimated"]) for row in answers),
         )
 
-    def run(self, plan: Plan, progress: Progress = lambda what, fraction: None) -> Evolved:
+    def run(self, plan: EvolutionPlan, progress: Progress = lambda what, fraction: None) -> Evolved:
         """Rounds until they are done, the budget is spent or the writer is silent. Raises
         TargetError, SandboxError.
         """
@@ -197,7 +211,7 @@ class Evolution:
             stopped = self._round(plan, number)
         return self._told(stopped)
 
-    def _round(self, plan: Plan, number: int) -> str:
+    def _round(self, plan: EvolutionPlan, number: int) -> str:
         """One round, committed once all of it is on record; why there should be no further one, or
         "".
         """
@@ -216,7 +230,9 @@ class Evolution:
             self.database.commit()
         return stopped
 
-    def _asked(self, plan: Plan, number: int, shown: Sequence[tuple[Exemplar, ...]]) -> str:
+    def _asked(
+        self, plan: EvolutionPlan, number: int, shown: Sequence[tuple[Exemplar, ...]]
+    ) -> str:
         """Ask for what of the round is not on record, as many at a time as the writer takes; why
         that ended early.
         """
@@ -224,19 +240,19 @@ class Evolution:
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is None
         ]
         before, began = self.spent.seconds, time.monotonic()
-        silent: list[NoAnswer] = []
+        silent: list[Refusal] = []
         for start in range(0, len(missing), self.writer.parallel):
             part = missing[start : start + self.writer.parallel]
             spent = replace(self.spent, seconds=before + time.monotonic() - began)
             if reason := plan.budget.spent_on(spent, len(part)):
                 return f"the budget is spent: {reason}"
-            wanted = [
+            requests = [
                 (self.codec.prompt(self.task, shown[i]), self._seed(plan, number, i)) for i in part
             ]
             for i, answer in zip(
-                part, self.writer.ask_all(wanted, temperature=plan.temperature), strict=True
+                part, self.writer.ask_all(requests, temperature=plan.temperature), strict=True
             ):
-                if isinstance(answer, Answer):
+                if isinstance(answer, Completion):
                     self._keep(number, i, answer)
                 else:
                     silent.append(answer)
@@ -251,7 +267,7 @@ class Evolution:
             else ""
         )
 
-    def _keep(self, number: int, index: int, answer: Answer) -> None:
+    def _keep(self, number: int, index: int, answer: Completion) -> None:
         tokens = answer.prompt_tokens + answer.completion_tokens
         row = {
             "completion": answer.text,
@@ -261,11 +277,11 @@ class Evolution:
         }
         self.journal.add(self._name(number, index), {**row, "writer": self.writer.name})
 
-    def _asking(self, number: int, index: int, shown: Sequence[Exemplar]) -> Asked:
+    def _asking(self, number: int, index: int, shown: Sequence[Exemplar]) -> NamedCompletion:
         row = self.journal.get(self._name(number, index))
         assert row is not None
         digests = tuple(digest(exemplar.program) for exemplar in shown)
-        return Asked(
+        return NamedCompletion(
             self._name(number, index),
             self.task,
             str(row["completion"]),
@@ -273,7 +289,7 @@ class Evolution:
             digests,
         )
 
-    def _shown(self, plan: Plan, number: int, index: int) -> tuple[Exemplar, ...]:
+    def _shown(self, plan: EvolutionPlan, number: int, index: int) -> tuple[Exemplar, ...]:
         return exemplars(
             plan.selector, self._seed(plan, number, index), self.task.id, self.database.view(number)
         )
@@ -281,7 +297,7 @@ class Evolution:
     def _name(self, number: int, index: int) -> str:
         return f"{self.task.id}/{number}/{index}"
 
-    def _seed(self, plan: Plan, number: int, index: int) -> int:
+    def _seed(self, plan: EvolutionPlan, number: int, index: int) -> int:
         return int(digest(f"{plan.seed}/{self._name(number, index)}"), 16) % (1 << 31)
 
     def _told(self, stopped: str) -> Evolved:
@@ -299,7 +315,7 @@ class Evolution:
         )
 
 
-def _everything(database: Database) -> View:
+def _everything(database: Database) -> DatabaseView:
     """All samples, those of a round that was cut short too."""
     copy = Database(None)
     for sample in database.samples():

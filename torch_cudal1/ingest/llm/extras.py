@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch_cudal1.core.errors import Cudal1Error
 
-__all__ = ["MissingExtraError", "needed", "quiet"]
+__all__ = ["MissingExtraError", "require_extra", "quiet"]
 
 
 class MissingExtraError(Cudal1Error, ImportError):
@@ -26,7 +26,7 @@ class MissingExtraError(Cudal1Error, ImportError):
         return f"training needs the library {self.library!r}, which is not installed: pip install 'torch-cudal1[train]'"
 
 
-def needed(library: str) -> ModuleType:
+def require_extra(library: str) -> ModuleType:
     """The imported library. Raises MissingExtraError if it, rather than something inside it, is not
     there.
     """
@@ -42,4 +42,4 @@ def quiet() -> None:
     """No progress bars of the libraries in this process: they say nothing that ours does not, on
     the same line.
     """
-    needed("transformers").utils.logging.disable_progress_bar()
+    require_extra("transformers").utils.logging.disable_progress_bar()

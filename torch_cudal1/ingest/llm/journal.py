@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Journal"]
+__all__ = ["SampleJournal"]
 
 
-class Journal:
+class SampleJournal:
     """One record a key. Only one process writes; the database's lock sees to that."""
 
     def __init__(self, path: Path) -> None:

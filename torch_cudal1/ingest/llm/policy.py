@@ -2,7 +2,7 @@
 parameters or 32 G.
 
 `create_tiny` makes such a folder from nothing but a vocabulary and a seed: a Llama with random
-weights and a tokenizer of whole words. `Writer` loads any folder (or Hub name) of a causal language
+weights and a tokenizer of whole words. `LanguageModel` loads any folder (or Hub name) of a causal language
 model and samples from it; `sample` makes it a `records.Policy`, `rollout` keeps the tokens that
 reinforcement learning needs. It trains nothing and judges nothing.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.extras import needed
+from torch_cudal1.ingest.llm.extras import require_extra
 
 __all__ = [
     "END",
@@ -28,9 +28,9 @@ __all__ = [
     "UNKNOWN",
     "Rollout",
     "TinySpec",
-    "Writer",
+    "LanguageModel",
     "create_tiny",
-    "replaced",
+    "replace_folder",
     "token_logprobs",
 ]
 
@@ -76,8 +76,8 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
     """A folder with a random Llama (tied embeddings) and a tokenizer that knows exactly `words`;
     equal for equal arguments.
     """
-    transformers = needed("transformers")
-    tokenizer = _tokenizer(words, spec.context)
+    transformers = require_extra("transformers")
+    tokenizer = _make_tokenizer(words, spec.context)
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden,
@@ -94,25 +94,25 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
         torch.manual_seed(spec.seed)
         model = transformers.LlamaForCausalLM(config)
-    with replaced(folder) as fresh:
+    with replace_folder(folder) as fresh:
         model.save_pretrained(fresh, safe_serialization=True)
         tokenizer.save_pretrained(fresh)
     return folder
 
 
-class replaced:
+class replace_folder:
     """`with replaced(folder) as fresh:` fill `fresh`; only when that succeeded does it take the
     folder's place, by a rename.
 
     A kill leaves the old folder, the new one, or for an instant neither beside `NAME.old`, which
-    `recovered` puts back.
+    `recover_folder` puts back.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._fresh, self._old = (
             folder,
-            _beside(folder, "new"),
-            _beside(folder, "old"),
+            _sibling(folder, "new"),
+            _sibling(folder, "old"),
         )
 
     def __enter__(self) -> Path:
@@ -131,12 +131,12 @@ class replaced:
         shutil.rmtree(self._old, ignore_errors=True)
 
 
-def recovered(folder: Path) -> bool:
-    """Whether there is a whole folder, after putting back what a kill in the middle of `replaced`
+def recover_folder(folder: Path) -> bool:
+    """Whether there is a whole folder, after putting back what a kill in the middle of `replace_folder`
     left aside.
     """
-    if not folder.exists() and _beside(folder, "old").exists():
-        os.replace(_beside(folder, "old"), folder)
+    if not folder.exists() and _sibling(folder, "old").exists():
+        os.replace(_sibling(folder, "old"), folder)
     return folder.exists()
 
 
@@ -158,7 +158,7 @@ class Rollout:
 
 
 @dataclass
-class Writer:
+class LanguageModel:
     """A causal language model and its tokenizer; see `load`. Fills the protocol `records.Policy`."""
 
     name: str
@@ -181,9 +181,9 @@ class Writer:
         max_new_tokens: int = 64,
         device: str = "cpu",
         dtype: str = "float32",
-    ) -> Writer:
+    ) -> LanguageModel:
         """From a folder, or a Hub name that this machine has or may download."""
-        transformers = needed("transformers")
+        transformers = require_extra("transformers")
         if isinstance(folder, Path) and not (folder / "config.json").is_file():
             raise SettingError(
                 "model", str(folder), "a folder written by save_pretrained (it has no config.json)"
@@ -204,7 +204,7 @@ class Writer:
 
     def save(self, folder: Path) -> None:
         """The model in safetensors, and the tokenizer, in the folder's place."""
-        with replaced(folder) as fresh:
+        with replace_folder(folder) as fresh:
             self.model.save_pretrained(fresh, safe_serialization=True)
             self.tokenizer.save_pretrained(fresh)
 
@@ -245,8 +245,8 @@ class Writer:
         """(N, T): 1 for tokens behind the last of `marker`, all of them where a completion has no
         such text.
         """
-        found = rollout.mask.clone()
-        for row, ids, mask in zip(found, rollout.ids, rollout.mask, strict=True):
+        finished = rollout.mask.clone()
+        for row, ids, mask in zip(finished, rollout.ids, rollout.mask, strict=True):
             low, high = 0, int(mask.sum())
             if marker not in self.tokenizer.decode(ids[:high]):
                 continue
@@ -258,7 +258,7 @@ class Writer:
                     else (middle + 1, high)
                 )
             row[:low] = 0
-        return found
+        return finished
 
     def rebuilt(self, prompts: Sequence[str], ids: Sequence[Sequence[int]]) -> Rollout:
         """The rollout whose completions had these tokens, end token included; as many for each
@@ -266,12 +266,12 @@ class Writer:
         """
         count = len(ids) // len(prompts)
         pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
-        prompt_ids, prompt_mask = _left_padded(
+        prompt_ids, prompt_mask = _pad_left(
             [row for p in prompts for row in [self.encoded(p)] * count], pad
         )
-        whole = torch.tensor([[*row, *[pad] * (width - len(row))] for row in ids])
+        text = torch.tensor([[*row, *[pad] * (width - len(row))] for row in ids])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
-        return Rollout(*(each.to(self.device) for each in (prompt_ids, prompt_mask, whole, mask)))
+        return Rollout(*(each.to(self.device) for each in (prompt_ids, prompt_mask, text, mask)))
 
     def encoded(self, prompt: str) -> list[int]:
         """A prompt's tokens: in the model's chat template if it has one. Raises SettingError if no
@@ -297,13 +297,13 @@ class Writer:
         return list(ids)
 
     def _generate(self, prompts: Sequence[str], temperature: float) -> Rollout:
-        known = {prompt: self.encoded(prompt) for prompt in dict.fromkeys(prompts)}
-        prompt_ids, prompt_mask = _left_padded(
-            [known[prompt] for prompt in prompts], self.tokenizer.pad_token_id
+        cache = {prompt: self.encoded(prompt) for prompt in dict.fromkeys(prompts)}
+        prompt_ids, prompt_mask = _pad_left(
+            [cache[prompt] for prompt in prompts], self.tokenizer.pad_token_id
         )
         prompt_ids, prompt_mask = prompt_ids.to(self.device), prompt_mask.to(self.device)
         with torch.inference_mode():
-            whole = self.model.generate(
+            sequence = self.model.generate(
                 input_ids=prompt_ids,
                 attention_mask=prompt_mask,
                 do_sample=True,
@@ -314,7 +314,7 @@ class Writer:
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=list(self.end_ids),
             )
-        ids = whole[:, prompt_ids.shape[1] :].clone()
+        ids = sequence[:, prompt_ids.shape[1] :].clone()
         return Rollout(prompt_ids, prompt_mask, ids, self.answered(ids))
 
     def answered(self, ids: Tensor) -> Tensor:
@@ -329,10 +329,10 @@ class Writer:
             max(p.ids.shape[1] for p in parts),
         )
         return Rollout(
-            torch.cat([_widened(p.prompt_ids, prompts, pad, left=True) for p in parts]),
-            torch.cat([_widened(p.prompt_mask, prompts, 0, left=True) for p in parts]),
-            torch.cat([_widened(p.ids, answers, pad, left=False) for p in parts]),
-            torch.cat([_widened(p.mask, answers, 0, left=False) for p in parts]),
+            torch.cat([_pad_to(p.prompt_ids, prompts, pad, pad_left=True) for p in parts]),
+            torch.cat([_pad_to(p.prompt_mask, prompts, 0, pad_left=True) for p in parts]),
+            torch.cat([_pad_to(p.ids, answers, pad, pad_left=False) for p in parts]),
+            torch.cat([_pad_to(p.mask, answers, 0, pad_left=False) for p in parts]),
         )
 
 
@@ -348,12 +348,12 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
         torch.cat([rollout.prompt_mask, rollout.mask], 1),
     )
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    kept = rollout.ids.shape[1]
+    logprobs = rollout.ids.shape[1]
     logits = model(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
-        logits_to_keep=kept + 1,
+        logits_to_keep=logprobs + 1,
         use_cache=False,
     ).logits
     logs = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
@@ -361,41 +361,41 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
     return logs.gather(-1, rollout.ids.unsqueeze(-1)).squeeze(-1), entropy
 
 
-def _tokenizer(words: Sequence[str], context: int) -> Any:
-    tokenizers, transformers = needed("tokenizers"), needed("transformers")
+def _make_tokenizer(words: Sequence[str], context: int) -> Any:
+    tokenizers, transformers = require_extra("tokenizers"), require_extra("transformers")
     bad = [word for word in words if not word or word != "".join(word.split())]
     if bad:
         raise SettingError("words", bad[:3], "a vocabulary of words without white space")
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys((PAD, UNKNOWN, END, *words)))}
-    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    whole.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=whole,
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    word_level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=word_level,
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=END,
         padding_side="left",
         model_max_length=context,
     )
-    made.chat_template = _TEMPLATE
-    return made
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
 
 
-def _left_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def _pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     return ids, mask
 
 
-def _widened(values: Tensor, width: int, fill: int, *, left: bool) -> Tensor:
+def _pad_to(values: Tensor, width: int, fill: int, *, pad_left: bool) -> Tensor:
     missing = width - values.shape[1]
-    return torch.nn.functional.pad(values, (missing, 0) if left else (0, missing), value=fill)
+    return torch.nn.functional.pad(values, (missing, 0) if pad_left else (0, missing), value=fill)
 
 
 def _chunks(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-def _beside(folder: Path, suffix: str) -> Path:
+def _sibling(folder: Path, suffix: str) -> Path:
     return folder.with_name(f"{folder.name}.{suffix}")

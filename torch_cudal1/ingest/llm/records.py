@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
-__all__ = ["Codec", "Evaluator", "Exemplar", "Policy", "Undecodable"]
+__all__ = ["Codec", "Evaluator", "Exemplar", "Policy"]
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,6 @@ class Exemplar:
 
     program: str
     score: float
-
-
-@dataclass(frozen=True)
-class Undecodable:
-    """A completion that is no program, and why."""
-
-    reason: str
 
 
 class Codec(Protocol):
@@ -49,7 +43,7 @@ class Codec(Protocol):
         """What the model is shown. A pure function of its arguments."""
         ...
 
-    def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
+    def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
         """The program in a completion."""
         ...
 

@@ -3,7 +3,7 @@ numbers.
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
 bucket means, variance gate, rounding towards 1) is the judge's,
-`judge.evaluate.decide.paper_score`; so are re-verification (`judge.evaluate.confirm`) and which
+`judge.evaluate.decide.score_by_paper`; so are re-verification (`judge.evaluate.confirm`) and which
 scores ask for it. A failure has no score: here, and only here, it becomes a number.
 """
 

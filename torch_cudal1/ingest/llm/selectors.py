@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from torch_cudal1.ingest.llm.database import Entry, View
+from torch_cudal1.ingest.llm.database import DatabaseView, Success
 from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.search.evolution.buckets import (
-    bucketed,
-    contrasting,
-    softmax_draw,
-    standard_scores,
+    draw_by_softmax,
+    draw_contrasting,
+    group_by_score,
+    standardise_scores,
 )
 
 __all__ = [
@@ -43,7 +43,7 @@ SelectorName: TypeAlias = Literal["none", "random", "bucket", "island", "top"]
 class Selector(Protocol):
     """Draws programs of a task from a view."""
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """The programs to show, in any order; fewer than asked for where there are fewer. A pure
         function.
         """
@@ -54,7 +54,7 @@ class Selector(Protocol):
 class Nothing:
     """No exemplars: the same prompt for ever."""
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """None."""
         return []
 
@@ -65,10 +65,12 @@ class Uniform:
 
     count: int = 2
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Without regard to scores."""
-        known = view.entries(task)
-        return _dice("random", seed, task, view).sample(list(known), min(self.count, len(known)))
+        entries = view.entries(task)
+        return _seeded_random("random", seed, task, view).sample(
+            list(entries), min(self.count, len(entries))
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Best:
 
     count: int = 2
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """The end of the list; one score is as good as another equal one."""
         return list(view.entries(task)[-self.count :])
 
@@ -99,19 +101,23 @@ class Buckets:
         if not (self.count >= 1 and self.tau > 0 and self.width > 0):
             raise ValueError(f"expected count of at least 1, tau and width above 0; came {self}")
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Equation 1."""
-        known = view.entries(task)
-        dice = _dice("bucket", seed, task, view)
-        drawn = contrasting(
-            [one.score for one in known], dice, count=self.count, tau=self.tau, width=self.width
+        entries = view.entries(task)
+        dice = _seeded_random("bucket", seed, task, view)
+        drawn = draw_contrasting(
+            [entry.score for entry in entries],
+            dice,
+            count=self.count,
+            tau=self.tau,
+            width=self.width,
         )
-        return [known[index] for index in drawn]
+        return [entries[index] for index in drawn]
 
-    def buckets(self, known: Sequence[Entry]) -> list[tuple[float, list[Entry]]]:
+    def buckets(self, entries: Sequence[Success]) -> list[tuple[float, list[Success]]]:
         """The buckets of a task, slowest first: mean standard score, programs."""
-        found = bucketed([one.score for one in known], self.width)
-        return [(mean, [known[index] for index in members]) for mean, members in found]
+        groups = group_by_score([entry.score for entry in entries], self.width)
+        return [(mean, [entries[index] for index in members]) for mean, members in groups]
 
 
 @dataclass(frozen=True)
@@ -133,19 +139,19 @@ class Islands:
         if not (min(self.count, self.islands, self.period) >= 1 and self.tau > 0):
             raise ValueError(f"expected counts of at least 1 and tau above 0; came {self}")
 
-    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+    def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Programs of one island."""
-        dice = _dice("island", seed, task, view)
-        inhabited = [known for known in self.population(task, view) if known]
+        dice = _seeded_random("island", seed, task, view)
+        inhabited = [entries for entries in self.population(task, view) if entries]
         if not inhabited:
             return []
-        known = dice.choice(inhabited)
-        scores = standard_scores([one.score for one in known])
-        return [known[index] for index in softmax_draw(scores, self.tau, self.count, dice)]
+        entries = dice.choice(inhabited)
+        scores = standardise_scores([entry.score for entry in entries])
+        return [entries[index] for index in draw_by_softmax(scores, self.tau, self.count, dice)]
 
-    def population(self, task: str, view: View) -> list[list[Entry]]:
+    def population(self, task: str, view: DatabaseView) -> list[list[Success]]:
         """Who lives where."""
-        homes: list[list[Entry]] = [[] for _ in range(self.islands)]
+        homes: list[list[Success]] = [[] for _ in range(self.islands)]
         for entry in view.entries(task):
             homes[int(entry.digest, 16) % self.islands].append(entry)
         reset = view.generation // self.period * self.period
@@ -188,18 +194,18 @@ def selector(name: str, **options: float) -> Selector:
 
 
 def exemplars(
-    chosen: Selector, seed: int, task: str, view: View, *, shuffled: bool = False
+    chosen: Selector, seed: int, task: str, view: DatabaseView, *, shuffled: bool = False
 ) -> tuple[Exemplar, ...]:
     """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for
     comparison.
     """
     drawn = sorted(chosen.draw(seed, task, view), key=lambda entry: (entry.score, entry.digest))
     if shuffled:
-        _dice("order", seed, task, view).shuffle(drawn)
+        _seeded_random("order", seed, task, view).shuffle(drawn)
     return tuple(Exemplar(entry.program, entry.score) for entry in drawn)
 
 
-def _dice(what: str, seed: int, task: str, view: View) -> random.Random:
+def _seeded_random(purpose: str, seed: int, task: str, view: DatabaseView) -> random.Random:
     """The same on every machine: not Python's salted hash."""
-    key = hashlib.sha256(f"{what}\0{seed}\0{task}\0{view.generation}".encode()).digest()
+    key = hashlib.sha256(f"{purpose}\0{seed}\0{task}\0{view.generation}".encode()).digest()
     return random.Random(int.from_bytes(key[:8], "big"))

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 
 __all__ = ["VERSION", "TextCodec"]
@@ -105,36 +106,34 @@ class TextCodec:
                 return text
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
 
-    def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
+    def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
         """The last whole code block that defines `ModelNew`, in canonical form; the text before it
         is the analysis.
         """
         answer = _THOUGHT.sub("", completion)
         if "<think>" in answer:
-            return Undecodable("the answer ends inside its reasoning")
+            return Refusal("the answer ends inside its reasoning")
         blocks, cut = _blocks(answer)
         fitting = [block for block in blocks if _ENTRY.search(block.text)]
         if not fitting:
-            return Undecodable(_why_none(answer, len(blocks), cut))
+            return Refusal(_describe_missing_code(answer, len(blocks), cut))
         if cut and _ENTRY.search(answer[fitting[-1].end :]):
-            return Undecodable("its last code block is not closed: the answer was cut off")
+            return Refusal("its last code block is not closed: the answer was cut off")
         source = _canonical(fitting[-1].text)
         if len(source) > _MOST_SOURCE:
-            return Undecodable(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")
+            return Refusal(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")
         return Decoded(source, source, answer[: fitting[-1].start].strip())
 
     def _rendered(self, task: TrainingTask, shown: Sequence[Exemplar]) -> str:
         parts = [_TASK.format(device=self.device)]
         if shown:
             parts.append(_COMPARE)
-        parts.append(_REFERENCE.format(code=_fenced(task.reference)))
+        parts.append(_REFERENCE.format(code=_fence(task.reference)))
         if shown:
             parts.append(_EARLIER)
         for number, exemplar in enumerate(shown, start=1):
             parts.append(
-                _EXEMPLAR.format(
-                    number=number, score=exemplar.score, code=_fenced(exemplar.program)
-                )
+                _EXEMPLAR.format(number=number, score=exemplar.score, code=_fence(exemplar.program))
             )
         parts.append(
             _ANSWER.format(questions=_CONTRAST if len(shown) > 1 else _QUESTIONS).removeprefix(
@@ -167,7 +166,7 @@ def _blocks(answer: str) -> tuple[list[_Block], bool]:
     return blocks, opened is not None
 
 
-def _why_none(answer: str, blocks: int, cut: bool) -> str:
+def _describe_missing_code(answer: str, blocks: int, cut: bool) -> str:
     if not answer.strip():
         return "the answer is empty"
     if cut:
@@ -185,7 +184,7 @@ def _canonical(text: str) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _fenced(code: str) -> str:
+def _fence(code: str) -> str:
     """A code block whose fence is longer than any in the code, so that no exemplar can end it."""
     longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
     fence = "`" * (longest + 1)

@@ -18,23 +18,18 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.ingest.formats.published_tasks import Task
-from torch_cudal1.ingest.published.lower_source import (
-    NotLowerable,
-    Reference,
-    lowered,
-    reference_of,
-)
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.formats.task import PublishedTask
+from torch_cudal1.ingest.published.lower_source import Reference, capture_reference, lower_candidate
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Entry, Region
-from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.search.tune import Progress, tune_with
-from torch_cudal1.store.cache.local_cache import NotStored
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.context import Place
+from torch_cudal1.store.context import TuneContext
 
-__all__ = ["Adopted", "Adoption", "Outcome"]
+__all__ = ["AdoptionOutcome", "Adoption", "Outcome"]
 
 Outcome: TypeAlias = Literal[
     "accepted",
@@ -51,7 +46,7 @@ _ORIGIN = "published"
 
 
 @dataclass(frozen=True)
-class Adopted:
+class AdoptionOutcome:
     """What became of one task. `reason` and `detector` say why not; `stored`: whether the cache
     took the entry.
 
@@ -75,11 +70,13 @@ class Adoption:
     a context manager.
     """
 
-    def __init__(self, place: Place, job: PairJob, progress: Progress | None = None) -> None:
+    def __init__(
+        self, place: TuneContext, job: SourceEvaluationConfig, progress: Progress | None = None
+    ) -> None:
         self._place, self._job = place, job
         self._say: Progress = progress or (lambda what, fraction: None)
-        self._court = PairCourt(job, self._say)
-        self._reference: tuple[str, Reference | NotLowerable] | None = None
+        self._evaluator = SourceEvaluator(job, self._say)
+        self._reference: tuple[str, Reference | Refusal] | None = None
 
     def __enter__(self) -> Adoption:
         return self
@@ -90,40 +87,42 @@ class Adoption:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._court.close()
+        self._evaluator.close()
 
-    def adopt(self, task: Task) -> Adopted:
+    def adopt(self, task: PublishedTask) -> AdoptionOutcome:
         """Take one task the whole way. Raises SandboxError if this machine cannot judge at all."""
         if task.candidate is None:
-            return Adopted("withdrawn", "no code")
+            return AdoptionOutcome("withdrawn", "no code")
         if task.foreign:
-            return Adopted("not_lowerable", task.foreign)
+            return AdoptionOutcome("not_lowerable", task.foreign)
         try:
-            judged = self._court.judge(task.reference, task.candidate, timed=False)
+            judged = self._evaluator.evaluate(task.reference, task.candidate, timed=False)
             if (failure := judged.verdict.failure) is not None:
                 outcome: Outcome = "reference_unusable" if failure.name == "inputs" else "rejected"
-                return Adopted(outcome, failure.detail, failure.name)
+                return AdoptionOutcome(outcome, failure.detail, failure.name)
             self._say("lowering", None)
             reference = self._referred(task.reference)
-            if isinstance(reference, NotLowerable):
-                return Adopted("not_lowerable", reference.reason)
-            program = lowered(task.candidate, "ModelNew", reference, self._job)
-            if isinstance(program, NotLowerable):
-                return Adopted("not_lowerable", program.reason)
+            if isinstance(reference, Refusal):
+                return AdoptionOutcome("not_lowerable", reference.reason)
+            program = lower_candidate(task.candidate, "ModelNew", reference, self._job)
+            if isinstance(program, Refusal):
+                return AdoptionOutcome("not_lowerable", program.reason)
             if program == reference.region.program:
-                return Adopted(
+                return AdoptionOutcome(
                     "not_faster", "it is the reference's own graph", "timing", reference.region.key
                 )
             return self._stored(task, reference, program)
         except ReferenceFailure as error:
-            return Adopted("reference_unusable", error.found, "inputs")
+            return AdoptionOutcome("reference_unusable", error.found, "inputs")
 
-    def _referred(self, text: str) -> Reference | NotLowerable:
+    def _referred(self, text: str) -> Reference | Refusal:
         if self._reference is None or self._reference[0] != text:
-            self._reference = text, reference_of(text, self._job)
+            self._reference = text, capture_reference(text, self._job)
         return self._reference[1]
 
-    def _stored(self, task: Task, reference: Reference, program: Program) -> Adopted:
+    def _stored(
+        self, task: PublishedTask, reference: Reference, program: Program
+    ) -> AdoptionOutcome:
         """Judge the Program against the region, under the key's lock; keep it if it is accepted and
         beats what is known.
         """
@@ -135,19 +134,19 @@ class Adoption:
                 examples=reference.inputs(),
                 progress=self._say,
             )
-            found = _judged(entry, region, place.settings.budget_s)
-            if found.outcome != "accepted":
-                return found
-            better = self._known(region, entry)
-            if better:
-                return replace(found, reason=better)
+            outcome = _as_outcome(entry, region, place.settings.budget_s)
+            if outcome.outcome != "accepted":
+                return outcome
+            objection = self._known(region, entry)
+            if objection:
+                return replace(outcome, reason=objection)
             stored = place.cache.put(
                 replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
             )
-        if isinstance(stored, NotStored):
+        if isinstance(stored, Refusal):
             telemetry.record("resolve", "not_stored", region.key, reason=stored.reason)
-            return replace(found, reason=f"right and faster, but not stored: {stored.reason}")
-        return replace(found, stored=True)
+            return replace(outcome, reason=f"right and faster, but not stored: {stored.reason}")
+        return replace(outcome, stored=True)
 
     def _known(self, region: Region, entry: Entry) -> str:
         """Why what the cache holds is to stay; "" if the new entry is to take its place."""
@@ -159,59 +158,61 @@ class Adoption:
             or hit.entry.choice.origin == "baseline"
         ):
             return ""
-        known = hit.entry
-        same = (
+        stored_entry = hit.entry
+        subject = (
             "the same Program is"
-            if known.choice.digest == entry.choice.digest
-            else f"{known.choice.label} is"
+            if stored_entry.choice.digest == entry.choice.digest
+            else f"{stored_entry.choice.label} is"
         )
-        return (
-            f"{same} stored already, at {known.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
-        )
+        return f"{subject} stored already, at {stored_entry.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
 
 
-def _judged(entry: Entry, region: Region, budget_s: float) -> Adopted:
+def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcome:
     """What the judge said of the Program: of several schedules the best, or else the one that came
     closest.
     """
-    if entry.tried and all(one.get("decision") == "not judged" for one in entry.tried):
-        late = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
-        return Adopted("not_judged", late, "budget", region.key, tried=entry.tried)
+    if entry.tried and all(attempt.get("decision") == "not judged" for attempt in entry.tried):
+        reason = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
+        return AdoptionOutcome("not_judged", reason, "budget", region.key, tried=entry.tried)
     if entry.choice.origin != "baseline":
         timing = entry.evidence["timing"]
-        return Adopted(
+        return AdoptionOutcome(
             *("accepted", "", "", region.key),
             speedup=float(timing["speedup"]),
             low=float(timing["low"]),
             runs=entry.choice.label,
             tried=entry.tried,
         )
-    timed = [one for one in entry.tried if one.get("speedup") is not None]
-    told = max(timed, key=lambda one: float(one["low"])) if timed else _first(entry.tried)
-    outcome: Outcome = "not_faster" if timed and told.get("detector") == "timing" else "rejected"
-    return Adopted(
+    timed = [attempt for attempt in entry.tried if attempt.get("speedup") is not None]
+    best_attempt = (
+        max(timed, key=lambda one: float(one["low"])) if timed else _first_attempt(entry.tried)
+    )
+    outcome: Outcome = (
+        "not_faster" if timed and best_attempt.get("detector") == "timing" else "rejected"
+    )
+    return AdoptionOutcome(
         outcome,
-        str(told.get("reason", "")),
-        str(told.get("detector", "")),
+        str(best_attempt.get("reason", "")),
+        str(best_attempt.get("detector", "")),
         region.key,
-        speedup=told.get("speedup"),
-        low=told.get("low"),
+        speedup=best_attempt.get("speedup"),
+        low=best_attempt.get("low"),
         tried=entry.tried,
     )
 
 
-def _first(tried: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return tried[0] if tried else {"reason": "nothing was judged", "detector": "timing"}
+def _first_attempt(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return attempts[0] if attempts else {"reason": "nothing was judged", "detector": "timing"}
 
 
-def _technique(task: Task) -> str:
+def _technique(task: PublishedTask) -> str:
     """How the choice is called in tables: the task's name, as one word."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in task.name)[
         :60
     ]
 
 
-def _provenance(task: Task) -> dict[str, Any]:
+def _provenance(task: PublishedTask) -> dict[str, Any]:
     """Where the Program came from: enough to find the source again, not the source."""
     texts = {"reference": task.reference, "candidate": task.candidate or ""}
     digests = {

@@ -21,10 +21,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
-from torch_cudal1.kernels.codegen.compile import Options, compile_function
+from torch_cudal1.kernels.codegen.compile import TritonOptions, compile_function
 from torch_cudal1.runtime.operator import register, run_operator
 
-__all__ = ["sm_of", "traceable"]
+__all__ = ["sm_of", "trace_launches"]
 
 _EMPTY = frozenset(
     {
@@ -61,7 +61,7 @@ def sm_of(device: torch.device) -> int | None:
 
 
 @contextmanager
-def traceable(sm: int | None) -> Iterator[None]:
+def trace_launches(sm: int | None) -> Iterator[None]:
     """Within, a Triton kernel that is launched is compiled for `sm` and traced. Without Triton
     there is nothing to do.
     """
@@ -73,15 +73,15 @@ def traceable(sm: int | None) -> Iterator[None]:
     fresh = _Fresh()
 
     def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: _launched(kernel, grid, args, kwargs, sm, fresh)
+        return lambda *args, **kwargs: _trace_launch(kernel, grid, args, kwargs, sm, fresh)
 
-    own = KernelInterface.__getitem__
+    original = KernelInterface.__getitem__
     KernelInterface.__getitem__ = launcher
     try:
         with fresh:
             yield
     finally:
-        KernelInterface.__getitem__ = own
+        KernelInterface.__getitem__ = original
 
 
 class _Fresh(TorchFunctionMode):
@@ -123,7 +123,7 @@ class _Call:
     )  # LaunchArg.kind, and what it holds
 
 
-def _launched(
+def _trace_launch(
     kernel: Any,
     grid: Any,
     args: Sequence[Any],
@@ -131,17 +131,17 @@ def _launched(
     sm: int | None,
     fresh: _Fresh,
 ) -> None:
-    function, given, options = _resolved(kernel, args, kwargs)
+    function, arguments, options = _resolve_kernel(kernel, args, kwargs)
     if sm is None:
         raise NotLowerableError(
             f"Triton kernel {function.__name__} needs an NVIDIA GPU to be compiled for"
         )
-    call = _sorted(function, given, fresh)
+    call = _sort_arguments(function, arguments, fresh)
     if not call.written:
         raise NotLowerableError(
             f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own"
         )
-    program = _program(function, call, _grid(grid, given), Options(**options), sm)
+    program = _program(function, call, _grid(grid, arguments), TritonOptions(**options), sm)
     with no_dispatch():  # machine code is a real tensor amid traced ones
         check_program(program)
         digest = register(program)
@@ -151,7 +151,7 @@ def _launched(
         fresh.filled(tensor)
 
 
-def _resolved(
+def _resolve_kernel(
     kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The function, its arguments by name, and the compiler's options: what decorators would do,
@@ -160,35 +160,37 @@ def _resolved(
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
-    given = dict(kwargs)
+    arguments = dict(kwargs)
     while not isinstance(kernel, JITFunction):
         if isinstance(kernel, Autotuner):
             if len(kernel.configs) != 1 or kernel.configs[0].pre_hook is not None:
                 raise NotLowerableError(
                     f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at run time"
                 )
-            given |= kernel.configs[0].all_kwargs()
+            arguments |= kernel.configs[0].all_kwargs()
         elif isinstance(kernel, Heuristics):
             for name, decide in kernel.values.items():
-                given[name] = decide({**dict(zip(kernel.arg_names, args, strict=False)), **given})
+                arguments[name] = decide(
+                    {**dict(zip(kernel.arg_names, args, strict=False)), **arguments}
+                )
         else:
             raise NotLowerableError(f"a Triton kernel is wrapped in a {type(kernel).__name__}")
         kernel = kernel.fn
-    options = {name: given.pop(name) for name in _OPTIONS if name in given}
-    given |= dict(zip(kernel.arg_names, args, strict=False))
-    unknown = set(given) - set(kernel.arg_names)
+    options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
+    arguments |= dict(zip(kernel.arg_names, args, strict=False))
+    unknown = set(arguments) - set(kernel.arg_names)
     if unknown:
         raise NotLowerableError(
             f"Triton kernel {kernel.__name__} is launched with the options {sorted(unknown)}"
         )
-    return kernel, given, options
+    return kernel, arguments, options
 
 
-def _sorted(function: Any, given: Mapping[str, Any], fresh: _Fresh) -> _Call:
+def _sort_arguments(function: Any, arguments: Mapping[str, Any], fresh: _Fresh) -> _Call:
     call = _Call()
     for position, parameter in enumerate(function.params):
         name = parameter.name
-        value = given.get(name, parameter.default if parameter.has_default else _NOTHING)
+        value = arguments.get(name, parameter.default if parameter.has_default else _NOTHING)
         if value is _NOTHING:
             raise NotLowerableError(
                 f"Triton kernel {function.__name__} is launched without {name!r}"
@@ -232,8 +234,8 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
     call.passed.append(("ptr", tensor))
 
 
-def _grid(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
-    sizes = tuple(grid(dict(given)) if callable(grid) else grid)
+def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+    sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
             f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole numbers"
@@ -243,7 +245,7 @@ def _grid(grid: Any, given: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _program(
-    function: Any, call: _Call, grid: tuple[int, int, int], options: Options, sm: int
+    function: Any, call: _Call, grid: tuple[int, int, int], options: TritonOptions, sm: int
 ) -> Program:
     """A Program from the tensors that are read to those that are written."""
     with no_dispatch():

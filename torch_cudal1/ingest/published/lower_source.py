@@ -15,21 +15,22 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import ProgramError, SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Region, Role
 from torch_cudal1.judge.checks.static.contract import is_allowed
 from torch_cudal1.judge.checks.static.triage import findings
-from torch_cudal1.judge.evaluate.source_evaluator import PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import read_reference
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.judge.wire.transport import read_program
-from torch_cudal1.judge.worker.modules import CallForm
 
-__all__ = ["NotLowerable", "Reference", "lowered", "reference_of"]
+__all__ = ["Reference", "lower_candidate", "capture_reference"]
 
 WORKER = "torch_cudal1.ingest.published.source_worker"
 # What references are also traced to, and no candidate may say on its own: attention and recurrent
@@ -57,13 +58,6 @@ _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "inp
 
 
 @dataclass(frozen=True)
-class NotLowerable:
-    """No Program can be had, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Reference:
     """A reference's region, and what a candidate needs to be traced beside it.
 
@@ -74,7 +68,7 @@ class Reference:
     text: str
     region: Region
     sources: tuple[str | int, ...]
-    form: CallForm
+    form: CallSpec
     examples: tuple[torch.Tensor, ...] = field(repr=False)
     same: Mapping[str, str] = field(default_factory=dict)
     writes: tuple[str | int, ...] = ()
@@ -84,15 +78,15 @@ class Reference:
         that is not part of the state.
         """
         count = len(self.form.names)
-        known: dict[str | int, torch.Tensor] = dict(
+        tensors: dict[str | int, torch.Tensor] = dict(
             zip(self.form.names, self.examples, strict=False)
         )
-        known |= dict(enumerate(self.examples[count:]))
-        found = [known.get(source) for source in self.sources]
+        tensors |= dict(enumerate(self.examples[count:]))
+        inputs = [tensors.get(source) for source in self.sources]
         return (
             None
-            if any(tensor is None for tensor in found)
-            else tuple(t for t in found if t is not None)
+            if any(tensor is None for tensor in inputs)
+            else tuple(t for t in inputs if t is not None)
         )
 
 
@@ -106,7 +100,7 @@ class _Answer:
     name: str
 
 
-def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
+def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Refusal:
     """The region of a reference's module in eval mode, captured in a process of its own.
 
     Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child
@@ -114,48 +108,58 @@ def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
     """
     with _child(job) as child:
         try:
-            subject, examples = read_reference(child, text, job.device)
+            source_reference, examples = read_reference(child, text, job.device)
         except SandboxError as error:
             raise ReferenceFailure(error.stage, error.found) from error
-        found = _asked(child, text, subject.form, examples, reference=True)
-    if isinstance(found, NotLowerable):
-        return NotLowerable(f"the reference: {found.reason}")
-    said = {step.target for step in _aten(found.program)} - ALSO_IN_REFERENCES
-    if strange := next((target for target in sorted(said) if not is_allowed(target)), None):
-        return NotLowerable(
-            f"the reference: {strange} is not on the list of operators that anybody may say in this process"
+        traced = _lower_in_child(child, text, source_reference.form, examples, reference=True)
+    if isinstance(traced, Refusal):
+        return Refusal(f"the reference: {traced.reason}")
+    operators = {step.target for step in _aten(traced.program)} - ALSO_IN_REFERENCES
+    if forbidden := next((target for target in sorted(operators) if not is_allowed(target)), None):
+        return Refusal(
+            f"the reference: {forbidden} is not on the list of operators that anybody may say in this process"
         )
-    region = Region(found.program, found.roles, name=found.name)
+    region = Region(traced.program, traced.roles, name=traced.name)
     return Reference(
-        text, region, found.sources, subject.form, tuple(examples), found.same, found.writes
+        text,
+        region,
+        traced.sources,
+        source_reference.form,
+        tuple(examples),
+        traced.same,
+        traced.writes,
     )
 
 
-def lowered(text: str, entry: str, reference: Reference, job: PairJob) -> Program | NotLowerable:
+def lower_candidate(
+    text: str, entry: str, reference: Reference, job: SourceEvaluationConfig
+) -> Program | Refusal:
     """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no
     child can be had here.
     """
     with _child(job) as child:
-        found = _asked(
+        traced = _lower_in_child(
             child, text, replace(reference.form, entry=entry), reference.examples, reference=False
         )
-    if isinstance(found, NotLowerable):
-        built = next((one for one in findings(text) if one.rule == "extension"), None)
+    if isinstance(traced, Refusal):
+        extension = next(
+            (finding for finding in findings(text) if finding.rule == "extension"), None
+        )
         hint = (
-            f"it builds an extension of its own ({built.what}, line {built.line}): "
-            if built
+            f"it builds an extension of its own ({extension.what}, line {extension.line}): "
+            if extension
             else ""
         )
-        return NotLowerable(hint + found.reason)
-    return fitted(found.program, found.sources, found.writes, reference)
+        return Refusal(hint + traced.reason)
+    return fit_to_reference(traced.program, traced.sources, traced.writes, reference)
 
 
-def fitted(
+def fit_to_reference(
     program: Program,
     sources: Sequence[str | int],
     writes: Sequence[str | int],
     reference: Reference,
-) -> Program | NotLowerable:
+) -> Program | Refusal:
     """`program` with the region's inputs, matched by the names of parameters and buffers and the
     numbers of arguments.
     """
@@ -164,22 +168,24 @@ def fitted(
         return reference.same.get(source, source) if isinstance(source, str) else source
 
     if [known_as(source) for source in writes] != [known_as(source) for source in reference.writes]:
-        return NotLowerable(
-            f"a call writes to {_told(writes)}, the reference's to {_told(reference.writes)}"
+        return Refusal(
+            f"a call writes to {_name_sources(writes)}, the reference's to {_name_sources(reference.writes)}"
         )
-    places = {known_as(source): place for place, source in enumerate(reference.sources)}
-    missing = [source for source in sources if known_as(source) not in places]
+    positions = {known_as(source): position for position, source in enumerate(reference.sources)}
+    missing = [source for source in sources if known_as(source) not in positions]
     if missing:
-        return NotLowerable(f"it reads {_told(missing)}, which the reference's graph does not")
-    order = [places[known_as(source)] for source in sources]
+        return Refusal(f"it reads {_name_sources(missing)}, which the reference's graph does not")
+    order = [positions[known_as(source)] for source in sources]
     inputs = reference.region.program.inputs
-    for source, place, spec in zip(sources, order, program.inputs, strict=True):
-        if inputs[place] != spec:
-            return NotLowerable(f"{_told([source])} is {spec}, the reference's is {inputs[place]}")
+    for source, position, spec in zip(sources, order, program.inputs, strict=True):
+        if inputs[position] != spec:
+            return Refusal(
+                f"{_name_sources([source])} is {spec}, the reference's is {inputs[position]}"
+            )
     try:
         return with_inputs(program, order, inputs)
     except (TypeError, KeyError) as error:
-        return NotLowerable(f"its steps cannot be given the reference's inputs: {error}")
+        return Refusal(f"its steps cannot be given the reference's inputs: {error}")
 
 
 def _aten(program: Program) -> Iterator[Aten]:
@@ -193,29 +199,33 @@ def _aten(program: Program) -> Iterator[Aten]:
             yield from _aten(step.program)
 
 
-def _child(job: PairJob) -> Child:
-    return Child(limits_for(job.settings, job.device, trust="foreign"), job.contract, worker=WORKER)
+def _child(job: SourceEvaluationConfig) -> Child:
+    return Child(
+        make_limits(job.settings, job.device, trust="foreign"), job.contract, worker=WORKER
+    )
 
 
-def _asked(
-    child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tensor], *, reference: bool
-) -> _Answer | NotLowerable:
-    given, path = child.new_file(), child.new_file()
-    layout = save_tensors(tensors, given)
+def _lower_in_child(
+    child: Child, text: str, form: CallSpec, tensors: Sequence[torch.Tensor], *, reference: bool
+) -> _Answer | Refusal:
+    given_file, payload_file = child.new_file(), child.new_file()
+    layout = save_tensors(tensors, given_file)
     try:
-        what: dict[str, Any] = {"text": text, "form": form.to_json(), "reference": reference}
-        answer = child.call("lower", **what, layout=layout, given=str(given), path=str(path))
-        return _read(answer, path)
+        request: dict[str, Any] = {"text": text, "form": form.to_json(), "reference": reference}
+        answer = child.call(
+            "lower", **request, layout=layout, given=str(given_file), path=str(payload_file)
+        )
+        return _read(answer, payload_file)
     except CandidateFailure as error:
-        return NotLowerable(f"tracing it ended with: {error.found} ({error.detector})")
+        return Refusal(f"tracing it ended with: {error.found} ({error.detector})")
     except MISREAD as error:
-        return NotLowerable(f"tracing it yielded no Program: {type(error).__name__}: {error}")
+        return Refusal(f"tracing it yielded no Program: {type(error).__name__}: {error}")
 
 
-def _read(answer: Mapping[str, Any], path: Path) -> _Answer | NotLowerable:
+def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
     """The child's answer as values. Raises what reading nonsense raises."""
     if "not_lowerable" in answer:
-        return NotLowerable(str(answer["not_lowerable"])[:2000])
+        return Refusal(str(answer["not_lowerable"])[:2000])
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     sources, roles = (
         tuple(map(_source, answer["sources"])),
@@ -242,7 +252,7 @@ def _source(data: Any) -> str | int:
     return data  # type: ignore[no-any-return]
 
 
-def _told(sources: Sequence[str | int]) -> str:
+def _name_sources(sources: Sequence[str | int]) -> str:
     named = [
         f"argument {source + 1}" if isinstance(source, int) else repr(source) for source in sources
     ]

@@ -11,33 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ingest.published.trace_source import captured_reference, traced
+from torch_cudal1.ingest.published.trace_source import trace_candidate, trace_reference
+from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import load_tensors
-from torch_cudal1.judge.wire.transport import present, write_payloads
-from torch_cudal1.judge.worker.modules import CallForm, imported
-from torch_cudal1.judge.worker.session import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.wire.transport import require_tensor, write_payloads
+from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
+from torch_cudal1.judge.worker.source_modules import import_source
 
-__all__ = ["VERBS"]
+__all__ = ["HANDLERS"]
 
 
 def _lower(session: Session, request: Request) -> dict[str, Any]:
     """The Program of a source's module at these tensors, with where each of its inputs comes from;
     or why there is none.
     """
-    given = load_tensors(request["layout"], Path(request["given"]), session.device)
-    form = CallForm.from_json(request["form"])
+    tensors = load_tensors(request["layout"], Path(request["given"]), session.device)
+    form = CallSpec.from_json(request["form"])
     try:
-        source = imported(request["text"], session.scratch)
-        capture = captured_reference if request["reference"] else traced
-        found = capture(source, form, [present(tensor) for tensor in given], session.device)
+        source = import_source(request["text"], session.scratch)
+        capture = trace_reference if request["reference"] else trace_candidate
+        traced = capture(
+            source, form, [require_tensor(tensor) for tensor in tensors], session.device
+        )
     except NotLowerableError as error:
         return {"not_lowerable": error.reason}
-    payloads = write_payloads(found.program, Path(request["path"]))
-    return {"program": found.program.to_json(), "payloads": payloads, **found.to_json()}
+    payloads = write_payloads(traced.program, Path(request["path"]))
+    return {"program": traced.program.to_json(), "payloads": payloads, **traced.to_json()}
 
 
-VERBS = {**JUDGE_VERBS, "lower": _lower}
+HANDLERS = {**JUDGE_HANDLERS, "lower": _lower}
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), VERBS)
+    main(int(sys.argv[1]), HANDLERS)

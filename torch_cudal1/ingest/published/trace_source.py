@@ -18,16 +18,18 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.capture import Traced, trace
-from torch_cudal1.graph.captured import captured_call
-from torch_cudal1.graph.functional_module import Flat, stand_in
-from torch_cudal1.graph.lower import Lowered, lower
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.capture import TracedModule, trace
+from torch_cudal1.graph.captured import capture_call_graphs
+from torch_cudal1.graph.functional_module import FunctionalModule, copy_sharing_tensors
+from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.ingest.published import launches, tidy
 from torch_cudal1.ir.program import Program
-from torch_cudal1.judge.worker.modules import CallForm, ModuleRunner, Way, unpack
+from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, unpack_arguments
+from torch_cudal1.judge.worker.module_runner import ModuleRunner
 from torch_cudal1.runtime import guard
 
-__all__ = ["TracedSource", "captured_reference", "run_once", "traced"]
+__all__ = ["TracedSource", "trace_reference", "run_once", "trace_candidate"]
 
 _WRAPPED = "inner."  # the capture traces a module around the user's
 
@@ -59,17 +61,17 @@ class TracedSource:
         }
 
 
-def traced(
-    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+def trace_candidate(
+    source: ModuleType, form: CallSpec, tensors: Sequence[torch.Tensor], device: torch.device
 ) -> TracedSource:
     """Construct the module, give it the state among `tensors`, and trace one call in eval mode
     without gradients.
 
     Raises NotLowerableError for what has no data form.
     """
-    module, given = _constructed(source, form, tensors, device)
-    with torch.no_grad(), launches.traceable(launches.sm_of(device)):
-        (graph,) = run_once(module, tuple(given["args"]), dict(given["kwargs"])).graphs
+    module, arguments = _construct_module(source, form, tensors, device)
+    with torch.no_grad(), launches.trace_launches(launches.sm_of(device)):
+        (graph,) = run_once(module, tuple(arguments["args"]), dict(arguments["kwargs"])).graphs
         tidy.without_copies(graph.module)
         lowered = lower(
             graph.module,
@@ -90,16 +92,18 @@ def traced(
     )
 
 
-def captured_reference(
-    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+def trace_reference(
+    source: ModuleType, form: CallSpec, tensors: Sequence[torch.Tensor], device: torch.device
 ) -> TracedSource:
     """The same for a reference, captured through Dynamo. Raises NotLowerableError."""
-    module, given = _constructed(source, form, tensors, device)
+    module, arguments = _construct_module(source, form, tensors, device)
     with torch.no_grad():
-        call, found = captured_call(module, tuple(given["args"]), dict(given["kwargs"]))
+        call, capture = capture_call_graphs(
+            module, tuple(arguments["args"]), dict(arguments["kwargs"])
+        )
     if call.sources is None:
         raise NotLowerableError(call.form)
-    (graph,) = found.graphs
+    (graph,) = capture.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
     for name, tensor in (
@@ -109,67 +113,74 @@ def captured_reference(
         names.setdefault(id(tensor), name)
 
     def source_of(origin: str | int | None) -> str | int:
-        where = (
+        source = (
             call.sources[origin] if isinstance(origin, int) and call.sources is not None else None
         )
-        found = where if isinstance(where, int) else names.get(id(where))
-        if found is None:
+        name = source if isinstance(source, int) else names.get(id(source))
+        if name is None:
             raise NotLowerableError(
                 "an input of its graph is neither an argument nor a parameter or buffer"
             )
-        return found
+        return name
 
     inputs = [source_of(graph.origins[position]) for position in lowered.order]
     return _as_source(module, lowered, inputs, [source_of(origin) for origin in graph.writes])
 
 
-def _constructed(
-    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+def _construct_module(
+    source: ModuleType, form: CallSpec, tensors: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[torch.nn.Module, Mapping[str, Any]]:
     """The source's module with the state among `tensors`, and the arguments of a call."""
     count = len(form.names)
-    module = ModuleRunner(source, form, Way(), device).fresh()
+    module = ModuleRunner(source, form, RunMode(), device).make_instance()
     module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
-    return module, unpack(form.call, tensors[count:])
+    return module, unpack_arguments(form.call, tensors[count:])
 
 
 def _as_source(
     module: torch.nn.Module,
-    lowered: Lowered,
+    lowered: LoweredRegion,
     sources: Sequence[str | int],
     writes: Sequence[str | int],
 ) -> TracedSource:
     region = lowered.region
     return TracedSource(
-        region.program, tuple(sources), region.roles, _same(module), tuple(writes), region.name
+        region.program,
+        tuple(sources),
+        region.roles,
+        _shared_names(module),
+        tuple(writes),
+        region.name,
     )
 
 
-def run_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+def run_once(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TracedModule:
     """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for
     what a graph cannot repeat.
     """
-    copied = stand_in(module)
-    held = guard.bind(copied)
-    if isinstance(held, guard.Refusal):
-        raise NotLowerableError(held.reason)
-    flat = Flat(copied, args, kwargs)
-    if flat.problem:
-        raise NotLowerableError(flat.problem)
+    copy = copy_sharing_tensors(module)
+    bound_guard = guard.bind_guard(copy)
+    if isinstance(bound_guard, Refusal):
+        raise NotLowerableError(bound_guard.reason)
+    functional = FunctionalModule(copy, args, kwargs)
+    if functional.problem:
+        raise NotLowerableError(functional.problem)
     try:
-        found = trace(flat, flat.tensors)
+        traced = trace(functional, functional.tensors)
     except NotLowerableError as error:
         if isinstance(error.__cause__, DataDependentOutputException):
             raise NotLowerableError(
                 f"its Python looks at the values of tensors ({error.__cause__})"
             ) from error
         raise
-    flat.put_back()
-    if not held.holds():
+    functional.put_back()
+    if not bound_guard.holds():
         raise NotLowerableError(
-            f"its forward changes the module itself ({held.why()}), which a kernel would not repeat"
+            f"its forward changes the module itself ({bound_guard.why()}), which a kernel would not repeat"
         )
-    return found
+    return traced
 
 
 def _source(origin: str | int | None) -> str | int:
@@ -177,14 +188,14 @@ def _source(origin: str | int | None) -> str | int:
     return origin if isinstance(origin, int) else origin.removeprefix(_WRAPPED)
 
 
-def _same(module: torch.nn.Module) -> dict[str, str]:
+def _shared_names(module: torch.nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
-    found = {}
+    same = {}
     named = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in named:
         if first.setdefault(id(tensor), name) != name:
-            found[name] = first[id(tensor)]
-    return found
+            same[name] = first[id(tensor)]
+    return same

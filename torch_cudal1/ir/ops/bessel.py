@@ -25,7 +25,15 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-__all__ = ["FOLLOWED", "LAST_EXPONENT", "SERIES", "STEP", "SURE_BELOW", "TARGETS", "operator_of"]
+__all__ = [
+    "MIN_RESOLVED_WIDTH",
+    "LAST_EXPONENT",
+    "SERIES",
+    "STEP",
+    "MAX_GAUSSIAN_WIDTH",
+    "TARGETS",
+    "operator_of",
+]
 
 TARGETS = frozenset({"cudal1.log_bessel_i.default", "cudal1.log_bessel_k.default"})
 # exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least
@@ -41,10 +49,10 @@ SERIES = (
     -691 / 360360,
     1 / 156,
 )  # of log Gamma, DLMF 5.11.1
-SURE_BELOW = (
+MAX_GAUSSIAN_WIDTH = (
     2**-6
 )  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
-FOLLOWED = 2**-20  # below this width differences near the peak are round-off
+MIN_RESOLVED_WIDTH = 2**-20  # below this width differences near the peak are round-off
 _NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
 _FAR = 600.0  # beyond it exp() leaves float64
 _SHIFT = 8
@@ -53,8 +61,8 @@ _SHIFT = 8
 def operator_of(target: str) -> torch._ops.OpOverload:
     """The operator called `target`, one of `TARGETS`."""
     _define()
-    found: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
-    return found
+    operator: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
+    return operator
 
 
 @cache
@@ -70,7 +78,7 @@ def _define() -> torch.library.Library:
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.pointwise),
         )
         for key in ("CPU", "CUDA"):
-            library.impl(name, partial(_computed, formula), key)
+            library.impl(name, partial(_compute, formula), key)
         torch.library.register_fake(f"cudal1::{name}", _fake, lib=library)
         torch.library.register_autograd(
             f"cudal1::{name}", partial(_backward, slope), setup_context=_keep, lib=library
@@ -82,7 +90,7 @@ def _fake(order: Tensor, x: Tensor) -> Tensor:
     return torch.add(order, x)
 
 
-def _computed(formula: Callable[[Tensor, Tensor], Tensor], order: Tensor, x: Tensor) -> Tensor:
+def _compute(formula: Callable[[Tensor, Tensor], Tensor], order: Tensor, x: Tensor) -> Tensor:
     result = _fake(order, x)
     if not result.is_floating_point():
         raise TypeError(
@@ -96,9 +104,9 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order >= 0) & (order < math.inf)
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     a = 2 * v + 1
-    whole = a / 2 + torch.hypot(a / 2, at)
-    t = at / whole  # tanh of the peak's place
-    log_t = torch.where(t > 1e-300, torch.log(t), torch.log(at) - torch.log(whole))
+    root_sum = a / 2 + torch.hypot(a / 2, at)
+    t = at / root_sum  # tanh of the peak's place
+    log_t = torch.where(t > 1e-300, torch.log(t), torch.log(at) - torch.log(root_sum))
     width = torch.rsqrt(a * (1 + t * t))
 
     def exponent(d: Tensor) -> Tensor:
@@ -108,7 +116,7 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
 
     tail = LAST_EXPONENT / a + 1.2
     before, after = (
-        torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, tail)
+        torch.where(_has_ended(exponent(sign * _NEAR * width), width), _NEAR * width, tail)
         for sign in (-1, 1)
     )
     z = v + 0.5
@@ -119,15 +127,15 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
         + 0.5 * math.log(2 * math.pi)
     )
     gamma = gamma + _series(z + _SHIFT)  # log Gamma(z) - (z - 1/2) log z
-    peak = v * log_t + 0.5 * torch.log(a / whole) + at * t - gamma - 0.5 * math.log(math.pi)
-    found = peak + torch.log(_summed(exponent, before, after, width))
+    peak = v * log_t + 0.5 * torch.log(a / root_sum) + at * t - gamma - 0.5 * math.log(math.pi)
+    logarithm = peak + torch.log(_integrate(exponent, before, after, width))
     edge = torch.where(
         x == 0,
         torch.where(order == 0, 0.0, -math.inf),
         torch.where(x == math.inf, math.inf, -math.inf),
     )
     edge = torch.where((order == math.inf) & (x == math.inf), math.nan, edge)
-    return torch.where(served, found, torch.where((order >= 0) & (x >= 0), edge, math.nan))
+    return torch.where(served, logarithm, torch.where((order >= 0) & (x >= 0), edge, math.nan))
 
 
 def _log_k(order: Tensor, x: Tensor) -> Tensor:
@@ -140,15 +148,17 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
 
     def exponent(d: Tensor) -> Tensor:
         rise = 2 * torch.sinh(d / 2) ** 2
-        left = torch.where(d < -_FAR, torch.exp(log_gap - d - math.log(2)), gap * rise)
+        left_branch = torch.where(d < -_FAR, torch.exp(log_gap - d - math.log(2)), gap * rise)
         return torch.where(
             d > 0,
             -r * rise - v * torch.clamp_max(torch.sinh(d) - d, 1e300),
-            v * (d - torch.expm1(d)) - left,
+            v * (d - torch.expm1(d)) - left_branch,
         )
 
     def near(sign: int) -> Tensor:
-        return torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, math.inf)
+        return torch.where(
+            _has_ended(exponent(sign * _NEAR * width), width), _NEAR * width, math.inf
+        )
 
     after = torch.minimum(near(1), _reach(r, torch.log(r)))
     reach = _reach(gap, log_gap)
@@ -156,22 +166,22 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
     ratio = (v + r) / at
     logarithm = torch.where(ratio < math.inf, torch.log(ratio), torch.log(v + r) - torch.log(at))
     peak = v * logarithm - r - math.log(2)
-    found = peak + torch.log(_summed(exponent, before, after, width))
+    found = peak + torch.log(_integrate(exponent, before, after, width))
     edge = torch.where(x == math.inf, torch.where(order == math.inf, math.nan, -math.inf), math.inf)
     return torch.where(served, found, torch.where((x >= 0) & (order >= 0), edge, math.nan))
 
 
-def _ended(exponent: Tensor, width: Tensor) -> Tensor:
+def _has_ended(exponent: Tensor, width: Tensor) -> Tensor:
     """Whether nothing is left beyond the place that has this exponent, 12 widths from the peak."""
-    return (exponent <= -_SURE) | (width < SURE_BELOW)
+    return (exponent <= -_SURE) | (width < MAX_GAUSSIAN_WIDTH)
 
 
-def _summed(
+def _integrate(
     exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor, width: Tensor
 ) -> Tensor:
     """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
     step = torch.clamp_max(width / 2, STEP)
-    narrow = width < FOLLOWED
+    narrow = width < MIN_RESOLVED_WIDTH
     count = torch.ceil((before + after) / step)
     count = torch.where(
         narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0)

@@ -3,7 +3,7 @@
 
 PyTorch's own `aten::_grouped_mm` has a result on fake tensors for bfloat16 only, so that nothing
 else can be traced through it; transformers calls an operator of its own under Dynamo then, which no
-Program may name. `with_own_operator` puts this one in its place: the same products, computed by
+Program may name. `replace_library_operators` puts this one in its place: the same products, computed by
 PyTorch's kernel as transformers' eager does, and with gradients.
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["TARGETS", "operator_of", "with_own_operator"]
+__all__ = ["TARGETS", "operator_of", "replace_library_operators"]
 
 TARGETS = frozenset({"cudal1.grouped_mm.default"})
 _NAME = "cudal1::grouped_mm"
-_ELSEWHERE = frozenset(
+_LIBRARY_OPERATORS = frozenset(
     {"transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback.default"}
 )
-_ARGUMENTS = {"input": 0, "weight": 1, "offs": 2}  # of the operators in `_ELSEWHERE`
+_ARGUMENTS = {"input": 0, "weight": 1, "offs": 2}  # of the operators in `_LIBRARY_OPERATORS`
 
 
 def operator_of(target: str) -> torch._ops.OpOverload:
@@ -35,59 +35,59 @@ def operator_of(target: str) -> torch._ops.OpOverload:
     groups of terms. Rows behind the last group are 0.
     """
     _define()
-    found: torch._ops.OpOverload = torch.ops.cudal1.grouped_mm.default
-    return found
+    operator: torch._ops.OpOverload = torch.ops.cudal1.grouped_mm.default
+    return operator
 
 
-def with_own_operator(graph: fx.Graph) -> None:
+def replace_library_operators(graph: fx.Graph) -> None:
     """Let a graph of Dynamo's call this operator where it calls one of another library that does
     the same.
     """
     for node in graph.nodes:
-        if node.op != "call_function" or str(node.target) not in _ELSEWHERE:
+        if node.op != "call_function" or str(node.target) not in _LIBRARY_OPERATORS:
             continue
-        given = dict(enumerate(node.args)) | {
+        operands = dict(enumerate(node.args)) | {
             _ARGUMENTS[name]: value for name, value in node.kwargs.items()
         }
         node.target, node.args, node.kwargs = (
             operator_of(next(iter(TARGETS))),
-            tuple(given[i] for i in range(3)),
+            tuple(operands[i] for i in range(3)),
             {},
         )
 
 
-def _products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     try:
-        found: Tensor = torch.ops.aten._grouped_mm.default(left, right, ends)
-        return found.contiguous()
+        product: Tensor = torch.ops.aten._grouped_mm.default(rows, matrices, ends)
+        return product.contiguous()
     except (
         RuntimeError
     ):  # strides that are no multiple of 16 bytes, float64, a GPU that it has no kernel for
-        return _one_by_one(left, right, ends)
+        return _multiply_groups(rows, matrices, ends)
 
 
-def _one_by_one(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    out = left.new_zeros(_shape(left, right, ends))
+def _multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_zeros(_shape(rows, matrices, ends))
     for number, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
-        if right.dim() == 2:
-            torch.mm(left[:, begin:end], right[begin:end], out=out[number])
+        if matrices.dim() == 2:
+            torch.mm(rows[:, begin:end], matrices[begin:end], out=out[number])
         elif begin < end:
-            torch.mm(left[begin:end], right[number], out=out[begin:end])
+            torch.mm(rows[begin:end], matrices[number], out=out[begin:end])
     return out
 
 
-def _shape(left: Tensor, right: Tensor, ends: Tensor) -> tuple[int, ...]:
+def _shape(rows: Tensor, matrices: Tensor, ends: Tensor) -> tuple[int, ...]:
     """Raises ValueError for operands that do not fit."""
-    fits = left.dim() == 2 and right.dim() in (2, 3) and left.shape[1] == right.shape[-2]
-    if not fits or (right.dim() == 3 and right.shape[0] != ends.shape[0]):
-        forms = f"{tuple(left.shape)}, {tuple(right.shape)} and {tuple(ends.shape)}"
+    fits = rows.dim() == 2 and matrices.dim() in (2, 3) and rows.shape[1] == matrices.shape[-2]
+    if not fits or (matrices.dim() == 3 and matrices.shape[0] != ends.shape[0]):
+        shapes = f"{tuple(rows.shape)}, {tuple(matrices.shape)} and {tuple(ends.shape)}"
         raise ValueError(
-            f"grouped_mm: expected (rows, terms), ([groups,] terms, columns) and (groups,); came {forms}"
+            f"grouped_mm: expected (rows, terms), ([groups,] terms, columns) and (groups,); came {shapes}"
         )
     return (
-        (left.shape[0], right.shape[2])
-        if right.dim() == 3
-        else (ends.shape[0], left.shape[0], right.shape[1])
+        (rows.shape[0], matrices.shape[2])
+        if matrices.dim() == 3
+        else (ends.shape[0], rows.shape[0], matrices.shape[1])
     )
 
 
@@ -100,11 +100,11 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-    left, right, ends = ctx.saved_tensors
+    rows, matrices, ends = ctx.saved_tensors
     products = operator_of(next(iter(TARGETS)))
     return (
-        products(gradient, right.transpose(-2, -1), ends),
-        products(left.t(), gradient, ends),
+        products(gradient, matrices.transpose(-2, -1), ends),
+        products(rows.t(), gradient, ends),
         None,
     )
 

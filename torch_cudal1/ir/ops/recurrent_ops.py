@@ -2,7 +2,7 @@
 `aten.rnn_relu.input`.
 
 PyTorch takes these operators apart wherever it traces: into a loop over time steps, or into cuDNN's
-call, which asks fake weights for their addresses and fails. `whole` puts `cudal1::lstm` and its kin
+call, which asks fake weights for their addresses and fails. `OneStepRecurrence` puts `cudal1::lstm` and its kin
 in their place while a module is traced, and everything in Python that handles a step
 (`aten.overload`) uses the same, since they know their result's shape. A Program names the ATen
 operator only, and runs it as eager does: where the weights lie one behind the other, cuDNN reads
@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["TARGETS", "as_steps", "operator_of", "served", "target_of", "whole"]
+__all__ = [
+    "TARGETS",
+    "rewrite_as_one_step",
+    "operator_of",
+    "find_one_step_layers",
+    "target_of",
+    "OneStepRecurrence",
+]
 
 _NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 TARGETS = frozenset(f"aten.{name}.input" for name in _NAMES)
@@ -31,8 +38,8 @@ def operator_of(target: str) -> torch._ops.OpOverload:
     result on fake tensors.
     """
     _define()
-    found: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
-    return found
+    operator: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
+    return operator
 
 
 def target_of(name: str) -> str:
@@ -41,7 +48,7 @@ def target_of(name: str) -> str:
     return f"aten.{operator}.input" if namespace == "cudal1" and operator in _NAMES else name
 
 
-class whole(TorchFunctionMode):
+class OneStepRecurrence(TorchFunctionMode):
     """While it is entered, recurrent layers are traced as one step each, where that is what eager
     runs.
 
@@ -56,29 +63,29 @@ class whole(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def served(graph: torch.fx.Graph) -> list[bool]:
-    """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one
+def find_one_step_layers(graph: torch.fx.Graph) -> list[bool]:
+    """For each recurrent layer that a graph of Dynamo's calls: whether `OneStepRecurrence` traces it as one
     step.
     """
     return [_is_one_step(node) for node in _layers(graph)]
 
 
-def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A Dynamo graph as `whole` would trace it; `module` itself where that changes nothing.
+def rewrite_as_one_step(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A Dynamo graph as `OneStepRecurrence` would trace it; `module` itself where that changes nothing.
 
     For a compiler with caches of its own, which tell graphs apart by what they call and know
     nothing of a mode around them.
     """
-    steps = served(module.graph)
+    steps = find_one_step_layers(module.graph)
     if not any(steps):
         return module
-    found = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    found.meta.update(module.meta)
-    for node, is_one in zip(_layers(found.graph), steps, strict=True):
-        if is_one:
+    copied_module = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied_module.meta.update(module.meta)
+    for node, is_served in zip(_layers(copied_module.graph), steps, strict=True):
+        if is_served:
             node.target = operator_of(_recurrent_functions()[node.target])
-    found.recompile()
-    return found
+    copied_module.recompile()
+    return copied_module
 
 
 def _layers(graph: torch.fx.Graph) -> list[torch.fx.Node]:
@@ -106,23 +113,23 @@ def _is_served(args: Sequence[Any]) -> bool:
         args[2], (tuple, list)
     ):  # (data, batch_sizes, hx, ...) of a packed sequence
         return False
-    given, dropout, training = args[0], args[5], args[6]
+    sequence, dropout, training = args[0], args[5], args[6]
     if (
-        given.ndim != 3
-        or given.numel() == 0
+        sequence.ndim != 3
+        or sequence.numel() == 0
         or (training and dropout)
-        or torch.is_autocast_enabled(given.device.type)
+        or torch.is_autocast_enabled(sequence.device.type)
     ):
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (given, *args[2])):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (sequence, *args[2])):
         return False
-    if given.device.type == "cuda":
+    if sequence.device.type == "cuda":
         return bool(
             torch.backends.cudnn.enabled
             and torch.backends.cudnn.is_available()
-            and given.dtype in _CUDNN_DTYPES
+            and sequence.dtype in _CUDNN_DTYPES
         )
-    return bool(given.device.type == "cpu")
+    return bool(sequence.device.type == "cpu")
 
 
 @cache

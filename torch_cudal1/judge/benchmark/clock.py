@@ -17,7 +17,8 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from torch_cudal1.device.cuda.timer import Timer, timer
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.timer import Timer, make_timer
 
 __all__ = ["Call", "Clock", "Reading", "clock_of", "synchronise"]
 
@@ -59,7 +60,7 @@ class Clock(Protocol):
 
 
 @dataclass(frozen=True)
-class _Native:
+class _NativeClock:
     device: torch.device
     timer: Timer
 
@@ -80,7 +81,7 @@ class _Native:
 
 
 @dataclass(frozen=True)
-class _Python:
+class _PythonClock:
     device: torch.device
 
     def read(
@@ -98,9 +99,9 @@ class _Python:
         if self.device.type == "cuda":
             return self._on_device(call, index, repeats, cold)
         begin = time.perf_counter_ns()
-        kept = _called(call, repeats)
+        result = _call_repeatedly(call, repeats)
         host_us = (time.perf_counter_ns() - begin) / 1e3
-        del kept
+        del result
         return Reading(index, host_us, host_us)
 
     def _on_device(self, call: Call, index: int, repeats: int, cold: bool) -> Reading:
@@ -110,20 +111,20 @@ class _Python:
         torch.cuda.synchronize(self.device)
         begin = time.perf_counter_ns()
         start.record()
-        kept = _called(call, repeats)
+        result = _call_repeatedly(call, repeats)
         host_us = (time.perf_counter_ns() - begin) / 1e3
         end.record()
         torch.cuda.synchronize(self.device)
         wall_us = (time.perf_counter_ns() - begin) / 1e3
-        del kept
+        del result
         return Reading(index, wall_us, host_us, float(start.elapsed_time(end)) * 1e3)
 
 
 @cache
 def clock_of(device: torch.device) -> Clock:
     """The best clock of this process for `device`."""
-    native = timer(device)
-    return _Python(device) if isinstance(native, str) else _Native(device, native)
+    native = make_timer(device)
+    return _PythonClock(device) if isinstance(native, Refusal) else _NativeClock(device, native)
 
 
 def synchronise(device: torch.device) -> None:
@@ -132,7 +133,7 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _called(call: Call, repeats: int) -> object:
+def _call_repeatedly(call: Call, repeats: int) -> object:
     for _ in range(repeats - 1):
         call()
     return call()

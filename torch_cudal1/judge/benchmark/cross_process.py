@@ -28,12 +28,21 @@ from typing import Protocol
 
 import torch
 
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.protocol import Pairs
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
-__all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
+__all__ = [
+    "ChildBatchTimer",
+    "CrossProcessBenchmark",
+    "TwoPointSlope",
+    "BatchTimer",
+    "TimedBatch",
+    "limit_batch_calls",
+    "measure_slope",
+    "check_wall_slope",
+]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 # a batch much shorter than this drowns in the jitter of its request; longer ones cost seconds
@@ -52,7 +61,7 @@ _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
 
 @dataclass(frozen=True)
-class Spun:
+class TimedBatch:
     """A batch of calls: seconds on the clock of the process that asked, and microseconds claimed by
     the process that ran them.
     """
@@ -63,7 +72,7 @@ class Spun:
 
 
 @dataclass(frozen=True)
-class Slope:
+class TwoPointSlope:
     """Microseconds per call from batches of two lengths: by this clock, by the other process's; and
     the mean of the longer one.
     """
@@ -73,15 +82,15 @@ class Slope:
     mean_us: float
 
 
-class Spinner(Protocol):
-    """One side of a duel, alone in its process. `most_calls`: how many one batch may have (their
+class BatchTimer(Protocol):
+    """One side of a duel, alone in its process. `limit_batch_calls`: how many one batch may have (their
     outputs are kept).
     """
 
     @property
-    def most_calls(self) -> int: ...
+    def max_calls(self) -> int: ...
 
-    def spin(self, calls: int) -> Spun:
+    def time_batch(self, calls: int) -> TimedBatch:
         """Run the slot `calls` times on its ring of input sets, wait for the device, and come back.
 
         The implementation reads its own monotonic clock right before the request and right after
@@ -91,31 +100,31 @@ class Spinner(Protocol):
 
 
 @dataclass
-class ChildSpinner:
+class ChildBatchTimer:
     """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs,
     so none can be left out.
 
-    `kept`: how many outputs of the last batch are held in the child, number i (for the verb
+    `held_outputs`: how many outputs of the last batch are held in the child, number i (for the verb
     `reread`) from the call at ring place `start` + i. `shift`: how far the values of the ring are
-    turned. `inline`: what the batch before kept is dropped by the same request, which then takes
+    turned. `drops_inline`: what the batch before kept is dropped by the same request, which then takes
     longer on this clock; for whoever reads the other process's. `queued`: what that one claims is
-    the GPU's time alone, see `timing.queued_us`.
+    the GPU's time alone, see `timing.time_queued_calls`.
     """
 
     child: Child
     slot: str
     sets: Sequence[str]
-    most_calls: int = _MOST_CALLS
+    max_calls: int = _MOST_CALLS
     keep: bool = True
     deadline_s: float | None = None
     shift: int = 0
     start: int = 0
-    kept: int = 0
-    inline: bool = False
+    held_outputs: int = 0
+    drops_inline: bool = False
     queued: bool = False
     _turned: int | None = None
 
-    def spin(self, calls: int) -> Spun:
+    def time_batch(self, calls: int) -> TimedBatch:
         """Ask for a batch; what the one before kept is dropped and the ring turned first, outside
         the clock.
 
@@ -124,18 +133,18 @@ class ChildSpinner:
         """
         turned, self._turned = self._turned, self.shift
         if turned is not None and turned != self.shift:
-            self._spin(1)
-        return self._spin(calls)
+            self._request_batch(1)
+        return self._request_batch(calls)
 
-    def _spin(self, calls: int) -> Spun:
-        if self.kept and not self.inline:
+    def _request_batch(self, calls: int) -> TimedBatch:
+        if self.held_outputs and not self.drops_inline:
             self.child.call("drop", names=[])
         self.start = secrets.randbelow(1 << 16)
-        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
-        what |= {"drop": self.inline, "queued": self.queued}
+        fields = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
+        fields |= {"drop": self.drops_inline, "queued": self.queued}
         begin = time.monotonic()
         answer = self.child.call(
-            "spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what
+            "spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **fields
         )
         wall_s = time.monotonic() - begin
         try:
@@ -144,8 +153,8 @@ class ChildSpinner:
             raise CandidateFailure(
                 "timing", f"an answer without a time: {error}", "protocol"
             ) from error
-        self.kept = calls if self.keep else 0
-        return Spun(wall_s, claimed_us, calls)
+        self.held_outputs = calls if self.keep else 0
+        return TimedBatch(wall_s, claimed_us, calls)
 
 
 @dataclass
@@ -154,63 +163,64 @@ class _Side:
     microseconds claimed.
     """
 
-    spinner: Spinner
-    least: int = 1  # calls that outlast the jitter of a request
-    slopes: list[Slope] = field(default_factory=list)
+    timer: BatchTimer
+    min_calls: int = 1  # calls that outlast the jitter of a request
+    slopes: list[TwoPointSlope] = field(default_factory=list)
     request_us: list[float] = field(default_factory=list)
-    short: dict[int, list[Spun]] = field(default_factory=dict)
+    short_batches: dict[int, list[TimedBatch]] = field(default_factory=dict)
 
-    def slope(self, calls: int) -> tuple[Slope, Spun]:
+    def measure_slope(self, calls: int) -> tuple[TwoPointSlope, TimedBatch]:
         """The cost of a call from a batch of `calls`, and that batch. Raises CandidateFailure."""
-        calls = max(2, min(calls, self.spinner.most_calls))
+        calls = max(2, min(calls, self.timer.max_calls))
         few = max(1, calls // _SHORT)
-        spun = {size: self.spinner.spin(size) for size in _CHANCE.sample((few, calls), 2)}
-        batch, known = spun[calls], self.short.setdefault(few, [])
-        known.append(spun[few])
-        few_us = statistics.median(one.wall_s for one in known) * 1e6
+        timed = {size: self.timer.time_batch(size) for size in _CHANCE.sample((few, calls), 2)}
+        batch, earlier = timed[calls], self.short_batches.setdefault(few, [])
+        earlier.append(timed[few])
+        few_us = statistics.median(each.wall_s for each in earlier) * 1e6
         wall_us = (batch.wall_s * 1e6 - few_us) / (calls - few)
-        claimed_us = (batch.claimed_us - statistics.median(one.claimed_us for one in known)) / (
+        claimed_us = (batch.claimed_us - statistics.median(each.claimed_us for each in earlier)) / (
             calls - few
         )
-        self.slopes.append(Slope(wall_us, claimed_us, batch.wall_s * 1e6 / calls))
+        self.slopes.append(TwoPointSlope(wall_us, claimed_us, batch.wall_s * 1e6 / calls))
         self.request_us.append(few_us - few * wall_us)
         return self.slopes[-1], batch
 
 
-class Duel:
+class CrossProcessBenchmark:
     """Two spinners as a `Sampler`, baseline first."""
 
     temperatures: tuple[L2, ...] = ("hot",)
 
-    def __init__(self, baseline: Spinner, candidate: Spinner) -> None:
+    def __init__(self, baseline: BatchTimer, candidate: BatchTimer) -> None:
         self._sides = (_Side(baseline), _Side(candidate))
 
     @property
-    def slopes(self) -> tuple[list[Slope], list[Slope]]:
+    def slopes(self) -> tuple[list[TwoPointSlope], list[TwoPointSlope]]:
         """What both clocks said of either side so far."""
         return self._sides[0].slopes, self._sides[1].slopes
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """First call, then batches of growing length until one lasts long enough. Raises
         CandidateFailure.
         """
-        warm = _warm(self._sides[0].spinner), _warm(self._sides[1].spinner)
-        for side, found in zip(self._sides, warm, strict=True):
-            side.least = math.ceil(_BATCH_US / found.call_us)
-        return warm
+        costs = _warm_up(self._sides[0].timer), _warm_up(self._sides[1].timer)
+        for side, cost in zip(self._sides, costs, strict=True):
+            side.min_calls = math.ceil(_BATCH_US / cost.call_us)
+        return costs
 
-    def bucket(self, batch: Batch) -> Pairs:
+    def take_samples(self, batch: SampleBatch) -> Pairs:
         """Pairs of costs on the parent's clock. Raises CandidateFailure."""
         pairs: Pairs = []
-        calls = self._alike(batch.calls)
+        calls = self._balance_calls(batch.calls)
         while len(pairs) < batch.pairs:
             first = _CHANCE.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
-                found = {
-                    side: self._cost(side, calls[side]) for side in ((0, 1) if leads else (1, 0))
+                costs = {
+                    side: self._measure_cost(side, calls[side])
+                    for side in ((0, 1) if leads else (1, 0))
                 }
-                pairs.append((found[0], found[1]))
+                pairs.append((costs[0], costs[1]))
         return pairs
 
     def settle(self) -> None:
@@ -218,31 +228,33 @@ class Duel:
         Raises CandidateFailure.
         """
         for side in self._sides:
-            side.spinner.spin(1)
+            side.timer.time_batch(1)
 
-    def check(self) -> Check:
-        """`wall_slope` of the candidate over the whole measurement."""
-        return wall_slope(self.slopes[1])
+    def check(self) -> CheckResult:
+        """`check_wall_slope` of the candidate over the whole measurement."""
+        return check_wall_slope(self.slopes[1])
 
-    def _alike(self, calls: tuple[int, int]) -> tuple[int, int]:
+    def _balance_calls(self, calls: tuple[int, int]) -> tuple[int, int]:
         """Calls of either side's long batches: as many, but where one is twice as fast or more, and
         the ratio is far from deciding.
 
         What a batch keeps makes a call the dearer the longer it is: new memory, and caches that
         hold other things.
         """
-        own = [max(asked, side.least) for asked, side in zip(calls, self._sides, strict=True)]
-        return min(max(own), 2 * own[0]), min(max(own), 2 * own[1])
+        needed = [
+            max(count, side.min_calls) for count, side in zip(calls, self._sides, strict=True)
+        ]
+        return min(max(needed), 2 * needed[0]), min(max(needed), 2 * needed[1])
 
-    def _cost(self, side: int, calls: int) -> float:
-        one, baseline = self._sides[side], self._sides[0]
+    def _measure_cost(self, side: int, calls: int) -> float:
+        timed_side, baseline = self._sides[side], self._sides[0]
         for attempt in range(_TRIES):
-            found, batch = one.slope(calls << attempt)
-            if found.wall_us > 0:
-                if one is baseline or not baseline.request_us:
-                    return found.wall_us
+            slope, batch = timed_side.measure_slope(calls << attempt)
+            if slope.wall_us > 0:
+                if timed_side is baseline or not baseline.request_us:
+                    return slope.wall_us
                 request_us = max(0.0, statistics.median(baseline.request_us))
-                return max(found.wall_us, (batch.wall_s * 1e6 - request_us) / batch.calls)
+                return max(slope.wall_us, (batch.wall_s * 1e6 - request_us) / batch.calls)
         raise CandidateFailure(
             "timing",
             f"more calls took no longer, {_TRIES} times: the machine is too busy",
@@ -250,52 +262,52 @@ class Duel:
         )
 
 
-def slope(spinner: Spinner, calls: int) -> Slope:
+def measure_slope(timer: BatchTimer, calls: int) -> TwoPointSlope:
     """Cost of a call from batches of k and 2k in random order, so that the cost of a request
     cancels.
 
     On a busy machine it may come out wrong, even negative, but wrong on both clocks alike. Raises
     CandidateFailure.
     """
-    calls = max(1, min(calls, spinner.most_calls // 2))
-    spun = {size: spinner.spin(size) for size in _CHANCE.sample((calls, 2 * calls), 2)}
-    once, twice = spun[calls], spun[2 * calls]
+    calls = max(1, min(calls, timer.max_calls // 2))
+    timed = {size: timer.time_batch(size) for size in _CHANCE.sample((calls, 2 * calls), 2)}
+    once, twice = timed[calls], timed[2 * calls]
     wall_us, claimed_us = (
         (twice.wall_s - once.wall_s) * 1e6 / calls,
         (twice.claimed_us - once.claimed_us) / calls,
     )
-    return Slope(wall_us, claimed_us, twice.wall_s * 1e6 / (2 * calls))
+    return TwoPointSlope(wall_us, claimed_us, twice.wall_s * 1e6 / (2 * calls))
 
 
-def most_calls(output_bytes: int, device: torch.device) -> int:
+def limit_batch_calls(output_bytes: int, device: torch.device) -> int:
     """How many calls a batch may have when their outputs, of so many bytes together, are all kept;
     at least 2.
     """
     return max(2, min(_MOST_CALLS, _KEPT_BYTES[device.type] // max(1, output_bytes)))
 
 
-def wall_slope(slopes: Sequence[Slope]) -> Check:
+def check_wall_slope(slopes: Sequence[TwoPointSlope]) -> CheckResult:
     """Whether the two clocks tell one time per call: the median difference is at most 10 % or 5 us,
     whichever is more.
     """
     wall_us = statistics.median(each.wall_us for each in slopes)
     claimed_us = statistics.median(each.claimed_us for each in slopes)
-    apart = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
+    difference = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
     limit = max(_WITHIN * statistics.median(each.mean_us for each in slopes), _WITHIN_US)
     detail = (
         f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
     )
-    return Check("wall_slope", apart <= limit, apart, limit, detail)
+    return CheckResult("wall_slope", difference <= limit, difference, limit, detail)
 
 
-def _warm(spinner: Spinner) -> Warm:
-    first_us = spinner.spin(1).wall_s * 1e6
+def _warm_up(timer: BatchTimer) -> WarmCosts:
+    first_us = timer.time_batch(1).wall_s * 1e6
     for _ in range(_WARM_CALLS):
-        spinner.spin(1)
+        timer.time_batch(1)
     calls = 1
     while True:
-        took_us = min(spinner.spin(calls).wall_s for _ in range(_LOOKS)) * 1e6
-        if took_us >= _BATCH_US / 2 or 2 * calls > spinner.most_calls:
+        took_us = min(timer.time_batch(calls).wall_s for _ in range(_LOOKS)) * 1e6
+        if took_us >= _BATCH_US / 2 or 2 * calls > timer.max_calls:
             cost = took_us / calls
-            return Warm(first_us, cost, cost)
+            return WarmCosts(first_us, cost, cost)
         calls *= 2

@@ -1,7 +1,7 @@
 """The timing protocol: seven buckets of paired samples, cold and hot in turn, more of them where
 they disagree.
 
-Where samples come from is a `Sampler`: two callables in this process (`Local`), two slots of a
+Where samples come from is a `Sampler`: two callables in this process (`LocalSampler`), two slots of a
 child (`judge.benchmark.candidate_timing`), or two processes on the parent's clock
 (`judge.benchmark.cross_process`). So the user's process, the judge, the benchmarks and training
 measure alike. What a measurement is worth is for `judge.evaluate.decide` to say.
@@ -26,16 +26,21 @@ from torch_cudal1.judge.benchmark.statistics import (
 )
 from torch_cudal1.judge.benchmark.timing import (
     L2,
-    Batch,
-    Warm,
+    SampleBatch,
+    WarmCosts,
     batch_for,
     sample_bucket,
     temperatures,
-    warm,
+    warm_up,
 )
-from torch_cudal1.judge.checks.profiles import BUCKETS, SURPRISE, TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import (
+    BUCKETS,
+    REMEASURED_SPEEDUP,
+    TIMING_PLANS,
+    TimingPlan,
+)
 
-__all__ = ["Local", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
+__all__ = ["LocalSampler", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 Pairs: TypeAlias = list[tuple[float, float]]
@@ -55,11 +60,11 @@ class Sampler(Protocol):
         """Which states of the L2 cache it can sample."""
         ...
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Settle both sides."""
         ...
 
-    def bucket(self, batch: Batch) -> Pairs:
+    def take_samples(self, batch: SampleBatch) -> Pairs:
         """Take the samples of a batch."""
         ...
 
@@ -93,7 +98,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalSampler:
     """Two callables in this process."""
 
     run_a: Callable[[], object]
@@ -101,11 +106,11 @@ class Local:
     device: torch.device
     temperatures: tuple[L2, ...] = ("hot",)
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Settle both sides."""
-        return warm(self.run_a, self.device), warm(self.run_b, self.device)
+        return warm_up(self.run_a, self.device), warm_up(self.run_b, self.device)
 
-    def bucket(self, batch: Batch) -> Pairs:
+    def take_samples(self, batch: SampleBatch) -> Pairs:
         """Take the samples of a batch."""
         return sample_bucket(self.run_a, self.run_b, self.device, batch)
 
@@ -119,35 +124,35 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     Raises ValueError for samples that mean nothing.
     """
     started = time.monotonic()
-    sides = sampler.warm()
+    sides = sampler.warm_up()
     batches = {
-        l2: _affordable(plan, batch_for(plan, l2, sides), sides, len(sampler.temperatures))
+        l2: _limit_to_budget(plan, batch_for(plan, l2, sides), sides, len(sampler.temperatures))
         for l2 in sampler.temperatures
     }
     pairs: dict[L2, Pairs] = {l2: [] for l2 in batches}
     summaries: dict[L2, PairedSummary] = {}
-    for done in range(1, plan.rounds + 1):
-        left = [l2 for l2 in batches if l2 not in summaries or not summaries[l2].steady]
-        for part in _parts(plan, {l2: batches[l2] for l2 in left}, first=done == 1):
+    for number in range(1, plan.rounds + 1):
+        open_states = [l2 for l2 in batches if l2 not in summaries or not summaries[l2].steady]
+        for part in _split_round(plan, {l2: batches[l2] for l2 in open_states}, first=number == 1):
             _round(sampler, part, pairs, plan, started)
-            summaries |= {l2: summarise(pairs[l2]) for l2 in left}
-            if _plain(plan, pairs, summaries):
+            summaries |= {l2: summarise(pairs[l2]) for l2 in open_states}
+            if _is_plain(plan, pairs, summaries):
                 break
         took = time.monotonic() - started
-        settled = all(summary.steady for summary in summaries.values()) or _decided(
+        settled = all(summary.steady for summary in summaries.values()) or _is_decided(
             plan, pairs, summaries
         )
-        settled = settled or _far_from_margin(plan, summaries)
-        if settled or took * (done + 1) / done > plan.budget_s:
+        settled = settled or _is_far_from_margin(plan, summaries)
+        if settled or took * (number + 1) / number > plan.budget_s:
             break
     return Measurement(
-        plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started
+        plan, summaries, (sides[0].first_us, sides[1].first_us), number, time.monotonic() - started
     )
 
 
-def _parts(
-    plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool
-) -> Sequence[Mapping[L2, Batch]]:
+def _split_round(
+    plan: TimingPlan, batches: Mapping[L2, SampleBatch], *, first: bool
+) -> Sequence[Mapping[L2, SampleBatch]]:
     """The batches of a round. Who decides by a margin takes the first round in halves: most
     decisions are plain after one.
     """
@@ -164,7 +169,7 @@ def _by_margin(plan: TimingPlan) -> bool:
     return plan.margin is not None and plan.gate == "widen"
 
 
-def _plain(
+def _is_plain(
     plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
 ) -> bool:
     """Whether the margin lies outside the range of all buckets, steady or not, which asks more than
@@ -174,10 +179,10 @@ def _plain(
         l2: replace(s, low=min(s.low, *s.values), high=max(s.high, *s.values))
         for l2, s in summaries.items()
     }
-    return _decided(plan, pairs, ranges)
+    return _is_decided(plan, pairs, ranges)
 
 
-def _decided(
+def _is_decided(
     plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
 ) -> bool:
     """Whether the margin lies outside the interval that decides. Buckets that disagree make it
@@ -190,11 +195,11 @@ def _decided(
     return (
         below
         or all(each.low >= plan.margin for each in summaries.values())
-        or _hopeless(pairs, plan.margin)
+        or _is_hopeless(pairs, plan.margin)
     )
 
 
-def _far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
+def _is_far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
     """Whether after a whole round some state's centre is not even half-way to the margin: no lower
     bound will come above it.
     """
@@ -203,7 +208,7 @@ def _far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) ->
     )
 
 
-def _hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
+def _is_hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
     """Whether in some state so many pairs lie below the margin that the median does: a sign test at
     0.5 %. More pairs would only find out by how much.
     """
@@ -213,7 +218,7 @@ def _hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
     )
 
 
-def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
+def _is_far_after_few(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     """Whether the first few pairs, of calls so slow that each is a bucket of its own, settle the
     decision already.
 
@@ -227,12 +232,12 @@ def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
         or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values())
     ):
         return False
-    found = [summarise(each) for each in pairs.values()]
+    summaries = [summarise(each) for each in pairs.values()]
     enough = max(
-        plan.margin, SURPRISE + 0.01
+        plan.margin, REMEASURED_SPEEDUP + 0.01
     )  # a score is rounded down to two decimals before it is a surprise
-    return any(each.high < plan.margin for each in found) or all(
-        each.low >= enough for each in found
+    return any(each.high < plan.margin for each in summaries) or all(
+        each.low >= enough for each in summaries
     )
 
 
@@ -252,19 +257,23 @@ def sample_pairs(
     """
     plan = replace(TIMING_PLANS["fast"], budget_s=budget_s, margin=margin)
     l2 = temperatures(device, plan)[0]
-    sampler = Local(run_a, run_b, device, (l2,))
+    sampler = LocalSampler(run_a, run_b, device, (l2,))
     started = time.monotonic()
-    sides = sampler.warm()
+    sides = sampler.warm_up()
     pairs: dict[L2, Pairs] = {l2: []}
     _round(
-        sampler, {l2: _affordable(plan, batch_for(plan, l2, sides), sides, 1)}, pairs, plan, started
+        sampler,
+        {l2: _limit_to_budget(plan, batch_for(plan, l2, sides), sides, 1)},
+        pairs,
+        plan,
+        started,
     )
     return pairs[l2]
 
 
 def _round(
     sampler: Sampler,
-    batches: Mapping[L2, Batch],
+    batches: Mapping[L2, SampleBatch],
     pairs: dict[L2, Pairs],
     plan: TimingPlan,
     started: float,
@@ -280,11 +289,13 @@ def _round(
             pairs[l2] += _bucket(
                 sampler, replace(batches[l2], pairs=1) if late else batches[l2], until
             )
-        if all(batch.pairs < FEWEST_SLOW_PAIRS for batch in batches.values()) and _far(plan, pairs):
+        if all(batch.pairs < FEWEST_SLOW_PAIRS for batch in batches.values()) and _is_far_after_few(
+            plan, pairs
+        ):
             return
 
 
-def _bucket(sampler: Sampler, batch: Batch, until: float | None) -> Pairs:
+def _bucket(sampler: Sampler, batch: SampleBatch, until: float | None) -> Pairs:
     """A bucket in requests of bounded size, ended at `until` (on the monotonic clock) if that comes
     first.
     """
@@ -292,14 +303,16 @@ def _bucket(sampler: Sampler, batch: Batch, until: float | None) -> Pairs:
     at_once = _FIRST
     while len(samples) < batch.pairs and (until is None or not samples or time.monotonic() < until):
         begin, before = time.monotonic(), len(samples)
-        samples += sampler.bucket(replace(batch, pairs=min(at_once, batch.pairs - before)))
+        samples += sampler.take_samples(replace(batch, pairs=min(at_once, batch.pairs - before)))
         pair_s = (time.monotonic() - begin) / (len(samples) - before)
         left_s = _AT_ONCE_S if until is None else min(_AT_ONCE_S, until - time.monotonic())
         at_once = max(2, min(_AT_ONCE, int(left_s / max(pair_s, 1e-9)) // 2 * 2))
     return samples
 
 
-def _affordable(plan: TimingPlan, batch: Batch, sides: tuple[Warm, Warm], states: int) -> Batch:
+def _limit_to_budget(
+    plan: TimingPlan, batch: SampleBatch, sides: tuple[WarmCosts, WarmCosts], states: int
+) -> SampleBatch:
     """As many pairs as the budget (or the window) allows, at least one."""
     costs = [side.flushed_us if batch.l2 == "cold" else side.call_us for side in sides]
     pair_s = sum(cost * calls for cost, calls in zip(costs, batch.calls, strict=True)) / 1e6

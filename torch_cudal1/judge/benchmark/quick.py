@@ -5,13 +5,13 @@ then says whether to believe it.
 of a request: over a second for one candidate, which is too long where thousands are measured. Here
 a sample is as short as the timing plan says, read by the C++ clock in the child, or off the GPU's
 own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell
-the same time per call as the child's wall clock (`wall_slope`). A candidate that lies about time by
+the same time per call as the child's wall clock (`check_wall_slope`). A candidate that lies about time by
 under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses
 this.
 
 Whoever races wants the device alone, and all others wait for it. So nothing is done then that can
-be done beside others: before it rings are made and calls are warmed (`begun`), after it, where both
-sides are ours, outputs of timed calls are judged and clocks compared (`Ready.examined`).
+be done beside others: before it rings are made and calls are warmed (`prepare_benchmark`), after it, where both
+sides are ours, outputs of timed calls are judged and clocks compared (`Ready.run_concurrent_checks`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_cudal1.device.peaks import Work, ceiling, roofline
-from torch_cudal1.ir.records import Check
+from torch_cudal1.device.peaks import RequiredWork, check_roofline, find_device_peaks
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import (
-    Audit,
-    Timed,
-    facts_of,
-    stability,
-    sync_checks,
+    BenchmarkResult,
+    OutputAudit,
+    check_stability,
+    check_sync_ratio,
+    describe_measurement,
 )
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, most_calls, slope, wall_slope
+from torch_cudal1.judge.benchmark.cross_process import (
+    ChildBatchTimer,
+    check_wall_slope,
+    limit_batch_calls,
+    measure_slope,
+)
 from torch_cudal1.judge.benchmark.protocol import Pairs, measure
-from torch_cudal1.judge.benchmark.source_timing import first_call
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm, leading
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.checks.profiles import BUCKETS, TimingPlan
+from torch_cudal1.judge.benchmark.source_timing import check_first_calls
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, draw_leading_sides
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TimingPlan
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
-__all__ = ["CLOCKS", "Race", "Ready", "begun"]
+__all__ = ["CLOCK_CHECKS", "QuickBenchmark", "PreparedBenchmark", "prepare_benchmark"]
 
-CLOCKS = ("wall_slope", "sync_ratio")  # checks that others on the device can disturb
+CLOCK_CHECKS = ("wall_slope", "sync_ratio")  # checks that others on the device can disturb
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
@@ -63,7 +67,7 @@ _SLOPES = (
 
 
 @dataclass
-class Race:
+class QuickBenchmark:
     """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one
     child, which takes all buckets at one request. `audit` looks at outputs of timed calls.
 
@@ -71,248 +75,270 @@ class Race:
     here. `settled`: what `settle` learned of each side before the device was this race's alone.
     """
 
-    baseline: ChildSpinner
-    candidate: ChildSpinner
-    audit: Audit
+    baseline: ChildBatchTimer
+    candidate: ChildBatchTimer
+    audit: OutputAudit
     temperatures: tuple[L2, ...] = field(default=("hot",))
-    looked: set[int] = field(
+    checked_buckets: set[int] = field(
         default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS))
     )
-    warmed: tuple[Warm, Warm] | None = None
-    settled: tuple[_Settled, _Settled] | None = None
+    warm_costs: tuple[WarmCosts, WarmCosts] | None = None
+    settled: tuple[_SettledCosts, _SettledCosts] | None = None
     _bucket: int = 0
-    _ahead: Pairs = field(default_factory=list)
+    _prefetched: Pairs = field(default_factory=list)
 
     @property
-    def together(self) -> bool:
+    def shares_child(self) -> bool:
         """Whether both sides are slots of one child, and so both are ours."""
         return self.baseline.child is self.candidate.child
 
-    def anew(self) -> Race:
+    def restart(self) -> QuickBenchmark:
         """Another race of the same two, which are warm: other outputs are looked at, at least one
         of its own.
         """
-        audit = replace(self.audit, judged=0, spent_s=0.0)
-        return Race(
+        audit = replace(self.audit, compared_calls=0, spent_s=0.0)
+        return QuickBenchmark(
             self.baseline,
             self.candidate,
             audit,
             self.temperatures,
             settled=self.settled,
-            warmed=self.warmed,
+            warm_costs=self.warm_costs,
         )
 
-    def settle(self) -> tuple[_Settled, _Settled]:
+    def settle(self) -> tuple[_SettledCosts, _SettledCosts]:
         """Let both sides make their rings of inputs and have their first calls, beside whoever else
         is there.
 
         Raises CandidateFailure.
         """
-        self.settled = _settled(self.baseline), _settled(self.candidate)
+        self.settled = _settle_side(self.baseline), _settle_side(self.candidate)
         return self.settled
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Batches of growing length, in the first race of the two. Raises CandidateFailure."""
-        if self.warmed is None:
+        if self.warm_costs is None:
             a, b = self.settled or self.settle()
-            self.warmed = _warm(self.baseline, a), _warm(self.candidate, b)
-        return self.warmed
+            self.warm_costs = (
+                _measure_call_cost(self.baseline, a),
+                _measure_call_cost(self.candidate, b),
+            )
+        return self.warm_costs
 
-    def bucket(self, batch: Batch) -> Pairs:
+    def take_samples(self, batch: SampleBatch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where
-        both sides are in one child, whose last outputs are judged after the race (`look`). Raises
+        both sides are in one child, whose last outputs are judged after the race (`check_last_outputs`). Raises
         CandidateFailure.
         """
-        if self.together:
-            return self._together(batch)
+        if self.shares_child:
+            return self._sample_together(batch)
         self.candidate.shift = self.audit.shift()
-        pairs = self._apart(leading(batch), batch)
-        if self._bucket in self.looked:
-            self._look()
+        pairs = self._sample_apart(draw_leading_sides(batch), batch)
+        if self._bucket in self.checked_buckets:
+            self._check_output()
         self._bucket += 1
         return pairs
 
-    def look(self) -> None:
+    def check_last_outputs(self) -> None:
         """Judge some outputs of the last batch, which came after most calls. Raises
         CandidateFailure.
         """
         for _ in range(_LOOKS):
-            self._look()
+            self._check_output()
 
-    def _look(self) -> None:
-        self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
+    def _check_output(self) -> None:
+        self.audit.check_output(
+            self.candidate.start, self.candidate.shift, self.candidate.held_outputs
+        )
 
-    def _apart(self, leads: Sequence[int], batch: Batch) -> Pairs:
+    def _sample_apart(self, leads: Sequence[int], batch: SampleBatch) -> Pairs:
         pairs: Pairs = []
         for first in leads:
             costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
             pairs.append((costs[0], costs[1]))
         return pairs
 
-    def _together(self, batch: Batch) -> Pairs:
+    def _sample_together(self, batch: SampleBatch) -> Pairs:
         """A bucket of the pairs that one request has taken for all of them: everybody waits for
         each request.
         """
-        if len(self._ahead) < batch.pairs:
+        if len(self._prefetched) < batch.pairs:
             self.candidate.shift = self.audit.shift()
-            self._ahead = self._asked(
-                [lead for _ in range(BUCKETS) for lead in leading(batch)], batch
+            self._prefetched = self._request_pairs(
+                [lead for _ in range(BUCKETS) for lead in draw_leading_sides(batch)], batch
             )
-        pairs, self._ahead = self._ahead[: batch.pairs], self._ahead[batch.pairs :]
+        pairs, self._prefetched = self._prefetched[: batch.pairs], self._prefetched[batch.pairs :]
         return pairs
 
-    def _asked(self, leads: Sequence[int], batch: Batch) -> Pairs:
-        one = self.candidate
-        calls = [min(count, one.most_calls) for count in batch.calls]
+    def _request_pairs(self, leads: Sequence[int], batch: SampleBatch) -> Pairs:
+        candidate = self.candidate
+        calls = [min(count, candidate.max_calls) for count in batch.calls]
         begin = time.monotonic()
-        answer = one.child.call(
+        answer = candidate.child.call(
             "pairs",
-            slots=[self.baseline.slot, one.slot],
-            sets=list(one.sets),
-            shift=one.shift,
+            slots=[self.baseline.slot, candidate.slot],
+            sets=list(candidate.sets),
+            shift=candidate.shift,
             calls=calls,
             leads=list(leads),
-            queued=one.queued,
+            queued=candidate.queued,
         )
         wall_us = (time.monotonic() - begin) * 1e6
         pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
-        told_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
+        claimed_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
         if (
             len(pairs) != len(leads)
             or not all(min(pair) > 0 for pair in pairs)
-            or told_us > wall_us
+            or claimed_us > wall_us
         ):
             raise CandidateFailure(
                 "timing",
                 f"{pairs[:BUCKETS]} told of a request that took {wall_us:.0f} us",
                 "wall_slope",
             )
-        one.start, one.kept = int(answer["start"]), calls[1]
+        candidate.start, candidate.held_outputs = int(answer["start"]), calls[1]
         return pairs
 
     def _cost(self, side: int, calls: int) -> float:
-        spinner = (self.baseline, self.candidate)[side]
-        spun = spinner.spin(min(calls, spinner.most_calls))
-        if not 0 < spun.claimed_us <= spun.wall_s * 1e6:
-            found = f"{spun.claimed_us} us told of a request that took {spun.wall_s * 1e6:.0f}"
-            raise CandidateFailure("timing", found, "wall_slope")
-        return spun.claimed_us / spun.calls
+        timer = (self.baseline, self.candidate)[side]
+        timed = timer.time_batch(min(calls, timer.max_calls))
+        if not 0 < timed.claimed_us <= timed.wall_s * 1e6:
+            problem = f"{timed.claimed_us} us told of a request that took {timed.wall_s * 1e6:.0f}"
+            raise CandidateFailure("timing", problem, "wall_slope")
+        return timed.claimed_us / timed.calls
 
 
 @dataclass
-class Ready:
-    """Two sides that have begun, to be measured as often as somebody wants. `beside`: what was
+class PreparedBenchmark:
+    """Two sides that have begun, to be measured as often as somebody wants. `has_concurrent_checks`: what was
     measured is to be examined after that, beside others; else that is part of measuring it.
     """
 
-    race: Race
+    benchmark: QuickBenchmark
     trial: Trial
     plan: TimingPlan
 
     @property
-    def beside(self) -> bool:
+    def has_concurrent_checks(self) -> bool:
         """Whether both sides are ours."""
-        return self.race.together
+        return self.benchmark.shares_child
 
-    def measured(self) -> Timed:
+    def measure(self) -> BenchmarkResult:
         """One measurement, for which the device must be this one's alone. Whoever is not content
         with it asks again: only the race itself is run once more. Raises CandidateFailure.
         """
         started = time.monotonic()
-        self.race = race = self.race.anew()
+        self.benchmark = benchmark = self.benchmark.restart()
         try:
-            found = measure(race, self.plan)
+            measurement = measure(benchmark, self.plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-        bound = roofline(
-            Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us
+        bound = check_roofline(
+            RequiredWork(0.0, 4, benchmark.audit.output_bytes),
+            find_device_peaks(self.trial.device),
+            measurement.summary.b_us,
         )
-        checks = [first_call(self.trial, found, race.audit.sets), *stability(found), bound]
-        timed = Timed(
-            found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started}
+        checks = [
+            check_first_calls(self.trial, measurement, benchmark.audit.sets),
+            *check_stability(measurement),
+            bound,
+        ]
+        timed = BenchmarkResult(
+            measurement,
+            tuple(checks),
+            describe_measurement(measurement) | {"seconds": time.monotonic() - started},
         )
-        return timed if self.beside else self.examined(timed)
+        return timed if self.has_concurrent_checks else self.run_concurrent_checks(timed)
 
-    def examined(self, timed: Timed) -> Timed:
+    def run_concurrent_checks(self, timed: BenchmarkResult) -> BenchmarkResult:
         """The last measurement with what can be asked beside others: were outputs of timed calls
         right, does the process's clock tell the truth, are all streams joined. Raises
         CandidateFailure.
         """
-        if self.beside:
-            self.race.look()
-        return replace(timed, checks=(*timed.checks, self.race.audit.check(), *self._clocks(timed)))
+        if self.has_concurrent_checks:
+            self.benchmark.check_last_outputs()
+        return replace(
+            timed, checks=(*timed.checks, self.benchmark.audit.check(), *self._check_clocks(timed))
+        )
 
-    def heard_again(self, timed: Timed) -> Timed:
+    def recheck_clocks(self, timed: BenchmarkResult) -> BenchmarkResult:
         """What was examined, its clocks compared anew: for a moment without others, who may have
         disturbed them.
         """
-        kept = [check for check in timed.checks if check.name not in CLOCKS]
-        return replace(timed, checks=(*kept, *self._clocks(timed)))
+        others = [check for check in timed.checks if check.name not in CLOCK_CHECKS]
+        return replace(timed, checks=(*others, *self._check_clocks(timed)))
 
-    def _clocks(self, timed: Timed) -> list[Check]:
-        one, checks = (
-            self.race.candidate,
-            [_believed(self.race.candidate, timed.measurement.summary.b_us)],
+    def _check_clocks(self, timed: BenchmarkResult) -> list[CheckResult]:
+        candidate, checks = (
+            self.benchmark.candidate,
+            [_check_child_clock(self.benchmark.candidate, timed.measurement.summary.b_us)],
         )
         if self.trial.device.type == "cuda":
-            checks += sync_checks(one.child.call("look", slot=one.slot, sets=self.race.audit.sets))
+            checks += check_sync_ratio(
+                candidate.child.call("look", slot=candidate.slot, sets=self.benchmark.audit.sets)
+            )
         return checks
 
 
-def begun(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+def prepare_benchmark(
+    trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
+) -> PreparedBenchmark:
     """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of
     this one, where both are ours), and let both begin. What the outputs are to be is known by then,
     so that others are not kept off the device meanwhile.
 
     Raises CandidateFailure.
     """
-    fresh = replace(trial, samples={}, results={}, book={})
+    fresh = replace(trial, samples={}, results={}, reference_cache={})
     for _ in range(2):
         fresh.draw("normal")
-    audit = Audit(fresh, plan)
+    audit = OutputAudit(fresh, plan)
     calls = min(
-        most_calls(audit.output_bytes, trial.device),
+        limit_batch_calls(audit.output_bytes, trial.device),
         max(2, _KEPT_BYTES // max(1, audit.output_bytes)),
     )
-    spinner = ChildSpinner(
-        trial.child, "candidate", audit.sets, calls, inline=True, queued=baseline.queued
+    timer = ChildBatchTimer(
+        trial.child, "candidate", audit.sets, calls, drops_inline=True, queued=baseline.queued
     )
     other = replace(
-        baseline, keep=True, most_calls=spinner.most_calls, inline=True
+        baseline, keep=True, max_calls=timer.max_calls, drops_inline=True
     )  # what is kept costs memory: both sides pay
     if baseline.child is trial.child:
         other.sets = audit.sets
-    race = Race(other, spinner, audit)
-    race.settle()
-    _foresee(fresh)
-    return Ready(race, fresh, plan)
+    benchmark = QuickBenchmark(other, timer, audit)
+    benchmark.settle()
+    _compute_references(fresh)
+    return PreparedBenchmark(benchmark, fresh, plan)
 
 
-def _foresee(trial: Trial) -> None:
+def _compute_references(trial: Trial) -> None:
     """Have both sets' results computed: both keep them."""
-    for sample in first_two(trial):
-        _ = sample.reference
+    for sample in trial.first_two:
+        _ = sample.expected
         if trial.contract.precision != "kernelbench":
             _ = sample.exact
 
 
-def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
-    """`wall_slope`: noise passes on a later try, with longer batches and the median of more of
+def _check_child_clock(timer: ChildBatchTimer, cost_us: float) -> CheckResult:
+    """`check_wall_slope`: noise passes on a later try, with longer batches and the median of more of
     them; a false clock on none.
     """
-    apart = replace(spinner, inline=False, queued=False)
-    if spinner.queued:
+    separate_timer = replace(timer, drops_inline=False, queued=False)
+    if timer.queued:
         cost_us = max(cost_us, _LAUNCH_US)
     for attempt, count in enumerate(_SLOPES):
-        slopes = [slope(apart, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(count)]
-        answer = wall_slope(slopes)
+        slopes = [
+            measure_slope(separate_timer, math.ceil(_SLOPE_US / cost_us) << attempt)
+            for _ in range(count)
+        ]
+        answer = check_wall_slope(slopes)
         if answer.passed:
             break
     return answer
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _SettledCosts:
     """Microseconds of a side's first call, and of one of a few later ones, by its own clock and
     beside others.
     """
@@ -321,21 +347,19 @@ class _Settled:
     later_us: float
 
 
-def _settled(spinner: ChildSpinner) -> _Settled:
-    first_us = spinner.spin(1).wall_s * 1e6
-    later = spinner.spin(min(_GROWN_CALLS if spinner.queued else _WARM_CALLS, spinner.most_calls))
-    return _Settled(first_us, later.claimed_us / later.calls)
+def _settle_side(timer: ChildBatchTimer) -> _SettledCosts:
+    first_us = timer.time_batch(1).wall_s * 1e6
+    later = timer.time_batch(min(_GROWN_CALLS if timer.queued else _WARM_CALLS, timer.max_calls))
+    return _SettledCosts(first_us, later.claimed_us / later.calls)
 
 
-def _warm(spinner: ChildSpinner, settled: _Settled) -> Warm:
+def _measure_call_cost(timer: ChildBatchTimer, settled: _SettledCosts) -> WarmCosts:
     """What a call costs, from a batch that is long enough: one request, where the guess was right."""
-    wanted_us = _WARM_QUEUED_US if spinner.queued else _WARM_US
-    calls = max(
-        1, min(spinner.most_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1)))
-    )
+    wanted_us = _WARM_QUEUED_US if timer.queued else _WARM_US
+    calls = max(1, min(timer.max_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1))))
     while True:
-        spun = spinner.spin(calls)
-        cost_us = spun.claimed_us / calls
-        if spun.claimed_us >= wanted_us or 2 * calls > spinner.most_calls:
-            return Warm(settled.first_us, cost_us, cost_us)
+        timed = timer.time_batch(calls)
+        cost_us = timed.claimed_us / calls
+        if timed.claimed_us >= wanted_us or 2 * calls > timer.max_calls:
+            return WarmCosts(settled.first_us, cost_us, cost_us)
         calls *= 2

@@ -1,7 +1,7 @@
 """The input sets that timed calls take in turn, and the calls themselves; the child's side of
 timing.
 
-Values change with every call, and `turn` puts other values at the same addresses, so an answer kept
+Values change with every call, and `rotate` puts other values at the same addresses, so an answer kept
 from an earlier call is the wrong one. It reads no clock.
 """
 
@@ -13,13 +13,13 @@ import torch
 
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["Ring", "Turns", "plan_ring"]
+__all__ = ["RotatingInputs", "RotatingCalls", "plan_rotation"]
 
 _RING_BYTES = 512 << 20
 _RING_SETS = 8
 
 
-def plan_ring(
+def plan_rotation(
     inputs: Sequence[torch.Tensor], static: Collection[int], sets: int
 ) -> tuple[int, bool]:
     """How many entries a ring of `sets` sets like `inputs` has, and whether it turns: a judge
@@ -32,11 +32,11 @@ def plan_ring(
     return size, size * moving <= _RING_BYTES
 
 
-class Ring:
+class RotatingInputs:
     """At least two input sets made of given ones. Parameters and buffers (`static`) are those of
     the first, as in a model.
 
-    `turning`: its tensors are copies of their own, which `turn` may overwrite. Sets too large for
+    `is_rotating`: its tensors are copies of their own, which `rotate` may overwrite. Sets too large for
     that are used as they are.
     """
 
@@ -44,38 +44,43 @@ class Ring:
         self._static = frozenset(static)
         self._sets = sets
         self.shift = 0
-        size, self.turning = plan_ring(sets[0], self._static, len(sets))
+        size, self.is_rotating = plan_rotation(sets[0], self._static, len(sets))
         self.entries = [self._entry(index) for index in range(size)]
 
-    def turn(self, shift: int) -> None:
+    def rotate(self, shift: int) -> None:
         """From now on entry i holds the values of given set (i + shift) modulo their number."""
-        if not self.turning or shift == self.shift:
+        if not self.is_rotating or shift == self.shift:
             return
         for index, entry in enumerate(self.entries):
-            given = self._sets[(index + shift) % len(self._sets)]
-            for old, new in zip(self._moving(entry), self._moving(given), strict=True):
-                _flat(old).copy_(_flat(new))
+            source = self._sets[(index + shift) % len(self._sets)]
+            for old, new in zip(
+                self._moving_tensors(entry), self._moving_tensors(source), strict=True
+            ):
+                _flatten(old).copy_(_flatten(new))
         self.shift = shift
 
     def _entry(self, index: int) -> list[torch.Tensor]:
-        first, given = self._sets[0], self._sets[index % len(self._sets)]
-        copied = self.turning or index >= len(self._sets)
+        first, source = self._sets[0], self._sets[index % len(self._sets)]
+        copied = self.is_rotating or index >= len(self._sets)
         return [
             first[i] if i in self._static else _copy(t) if copied else t
-            for i, t in enumerate(given)
+            for i, t in enumerate(source)
         ]
 
-    def _moving(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _moving_tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor for i, tensor in enumerate(inputs) if i not in self._static]
 
 
-class Turns:
+class RotatingCalls:
     """A callable without arguments that runs a slot on the entries of a ring in turn; `position` is
     that of the next call.
     """
 
     def __init__(
-        self, runner: Callable[[Sequence[torch.Tensor]], object], ring: Ring, position: int = 0
+        self,
+        runner: Callable[[Sequence[torch.Tensor]], object],
+        ring: RotatingInputs,
+        position: int = 0,
     ) -> None:
         self._runner, self._entries = runner, ring.entries
         self.position = position % len(ring.entries)
@@ -86,9 +91,9 @@ class Turns:
         return self._runner(entry)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def _flatten(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((storage_extent(tensor.shape, tensor.stride()),), (1,))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return _flat(tensor).clone().as_strided(tensor.shape, tensor.stride())
+    return _flatten(tensor).clone().as_strided(tensor.shape, tensor.stride())

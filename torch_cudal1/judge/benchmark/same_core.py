@@ -31,7 +31,9 @@ class SameCore:
     """
 
     def __init__(self, leaders: Sequence[int]) -> None:
-        self._processes = [pid for leader in leaders for pid in (leader, *_below(leader))]
+        self._processes = [
+            pid for leader in leaders for pid in (leader, *_find_descendants(leader))
+        ]
         self._allowed = os.sched_getaffinity(0)
         self._busy = _busy_ticks()
         self.shared = False
@@ -46,7 +48,7 @@ class SameCore:
             key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), _CHANCE.random()),
         )
         core = _CHANCE.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
-        self.shared = all(_put(pid, {core}) for pid in self._processes)
+        self.shared = all(_pin_process(pid, {core}) for pid in self._processes)
         if not self.shared:
             self.release()  # one side alone on a core is worse than none
         return self.shared
@@ -54,7 +56,7 @@ class SameCore:
     def release(self) -> None:
         """All cores for all threads, as before; of whatever process still lives."""
         for pid in self._processes:
-            _put(pid, self._allowed)
+            _pin_process(pid, self._allowed)
         self.shared = False
 
 
@@ -64,31 +66,31 @@ def same_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
     if not hasattr(os, "sched_setaffinity"):
         yield None
         return
-    held = SameCore(leaders)
+    pinned = SameCore(leaders)
     try:
-        yield held
+        yield pinned
     finally:
-        held.release()
+        pinned.release()
 
 
-def _put(pid: int, cores: set[int]) -> bool:
+def _pin_process(pid: int, cores: set[int]) -> bool:
     """Whether all threads of a process may run on these cores only."""
     try:
         for thread in os.listdir(_PROC / str(pid) / "task"):
-            _put_thread(int(thread), cores)
+            _pin_thread(int(thread), cores)
     except OSError:  # not ours to move, or not there any more
         return False
     return True
 
 
-def _put_thread(thread: int, cores: set[int]) -> None:
+def _pin_thread(thread: int, cores: set[int]) -> None:
     try:
         os.sched_setaffinity(thread, cores)
     except ProcessLookupError:  # it has just ended
         return
 
 
-def _below(leader: int) -> list[int]:
+def _find_descendants(leader: int) -> list[int]:
     """Processes that `leader` started, and those that they did."""
     parents: dict[int, int] = {}
     for entry in os.listdir(_PROC):
@@ -99,13 +101,13 @@ def _below(leader: int) -> list[int]:
                 )
             except OSError:  # it has just ended
                 continue
-    found, waiting = list[int](), [leader]
+    descendants, waiting = list[int](), [leader]
     while waiting:
         above = waiting.pop()
         new = [pid for pid, parent in parents.items() if parent == above]
-        found += new
+        descendants += new
         waiting += new
-    return found
+    return descendants
 
 
 def _busy_ticks() -> dict[int, int]:

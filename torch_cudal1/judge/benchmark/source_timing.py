@@ -16,27 +16,31 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from torch_cudal1.device.peaks import Work, ceiling, roofline
-from torch_cudal1.ir.records import Check
+from torch_cudal1.device.peaks import RequiredWork, check_roofline, find_device_peaks
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import (
-    Audit,
-    Timed,
-    facts_of,
-    stability,
-    sync_checks,
-    timing_state,
+    BenchmarkResult,
+    OutputAudit,
+    check_first_call,
+    check_stability,
+    check_sync_ratio,
+    describe_measurement,
 )
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Duel, most_calls
+from torch_cudal1.judge.benchmark.cross_process import (
+    ChildBatchTimer,
+    CrossProcessBenchmark,
+    limit_batch_calls,
+)
 from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
 from torch_cudal1.judge.benchmark.same_core import SameCore, same_core
-from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm
-from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
-__all__ = ["first_call", "time_pair"]
+__all__ = ["check_first_calls", "time_source"]
 
-_AGAIN = "first_call"
+_SECOND_INSTANCE = "first_call"
 # Where disagreement widens the interval and refuses nobody, the clock must not take what a
 # candidate may take in all (3 s on a GPU, 10 on a CPU): a second round comes only where both fit
 # in, and past this time a bucket has one pair.
@@ -45,96 +49,107 @@ _WIDEN_S = {"cuda": 1.6, "cpu": 5.0}
 
 
 @dataclass
-class _Audited:
+class _AuditedSampler:
     """A duel as a `Sampler`, one output of each bucket's last batch judged."""
 
-    duel: Duel
-    spinner: ChildSpinner
-    audit: Audit
+    benchmark: CrossProcessBenchmark
+    timer: ChildBatchTimer
+    audit: OutputAudit
     core: SameCore | None = None
     temperatures: tuple[L2, ...] = field(default=("hot",))
 
-    def warm(self) -> tuple[Warm, Warm]:
+    def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Settle both sides. Raises CandidateFailure."""
         self._move()
-        return self.duel.warm()
+        return self.benchmark.warm_up()
 
-    def bucket(self, batch: Batch) -> Pairs:
+    def take_samples(self, batch: SampleBatch) -> Pairs:
         """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
-        self.spinner.shift = self.audit.shift()
+        self.timer.shift = self.audit.shift()
         if self._move():
-            self.duel.settle()
-        pairs = self.duel.bucket(batch)
-        self.audit.look(self.spinner.start, self.spinner.shift, self.spinner.kept)
+            self.benchmark.settle()
+        pairs = self.benchmark.take_samples(batch)
+        self.audit.check_output(self.timer.start, self.timer.shift, self.timer.held_outputs)
         return pairs
 
     def _move(self) -> bool:
         return self.core is not None and self.core.move()
 
 
-def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> BenchmarkResult:
     """Measure slot "candidate" of the trial's child against a slot of another child, on input sets
     drawn now.
 
     Raises CandidateFailure.
     """
-    trial.let_go()
-    fresh = replace(trial, samples={}, results={}, book={})
+    trial.drop_large_sets()
+    fresh = replace(trial, samples={}, results={}, reference_cache={})
     for _ in range(2):
         fresh.draw("normal")
-    audit = Audit(fresh, plan)  # as many outputs are looked at, however short the race
+    audit = OutputAudit(fresh, plan)  # as many outputs are looked at, however short the race
     if plan.gate == "widen":
         seconds = min(plan.budget_s, _WIDEN_S[trial.device.type])
         plan = replace(plan, rounds=min(plan.rounds, _ROUNDS), budget_s=seconds)
-    spinner = ChildSpinner(
-        trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device)
+    timer = ChildBatchTimer(
+        trial.child, "candidate", audit.sets, limit_batch_calls(audit.output_bytes, trial.device)
     )
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
-    duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
+    benchmark = CrossProcessBenchmark(
+        replace(baseline, keep=True, max_calls=timer.max_calls), timer
+    )
     started = time.monotonic()
-    with _one_core(baseline, spinner, trial.device) as core:
+    with _one_core(baseline, timer, trial.device) as core:
         try:
-            found = measure(_Audited(duel, spinner, audit, core), plan)
+            measurement = measure(_AuditedSampler(benchmark, timer, audit, core), plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-        facts = facts_of(found) | {"one_core": core is not None and core.shared}
-    written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
-    bound = roofline(written, ceiling(trial.device), found.summary.b_us)
+        facts = describe_measurement(measurement) | {"one_core": core is not None and core.shared}
+    written = RequiredWork(0.0, 4, audit.output_bytes)  # of a source only the results are known
+    bound = check_roofline(written, find_device_peaks(trial.device), measurement.summary.b_us)
     checks = [
         audit.check(),
-        duel.check(),
-        first_call(trial, found, audit.sets),
-        *stability(found),
+        benchmark.check(),
+        check_first_calls(trial, measurement, audit.sets),
+        *check_stability(measurement),
         bound,
     ]
     if trial.device.type == "cuda":
-        checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
+        checks += check_sync_ratio(trial.child.call("look", slot="candidate", sets=audit.sets))
     fresh.drop(*list(fresh.samples.values()))
-    return Timed(found, tuple(checks), facts | {"seconds": time.monotonic() - started})
+    return BenchmarkResult(
+        measurement, tuple(checks), facts | {"seconds": time.monotonic() - started}
+    )
 
 
 def _one_core(
-    a: ChildSpinner, b: ChildSpinner, device: torch.device
+    a: ChildBatchTimer, b: ChildBatchTimer, device: torch.device
 ) -> AbstractContextManager[SameCore | None]:
     """The hosts of a GPU on one core; what runs on the cores themselves needs all of them."""
     return same_core((a.child.pid, b.child.pid)) if device.type == "cuda" else nullcontext()
 
 
-def first_call(trial: Trial, found: Measurement, sets: Sequence[str]) -> Check:
-    """`timing_state`. A first call that took too long is not held against a candidate whose next
+def check_first_calls(trial: Trial, measurement: Measurement, sets: Sequence[str]) -> CheckResult:
+    """`check_first_call`. A first call that took too long is not held against a candidate whose next
     instance starts fast.
 
     A kernel that was compiled stays in the process; work that each new instance does in its first
     call comes again. Raises CandidateFailure.
     """
-    check = timing_state(found)
+    check = check_first_call(measurement)
     if check.passed:
         return check
-    trial.load(_AGAIN, trial.candidate)
-    again_us = ChildSpinner(trial.child, _AGAIN, sets, 1, keep=False).spin(1).wall_s * 1e6
-    trial.child.call("forget", slot=_AGAIN)
-    return timing_state(
+    trial.load(_SECOND_INSTANCE, trial.candidate)
+    again_us = (
+        ChildBatchTimer(trial.child, _SECOND_INSTANCE, sets, 1, keep=False).time_batch(1).wall_s
+        * 1e6
+    )
+    trial.child.call("forget", slot=_SECOND_INSTANCE)
+    return check_first_call(
         replace(
-            found, first_call_us=(found.first_call_us[0], min(again_us, found.first_call_us[1]))
+            measurement,
+            first_call_us=(
+                measurement.first_call_us[0],
+                min(again_us, measurement.first_call_us[1]),
+            ),
         )
     )

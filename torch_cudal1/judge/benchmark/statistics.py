@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from torch_cudal1.judge.checks.profiles import BUCKETS
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 
 __all__ = [
     "FEWEST_PAIRS",
@@ -141,14 +141,14 @@ def _middle(ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _bootstrap(ratios: torch.Tensor) -> tuple[float, float]:
-    buckets, lower, upper = _resampled(ratios.shape[1])
+    buckets, lower, upper = _draw_resamples(ratios.shape[1])
     ordered = ratios.sort(dim=-1).values
     centres = ((ordered[buckets, lower] + ordered[buckets, upper]) / 2).median(dim=-1).values
     return float(centres.quantile(0.025)), float(centres.quantile(0.975))
 
 
 @cache
-def _resampled(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _draw_resamples(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each draw seven buckets, and the ranks of both middle pairs among `size` pairs drawn anew
     in each.
 

@@ -23,26 +23,26 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from torch_cudal1.judge.benchmark.clock import Call, clock_of, synchronise
-from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 
 __all__ = [
     "L2",
-    "Batch",
-    "Queued",
-    "Side",
-    "Warm",
+    "SampleBatch",
+    "QueuedTime",
+    "SideTimes",
+    "WarmCosts",
     "batch_for",
     "batch_us",
     "device_time_us",
     "host_time_us",
     "interleave",
-    "leading",
-    "look",
-    "queued_us",
+    "draw_leading_sides",
+    "measure_side",
+    "time_queued_calls",
     "sample_bucket",
     "sync_ratio",
     "temperatures",
-    "warm",
+    "warm_up",
 ]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
@@ -75,7 +75,7 @@ _SYNC_SLACK_US, _SYNC_SURE = (
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmCosts:
     """What warming one side told: its first call here, the cost of a settled call, and the same
     with the flush before it.
     """
@@ -86,7 +86,7 @@ class Warm:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """What to sample next: pairs, and calls per sample of either side."""
 
     l2: L2
@@ -95,7 +95,7 @@ class Batch:
     order: Literal["abba", "random"] = "abba"
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Batch:
+    def from_json(cls, data: Mapping[str, Any]) -> SampleBatch:
         """From the fields as a dictionary."""
         return cls(
             data["l2"],
@@ -106,7 +106,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideTimes:
     """Times of one side apart, medians in microseconds; None on the CPU, which has no device clock.
 
     `host_us`: until the call returns. `device_us`: between events around it, cold. `sync_ratio`:
@@ -120,7 +120,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedTime:
     """Microseconds of a batch on the GPU, and those that the host took to queue each of its calls."""
 
     spent_us: float
@@ -132,7 +132,7 @@ def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
     return ("hot",) if device.type != "cuda" or plan.hot_only else ("cold", "hot")
 
 
-def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
+def warm_up(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> WarmCosts:
     """Call until caches, clocks and lazy set-up have settled; costs are of the fastest of the last
     calls.
     """
@@ -148,10 +148,10 @@ def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
         if costs[-1] > _SLOW_US:
             break
     late = min(_WARM_CALLS, len(costs)) - 1
-    return Warm(costs[0], min(costs[late:]), min(totals[late:]))
+    return WarmCosts(costs[0], min(costs[late:]), min(totals[late:]))
 
 
-def batch_for(plan: TimingPlan, l2: L2, sides: tuple[Warm, Warm]) -> Batch:
+def batch_for(plan: TimingPlan, l2: L2, sides: tuple[WarmCosts, WarmCosts]) -> SampleBatch:
     """Calls per sample, as many on either side, so that the faster one is timed for
     `plan.sample_us`; pairs as planned.
 
@@ -163,25 +163,29 @@ def batch_for(plan: TimingPlan, l2: L2, sides: tuple[Warm, Warm]) -> Batch:
     takes.
     """
     slow_us = max(side.call_us for side in sides)
-    wanted = max(_calls(side, plan.sample_us, l2) for side in sides)
-    shared = min(wanted, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
+    desired_calls = max(_calls(side, plan.sample_us, l2) for side in sides)
+    shared = min(desired_calls, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
     part_us = _PART_OF_LONG * shared * slow_us if slow_us >= _LONG_US else 0.0
     a, b = (
         max(shared, min(_MOST_CALLS, math.ceil(part_us / max(side.call_us, 0.1)))) for side in sides
     )
-    return Batch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else (a, b), plan.order)
+    return SampleBatch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else (a, b), plan.order)
 
 
 def sample_bucket(
-    run_a: Call, run_b: Call, device: torch.device, batch: Batch, kept: Sink | None = None
+    run_a: Call, run_b: Call, device: torch.device, batch: SampleBatch, sink: Sink | None = None
 ) -> list[tuple[float, float]]:
     """Paired samples: (a, b) microseconds per call, one tuple a pair, in blocks of A B B A or B A A
     B at random.
 
-    `kept` receives what the calls of b return (a deque with a length keeps the last ones);
+    `sink` receives what the calls of b return (a deque with a length keeps the last ones);
     otherwise results die at once.
     """
-    runs = (run_a, run_b) if kept is None else (_into(deque(maxlen=0), run_a), _into(kept, run_b))
+    runs = (
+        (run_a, run_b)
+        if sink is None
+        else (_collect_into(deque(maxlen=0), run_a), _collect_into(sink, run_b))
+    )
     sides = _order(batch)
     cold = batch.l2 == "cold" and device.type == "cuda"
     schedule = [side for side in sides for _ in range(batch.calls[side])] if cold else sides
@@ -194,10 +198,13 @@ def sample_bucket(
         for side in sides
     ]
     pairs = zip(sides[::2], costs[::2], costs[1::2], strict=True)
-    return [(one, other) if leads == 0 else (other, one) for leads, one, other in pairs]
+    return [
+        (first_cost, second_cost) if leads == 0 else (second_cost, first_cost)
+        for leads, first_cost, second_cost in pairs
+    ]
 
 
-def leading(batch: Batch) -> list[int]:
+def draw_leading_sides(batch: SampleBatch) -> list[int]:
     """Which side is first in each pair, in blocks of A B B A or B A A B."""
     leads: list[int] = []
     while len(leads) < batch.pairs:
@@ -206,27 +213,27 @@ def leading(batch: Batch) -> list[int]:
     return leads[: batch.pairs]
 
 
-def _order(batch: Batch) -> list[int]:
+def _order(batch: SampleBatch) -> list[int]:
     """Which side each sample is of: two for a pair."""
-    return [side for first in leading(batch) for side in (first, 1 - first)]
+    return [side for first in draw_leading_sides(batch) for side in (first, 1 - first)]
 
 
-def _into(sink: Sink, run: Call) -> Call:
+def _collect_into(sink: Sink, run: Call) -> Call:
     return lambda: sink.append(run())
 
 
 def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     """Microseconds of `calls` calls back to back, joined once; what they return goes to `sink`."""
-    return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
+    return clock_of(device).read((_collect_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
-def queued_us(
+def time_queued_calls(
     begin: Callable[[], Call],
     calls: int,
     device: torch.device,
     sink: Sink,
     expected_us: float | None = None,
-) -> Queued:
+) -> QueuedTime:
     """The time between two events of the current stream around `calls` calls that all wait there
     before the first begins.
 
@@ -238,14 +245,14 @@ def queued_us(
     """
     host_us, spent_us, lead = calls * (expected_us or _QUEUED_US), math.nan, _LEAD
     for _ in range(_QUEUE_TRIES):
-        host_us, spent_us, begun = _queued(begin(), calls, device, sink, host_us * lead)
-        if not begun:
+        host_us, spent_us, has_begun = _time_queue(begin(), calls, device, sink, host_us * lead)
+        if not has_begun:
             break
         lead *= _LEAD
-    return Queued(spent_us, host_us / calls)
+    return QueuedTime(spent_us, host_us / calls)
 
 
-def _queued(
+def _time_queue(
     run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float
 ) -> tuple[float, float, bool]:
     """How long the host took to queue the calls, and the GPU to run them; whether it had begun with
@@ -260,10 +267,10 @@ def _queued(
     for _ in range(calls):
         sink.append(run())
     end.record()
-    begun = start.query()
+    has_begun = start.query()
     host_us = (time.perf_counter() - begin) * 1e6
     synchronise(device)
-    return host_us, float(start.elapsed_time(end)) * 1e3, begun
+    return host_us, float(start.elapsed_time(end)) * 1e3, has_begun
 
 
 def interleave(
@@ -282,7 +289,7 @@ def interleave(
     fastest is far ahead of the others.
     """
     costs = {
-        name: warm(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1))
+        name: warm_up(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1))
         for name, run in runs.items()
     }
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
@@ -292,9 +299,9 @@ def interleave(
     enough = 2 if slow else _ENOUGH_TO_RANK
     samples: dict[str, list[float]] = {name: [costs[name].call_us] if slow else [] for name in runs}
     end = time.perf_counter() + budget_s
-    for done in range(int(slow), rounds):
-        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (
-            ran and done >= enough and _far_apart(samples)
+    for number in range(int(slow), rounds):
+        if (number >= _FEWEST_ROUNDS and time.perf_counter() > end) or (
+            ran and number >= enough and _is_fastest_far_ahead(samples)
         ):
             break
         for name in _CHANCE.sample(list(runs), len(runs)):
@@ -302,15 +309,15 @@ def interleave(
     return samples
 
 
-def look(run: Call, device: torch.device) -> Side:
+def measure_side(run: Call, device: torch.device) -> SideTimes:
     """Host and device time of a call apart, and whether it leaves work on streams that its own
     events do not wait for.
     """
     host_us = host_time_us(run, device)
     if device.type != "cuda":
-        return Side(host_us)
+        return SideTimes(host_us)
     ratio = sync_ratio(run, device)
-    return Side(host_us, device_time_us(run, device), ratio)
+    return SideTimes(host_us, device_time_us(run, device), ratio)
 
 
 def sync_ratio(run: Call, device: torch.device) -> float | None:
@@ -361,21 +368,23 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
     readings = clock_of(device).read(
         (run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS)
     )
-    own = statistics.median(reading.device_us or 0.0 for reading in readings if reading.call == 0)
+    call_us = statistics.median(
+        reading.device_us or 0.0 for reading in readings if reading.call == 0
+    )
     joins = [
         sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4]
         for call in (0, 1)
     ]
-    return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(own, 1e-3)
+    return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(call_us, 1e-3)
 
 
-def _far_apart(samples: Mapping[str, Sequence[float]]) -> bool:
+def _is_fastest_far_ahead(samples: Mapping[str, Sequence[float]]) -> bool:
     """Whether every sample of the fastest is well below every one of the others."""
     ordered = sorted(samples.values(), key=statistics.median)
     return all(min(other) > _FAR * max(ordered[0]) for other in ordered[1:])
 
 
-def _calls(side: Warm, sample_us: float, l2: L2) -> int:
+def _calls(side: WarmCosts, sample_us: float, l2: L2) -> int:
     calls = sample_us / max(side.call_us, 0.1)
     if l2 == "cold":
         calls = min(calls, _FLUSHED_SHARE * sample_us / max(side.flushed_us, 0.1))

@@ -1,16 +1,6 @@
-"""The detectors, one function each, grouped by what they look at. A detector takes a `Trial` and
-returns its checks, in order.
+"""The checks that a candidate must pass, one file a family; `registry` lists them in order.
 
-It measures and compares; which profile asks which detectors is in `validate`, and the decision is
-elsewhere.
+A check takes a `Trial` and returns its results. It measures and compares; which profile runs it is
+in its `CheckSpec`, what follows from a failure is decided in `judge.evaluate`. Read `spec`, then
+`registry`, then `numerics` as the pattern of a check.
 """
-
-from collections.abc import Callable
-from typing import TypeAlias
-
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.reference.trial import Trial
-
-__all__ = ["Detector"]
-
-Detector: TypeAlias = Callable[[Trial], list[Check]]

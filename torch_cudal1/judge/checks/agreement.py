@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.numerics import compared
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.reference.compare import compare, is_nearer
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.output_comparison import compare_outputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure, Result
-from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = [
     "Agreement",
-    "agreement",
-    "attempted",
-    "attempted_or_refused",
-    "form_problem",
-    "not_applicable",
-    "pair_of",
-    "refused",
-    "summed_up",
-    "tried",
+    "compare_result",
+    "disagree_on_error",
+    "tolerate_error",
+    "find_form_problem",
+    "report_not_applicable",
+    "get_source_reference",
+    "eager_refuses",
+    "summarise",
+    "compare_call",
 ]
 
 
@@ -38,24 +38,28 @@ __all__ = [
 class Agreement:
     """What was asked, what differs ("" if nothing), and the worst error ratio with its limit."""
 
-    what: str
+    question: str
     problem: str = ""
     ratio: float | None = None
     limit: float | None = None
 
 
-def tried(trial: Trial, sample: Sample, what: str, slack: float = 1.0) -> Agreement | None:
+def compare_call(
+    trial: Trial, sample: InputSet, question: str, slack: float = 1.0
+) -> Agreement | None:
     """The candidate beside eager on a set; None when eager itself refuses it. Raises
     CandidateFailure when the child is lost.
     """
-    if refused(sample):
+    if eager_refuses(sample):
         return None
-    found = attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what, slack))
-    trial.ease()
-    return found
+    agreement = disagree_on_error(
+        trial, question, lambda: compare_result(trial, sample, trial.run(sample), question, slack)
+    )
+    trial.free_memory_if_short()
+    return agreement
 
 
-def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
+def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
     """An error of the candidate is a disagreement; a lost child is not ours to explain. Raises
     CandidateFailure for that.
     """
@@ -64,10 +68,10 @@ def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreemen
     except CandidateFailure as error:
         if not trial.child.usable or error.detector in ("resource", "protocol"):
             raise
-        return Agreement(what, f"eager accepts it, the candidate: {error.found}")
+        return Agreement(question, f"eager accepts it, the candidate: {error.found}")
 
 
-def attempted_or_refused(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
+def tolerate_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
     """An error of the candidate is a refusal, which is told. Raises CandidateFailure as `attempted`
     does.
     """
@@ -76,96 +80,103 @@ def attempted_or_refused(trial: Trial, what: str, ask: Callable[[], Agreement]) 
     except CandidateFailure as error:
         if not trial.child.usable or error.detector in ("resource", "protocol"):
             raise
-        return Agreement(f"{what} refused ({error.found[:80]})")
+        return Agreement(f"{question} refused ({error.found[:80]})")
 
 
-def refused(sample: Sample) -> bool:
+def eager_refuses(sample: InputSet) -> bool:
     """Whether eager raises on these inputs."""
     try:
-        return sample.reference is None
+        return sample.expected is None
     except ReferenceFailure:
         return True
 
 
-def agreement(
-    trial: Trial, sample: Sample, result: Result, what: str, slack: float = 1.0
+def compare_result(
+    trial: Trial, sample: InputSet, result: Result, question: str, slack: float = 1.0
 ) -> Agreement:
     """Form, structure and values of a result against eager's on the same set; `slack`: see
     `compare`.
     """
-    expected = sample.reference
-    if problem := form_problem(result, expected):
-        return Agreement(what, problem)
+    expected = sample.expected
+    if problem := find_form_problem(result, expected):
+        return Agreement(question, problem)
     worst: tuple[float, float] | None = None
-    for position, found in compared(trial, sample, result.outputs, slack):
+    for position, comparison in compare_outputs(trial, sample, result.outputs, slack):
         out, eager = result.outputs[position], expected.outputs[position]
         if (
-            found.void
+            comparison.void
             and out is not None
             and eager is not None
-            and not _nearer(sample, position, out, eager)
+            and not _is_nearer(sample, position, out, eager)
         ):
             # float64 took another way (dropout's draws): eager is what is left
-            found = compare(
+            comparison = compare(
                 out,
                 eager,
                 None,
                 precision=trial.contract.precision,
                 longest=trial.facts.longest_reduction,
             )
-        if not found.passed:
+        if not comparison.passed:
             return Agreement(
-                what, f"output {position}: {found.detail or 'differs'}", found.ratio, found.limit
+                question,
+                f"output {position}: {comparison.detail or 'differs'}",
+                comparison.ratio,
+                comparison.limit,
             )
         if (
-            found.ratio is not None
-            and found.limit is not None
-            and (worst is None or found.ratio > worst[0])
+            comparison.ratio is not None
+            and comparison.limit is not None
+            and (worst is None or comparison.ratio > worst[0])
         ):
-            worst = (found.ratio, found.limit)
-    return Agreement(what, "", *(worst or (None, None)))
+            worst = (comparison.ratio, comparison.limit)
+    return Agreement(question, "", *(worst or (None, None)))
 
 
-def _nearer(sample: Sample, position: int, out: torch.Tensor, eager: torch.Tensor) -> bool:
+def _is_nearer(sample: InputSet, position: int, out: torch.Tensor, eager: torch.Tensor) -> bool:
     exact = sample.exact_at(position)
     return exact is not None and out.shape == exact.shape and is_nearer(out, eager, exact)
 
 
-def form_problem(found: Result, expected: Result) -> str:
+def find_form_problem(result: Result, expected: Result) -> str:
     """Where dtype, shape, strides, device or the structure of the result is not eager's; "" if
     nowhere.
     """
-    if expected.tree and found.tree != expected.tree:
-        return f"the result is {found.tree[:200]}, eager's {expected.tree[:200]}"
-    for position, (ours, theirs) in enumerate(zip(found.facts, expected.facts, strict=True)):
-        if (ours is None) != (theirs is None):
-            return f"output {position}: {'no tensor' if ours is None else 'a tensor'} where eager yields {'one' if theirs else 'none'}"
-        if ours is None or theirs is None:
+    if expected.tree and result.tree != expected.tree:
+        return f"the result is {result.tree[:200]}, eager's {expected.tree[:200]}"
+    for position, (actual, eager) in enumerate(zip(result.facts, expected.facts, strict=True)):
+        if (actual is None) != (eager is None):
+            return f"output {position}: {'no tensor' if actual is None else 'a tensor'} where eager yields {'one' if eager else 'none'}"
+        if actual is None or eager is None:
             continue
         for name in ("dtype", "shape", "strides", "device"):
-            if ours[name] != theirs[name]:
-                return f"output {position}: {name} {ours[name]}, eager's {theirs[name]}"
+            if actual[name] != eager[name]:
+                return f"output {position}: {name} {actual[name]}, eager's {eager[name]}"
     return ""
 
 
-def summed_up(name: str, found: Sequence[Agreement | None], none: str) -> list[Check]:
-    """One check for all that was asked: the first disagreement, else the worst ratio. `none`: why
+def summarise(
+    name: str, agreements: Sequence[Agreement | None], nothing_to_ask: str
+) -> list[CheckResult]:
+    """One check for all that was asked: the first disagreement, else the worst ratio. `nothing_to_ask`: why
     nothing could be asked.
     """
-    asked = [one for one in found if one is not None]
-    for one in asked:
-        if one.problem:
-            return [Check(name, False, one.ratio, one.limit, f"{one.what}: {one.problem}")]
-    if not asked:
-        return not_applicable(name, none)
-    measured = [one for one in asked if one.ratio is not None]
-    worst = max(measured, key=lambda one: one.ratio or 0.0, default=Agreement(""))
-    refusals = len(found) - len(asked)
-    detail = ", ".join(one.what for one in asked[:12]) + (
-        f" and {len(asked) - 12} more" if len(asked) > 12 else ""
+    answered = [each for each in agreements if each is not None]
+    for each in answered:
+        if each.problem:
+            return [
+                CheckResult(name, False, each.ratio, each.limit, f"{each.question}: {each.problem}")
+            ]
+    if not answered:
+        return report_not_applicable(name, nothing_to_ask)
+    measured = [each for each in answered if each.ratio is not None]
+    worst = max(measured, key=lambda each: each.ratio or 0.0, default=Agreement(""))
+    refusals = len(agreements) - len(answered)
+    detail = ", ".join(each.question for each in answered[:12]) + (
+        f" and {len(answered) - 12} more" if len(answered) > 12 else ""
     )
     return [
-        Check(
+        CheckResult(
             name,
             True,
             worst.ratio,
@@ -175,11 +186,11 @@ def summed_up(name: str, found: Sequence[Agreement | None], none: str) -> list[C
     ]
 
 
-def not_applicable(name: str, why: str) -> list[Check]:
+def report_not_applicable(name: str, why: str) -> list[CheckResult]:
     """A passed check that says why there was nothing to test."""
-    return [Check(name, True, detail=f"not applicable: {why}")]
+    return [CheckResult(name, True, detail=f"not applicable: {why}")]
 
 
-def pair_of(trial: Trial) -> PairSubject | None:
+def get_source_reference(trial: Trial) -> SourceReference | None:
     """The reference source, None when a Program is on trial."""
-    return trial.subject if isinstance(trial.subject, PairSubject) else None
+    return trial.reference if isinstance(trial.reference, SourceReference) else None

@@ -9,44 +9,55 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
-    agreement,
-    attempted,
-    not_applicable,
-    pair_of,
-    summed_up,
+    compare_result,
+    disagree_on_error,
+    get_source_reference,
+    report_not_applicable,
+    summarise,
 )
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Result
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
-__all__ = ["capture", "reentrancy", "stream_order"]
+__all__ = [
+    "CAPTURE",
+    "REENTRANCY",
+    "STREAM_ORDER",
+    "check_capture",
+    "check_reentrancy",
+    "check_stream_order",
+]
 
-_THREADS = 4
+_CONCURRENT_THREADS = 4
 _NO_STREAMS = "there are no streams on the CPU"
 
 
-def reentrancy(trial: Trial) -> list[Check]:
+def check_reentrancy(trial: Trial) -> list[CheckResult]:
     """Two instances, each called by two threads at once, on CUDA each on its stream: every result
     is right.
     """
-    first, second = first_two(trial)
+    first, second = trial.first_two
     slots = (trial.slot, f"{trial.slot} beside it")
     trial.load(slots[1], trial.candidate)
     jobs = [
         (slots[turn % 2], sample)
-        for turn, sample in enumerate((first, second, trial.sibling(first), trial.sibling(second)))
+        for turn, sample in enumerate(
+            (first, second, trial.derive_sibling(first), trial.derive_sibling(second))
+        )
     ]
-    budget_calls = trial.rounds(trial.profile.reentrant, 0.2)
-    trial.present(*(sample for _, sample in jobs))
-    asked = [(slot, sample.name) for slot, sample in jobs]
-    answer, flat = trial.fetched("reenter", jobs=asked, calls=max(budget_calls, 2 * _THREADS))
-    width = len(trial.subject.outputs)
-    found: list[Agreement | None] = []
+    budget_calls = trial.affordable_sets(trial.profile.reentrant, 0.2)
+    trial.ensure_present(*(sample for _, sample in jobs))
+    requests = [(slot, sample.name) for slot, sample in jobs]
+    answer, flat = trial.fetch(
+        "reenter", jobs=requests, calls=max(budget_calls, 2 * _CONCURRENT_THREADS)
+    )
+    width = len(trial.reference.outputs)
+    agreements: list[Agreement | None] = []
     try:
         for number, (thread, count) in enumerate(answer["found"]):
             if count != width:
@@ -55,20 +66,20 @@ def reentrancy(trial: Trial) -> list[Check]:
                 )
             sample = jobs[int(thread)][1]
             outputs = flat[number * width : (number + 1) * width]
-            found.append(
-                agreement(
+            agreements.append(
+                compare_result(
                     trial,
                     sample,
-                    Result(outputs, sample.reference.facts, sample.reference.tree),
+                    Result(outputs, sample.expected.facts, sample.expected.tree),
                     f"thread {thread}",
                 )
             )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CandidateFailure("reenter", f"an unusable answer: {error}", "protocol") from error
-    checks = summed_up("reentrancy", found, "no result")
-    detail = f"{_THREADS} threads on 2 instances, {answer['calls']} calls, {len(found)} different results"
+    checks = summarise("reentrancy", agreements, "no result")
+    detail = f"{_CONCURRENT_THREADS} threads on 2 instances, {answer['calls']} calls, {len(agreements)} different results"
     return [
-        Check(
+        CheckResult(
             "reentrancy",
             check.passed,
             check.value,
@@ -79,74 +90,106 @@ def reentrancy(trial: Trial) -> list[Check]:
     ]
 
 
-def stream_order(trial: Trial) -> list[Check]:
+def check_stream_order(trial: Trial) -> list[CheckResult]:
     """On a stream of the caller's: a slow producer, the call, and a consumer that overwrites the
     inputs at once.
     """
     if trial.device.type != "cuda":
-        return not_applicable("stream_order", _NO_STREAMS)
-    first, _ = first_two(trial)
+        return report_not_applicable("stream_order", _NO_STREAMS)
+    first, _ = trial.first_two
     trial.run(first)
-    return summed_up(
+    return summarise(
         "stream_order",
-        [attempted(trial, "side stream", partial(_on_side_stream, trial, first))],
+        [disagree_on_error(trial, "side stream", partial(_compare_on_side_stream, trial, first))],
         "",
     )
 
 
-def _on_side_stream(trial: Trial, sample: Sample) -> Agreement:
-    answer, outputs = trial.fetched("side_stream", inputs=sample.name)
+def _compare_on_side_stream(trial: Trial, sample: InputSet) -> Agreement:
+    answer, outputs = trial.fetch("side_stream", inputs=sample.name)
     views = [
-        bool(facts and facts["inputs"]) for facts in sample.reference.facts
+        bool(facts and facts["inputs"]) for facts in sample.expected.facts
     ]  # they show what the consumer has overwritten
     outputs = [
         expected if view else out
-        for out, expected, view in zip(outputs, sample.reference.outputs, views, strict=True)
+        for out, expected, view in zip(outputs, sample.expected.outputs, views, strict=True)
     ]
-    return agreement(
-        trial, sample, Result(outputs, answer["facts"], sample.reference.tree), "side stream"
+    return compare_result(
+        trial, sample, Result(outputs, answer["facts"], sample.expected.tree), "side stream"
     )
 
 
-def capture(trial: Trial) -> list[Check]:
+def check_capture(trial: Trial) -> list[CheckResult]:
     """The call captured in the caller's CUDA graph and replayed on new data, if the reference's can
     be.
     """
     if trial.device.type != "cuda":
-        return not_applicable("capture", "there are no CUDA graphs on the CPU")
+        return report_not_applicable("capture", "there are no CUDA graphs on the CPU")
     if not trial.profile.replays:
-        return not_applicable("capture", "the profile asks for no replays")
-    first, _ = first_two(trial)
-    subject = pair_of(trial)
-    if subject is not None and not subject.capturable(first.inputs):
-        return not_applicable("capture", "the reference itself cannot be captured")
+        return report_not_applicable("capture", "the profile asks for no replays")
+    first, _ = trial.first_two
+    reference = get_source_reference(trial)
+    if reference is not None and not reference.capturable(first.inputs):
+        return report_not_applicable("capture", "the reference itself cannot be captured")
     samples = [
         first,
-        *(trial.sibling(first, "normal", number) for number in range(trial.profile.replays - 1)),
+        *(
+            trial.derive_sibling(first, "normal", number)
+            for number in range(trial.profile.replays - 1)
+        ),
     ]
     trial.run(first)
-    return summed_up(
-        "capture", [attempted(trial, "captured", partial(_replayed, trial, samples))], ""
+    return summarise(
+        "capture",
+        [disagree_on_error(trial, "captured", partial(_compare_replays, trial, samples))],
+        "",
     )
 
 
-def _replayed(trial: Trial, samples: list[Sample]) -> Agreement:
-    trial.present(*samples)
-    _, flat = trial.fetched("capture", sets=[sample.name for sample in samples])
-    width = len(trial.subject.outputs)
+def _compare_replays(trial: Trial, samples: list[InputSet]) -> Agreement:
+    trial.ensure_present(*samples)
+    _, flat = trial.fetch("capture", sets=[sample.name for sample in samples])
+    width = len(trial.reference.outputs)
     if len(flat) != width * len(samples):
         raise CandidateFailure(
             "capture",
             f"{len(flat)} outputs of {len(samples)} replays, expected {width} each",
             "capture",
         )
-    found = Agreement("captured")
+    agreement = Agreement("captured")
     for number, sample in enumerate(samples):
         outputs = flat[number * width : (number + 1) * width]
-        what = f"replay {number + 1} of {len(samples)} on new data"
-        found = agreement(
-            trial, sample, Result(outputs, sample.reference.facts, sample.reference.tree), what
+        question = f"replay {number + 1} of {len(samples)} on new data"
+        agreement = compare_result(
+            trial, sample, Result(outputs, sample.expected.facts, sample.expected.tree), question
         )
-        if found.problem:
+        if agreement.problem:
             break
-    return found
+    return agreement
+
+
+STREAM_ORDER = CheckSpec(
+    name="stream_order",
+    run=check_stream_order,
+    failure="hack",
+    asks=(
+        "on a GPU: called on a stream of yours between a slow producer and a consumer that "
+        "overwrites the input at once"
+    ),
+)
+CAPTURE = CheckSpec(
+    name="capture",
+    run=check_capture,
+    since="standard",
+    knobs=("replays",),
+    asks=(
+        "on a GPU: captured in your CUDA graph and replayed on new data, where the reference can be"
+    ),
+)
+REENTRANCY = CheckSpec(
+    name="reentrancy",
+    run=check_reentrancy,
+    since="standard",
+    knobs=("reentrant", "budget_s"),
+    asks="two instances, each called by two threads at once",
+)

@@ -15,20 +15,20 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.input_set import Sample
-from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
-__all__ = ["env_diff", "env_diff_calls"]
+__all__ = ["ENV_DIFF", "ENV_DIFF_CALLS", "check_environment_at_calls", "check_environment_at_load"]
 
 _GROUPS = ("flags", "process", "interpreter", "environment", "compilers")
 _TABLES = ("identities", "modules")
-_SLOT = "env_diff"
-_DELETED_BYTES = 1 << 30  # a second instance of a larger module is not made only to be deleted
-_SHOWN = 4
+_SECOND_SLOT = "env_diff"
+_MAX_DELETED_BYTES = 1 << 30  # a second instance of a larger module is not made only to be deleted
+_MAX_SHOWN = 4
 # What torch itself sets while it compiles: variables that appear, and Module's methods, which
 # Dynamo wraps once.
 _COMPILERS_VARIABLES = (
@@ -47,62 +47,70 @@ _DYNAMO_WRAPS = frozenset(
 )
 
 
-def env_diff(trial: Trial) -> list[Check]:
+def check_environment_at_load(trial: Trial) -> list[CheckResult]:
     """Import and construction: nothing global is other than before the candidate came."""
-    return [_check(trial.child, _look(trial.child), "import and construction")]
+    return [_compare_states(trial.child, _read_state(trial.child), "import and construction")]
 
 
-def env_diff_calls(trial: Trial) -> list[Check]:
+def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     """Calls on a living instance, random states included, then a second instance made, called and
     deleted.
     """
-    sample, _ = first_two(trial)
+    sample, _ = trial.first_two
     trial.run(sample)
-    before = _look(trial.child, stir=secrets.randbits(32))
+    before = _read_state(trial.child, stir=secrets.randbits(32))
     trial.run(sample)
-    after = _look(trial.child)
-    checks = [_check(trial.child, after, "calls", _random(trial, sample, before, after))]
+    after = _read_state(trial.child)
+    checks = [
+        _compare_states(
+            trial.child, after, "calls", _list_moved_generators(trial, sample, before, after)
+        )
+    ]
     if (
         not checks[0].passed
-        or sum(spec.size_bytes for spec in trial.subject.specs) > _DELETED_BYTES
+        or sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_DELETED_BYTES
     ):
         return checks
-    trial.load(_SLOT, trial.candidate)
-    trial.call_slot(_SLOT, sample.name)
-    trial.child.call("forget", slot=_SLOT)
-    return [*checks, _check(trial.child, _look(trial.child), "deletion")]
+    trial.load(_SECOND_SLOT, trial.candidate)
+    trial.call_slot(_SECOND_SLOT, sample.name)
+    trial.child.call("forget", slot=_SECOND_SLOT)
+    return [*checks, _compare_states(trial.child, _read_state(trial.child), "deletion")]
 
 
-def _look(child: Child, *, stir: int | None = None, tables: bool = False) -> Mapping[str, Any]:
-    asked: dict[str, Any] = {"tables": tables} | ({} if stir is None else {"stir": stir})
-    found = child.call("surroundings", **asked).get("surroundings")
+def _read_state(
+    child: Child, *, stir: int | None = None, tables: bool = False
+) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {"tables": tables} | ({} if stir is None else {"stir": stir})
+    state = child.call("surroundings", **fields).get("surroundings")
     groups = (*_GROUPS, "random", "hints", "digests", *(_TABLES if tables else ()))
-    if not isinstance(found, dict) or any(
-        not isinstance(found.get(group), dict) for group in groups
+    if not isinstance(state, dict) or any(
+        not isinstance(state.get(group), dict) for group in groups
     ):
         raise CandidateFailure(
             "surroundings", "an answer without the groups of values that were asked for", "protocol"
         )
-    return found
+    return state
 
 
-def _check(child: Child, after: Mapping[str, Any], stage: str, more: tuple[str, ...] = ()) -> Check:
+def _compare_states(
+    child: Child, after: Mapping[str, Any], stage: str, more: tuple[str, ...] = ()
+) -> CheckResult:
     before = child.surroundings
-    changed = [*_changes(before, after), *more]
+    changed = [*_list_changes(before, after), *more]
     if after["digests"] != before["digests"]:
-        changed += _replacements(before, _look(child, tables=True))
+        changed += _list_replacements(before, _read_state(child, tables=True))
     compared = sum(len(before[group]) for group in (*_GROUPS, *_TABLES))
     if changed:
-        shown = "; ".join(changed[:_SHOWN]) + (
-            f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        shown = "; ".join(changed[:_MAX_SHOWN]) + (
+            f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
         )
-        return Check("env_diff", False, float(len(changed)), 0.0, f"{stage} changed {shown}")
+        return CheckResult("env_diff", False, float(len(changed)), 0.0, f"{stage} changed {shown}")
     hints = [name for name, value in before["hints"].items() if after["hints"].get(name) != value]
     noted = f"; noted: {', '.join(hints)}" if hints else ""
-    return Check("env_diff", True, 0.0, 0.0, f"{stage}: {compared} values as before{noted}")
+    return CheckResult("env_diff", True, 0.0, 0.0, f"{stage}: {compared} values as before{noted}")
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for group in ("flags", "process", "interpreter", "compilers"):
         for name in sorted(before[group].keys() | after[group].keys()):
             old, new = before[group].get(name), after[group].get(name)
@@ -110,33 +118,33 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
                 old is None and group == "flags"
             ):  # a flag that came with CUDA's start has no earlier value
                 yield f"{name} from {str(old)[:60]} to {str(new)[:60]}"
-    yield from _environment(before["environment"], after["environment"])
+    yield from _list_variables(before["environment"], after["environment"])
 
 
-def _replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _list_replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Names behind which another object stands, when a digest has said that there are some; one
     whose owner put it back meanwhile is none of those that are allowed.
     """
-    found = [
+    names = [
         f"sys.modules[{name!r}]"
         for name, identity in before["modules"].items()
         if after["modules"].get(name) != identity
     ]
-    found += _replaced(before["identities"], after["identities"])
+    names += _list_replaced_members(before["identities"], after["identities"])
     restored = after["digests"] == before["digests"]
-    return found or (
+    return names or (
         ["what stands behind a name, and put it back when it was asked for"] if restored else []
     )
 
 
-def _environment(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+def _list_variables(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(before.keys() | after.keys()):
         came = name not in before and name.startswith(_COMPILERS_VARIABLES)
         if before.get(name) != after.get(name) and not came:
             yield f"the variable {name}"
 
 
-def _replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _list_replaced_members(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for owner, members in before.items():
         now = after.get(owner, {})
         for name in members.keys() | now.keys():
@@ -144,8 +152,8 @@ def _replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[s
                 yield f"{owner}.{name.removeprefix('+')}"
 
 
-def _random(
-    trial: Trial, sample: Sample, before: Mapping[str, Any], after: Mapping[str, Any]
+def _list_moved_generators(
+    trial: Trial, sample: InputSet, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Generators that a call moved and the reference's call does not."""
     moved = {
@@ -153,12 +161,34 @@ def _random(
         for name, state in after["random"].items()
         if before["random"].get(name, state) != state
     }
-    if moved and isinstance(trial.subject, PairSubject):
-        oracle, seed = trial.subject.oracle, secrets.randbits(32)
-        with trial.subject.living(sample.inputs) as call:
-            first = _look(oracle, stir=seed)["random"]
+    if moved and isinstance(trial.reference, SourceReference):
+        oracle, seed = trial.reference.oracle, secrets.randbits(32)
+        with trial.reference.living(sample.inputs) as call:
+            first = _read_state(oracle, stir=seed)["random"]
             call()
             moved -= {
-                name for name, state in _look(oracle)["random"].items() if first.get(name) != state
+                name
+                for name, state in _read_state(oracle)["random"].items()
+                if first.get(name) != state
             }
     return tuple(f"the random state of {name}" for name in sorted(moved))
+
+
+ENV_DIFF = CheckSpec(
+    name="env_diff",
+    run=check_environment_at_load,
+    failure="hack",
+    is_concurrent=True,
+    asks=(
+        "what it leaves behind in its process at import and construction: flags, "
+        "environment, patched functions"
+    ),
+)
+ENV_DIFF_CALLS = CheckSpec(
+    name="env_diff",
+    run=check_environment_at_calls,
+    step="env_diff_calls",
+    failure="hack",
+    is_concurrent=True,
+    asks="then at calls, random state too, and at deletion",
+)

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.compare import same_bits
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 
-__all__ = ["fresh_output"]
+__all__ = ["FRESH_OUTPUT", "check_fresh_outputs"]
 
 
-def fresh_output(trial: Trial) -> list[Check]:
+def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
     """Exact type, form and strides of eager's outputs; memory of its own; an output in the caller's
     hands never changes.
     """
-    first, second = first_two(trial)
-    other = trial.sibling(first)
-    checks = [_form(trial, first), _inputs_kept(trial, (first, second))]
+    first, second = trial.first_two
+    other = trial.derive_sibling(first)
+    checks = [_check_form(trial, first), _check_inputs(trial, (first, second))]
     turns = [
         (first, other)[turn % 2] for turn in range(trial.profile.held + 1)
     ]  # one living instance
-    held = [trial.run(sample, hold=True) for sample in turns]
+    held_results = [trial.run(sample, hold=True) for sample in turns]
     shared = [
-        i for result in held for i, facts in enumerate(result.facts) if facts and facts["held"]
+        i
+        for result in held_results
+        for i, facts in enumerate(result.facts)
+        if facts and facts["held"]
     ]
     changed = [
-        i for turn, then in enumerate(held[:-1]) for i in _changed(then.outputs, trial.reread(turn))
+        i
+        for turn, then in enumerate(held_results[:-1])
+        for i in _find_changed(then.outputs, trial.reread(turn))
     ]
     detail = ""
     if shared:
@@ -40,7 +45,7 @@ def fresh_output(trial: Trial) -> list[Check]:
     trial.child.call("drop", names=[])
     return [
         *checks,
-        Check(
+        CheckResult(
             "fresh_output",
             not detail,
             detail=detail or f"{trial.profile.held} outputs held over later calls",
@@ -48,61 +53,73 @@ def fresh_output(trial: Trial) -> list[Check]:
     ]
 
 
-def _changed(then: Outputs, now: Outputs) -> list[int]:
+def _find_changed(then: Outputs, now: Outputs) -> list[int]:
     return [
         i for i, (old, new) in enumerate(zip(then, now, strict=True)) if not same_bits(old, new)
     ]
 
 
-def _form(trial: Trial, sample: Sample) -> Check:
-    reference, trees = (
-        sample.reference.facts,
-        (trial.results[sample.name].tree, sample.reference.tree),
+def _check_form(trial: Trial, sample: InputSet) -> CheckResult:
+    expected_facts, trees = (
+        sample.expected.facts,
+        (trial.results[sample.name].tree, sample.expected.tree),
     )
     if trees[0] != trees[1] and isinstance(trial.candidate, SourceCandidate):
-        return Check(
+        return CheckResult(
             "fresh_output",
             False,
             detail=f"the result is {trees[0][:200]}, eager's {trees[1][:200]}",
         )
-    for position, (found, expected) in enumerate(
-        zip(trial.results[sample.name].facts, reference, strict=True)
+    for position, (actual, expected) in enumerate(
+        zip(trial.results[sample.name].facts, expected_facts, strict=True)
     ):
-        if found is None or expected is None:
+        if actual is None or expected is None:
             continue
         where = f"output {position}"
         for name in ("dtype", "shape", "strides", "device"):
-            if found[name] != expected[name]:
-                return Check(
+            if actual[name] != expected[name]:
+                return CheckResult(
                     "fresh_output",
                     False,
-                    detail=f"{where}: {name} {found[name]}, eager's {expected[name]}",
+                    detail=f"{where}: {name} {actual[name]}, eager's {expected[name]}",
                 )
-        if not found["exact_type"] or not found["storage"]:
-            return Check(
+        if not actual["exact_type"] or not actual["storage"]:
+            return CheckResult(
                 "fresh_output", False, detail=f"{where} is no plain tensor with its own bytes"
             )
         for name in ("inputs", "outputs"):
-            if extra := set(found[name]) - set(expected[name]):
-                return Check(
+            if extra := set(actual[name]) - set(expected[name]):
+                return CheckResult(
                     "fresh_output",
                     False,
                     detail=f"{where} shares memory with {name} {sorted(extra)}, eager's does not",
                 )
-            if (lost := set(expected[name]) - set(found[name])) and isinstance(
+            if (lost := set(expected[name]) - set(actual[name])) and isinstance(
                 trial.candidate, SourceCandidate
             ):
-                return Check(
+                return CheckResult(
                     "fresh_output",
                     False,
                     detail=f"{where} is a copy, eager's shares memory with {name} {sorted(lost)}",
                 )
-    return Check("fresh_output", True, detail="form, strides and memory as eager's")
+    return CheckResult("fresh_output", True, detail="form, strides and memory as eager's")
 
 
-def _inputs_kept(trial: Trial, samples: Sequence[Sample]) -> Check:
+def _check_inputs(trial: Trial, samples: Sequence[InputSet]) -> CheckResult:
     for sample in samples:
-        changed = trial.changed_inputs(sample)
+        changed = trial.find_changed_inputs(sample)
         if changed != []:
-            return Check("fresh_output", False, detail=f"inputs {changed} were written to")
-    return Check("fresh_output", True, detail="inputs unchanged")
+            return CheckResult("fresh_output", False, detail=f"inputs {changed} were written to")
+    return CheckResult("fresh_output", True, detail="inputs unchanged")
+
+
+FRESH_OUTPUT = CheckSpec(
+    name="fresh_output",
+    run=check_fresh_outputs,
+    failure="hack",
+    knobs=("held",),
+    asks=(
+        "type, form, strides and nesting of the result; memory of its own; inputs left "
+        "alone; results that stay as they are while you hold them"
+    ),
+)

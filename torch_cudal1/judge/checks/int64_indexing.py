@@ -16,87 +16,93 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.ir.records import Check
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.device.specs import CHECK_RATES
+from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
-    attempted,
-    not_applicable,
-    pair_of,
-    summed_up,
+    disagree_on_error,
+    get_source_reference,
+    report_not_applicable,
+    summarise,
 )
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.compare import grossly_equal, same_bits
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.compare import is_grossly_equal
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs
-from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
-from torch_cudal1.judge.sandbox.limits import available_bytes
+from torch_cudal1.judge.sandbox.limits import read_available_bytes
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 
-__all__ = ["vast_shapes"]
+__all__ = ["INT64_INDEXING", "check_int64_indexing"]
 
 ELEMENTS = 2**31
-_DRAWN = 14  # pieces of each output, besides the first and the last
+_DRAWN_PIECES = 14  # pieces of each output, besides the first and the last
 # what a call may hold at once, over its inputs and outputs; one that needs more says so, and is not
 # asked
-_HELD = 2
+_COPIES_HELD = 2
 _DEADLINE_S = 300.0
 
 
-def vast_shapes(trial: Trial) -> list[Check]:
+def check_int64_indexing(trial: Trial) -> list[CheckResult]:
     """`shapes`: a first dimension so long that an input has more than 2^31 elements. A Program's
     shapes are guarded.
     """
-    subject = pair_of(trial)
-    if subject is None:
-        return not_applicable(
+    reference = get_source_reference(trial)
+    if reference is None:
+        return report_not_applicable(
             "shapes", "a Program is never called with more elements than it was judged with"
         )
-    sample, _ = first_two(trial)
-    grown = _grown(subject)
-    if not grown:
-        return not_applicable("shapes", "no plain input has a first dimension")
-    with exclusive(subject.device, "vast"):  # or two judges would find the same memory free
-        return _asked(trial, subject, sample, grown)
+    sample, _ = trial.first_two
+    large_shapes = _list_grown_shapes(reference)
+    if not large_shapes:
+        return report_not_applicable("shapes", "no plain input has a first dimension")
+    with lock_gpu(reference.device, "vast"):  # or two judges would find the same memory free
+        return _compare_large(trial, reference, sample, large_shapes)
 
 
-def _asked(
-    trial: Trial, subject: PairSubject, sample: Sample, grown: list[list[Any]]
-) -> list[Check]:
-    if why := _too_much(subject, sample, grown):
-        return not_applicable("shapes", f"{grown[0][1]} {why}")
+def _compare_large(
+    trial: Trial, reference: SourceReference, sample: InputSet, large_shapes: list[list[Any]]
+) -> list[CheckResult]:
+    if why := _find_obstacle(reference, sample, large_shapes):
+        return report_not_applicable("shapes", f"{large_shapes[0][1]} {why}")
     fields = {
-        "grown": grown,
+        "grown": large_shapes,
         "seed": secrets.randbits(40),
-        "pieces": _places(),
+        "pieces": _draw_places(),
         "deadline_s": _DEADLINE_S,
     }
-    expected = subject.vast(sample.inputs, fields)
+    expected = reference.vast(sample.inputs, fields)
     if expected is None:
-        return not_applicable("shapes", f"eager refuses {grown[0][1]}, or has no memory for it")
-    what = f"shape {grown[0][1]}"
+        return report_not_applicable(
+            "shapes", f"eager refuses {large_shapes[0][1]}, or has no memory for it"
+        )
+    question = f"shape {large_shapes[0][1]}"
     try:
-        found = attempted(trial, what, lambda: _agreement(trial, sample, fields, expected, what))
+        agreement = disagree_on_error(
+            trial, question, lambda: _compare_pieces(trial, sample, fields, expected, question)
+        )
     except CandidateFailure as error:
         if (
             error.detector == "resource" and trial.child.usable
         ):  # it says so and computes nothing: that is no wrong result
-            return not_applicable("shapes", f"{what}: {error.found[:200]}")
+            return report_not_applicable("shapes", f"{question}: {error.found[:200]}")
         raise
-    return summed_up("shapes", [found], "")
+    return summarise("shapes", [agreement], "")
 
 
-def _places() -> list[float]:
+def _draw_places() -> list[float]:
     """Both ends and places between, drawn in secret."""
-    return [0.0, 1.0, *(random.SystemRandom().random() for _ in range(_DRAWN))]
+    return [0.0, 1.0, *(random.SystemRandom().random() for _ in range(_DRAWN_PIECES))]
 
 
-def _grown(subject: PairSubject) -> list[list[Any]]:
+def _list_grown_shapes(reference: SourceReference) -> list[list[Any]]:
     """Position, new shape and bound of the plain inputs that share the first one's first dimension."""
     plain = [
         (i, spec)
-        for i, (spec, role) in enumerate(zip(subject.specs, subject.roles, strict=True))
+        for i, (spec, role) in enumerate(zip(reference.specs, reference.roles, strict=True))
         if role == "input"
     ]
     first = next((spec for _, spec in plain if spec.shape and spec.numel), None)
@@ -105,58 +111,72 @@ def _grown(subject: PairSubject) -> list[list[Any]]:
     batch = first.shape[0]
     size = ELEMENTS // (first.numel // batch) + 1
     return [
-        [i, [size, *spec.shape[1:]], subject.facts.bounds.get(i)]
+        [i, [size, *spec.shape[1:]], reference.facts.bounds.get(i)]
         for i, spec in plain
         if spec.shape and spec.shape[0] == batch
     ]
 
 
-def _too_much(subject: PairSubject, sample: Sample, grown: Sequence[Sequence[Any]]) -> str:
+def _find_obstacle(
+    reference: SourceReference, sample: InputSet, large_shapes: Sequence[Sequence[Any]]
+) -> str:
     """Why this machine cannot do it, "" if it can. Outputs and work grow as inputs do, at most."""
-    times = grown[0][1][0] / subject.specs[grown[0][0]].shape[0]
-    made = sum(math.prod(shape) * sample.inputs[i].element_size() for i, shape, _ in grown)
-    yielded = (
-        sum(out.numel() * out.element_size() for out in sample.reference.outputs if out is not None)
+    times = large_shapes[0][1][0] / reference.specs[large_shapes[0][0]].shape[0]
+    input_bytes = sum(
+        math.prod(shape) * sample.inputs[i].element_size() for i, shape, _ in large_shapes
+    )
+    output_bytes = (
+        sum(out.numel() * out.element_size() for out in sample.expected.outputs if out is not None)
         * times
     )
-    needed, free = int(_HELD * (made + yielded)), _free_bytes(subject.device)
+    needed, free = int(_COPIES_HELD * (input_bytes + output_bytes)), _free_bytes(reference.device)
     if needed > free:
         return f"may need {needed >> 30} GiB, {free >> 30} GiB are free"
-    seconds = subject.facts.flops * times / (1e13 if subject.device.type == "cuda" else 1e10)
+    seconds = reference.facts.flops * times / CHECK_RATES[reference.device.type].flops_per_s
     return f"may take {seconds:.0f} s" if 4 * seconds > _DEADLINE_S else ""
 
 
 def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_available_bytes()
 
 
-def _agreement(
+def _compare_pieces(
     trial: Trial,
-    sample: Sample,
+    sample: InputSet,
     fields: Mapping[str, Any],
     expected: tuple[Outputs, list[Any]],
-    what: str,
+    question: str,
 ) -> Agreement:
-    answer, found = trial.fetched("vast", inputs=sample.name, **fields)
-    for position, (ours, theirs) in enumerate(zip(answer["facts"], expected[1], strict=False)):
+    answer, pieces = trial.fetch("vast", inputs=sample.name, **fields)
+    for position, (actual, eager) in enumerate(zip(answer["facts"], expected[1], strict=False)):
         for name in ("dtype", "shape", "strides"):
-            if (ours or {}).get(name) != (theirs or {}).get(name):
+            if (actual or {}).get(name) != (eager or {}).get(name):
                 return Agreement(
-                    what,
-                    f"output {position}: {name} {(ours or {}).get(name)}, eager's {(theirs or {}).get(name)}",
+                    question,
+                    f"output {position}: {name} {(actual or {}).get(name)}, eager's {(eager or {}).get(name)}",
                 )
-    if len(found) != len(expected[0]):
-        return Agreement(what, f"{len(found)} pieces, expected {len(expected[0])}")
-    pairs = zip(found, expected[0], strict=True)
-    wrong = sum(not _alike(ours, theirs) for ours, theirs in pairs)
+    if len(pieces) != len(expected[0]):
+        return Agreement(question, f"{len(pieces)} pieces, expected {len(expected[0])}")
+    pairs = zip(pieces, expected[0], strict=True)
+    wrong = sum(not _is_alike(actual, eager) for actual, eager in pairs)
     return Agreement(
-        what, f"{wrong} of {len(found)} pieces of its outputs are not eager's" if wrong else ""
+        question, f"{wrong} of {len(pieces)} pieces of its outputs are not eager's" if wrong else ""
     )
 
 
-def _alike(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> bool:
-    if ours is None or theirs is None:
-        return ours is theirs
-    return same_bits(ours, theirs) or (
-        theirs.dtype.is_floating_point and grossly_equal(ours, theirs)
+def _is_alike(actual: torch.Tensor | None, eager: torch.Tensor | None) -> bool:
+    if actual is None or eager is None:
+        return actual is eager
+    return same_bits(actual, eager) or (
+        eager.dtype.is_floating_point and is_grossly_equal(actual, eager)
     )
+
+
+INT64_INDEXING = CheckSpec(
+    name="shapes",
+    run=check_int64_indexing,
+    step="vast_shapes",
+    since="strict",
+    replaces_only=True,
+    asks="more than 2^31 elements, where there is memory for them",
+)

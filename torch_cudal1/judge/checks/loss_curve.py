@@ -14,18 +14,19 @@ from typing import TypeAlias
 
 import torch
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.agreement import not_applicable, pair_of
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.agreement import get_source_reference, report_not_applicable
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.float64 import Infeasible
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.worker.modules import Way
+from torch_cudal1.judge.wire.call_spec import RunMode
 
-__all__ = ["loss_curve"]
+__all__ = ["LOSS_CURVE", "check_loss_curve"]
 
-_STEP = 2e-3  # of a parameter's own rms, along the first gradient
+_STEP_SIZE = 2e-3  # of a parameter's own rms, along the first gradient
 _FLOORS = {torch.float16: 2e-2, torch.bfloat16: 2e-2}
 _FLOOR = 1e-3  # of the loss: rounding moves a kink's branch, and further steps carry that on
 _FACTOR = 2.0
@@ -47,46 +48,50 @@ class _Recipe:
     steps: int
 
 
-def loss_curve(trial: Trial) -> list[Check]:
+def check_loss_curve(trial: Trial) -> list[CheckResult]:
     """Half the mean square of the results, descended along the parameters: the candidate's curve
     beside eager's and float64's.
     """
-    subject = pair_of(trial)
-    if subject is None or not trial.gradients:
-        return not_applicable("grad", "no gradients are claimed of a source")
+    reference = get_source_reference(trial)
+    if reference is None or not trial.gradients:
+        return report_not_applicable("grad", "no gradients are claimed of a source")
     try:
-        backward = subject.with_gradients(Way(gradients=True))
-        aside = trial.aside(backward, "candidate training")
+        backward = reference.with_gradients(RunMode(gradients=True))
+        aside = trial.in_slot(backward, "candidate training")
         sample = aside.draw("normal")
-        recipe = _recipe(subject, backward, sample, trial.rounds(trial.profile.descent, 0.1))
+        recipe = _make_recipe(
+            reference, backward, sample, trial.affordable_sets(trial.profile.descent, 0.1)
+        )
         if recipe is None:
-            return not_applicable("grad", "no parameter with a gradient moves the results")
-        eager = _curve(sample.inputs, recipe, lambda inputs: backward.eager(inputs).outputs)
-        exact = _curve(sample.inputs, recipe, lambda inputs: _told(backward.exact(inputs)))
+            return report_not_applicable("grad", "no parameter with a gradient moves the results")
+        eager = _descend(sample.inputs, recipe, lambda inputs: backward.eager(inputs).outputs)
+        exact = _descend(
+            sample.inputs, recipe, lambda inputs: _require_exact(backward.exact(inputs))
+        )
     except ReferenceFailure as error:
-        return not_applicable("grad", f"eager does not train here: {error.found[:120]}")
-    ours = _curve(sample.inputs, recipe, lambda inputs: _candidate(aside, sample, inputs))
+        return report_not_applicable("grad", f"eager does not train here: {error.found[:120]}")
+    losses = _descend(sample.inputs, recipe, lambda inputs: _run_candidate(aside, sample, inputs))
     aside.drop(sample)
     return [
-        _verdict(
-            ours, eager, exact, next(t.dtype for t in sample.inputs if t.dtype.is_floating_point)
+        _compare_curves(
+            losses, eager, exact, next(t.dtype for t in sample.inputs if t.dtype.is_floating_point)
         )
     ]
 
 
-def _verdict(
-    ours: Sequence[float], eager: Sequence[float], exact: Sequence[float], dtype: torch.dtype
-) -> Check:
-    floor, own, worst, limit = _FLOORS.get(dtype, _FLOOR), 0.0, 0.0, math.inf
-    for step, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+def _compare_curves(
+    losses: Sequence[float], eager: Sequence[float], exact: Sequence[float], dtype: torch.dtype
+) -> CheckResult:
+    floor, eager_error, worst, limit = _FLOORS.get(dtype, _FLOOR), 0.0, 0.0, math.inf
+    for step, (a, b, c) in enumerate(zip(losses, eager, exact, strict=True)):
         scale = max(abs(c), 1e-30)
-        own, found = max(own, abs(b - c) / scale), abs(a - c) / scale
-        limit = _FACTOR * own + floor
-        worst = max(worst, found)
-        if not found <= limit:
-            told = f"the loss is {a:.6g} after {step} steps of descent, float64's {c:.6g}, eager's {b:.6g}"
-            return Check("grad", False, found, limit, told)
-    return Check(
+        eager_error, error = max(eager_error, abs(b - c) / scale), abs(a - c) / scale
+        limit = _FACTOR * eager_error + floor
+        worst = max(worst, error)
+        if not error <= limit:
+            detail = f"the loss is {a:.6g} after {step} steps of descent, float64's {c:.6g}, eager's {b:.6g}"
+            return CheckResult("grad", False, error, limit, detail)
+    return CheckResult(
         "grad",
         True,
         worst,
@@ -95,21 +100,21 @@ def _verdict(
     )
 
 
-def _recipe(
-    subject: PairSubject, backward: PairSubject, sample: Sample, steps: int
+def _make_recipe(
+    reference: SourceReference, backward: SourceReference, sample: InputSet, steps: int
 ) -> _Recipe | None:
     """Parameters move by a share of their size along their first gradient, each by its own fixed
     rate.
     """
-    floating = [i for i, spec in enumerate(subject.specs) if spec.torch_dtype.is_floating_point]
-    places = {index: len(subject.outputs) + number for number, index in enumerate(floating)}
+    floating = [i for i, spec in enumerate(reference.specs) if spec.torch_dtype.is_floating_point]
+    places = {index: len(reference.outputs) + number for number, index in enumerate(floating)}
     moving = {
-        index: place for index, place in places.items() if subject.roles[index] == "parameter"
+        index: place for index, place in places.items() if reference.roles[index] == "parameter"
     }
-    recipe = _Recipe(moving, {}, len(subject.outputs), backward.cotangents, steps)
-    first = _told(
+    recipe = _Recipe(moving, {}, len(reference.outputs), backward.cotangents, steps)
+    first = _require_exact(
         backward.exact(
-            _with_cotangents(sample.inputs, recipe, _told(backward.exact(sample.inputs)))
+            _with_cotangents(sample.inputs, recipe, _require_exact(backward.exact(sample.inputs)))
         )
     )
     rates = {}
@@ -118,12 +123,12 @@ def _recipe(
         size = 0.0 if gradient is None else float(gradient.double().square().mean().sqrt())
         if size > 0 and math.isfinite(size):
             rates[index] = (
-                _STEP * float(sample.inputs[index].double().square().mean().sqrt()) / size
+                _STEP_SIZE * float(sample.inputs[index].double().square().mean().sqrt()) / size
             )
     return replace(recipe, rates=rates) if rates else None
 
 
-def _curve(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> list[float]:
+def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> list[float]:
     """The loss at each step. A step goes down the gradient of the loss one step before, so that one
     call yields both.
     """
@@ -156,9 +161,9 @@ def _with_cotangents(
     return changed
 
 
-def _candidate(trial: Trial, base: Sample, inputs: Sequence[torch.Tensor]) -> Outputs:
+def _run_candidate(trial: Trial, base: InputSet, inputs: Sequence[torch.Tensor]) -> Outputs:
     """Raises CandidateFailure: an error in the hundredth step is the candidate's."""
-    sample = trial.changed(
+    sample = trial.replace_inputs(
         base,
         {
             i: new
@@ -174,7 +179,18 @@ def _candidate(trial: Trial, base: Sample, inputs: Sequence[torch.Tensor]) -> Ou
             trial.drop(sample)
 
 
-def _told(exact: Outputs | Infeasible) -> Outputs:
+def _require_exact(exact: Outputs | Infeasible) -> Outputs:
     if isinstance(exact, Infeasible):
         raise ReferenceFailure("running in float64", exact.reason)
     return exact
+
+
+LOSS_CURVE = CheckSpec(
+    name="grad",
+    run=check_loss_curve,
+    step="loss_curve",
+    since="strict",
+    knobs=("descent", "budget_s"),
+    replaces_only=True,
+    asks="the loss over 200 steps of descent beside float64's",
+)

@@ -15,29 +15,30 @@ from functools import partial
 
 import torch
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.agreement import Agreement, pair_of, tried
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.agreement import Agreement, compare_call, get_source_reference
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.compare import compare
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
 from torch_cudal1.judge.reference.tf32_policy import to_tf32
 from torch_cudal1.judge.reference.trial import Trial
 
-__all__ = ["impostor"]
+__all__ = ["IMPOSTOR", "check_negative_controls"]
 
-_ENOUGH = {
+_NEEDED_REFUSALS = {
     "fast": (1, 1),
     "standard": (2, 3),
     "strict": (2, 3),
 }  # distributions and sets that must refuse an impostor
 _ADAPTED = ("small", "large", "shifted", "uniform", "sparse", "impulse")
 _TILE = 16
-_LOOKED_AT = 1 << 20
+_MEDIAN_SAMPLE_ELEMENTS = 1 << 20
 
 
 @dataclass
-class _Fate:
+class _ControlResult:
     """Where one impostor was refused and where it was accepted. `basic`: nothing may ever be
     accepted in its place.
     """
@@ -46,11 +47,11 @@ class _Fate:
     refused: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
 
-    def enough(self, wanted: tuple[int, int]) -> bool:
-        return len(set(self.refused)) >= wanted[0] and len(self.refused) >= wanted[1]
+    def enough(self, needed: tuple[int, int]) -> bool:
+        return len(set(self.refused)) >= needed[0] and len(self.refused) >= needed[1]
 
 
-def impostor(trial: Trial) -> list[Check]:
+def check_negative_controls(trial: Trial) -> list[CheckResult]:
     """Every impostor is refused by enough input sets; the number of refused ones of all that differ
     from eager's result.
 
@@ -62,35 +63,45 @@ def impostor(trial: Trial) -> list[Check]:
         for sample in trial.samples.values()
         if sample.distribution in (*DISTRIBUTIONS, "examples")
     ]
-    if trial.profile.all_impostors or not all(sample.kept for sample in samples):
-        return _asked(trial, samples)
+    if trial.profile.all_impostors or not all(sample.is_shared for sample in samples):
+        return _run_controls(trial, samples)
     key = (trial.profile.name, trial.contract.precision, *(sample.name for sample in samples))
-    known = samples[0].findings
-    if key not in known:
-        known[key] = _asked(trial, samples)
-    return list(known[key])
+    shared_results = samples[0].shared_results
+    if key not in shared_results:
+        shared_results[key] = _run_controls(trial, samples)
+    return list(shared_results[key])
 
 
-def _asked(trial: Trial, samples: Sequence[Sample]) -> list[Check]:
-    fates: dict[str, _Fate] = {}
-    for position, expected in enumerate(samples[0].reference.outputs):
+def _run_controls(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult]:
+    controls: dict[str, _ControlResult] = {}
+    for position, expected in enumerate(samples[0].expected.outputs):
         if expected is not None and expected.dtype.is_floating_point and expected.numel():
-            _meet(trial, samples, position, fates)
-    found = _parameters(trial, samples, fates) if trial.profile.all_impostors else None
-    survivors = [name for name, fate in fates.items() if not fate.refused]
+            _compare_controls(trial, samples, position, controls)
+    disagreement = (
+        _run_parameter_controls(trial, samples, controls) if trial.profile.all_impostors else None
+    )
+    survivors = [name for name, control in controls.items() if not control.refused]
     lax = (
-        [name for name in survivors if fates[name].basic]
+        [name for name in survivors if controls[name].basic]
         if trial.contract.precision != "kernelbench"
         else []
     )
-    killed, total = float(len(fates) - len(survivors)), float(len(fates))
-    if found is not None and found.problem:
+    killed, total = float(len(controls) - len(survivors)), float(len(controls))
+    if disagreement is not None and disagreement.problem:
         return [
-            Check("impostor", False, found.ratio, found.limit, f"{found.what}: {found.problem}")
+            CheckResult(
+                "impostor",
+                False,
+                disagreement.ratio,
+                disagreement.limit,
+                f"{disagreement.question}: {disagreement.problem}",
+            )
         ]
     if lax:
         return [
-            Check("impostor", False, killed, total, f"accepted although wrong: {', '.join(lax)}")
+            CheckResult(
+                "impostor", False, killed, total, f"accepted although wrong: {', '.join(lax)}"
+            )
         ]
     detail = (
         "zeros, constant, replay and inputs are refused"
@@ -99,35 +110,47 @@ def _asked(trial: Trial, samples: Sequence[Sample]) -> list[Check]:
     )
     if survivors:
         detail += f"; unobservable: {', '.join(survivors)}"
-    wanted = _ENOUGH[trial.profile.name]
-    if weak := [name for name, fate in fates.items() if fate.refused and not fate.enough(wanted)]:
+    needed = _NEEDED_REFUSALS[trial.profile.name]
+    if weak := [
+        name for name, control in controls.items() if control.refused and not control.enough(needed)
+    ]:
         detail += f"; refused by few input sets: {', '.join(weak)}"
-    return [Check("impostor", True, killed, total, detail)]
+    return [CheckResult("impostor", True, killed, total, detail)]
 
 
-def _meet(trial: Trial, samples: Sequence[Sample], position: int, fates: dict[str, _Fate]) -> None:
-    wanted = _ENOUGH[trial.profile.name]
-    for own, other in zip(samples, [*samples[1:], samples[0]], strict=True):
-        for name, wrong, basic in _impostors(own, other, position, trial.profile.all_impostors):
-            fate = fates.get(f"{name} as output {position}")
-            if fate is None or not fate.enough(wanted):
-                _judge(
+def _compare_controls(
+    trial: Trial, samples: Sequence[InputSet], position: int, controls: dict[str, _ControlResult]
+) -> None:
+    needed = _NEEDED_REFUSALS[trial.profile.name]
+    for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True):
+        for name, wrong, basic in _list_controls(
+            sample, other, position, trial.profile.all_impostors
+        ):
+            control = controls.get(f"{name} as output {position}")
+            if control is None or not control.enough(needed):
+                _record_comparison(
                     trial,
-                    own,
+                    sample,
                     position,
                     wrong,
-                    fates.setdefault(f"{name} as output {position}", _Fate(basic)),
+                    controls.setdefault(f"{name} as output {position}", _ControlResult(basic)),
                 )
-        own.forget_exact()
-        ours = [fate for name, fate in fates.items() if name.endswith(f"as output {position}")]
-        if ours and all(fate.enough(wanted) for fate in ours):
+        sample.forget_exact()
+        fates_here = [
+            control for name, control in controls.items() if name.endswith(f"as output {position}")
+        ]
+        if fates_here and all(control.enough(needed) for control in fates_here):
             break
-    for name in [name for name, fate in fates.items() if not fate.refused and not fate.accepted]:
-        del fates[name]  # it never differed from eager's result
+    for name in [
+        name for name, control in controls.items() if not control.refused and not control.accepted
+    ]:
+        del controls[name]  # it never differed from eager's result
 
 
-def _judge(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor, fate: _Fate) -> None:
-    expected = sample.reference.outputs[position]
+def _record_comparison(
+    trial: Trial, sample: InputSet, position: int, wrong: torch.Tensor, control: _ControlResult
+) -> None:
+    expected = sample.expected.outputs[position]
     assert expected is not None
     if torch.equal(wrong, expected):
         return
@@ -137,58 +160,58 @@ def _judge(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor, fat
         if precision == "kernelbench" or expected.dtype == torch.float64
         else sample.exact_at(position)
     )
-    found = compare(
+    comparison = compare(
         wrong,
         expected,
         exact,
         precision=precision,
         longest=longest,
-        sway=partial(sample.sway_at, position),
+        sensitivity=partial(sample.sensitivity_at, position),
     )
-    (fate.accepted if found.passed else fate.refused).append(sample.distribution)
+    (control.accepted if comparison.passed else control.refused).append(sample.distribution)
 
 
-def _impostors(
-    own: Sample, other: Sample, position: int, everything: bool
+def _list_controls(
+    sample: InputSet, other: InputSet, position: int, all_kinds: bool
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Name, wrong result, and whether it is one of those that must always be refused."""
-    expected, replayed = own.reference.outputs[position], other.reference.outputs[position]
+    expected, replayed = sample.expected.outputs[position], other.expected.outputs[position]
     assert expected is not None
     assert replayed is not None
     yield "zeros", torch.zeros_like(expected), True
-    yield "a constant", torch.full_like(expected, _middle(expected)), True
+    yield "a constant", torch.full_like(expected, _estimate_median(expected)), True
     yield "another input's result", replayed, True
-    for index, tensor in enumerate(own.inputs):
+    for index, tensor in enumerate(sample.inputs):
         if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
             yield f"input {index}", tensor, True
         elif (
-            everything
+            all_kinds
             and tensor.dtype.is_floating_point
-            and (cast := _broadcast(tensor, expected)) is not None
+            and (cast := _broadcast_like(tensor, expected)) is not None
         ):
             yield f"input {index} cast", cast, False
-    if everything:
-        yield from _summaries(own.inputs, expected)
-        yield from _rounded(expected)
-        yield from _damaged(expected)
+    if all_kinds:
+        yield from _list_summaries(sample.inputs, expected)
+        yield from _list_rounded(expected)
+        yield from _list_damaged(expected)
 
 
-def _middle(expected: torch.Tensor) -> float:
+def _estimate_median(expected: torch.Tensor) -> float:
     """About the median: of all elements of a large tensor it would take more memory than anything
     else does.
     """
     flat = expected.reshape(-1)
-    return float(flat[:: max(1, flat.numel() // _LOOKED_AT)].float().nanmedian())
+    return float(flat[:: max(1, flat.numel() // _MEDIAN_SAMPLE_ELEMENTS)].float().nanmedian())
 
 
-def _broadcast(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
+def _broadcast_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
     try:
         return tensor.to(like.dtype).expand_as(like).contiguous()
     except RuntimeError:
         return None
 
 
-def _summaries(
+def _list_summaries(
     inputs: Sequence[torch.Tensor], expected: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
     for index, tensor in enumerate(inputs):
@@ -208,7 +231,7 @@ def _summaries(
         )
 
 
-def _rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _list_rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
     if expected.dtype not in (torch.float32, torch.float64):
         return
     for dtype in (torch.bfloat16, torch.float16):
@@ -221,7 +244,7 @@ def _rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]
         yield "eager's result rounded to TF32", to_tf32(expected), False
 
 
-def _damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _list_damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """The last element, a row, a tile left at zero; NaN masked, infinities clipped."""
     last, row = expected.contiguous().clone(), expected.contiguous().clone()
     last.view(-1)[-1] = 0
@@ -236,48 +259,50 @@ def _damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]
         yield "NaN and infinities replaced", expected.nan_to_num(), False
 
 
-def _parameters(
-    trial: Trial, samples: Sequence[Sample], fates: dict[str, _Fate]
+def _run_parameter_controls(
+    trial: Trial, samples: Sequence[InputSet], controls: dict[str, _ControlResult]
 ) -> Agreement | None:
     """Eager with one parameter zeroed or as it was constructed. Where the drawn sets accept that,
     other distributions are tried: one that tells them apart is asked of the candidate too. The
     first disagreement found on the way.
     """
-    roles = trial.subject.roles
+    roles = trial.reference.roles
     positions = [
         i
         for i, role in enumerate(roles)
         if role != "input" and samples[0].inputs[i].dtype.is_floating_point
     ]
     chosen = random.SystemRandom().sample(
-        positions, min(len(positions), trial.rounds(trial.profile.perturbed, 0.1))
+        positions, min(len(positions), trial.affordable_sets(trial.profile.perturbed, 0.1))
     )
     for position in sorted(chosen):
-        for what, value in _replacements(trial, samples[0], position):
-            fate = fates.setdefault(f"{_name(trial, position)} {what}", _Fate(False))
+        for change, value in _list_replacements(trial, samples[0], position):
+            control = controls.setdefault(
+                f"{_name_parameter(trial, position)} {change}", _ControlResult(False)
+            )
             for sample in samples[:3]:
-                _without(trial, sample, position, value, fate)
+                _run_with_replacement(trial, sample, position, value, control)
             for distribution in (
-                () if fate.refused else _ADAPTED[: trial.rounds(len(_ADAPTED), 0.02)]
+                () if control.refused else _ADAPTED[: trial.affordable_sets(len(_ADAPTED), 0.02)]
             ):
-                adapted = trial.sibling(samples[0], distribution, 1)
-                _without(trial, adapted, position, value, fate)
-                if fate.refused:
-                    found = tried(
+                adapted = trial.derive_sibling(samples[0], distribution, 1)
+                _run_with_replacement(trial, adapted, position, value, control)
+                if control.refused:
+                    agreement = compare_call(
                         trial,
                         adapted,
-                        f"{distribution} inputs, where {_name(trial, position)} shows",
+                        f"{distribution} inputs, where {_name_parameter(trial, position)} shows",
                     )
-                    if found is not None and found.problem:
-                        return found
+                    if agreement is not None and agreement.problem:
+                        return agreement
                     break
-            if not fate.refused and not fate.accepted:
-                del fates[f"{_name(trial, position)} {what}"]
+            if not control.refused and not control.accepted:
+                del controls[f"{_name_parameter(trial, position)} {change}"]
     return None
 
 
-def _replacements(
-    trial: Trial, sample: Sample, position: int
+def _list_replacements(
+    trial: Trial, sample: InputSet, position: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     tensor = sample.inputs[position]
     yield "zeroed", torch.zeros_like(tensor)
@@ -286,22 +311,33 @@ def _replacements(
         yield "at its initial value", initial
 
 
-def _without(trial: Trial, sample: Sample, position: int, value: torch.Tensor, fate: _Fate) -> None:
+def _run_with_replacement(
+    trial: Trial, sample: InputSet, position: int, value: torch.Tensor, control: _ControlResult
+) -> None:
     inputs = [value if index == position else tensor for index, tensor in enumerate(sample.inputs)]
     try:
-        outputs: Outputs = trial.subject.eager(inputs).outputs
-        expected = sample.reference.outputs
+        outputs: Outputs = trial.reference.eager(inputs).outputs
+        expected = sample.expected.outputs
     except ReferenceFailure:
         return
     for index, (wrong, right) in enumerate(zip(outputs, expected, strict=True)):
         if wrong is not None and right is not None and right.numel():
-            _judge(trial, sample, index, wrong, fate)
+            _record_comparison(trial, sample, index, wrong, control)
 
 
-def _name(trial: Trial, position: int) -> str:
-    subject = pair_of(trial)
+def _name_parameter(trial: Trial, position: int) -> str:
+    reference = get_source_reference(trial)
     return (
-        subject.form.names[position]
-        if subject is not None
-        else f"{trial.subject.roles[position]} {position}"
+        reference.form.names[position]
+        if reference is not None
+        else f"{trial.reference.roles[position]} {position}"
     )
+
+
+IMPOSTOR = CheckSpec(
+    name="impostor",
+    run=check_negative_controls,
+    failure="hack",
+    knobs=("all_impostors", "perturbed", "budget_s"),
+    asks=("would the comparison have refused zeros, a constant, an old answer, an input"),
+)

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.compare import same_bits
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 
-__all__ = ["isolation", "resource"]
+__all__ = ["ISOLATION", "RESOURCE", "check_isolation", "check_resources"]
 
 _LATE_S = 0.05  # a thread that fills outputs later has had its turn by then
 _WARM_CALLS = 5
@@ -27,7 +27,7 @@ _CALL_BYTES = 16 << 10  # what an allocator may keep of a call without it being 
 _SLACK_BYTES = 2 << 20
 _GPU_BYTES = 64 << 10
 _GPU_SLACK_BYTES = 32 << 20  # the driver's view moves in its own steps
-_LOOKS, _MOST_LOOKS = 5, 13
+_MIN_LOOKS, _MAX_LOOKS = 5, 13
 _ON_GPU = ("gpu_bytes", "gpu_used_bytes")
 _COUNTS = ("threads", "descriptors", "files")
 _WAITING = (
@@ -47,38 +47,46 @@ _INSTALLED = (
 _HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
 
 
-def resource(trial: Trial) -> list[Check]:
+def check_resources(trial: Trial) -> list[CheckResult]:
     """Results do not come late; nothing grows over every stretch of calls; no thread or process of
     its own is left.
     """
-    sample, _ = first_two(trial)
-    late = _late(trial, sample)
+    sample, _ = trial.first_two
+    late = _find_late_write(trial, sample)
     if late:
-        return [Check("resource", False, detail=late)]
-    calls, limits = trial.profile.resource_calls, _limits(trial)
+        return [CheckResult("resource", False, detail=late)]
+    calls, limits = trial.profile.resource_calls, _growth_limits(trial)
     looks = [
-        _usage(trial, sample, _WARM_CALLS),
-        _usage(trial, sample, calls),
-        _usage(trial, sample, calls),
+        _measure_usage(trial, sample, _WARM_CALLS),
+        _measure_usage(trial, sample, calls),
+        _measure_usage(trial, sample, calls),
     ]
-    while _grown(looks, calls, limits) and len(looks) < _most_looks(looks, calls, limits):
-        looks.append(_usage(trial, sample, calls))
-    problem = _grown(looks, calls, limits) or _left(
+    while _find_growth(looks, calls, limits) and len(looks) < _limit_looks(looks, calls, limits):
+        looks.append(_measure_usage(trial, sample, calls))
+    problem = _find_growth(looks, calls, limits) or _find_leftovers(
         looks[-1], source=isinstance(trial.candidate, SourceCandidate)
     )
-    growth = _growth(looks, "data_bytes")
+    growth = _smallest_growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
-    return [Check("resource", not problem, float(max(0, growth)), float(_allowed(calls)), detail)]
+    return [
+        CheckResult(
+            "resource",
+            not problem,
+            float(max(0, growth)),
+            float(_limit_growth_bytes(calls)),
+            detail,
+        )
+    ]
 
 
-def _most_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> int:
+def _limit_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> int:
     """A leak goes on; a late start does not, nor does another process that takes memory of the same
     GPU, but that takes a while.
     """
-    return _MOST_LOOKS if _grown(looks, calls, limits).startswith("gpu used") else _LOOKS
+    return _MAX_LOOKS if _find_growth(looks, calls, limits).startswith("gpu used") else _MIN_LOOKS
 
 
-def _late(trial: Trial, sample: Sample) -> str:
+def _find_late_write(trial: Trial, sample: InputSet) -> str:
     before = trial.run(sample, hold=True).outputs
     trial.child.sharing.rest(_LATE_S)
     after = trial.reread(0)
@@ -95,9 +103,9 @@ def _late(trial: Trial, sample: Sample) -> str:
     )
 
 
-def _usage(trial: Trial, sample: Sample, calls: int) -> Mapping[str, Any]:
+def _measure_usage(trial: Trial, sample: InputSet, calls: int) -> Mapping[str, Any]:
     """What the process holds after so many calls."""
-    usage = trial.told("many", inputs=sample.name, calls=calls).get("usage")
+    usage = trial.ask("many", inputs=sample.name, calls=calls).get("usage")
     numbers = (
         "resident_bytes",
         "data_bytes",
@@ -111,37 +119,37 @@ def _usage(trial: Trial, sample: Sample, calls: int) -> Mapping[str, Any]:
     return usage
 
 
-def _growth(looks: list[Mapping[str, Any]], name: str) -> int:
+def _smallest_growth(looks: list[Mapping[str, Any]], name: str) -> int:
     """Of the stretch that grew less: what happens once is not a leak."""
     return min(int(after[name]) - int(before[name]) for before, after in pairwise(looks))
 
 
-def _allowed(calls: int) -> int:
+def _limit_growth_bytes(calls: int) -> int:
     return _SLACK_BYTES + _CALL_BYTES * calls
 
 
-def _limits(trial: Trial) -> dict[str, int]:
+def _growth_limits(trial: Trial) -> dict[str, int]:
     """By how much each number may grow. What the whole GPU holds says nothing where others of ours
     allocate there meanwhile.
     """
-    allowed = _allowed(trial.profile.resource_calls)
+    allowed = _limit_growth_bytes(trial.profile.resource_calls)
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}
     if trial.device.type == "cuda":
         limits |= {"gpu_bytes": _GPU_BYTES} | (
-            {"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.alone else {}
+            {"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.is_alone_on_device else {}
         )
     return limits
 
 
-def _grown(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> str:
+def _find_growth(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> str:
     for name, limit in limits.items():
-        growth = _growth(looks, name)
+        growth = _smallest_growth(looks, name)
         if growth > limit:
             return f"{name.replace('_', ' ')} grow by {growth} over {calls} calls, at most {limit}"
     return ""
 
 
-def _left(usage: Mapping[str, Any], *, source: bool) -> str:
+def _find_leftovers(usage: Mapping[str, Any], *, source: bool) -> str:
     """Processes that are no helpers of an installed library, and threads of Python. A Program runs
     no Python, so it starts none: what is there beside one is the pool of Inductor's compiler.
     """
@@ -150,7 +158,7 @@ def _left(usage: Mapping[str, Any], *, source: bool) -> str:
     foreign = [
         stack
         for stack in threads
-        if not any(part in stack for part in _INSTALLED) and not (compiling and _idle(stack))
+        if not any(part in stack for part in _INSTALLED) and not (compiling and _is_idle(stack))
     ]
     if foreign:
         return f"a thread of its own runs on after the call: {foreign[0].split()[-1]}"
@@ -164,18 +172,38 @@ def _left(usage: Mapping[str, Any], *, source: bool) -> str:
     )
 
 
-def _idle(stack: str) -> bool:
+def _is_idle(stack: str) -> bool:
     """A worker of a pool that waits for work: nothing but the standard library on its stack."""
     return all("/concurrent/futures/" in file or file.endswith(_WAITING) for file in stack.split())
 
 
-def isolation(trial: Trial) -> list[Check]:
+def check_isolation(trial: Trial) -> list[CheckResult]:
     """A file outside the child's folder and a port of this process are as they were."""
-    found = trial.child.canaries.disturbed()
+    disturbance = trial.child.canaries.disturbed()
     return [
-        Check(
+        CheckResult(
             "isolation",
-            not found,
-            detail=found or "canaries untouched: a file, a port of the judge",
+            not disturbance,
+            detail=disturbance or "canaries untouched: a file, a port of the judge",
         )
     ]
+
+
+RESOURCE = CheckSpec(
+    name="resource",
+    run=check_resources,
+    failure="run",
+    knobs=("resource_calls",),
+    is_concurrent=True,
+    asks=(
+        "did it end in time, alive and within its memory; does nothing grow over many "
+        "calls; do results come when they are said to"
+    ),
+)
+ISOLATION = CheckSpec(
+    name="isolation",
+    run=check_isolation,
+    failure="hack",
+    is_concurrent=True,
+    asks="did it reach for files, ports or processes outside its own",
+)

@@ -16,47 +16,47 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.numerics import first_two
-from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
-__all__ = ["read_report", "sanitizer"]
+__all__ = ["SANITIZER", "check_with_sanitizer", "read_report"]
 
-_NAME = "compute-sanitizer"
-_PLACES = (
+_TOOL_NAME = "compute-sanitizer"
+_TOOL_FOLDERS = (
     "/usr/local/cuda/bin",
     "/usr/local/cuda/compute-sanitizer",
     "/opt/cuda/bin",
     "/opt/cuda/extras/compute-sanitizer",
 )
-_REPORT = "sanitizer.log"
+_REPORT_NAME = "sanitizer.log"
 _DEADLINE_S = 600.0  # of one call: the tool slows a kernel down tenfold and more
 _END_S = 60.0
-_BYTES = 256 << 20
+_MAX_INPUT_BYTES = 256 << 20
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
-_FIRST = re.compile(
+_FIRST_ERROR = re.compile(
     r"=+ +((?:Invalid|Uninitialized|Error|Barrier|Race|Program hit|Potential|Divergent|Misaligned|Malloc|Free)\b.*)"
 )
 
 
-def sanitizer(trial: Trial) -> list[Check]:
+def check_with_sanitizer(trial: Trial) -> list[CheckResult]:
     """Each tool of the profile over one call; one check per tool."""
-    reason = _not_applicable(trial)
+    reason = _find_obstacle(trial)
     if reason:
-        return [Check("sanitizer", True, detail=f"not applicable: {reason}")]
-    sample, _ = first_two(trial)
-    checks: list[Check] = []
+        return [CheckResult("sanitizer", True, detail=f"not applicable: {reason}")]
+    sample, _ = trial.first_two
+    checks: list[CheckResult] = []
     for tool in trial.profile.sanitizers:
-        checks.append(_under(trial, sample, tool))
+        checks.append(_run_under_tool(trial, sample, tool))
         if not checks[-1].passed:
             break
     return checks
 
 
-def _not_applicable(trial: Trial) -> str:
+def _find_obstacle(trial: Trial) -> str:
     if trial.device.type != "cuda":
         return "no GPU"
     if trial.child.limits.trust != "own":
@@ -65,14 +65,18 @@ def _not_applicable(trial: Trial) -> str:
         return "no machine code"
     if not trial.profile.sanitizers:
         return "the profile asks no tool"
-    if sum(spec.size_bytes for spec in trial.subject.specs) > _BYTES:
-        return f"inputs of more than {_BYTES >> 20} MiB would take too long"
-    return "" if _tool() and shutil.which("env") else f"{_NAME} of the CUDA toolkit is not here"
+    if sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_INPUT_BYTES:
+        return f"inputs of more than {_MAX_INPUT_BYTES >> 20} MiB would take too long"
+    return (
+        ""
+        if _find_tool() and shutil.which("env")
+        else f"{_TOOL_NAME} of the CUDA toolkit is not here"
+    )
 
 
-def _tool() -> str | None:
-    return shutil.which(_NAME) or next(
-        (found for place in _PLACES if (found := shutil.which(_NAME, path=place))), None
+def _find_tool() -> str | None:
+    return shutil.which(_TOOL_NAME) or next(
+        (path for place in _TOOL_FOLDERS if (path := shutil.which(_TOOL_NAME, path=place))), None
     )
 
 
@@ -81,52 +85,66 @@ def _command(tool: str) -> tuple[str, ...]:
     caching_off = (str(shutil.which("env")), "PYTORCH_NO_CUDA_MEMORY_CACHING=1")
     return (
         *caching_off,
-        str(_tool()),
+        str(_find_tool()),
         "--tool",
         tool,
         "--report-api-errors",
         "no",
         "--log-file",
-        _REPORT,
+        _REPORT_NAME,
     )
 
 
-def _under(trial: Trial, sample: Sample, tool: str) -> Check:
+def _run_under_tool(trial: Trial, sample: InputSet, tool: str) -> CheckResult:
     limits = replace(trial.child.limits, deadline_s=_DEADLINE_S)
     failed = ""
     try:
-        with Child(limits, trial.contract, under=_command(tool)) as child:
+        with Child(limits, trial.contract, tool=_command(tool)) as child:
             other = replace(trial, child=child, samples={}, results={}, references=set(), state=[])
             try:
                 other.load(other.slot, other.candidate)
-                other.run(other.hand(sample))
+                other.run(other.hand_over(sample))
             except CandidateFailure as error:
                 failed = f"{error.stage}: {error.found}"
             child.finish(_END_S)
-            return read_report(child.scratch / _REPORT, tool, failed)
+            return read_report(child.scratch / _REPORT_NAME, tool, failed)
     except SandboxError as error:
-        return Check(
+        return CheckResult(
             "sanitizer",
             True,
             detail=f"not applicable: {tool} could not start here: {error.found[:200]}",
         )
 
 
-def read_report(path: Path, tool: str, failed: str = "") -> Check:
+def read_report(path: Path, tool: str, failed: str = "") -> CheckResult:
     """The check that a report of compute-sanitizer makes. `failed`: how the call under the tool
     ended, "" if it did not fail.
     """
     text = path.read_text(errors="replace") if path.exists() else ""
     counts: list[int] = [int(a or b) for a, b in _SUMMARY.findall(text)]
-    first = _FIRST.search(text)
+    first = _FIRST_ERROR.search(text)
     total = sum(counts)
     if first is not None or total:
-        what = first.group(1)[:200] if first else f"{total} errors"
-        return Check("sanitizer", False, float(max(total, 1)), 0.0, f"{tool}: {what}")
+        first_error = first.group(1)[:200] if first else f"{total} errors"
+        return CheckResult("sanitizer", False, float(max(total, 1)), 0.0, f"{tool}: {first_error}")
     if failed:
-        return Check(
+        return CheckResult(
             "sanitizer", False, detail=f"{tool}: the call failed under the tool: {failed[:200]}"
         )
     if not counts:
-        return Check("sanitizer", True, detail=f"not applicable: {tool} left no summary here")
-    return Check("sanitizer", True, 0.0, 0.0, f"{tool}: no errors")
+        return CheckResult("sanitizer", True, detail=f"not applicable: {tool} left no summary here")
+    return CheckResult("sanitizer", True, 0.0, 0.0, f"{tool}: no errors")
+
+
+SANITIZER = CheckSpec(
+    name="sanitizer",
+    run=check_with_sanitizer,
+    since="standard",
+    knobs=("sanitizers",),
+    asks=(
+        "on a GPU, where NVIDIA's compute-sanitizer is installed, of code whose maker you "
+        "trust: no access outside allocations, and at `strict` no races in shared memory "
+        "and no reads of unwritten memory. Strangers' sources are not asked, because the "
+        "tool needs more of the system than they get"
+    ),
+)

@@ -13,17 +13,18 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.device.gpu_lock import exclusive, working_s
-from torch_cudal1.device.gpu_memory import give_back
+from torch_cudal1.device.gpu_lock import lock_gpu, working_s
+from torch_cudal1.device.gpu_memory import release_cached_memory
 from torch_cudal1.ir.check import is_random_program
-from torch_cudal1.ir.records import NOT_EAGERS, SCHEDULES, Candidate, Region, Schedule
+from torch_cudal1.ir.records import DIFFERS_FROM_EAGER, Candidate, Region
+from torch_cudal1.ir.schedule import EAGER, SCHEDULES, Schedule
 from torch_cudal1.judge.evaluate.decide import choose_baseline
-from torch_cudal1.judge.evaluate.evaluator import Job, Ranking
-from torch_cudal1.judge.reference.compare import grossly_equal
-from torch_cudal1.judge.reference.region_reference import Outputs, RegionSubject
+from torch_cudal1.judge.evaluate.evaluator import BaselineRanking, EvaluationConfig
+from torch_cudal1.judge.reference.compare import is_grossly_equal
+from torch_cudal1.judge.reference.region_reference import Outputs, RegionReference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.sandbox.worker_pool import lent
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.sandbox.worker_pool import acquire
 
 __all__ = ["rank_baselines"]
 
@@ -31,11 +32,13 @@ _BUDGET_S = 4.0
 _RANDOM_SEED = 20_260_101
 
 
-def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
+def rank_baselines(
+    region: Region, schedules: Iterable[Schedule], job: EvaluationConfig
+) -> BaselineRanking:
     """Measure the region's reference Program under each schedule, eager always among them. Raises
     SandboxError.
     """
-    left = [name for name in SCHEDULES if name == "eager" or name in set(schedules)]
+    left = [name for name in SCHEDULES if name == EAGER or name in set(schedules)]
     failures: dict[str, str] = {}
     ready_s: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
@@ -48,13 +51,15 @@ def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> R
         "judge", "baselines", region.key[:12], best=best, medians_us=medians, failures=failures
     )
     schedule = next(name for name in SCHEDULES if name == best)
-    return Ranking(Candidate(region.program, schedule, "baseline"), medians, failures, ready_s)
+    return BaselineRanking(
+        Candidate(region.program, schedule, "baseline"), medians, failures, ready_s
+    )
 
 
 def _race(
     region: Region,
     schedules: Sequence[Schedule],
-    job: Job,
+    job: EvaluationConfig,
     failures: dict[str, str],
     ready_s: dict[str, float],
 ) -> dict[str, list[float]]:
@@ -63,9 +68,9 @@ def _race(
 
     Empty when the child was lost, so that the rest can try again.
     """
-    with lent(limits_for(job.settings, job.device), job.contract) as child:
-        eager = Candidate(region.program, "eager", "baseline")
-        subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
+    with acquire(make_limits(job.settings, job.device), job.contract) as child:
+        eager = Candidate(region.program, EAGER, "baseline")
+        subject = RegionReference(region, job.contract, job.device, proven=job.examples is not None)
         trial = Trial(
             subject,
             eager,
@@ -73,7 +78,7 @@ def _race(
             job.device,
             child,
             job.examples,
-            book=job.book,
+            reference_cache=job.reference_cache,
             profile=job.profile,
         )
         try:
@@ -86,9 +91,9 @@ def _race(
             reason, outputs, begun = _graph_of_what_failed(name, failures), None, working_s()
             if not reason:
                 reason, outputs = _tried(trial, name, sets[0], expected)
-                if name == "eager" and _blind(outputs) and trial.examples is not None:
+                if name == EAGER and _blind(outputs) and trial.examples is not None:
                     sets, reason, outputs = _on_examples(trial)
-            expected = outputs if name == "eager" else expected
+            expected = outputs if name == EAGER else expected
             if reason:
                 failures[name] = reason
             else:
@@ -99,8 +104,8 @@ def _race(
             if not child.usable:
                 return {}
         del outputs, expected
-        give_back(job.device)
-        with exclusive(job.device, "race"):
+        release_cached_memory(job.device)
+        with lock_gpu(job.device, "race"):
             return _raced(child, ready, sets, failures)
 
 
@@ -112,7 +117,7 @@ def _on_examples(trial: Trial) -> tuple[list[str], str, Outputs | None]:
         sets = [trial.draw("examples").name]
     except CandidateFailure as error:
         return [], _gist(error.found), None
-    return sets, *_tried(trial, "eager", sets[0], None)
+    return sets, *_tried(trial, EAGER, sets[0], None)
 
 
 def _blind(outputs: Outputs | None) -> bool:
@@ -128,8 +133,8 @@ def _graph_of_what_failed(name: Schedule, failures: dict[str, str]) -> str:
     """Why a CUDA graph need not be tried: what it would capture has failed, and would be compiled
     once more to fail again.
     """
-    base, plus, _ = name.partition("+")
-    return f"{base} failed: {failures[base]}" if plus and base in failures else ""
+    base = name.base
+    return f"{base} failed: {failures[base]}" if name.cuda_graph and base in failures else ""
 
 
 def _tried(
@@ -149,9 +154,9 @@ def _tried(
     except CandidateFailure as error:
         return _gist(error.found), None
     if expected is not None and not all(
-        grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
+        is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
     ):
-        return NOT_EAGERS, outputs
+        return DIFFERS_FROM_EAGER, outputs
     return "", outputs
 
 

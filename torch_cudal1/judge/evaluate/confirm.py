@@ -12,30 +12,33 @@ from itertools import combinations, pairwise
 
 import torch
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.candidate_timing import Timed
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.statistics import agree
-from torch_cudal1.judge.evaluate.decide import Unstable, score, surprising
+from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, score_measurement
 
-__all__ = ["confirm", "other_device"]
+__all__ = ["confirm_measurement", "find_other_device"]
 
 _LIMIT = 0.10
 
 
-def confirm(
-    first: Timed, again: Callable[[], Timed], best: float | None, where: str = "the same device"
-) -> Timed:
+def confirm_measurement(
+    first: BenchmarkResult,
+    again: Callable[[], BenchmarkResult],
+    best: float | None,
+    where: str = "the same device",
+) -> BenchmarkResult:
     """`first`, or the slowest of all takes where its score is surprising or its plan wants several
     processes.
 
     Takes that are more than 10 % apart, and whose intervals do not meet, fail `jump`, unless a
     third agrees with one of them: one measurement can be disturbed, two alike are not. `again`
-    measures in a fresh process, at `where`; `best`: see `surprising`.
+    measures in a fresh process, at `where`; `best`: see `is_surprising`.
     """
-    quoted = score(first.measurement.summary, first.measurement.plan)
+    quoted = score_measurement(first.measurement.summary, first.measurement.plan)
     if isinstance(quoted, Unstable) or not all(check.passed for check in first.checks):
         return first
-    more = max(first.measurement.plan.processes - 1, 1 if surprising(quoted, best) else 0)
+    more = max(first.measurement.plan.processes - 1, 1 if is_surprising(quoted, best) else 0)
     takes = [first, *(again() for _ in range(more))]
     if more and not _agreed(takes):
         takes.append(again())
@@ -46,7 +49,7 @@ def confirm(
     return replace(slowest, checks=(*slowest.checks, *failed, _check(takes, where)))
 
 
-def other_device(device: torch.device) -> torch.device | None:
+def find_other_device(device: torch.device) -> torch.device | None:
     """Another GPU of the same model, if there is one."""
     if device.type != "cuda":
         return None
@@ -60,18 +63,18 @@ def other_device(device: torch.device) -> torch.device | None:
     return torch.device("cuda", alike[0]) if alike else None
 
 
-def _agreed(takes: list[Timed]) -> bool:
+def _agreed(takes: list[BenchmarkResult]) -> bool:
     return any(
         agree(one.measurement.summary, other.measurement.summary)
         for one, other in combinations(takes, 2)
     )
 
 
-def _check(takes: list[Timed], where: str) -> Check:
+def _check(takes: list[BenchmarkResult], where: str) -> CheckResult:
     speedups = sorted(take.measurement.summary.speedup for take in takes)
     apart = min(high / low - 1 for low, high in pairwise(speedups))
     told = ", ".join(f"{speedup:.3f}" for speedup in speedups)
-    return Check(
+    return CheckResult(
         "jump",
         _agreed(takes),
         apart,

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import SCHEDULES, Accepted, Check, Decision, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import Accepted, CheckResult, Decision, Rejected, Timing, Verdict
+from torch_cudal1.ir.schedule import SCHEDULES
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, paper_variance
-from torch_cudal1.judge.checks.profiles import SURPRISE, TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import REMEASURED_SPEEDUP, TimingPlan
 
 __all__ = [
     "PAPER_SUCCESS",
     "Unstable",
     "choose_baseline",
-    "conservative",
+    "round_towards_one",
     "decide",
-    "paper_score",
-    "score",
-    "surprising",
+    "score_by_paper",
+    "score_measurement",
+    "is_surprising",
 ]
 
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
@@ -58,7 +59,7 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
     return Accepted(timing)
 
 
-def conservative(speedup: float) -> float:
+def round_towards_one(speedup: float) -> float:
     """Two decimals, rounded towards 1 (CUDA-L1 paper, reward rules): 1.118 -> 1.11, 0.992 -> 1.00,
     2.30 -> 2.30.
 
@@ -78,7 +79,7 @@ class Unstable:
     limit: float
 
 
-def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
+def score_measurement(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
     """The one number a profile quotes, two decimals rounded towards 1. A failure has none: not 1,
     not -1.
 
@@ -87,7 +88,7 @@ def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
     means unless their variance exceeds 0.005.
     """
     if plan.gate == "paper":
-        return paper_score(summary.means)
+        return score_by_paper(summary.means)
     if plan.gate == "reject" and not summary.steady:
         spread = max(summary.values) / min(summary.values)
         return Unstable(
@@ -96,13 +97,13 @@ def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
             1.0,
         )
     if plan.profile == "train":
-        return conservative(summary.speedup)
+        return round_towards_one(summary.speedup)
     if plan.profile == "fast":
-        return conservative(summary.low)
-    return conservative(min(max(1.0, summary.low), summary.high))
+        return round_towards_one(summary.low)
+    return round_towards_one(min(max(1.0, summary.low), summary.high))
 
 
-def paper_score(means: Sequence[float], *, relative: bool = False) -> float | Unstable:
+def score_by_paper(means: Sequence[float], *, relative: bool = False) -> float | Unstable:
     """The paper's rule for bucket means: their median rounded towards 1, unless their variance (n -
     1) exceeds 0.005.
 
@@ -116,14 +117,14 @@ def paper_score(means: Sequence[float], *, relative: bool = False) -> float | Un
         return Unstable(
             "the bucket means vary more than the paper allows", variance, _PAPER_VARIANCE
         )
-    return conservative(statistics.median(means))
+    return round_towards_one(statistics.median(means))
 
 
-def surprising(score: float, best: float | None) -> bool:
+def is_surprising(score: float, best: float | None) -> bool:
     """Whether a score must be measured again: above 3, or above twice the best score of the task so
     far.
     """
-    return score > SURPRISE or (best is not None and score > _OVER_BEST * best)
+    return score > REMEASURED_SPEEDUP or (best is not None and score > _OVER_BEST * best)
 
 
 def choose_baseline(medians_us: Mapping[str, float]) -> str:
@@ -139,12 +140,12 @@ def choose_baseline(medians_us: Mapping[str, float]) -> str:
     return min(near, key=SCHEDULES.index)
 
 
-def _told(check: Check) -> str:
+def _told(check: CheckResult) -> str:
     if check.detail or check.value is None:
         return check.detail or f"check {check.name!r} failed"
     return f"{check.name}: {check.value:.4g} exceeds {check.limit if check.limit is None else format(check.limit, '.4g')}"
 
 
-def _numbers(check: Check) -> dict[str, float]:
+def _numbers(check: CheckResult) -> dict[str, float]:
     pairs = (("value", check.value), ("limit", check.limit))
     return {name: number for name, number in pairs if number is not None and math.isfinite(number)}

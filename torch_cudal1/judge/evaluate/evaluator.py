@@ -19,55 +19,60 @@ import torch
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import ProgramError, SandboxError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.device.peaks import ceiling, roofline, work
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.device.gpu_state import read_gpu_state
+from torch_cudal1.device.peaks import check_roofline, count_required_work, find_device_peaks
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import (
     Accepted,
     Candidate,
-    Check,
+    CheckResult,
     Contract,
     Decision,
     Region,
     Rejected,
-    Schedule,
     Target,
     Timing,
     Verdict,
 )
+from torch_cudal1.ir.schedule import EAGER, Schedule
 from torch_cudal1.ir.value_specs import output_specs
-from torch_cudal1.judge.benchmark.candidate_timing import Timed, time_slots
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult, time_program
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.evaluate.confirm import confirm, other_device
-from torch_cudal1.judge.evaluate.decide import Unstable, conservative, decide, score
-from torch_cudal1.judge.reference.input_set import Book
-from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.evaluate.confirm import confirm_measurement, find_other_device
+from torch_cudal1.judge.evaluate.decide import (
+    Unstable,
+    decide,
+    round_towards_one,
+    score_measurement,
+)
+from torch_cudal1.judge.profiles import Profile, profile_for
+from torch_cudal1.judge.reference.input_set import ReferenceCache
+from torch_cudal1.judge.reference.region_reference import RegionReference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.sandbox.confinement_level import Confinement
 from torch_cudal1.judge.sandbox.limits import Trust
-from torch_cudal1.judge.sandbox.worker_pool import begin as begin_child
+from torch_cudal1.judge.sandbox.worker_pool import acquire, prestart, spawn
 from torch_cudal1.judge.sandbox.worker_pool import expect as expect_children
-from torch_cudal1.judge.sandbox.worker_pool import fresh, lent
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
 
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
 __all__ = [
-    "Job",
-    "Judgement",
-    "Ranking",
-    "begin",
-    "build",
-    "check",
-    "evidence",
-    "expect",
-    "judge",
-    "tried",
+    "EvaluationConfig",
+    "Evaluation",
+    "BaselineRanking",
+    "prestart_worker",
+    "build_candidates",
+    "validate_candidate",
+    "make_evidence",
+    "prestart_fork_server",
+    "evaluate_candidate",
+    "summarise_evaluation",
 ]
 
 # of the GPU with each process, for as long as it lives; for larger tensors more is shared while
@@ -76,7 +81,7 @@ _SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 1 << 30, 12
 
 
 @dataclass(frozen=True)
-class Job:
+class EvaluationConfig:
     """Under what a region is judged. `examples`: real inputs in the order of the region's,
     parameters included.
 
@@ -93,7 +98,7 @@ class Job:
     best_score: float | None = (
         None  # of this task so far: a score above twice that is measured again
     )
-    book: Book = field(default_factory=dict, compare=False, repr=False)
+    reference_cache: ReferenceCache = field(default_factory=dict, compare=False, repr=False)
     trust: Trust = "own"
 
     @property
@@ -103,7 +108,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class BaselineRanking:
     """The race of the baselines: the winner, medians in microseconds per call, why others did not
     run, and the seconds until each had answered once, which is what a compiler takes for the
     region.
@@ -118,11 +123,11 @@ class Ranking:
         """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is
         compiled the same way.
         """
-        return self.ready_s.get(schedule.partition("+")[0], 0.0)
+        return self.ready_s.get(schedule.base, 0.0)
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """One candidate's fate with all its evidence. `confinement`: of its process, None if none was
     started.
     """
@@ -138,9 +143,9 @@ class Judgement:
         return self.decision.timing
 
 
-def begin(region: Region, job: Job) -> None:
+def prestart_worker(region: Region, job: EvaluationConfig) -> None:
     """Start a process for later questions about `region` in the background. For inside
-    `kept_warm()`, as early as can be.
+    `pool_scope()`, as early as can be.
     """
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
@@ -149,17 +154,19 @@ def begin(region: Region, job: Job) -> None:
     fits = shared <= min(
         _MOST_SHARED_BYTES, free // _SHARE_OF_FREE
     )  # less than a message is of no use
-    begin_child(limits_for(job.settings, job.device), job.contract, shared if fits else 0)
+    prestart(make_limits(job.settings, job.device), job.contract, shared if fits else 0)
 
 
-def expect(settings: Settings, device: torch.device) -> None:
-    """Prepare for `begin` before the region is known: for inside `kept_warm()`, while a call is
+def prestart_fork_server(settings: Settings, device: torch.device) -> None:
+    """Prepare for `prestart_worker` before the region is known: for inside `pool_scope()`, while a call is
     captured.
     """
-    expect_children(limits_for(settings, device))
+    expect_children(make_limits(settings, device))
 
 
-def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Judgement:
+def evaluate_candidate(
+    region: Region, candidate: Candidate, ranking: BaselineRanking, job: EvaluationConfig
+) -> Evaluation:
     """Validate a candidate, time it against the best baseline if it is right, and decide. Raises
     SandboxError.
     """
@@ -182,17 +189,17 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
                     decision = Rejected(f"{error.stage}: {error.found}", error.detector)
     decision = decision or decide(verdict, timing, job.settings)
     telemetry.count("candidates_judged")
-    judgement = Judgement(candidate, decision, verdict, confinement)
+    judgement = Evaluation(candidate, decision, verdict, confinement)
     telemetry.record(
-        "judge",
+        "evaluate_candidate",
         "accepted" if isinstance(decision, Accepted) else "rejected",
         region.key[:12],
-        **tried(judgement),
+        **summarise_evaluation(judgement),
     )
     return judgement
 
 
-def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
+def validate_candidate(region: Region, candidate: Candidate, job: EvaluationConfig) -> Verdict:
     """Validate a candidate without timing it: for a part whose speed only the whole can tell.
     Raises SandboxError.
     """
@@ -208,8 +215,8 @@ def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
     return verdict
 
 
-def build(
-    region: Region, proposals: Sequence[Proposal], job: Job, target: Target
+def build_candidates(
+    region: Region, proposals: Sequence[Proposal], job: EvaluationConfig, target: Target
 ) -> tuple[Candidate | Rejected, ...]:
     """Compile kernel proposals for a region in a child that sees no GPU; one answer per proposal,
     in order. Raises SandboxError.
@@ -217,8 +224,8 @@ def build(
     answers: list[Candidate | Rejected] = []
     left = list(proposals)
     while left:
-        limits = limits_for(job.settings, torch.device("cpu"), visible_gpu=False)
-        with fresh(limits, job.contract) as child:
+        limits = make_limits(job.settings, torch.device("cpu"), visible_gpu=False)
+        with spawn(limits, job.contract) as child:
             payloads = write_payloads(region.program, child.new_file())
             while left and child.usable:
                 answers.append(_built(child, region.program, payloads, left.pop(0), target))
@@ -227,7 +234,7 @@ def build(
     return tuple(answers)
 
 
-def evidence(judgement: Judgement, ranking: Ranking) -> dict[str, Any]:
+def make_evidence(judgement: Evaluation, ranking: BaselineRanking) -> dict[str, Any]:
     """The evidence of a choice as JSON: timing, checks, profile, how its process was confined."""
     return {
         "timing": _timing_json(judgement.timing, ranking),
@@ -237,7 +244,7 @@ def evidence(judgement: Judgement, ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def tried(judgement: Judgement) -> dict[str, Any]:
+def summarise_evaluation(judgement: Evaluation) -> dict[str, Any]:
     """One line of "what was tried" as JSON."""
     candidate, decision, timing = judgement.candidate, judgement.decision, judgement.timing
     rejected = decision if isinstance(decision, Rejected) else None
@@ -260,14 +267,14 @@ def tried(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _child(job: Job) -> AbstractContextManager[Child]:
+def _child(job: EvaluationConfig) -> AbstractContextManager[Child]:
     """A child for one candidate; warm if its code is ours, never for a stranger's."""
-    limits = limits_for(job.settings, job.device, trust=job.trust)
-    return lent(limits, job.contract) if job.trust == "own" else Child(limits, job.contract)
+    limits = make_limits(job.settings, job.device, trust=job.trust)
+    return acquire(limits, job.contract) if job.trust == "own" else Child(limits, job.contract)
 
 
-def _trial(region: Region, candidate: Candidate, job: Job, child: Child) -> Trial:
-    subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
+def _trial(region: Region, candidate: Candidate, job: EvaluationConfig, child: Child) -> Trial:
+    subject = RegionReference(region, job.contract, job.device, proven=job.examples is not None)
     return Trial(
         subject,
         candidate,
@@ -275,44 +282,49 @@ def _trial(region: Region, candidate: Candidate, job: Job, child: Child) -> Tria
         job.device,
         child,
         job.examples,
-        book=job.book,
+        reference_cache=job.reference_cache,
         profile=job.profile,
     )
 
 
-def _validated(trial: Trial, checked: Sequence[Check]) -> Verdict:
+def _validated(trial: Trial, checked: Sequence[CheckResult]) -> Verdict:
     """`checked`: what passed before the child was started."""
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
         return Verdict(
-            (*checked, Check(error.detector, False, detail=f"{error.stage}: {error.found}"))
+            (*checked, CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}"))
         )
     return Verdict((*checked, *validate(trial).checks))
 
 
 def _measured(
-    trial: Trial, ranking: Ranking, verdict: Verdict, job: Job
+    trial: Trial, ranking: BaselineRanking, verdict: Verdict, job: EvaluationConfig
 ) -> tuple[Verdict, Timing | None]:
     """Time the candidate on trial, again in a fresh process where its score asks for it: the
     verdict with what timing checked.
     """
-    elsewhere = other_device(job.device)
+    elsewhere = find_other_device(job.device)
     where = "the same device" if elsewhere is None else "another device"
-    job_again = job if elsewhere is None else replace(job, device=elsewhere, book={})
+    job_again = job if elsewhere is None else replace(job, device=elsewhere, reference_cache={})
     assert isinstance(trial.candidate, Candidate)
-    assert isinstance(trial.subject, RegionSubject)
-    region, candidate = trial.subject.region, trial.candidate
-    gpu: dict[str, Any] = {"before": gpu_state(job.device)}
+    assert isinstance(trial.reference, RegionReference)
+    region, candidate = trial.reference.region, trial.candidate
+    gpu: dict[str, Any] = {"before": read_gpu_state(job.device)}
     first = _timed(trial, ranking, job, gpu)
-    found = confirm(
+    found = confirm_measurement(
         first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where
     )
-    gpu["after"] = gpu_state(job.device)
+    gpu["after"] = read_gpu_state(job.device)
     verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
-    summary, quoted = found.measurement.summary, score(found.measurement.summary, job.plan)
+    summary, quoted = (
+        found.measurement.summary,
+        score_measurement(found.measurement.summary, job.plan),
+    )
     details = {**found.facts, "gpu": gpu}
-    telemetry.record("judge", "timed", trial.subject.key[:12], label=candidate.label, **details)
+    telemetry.record(
+        "evaluate_candidate", "timed", trial.reference.key[:12], label=candidate.label, **details
+    )
     if isinstance(quoted, Unstable) or not verdict.passed:
         return verdict, None
     timing = Timing(
@@ -332,7 +344,9 @@ def _measured(
     return verdict, timing
 
 
-def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Timed:
+def _timed(
+    trial: Trial, ranking: BaselineRanking, job: EvaluationConfig, gpu: dict[str, Any]
+) -> BenchmarkResult:
     """The candidate against the best baseline in the trial's child; whether others timed there
     meanwhile goes into `gpu`.
 
@@ -344,23 +358,30 @@ def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Tim
         raise CandidateFailure(
             "timing", f"the baseline could not be loaded beside it: {error.found}", "timing"
         ) from error
-    with exclusive(job.device, "timing") as gpu["shared"]:
-        found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
-    trial.let_go()
+    with lock_gpu(job.device, "timing") as refusal:
+        gpu["shared"] = str(refusal or "")
+        found = time_program(trial, replace(job.plan, margin=job.settings.margin))
+    trial.drop_large_sets()
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(
         found,
         checks=(
             *found.checks,
-            roofline(work(trial.candidate.program), ceiling(job.device), fastest_us),
+            check_roofline(
+                count_required_work(trial.candidate.program),
+                find_device_peaks(job.device),
+                fastest_us,
+            ),
         ),
     )
 
 
-def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Timed:
+def _timed_afresh(
+    region: Region, candidate: Candidate, ranking: BaselineRanking, job: EvaluationConfig
+) -> BenchmarkResult:
     """The same in a process that has run nothing else. Raises CandidateFailure."""
-    with fresh(limits_for(job.settings, job.device, trust=job.trust), job.contract) as child:
+    with spawn(make_limits(job.settings, job.device, trust=job.trust), job.contract) as child:
         trial = _trial(region, candidate, job, child)
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)
@@ -375,7 +396,7 @@ def _built(
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
-            "build",
+            "build_candidates",
             program=program.to_json(),
             payloads=payloads,
             proposal=proposal.to_json(),
@@ -389,10 +410,10 @@ def _built(
         return Rejected(f"the build yielded no Program: {error}", "contract")
     finally:
         Path(path).unlink(missing_ok=True)
-    return Candidate(built, "eager", "kernels", (proposal.family,))
+    return Candidate(built, EAGER, "kernels", (proposal.family,))
 
 
-def _timing_json(timing: Timing | None, ranking: Ranking) -> dict[str, Any] | None:
+def _timing_json(timing: Timing | None, ranking: BaselineRanking) -> dict[str, Any] | None:
     if timing is None:
         return None
     return {
@@ -403,14 +424,16 @@ def _timing_json(timing: Timing | None, ranking: Ranking) -> dict[str, Any] | No
         "low": timing.low,
         "high": timing.high,
         "profile": timing.profile,
-        "score": conservative(timing.low) if timing.score is None else timing.score,
+        "score_measurement": round_towards_one(timing.low)
+        if timing.score is None
+        else timing.score,
         "pairs": timing.pairs,
         "baselines_us": dict(ranking.medians_us),
         "details": dict(timing.details),
     }
 
 
-def _check_json(check: Check) -> dict[str, Any]:
+def _check_json(check: CheckResult) -> dict[str, Any]:
     return {
         "name": check.name,
         "passed": check.passed,

@@ -14,18 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.device.gpu_memory import give_back
-from torch_cudal1.ir.fusion_estimate import in_one_pass
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.device.gpu_memory import release_cached_memory
+from torch_cudal1.ir.fusion_estimate import approximate_fused_epilogue
 from torch_cudal1.ir.records import Candidate, Region
-from torch_cudal1.judge.evaluate.evaluator import Job
-from torch_cudal1.judge.reference.compare import grossly_equal
-from torch_cudal1.judge.reference.region_reference import Outputs, RegionSubject
+from torch_cudal1.ir.schedule import EAGER
+from torch_cudal1.judge.evaluate.evaluator import EvaluationConfig
+from torch_cudal1.judge.reference.compare import is_grossly_equal
+from torch_cudal1.judge.reference.region_reference import Outputs, RegionReference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.sandbox.worker_pool import lent
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.sandbox.worker_pool import acquire
 
-__all__ = ["Heat", "heat"]
+__all__ = ["PrescreenResult", "prescreen"]
 
 _BUDGET_S = 1.5
 _EAGER, _ONE_PASS = "eager", "one pass"
@@ -34,7 +35,7 @@ _LEEWAY = 1.1  # it is no more than a guess, and others may be at work on the GP
 
 
 @dataclass(frozen=True)
-class Heat:
+class PrescreenResult:
     """Medians in microseconds per call, eager's and those of the candidates by position, and why
     others have none.
 
@@ -58,7 +59,9 @@ class Heat:
         )
 
 
-def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
+def prescreen(
+    region: Region, candidates: Sequence[Candidate], job: EvaluationConfig
+) -> PrescreenResult:
     """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any.
     Raises SandboxError.
 
@@ -71,25 +74,27 @@ def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
     while len(failures) < len(candidates) and not medians:
         medians = _run(region, candidates, job, failures, apart)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
-    found = Heat(medians.get(_EAGER, 0.0), by_position, failures, apart, medians.get(_ONE_PASS))
+    found = PrescreenResult(
+        medians.get(_EAGER, 0.0), by_position, failures, apart, medians.get(_ONE_PASS)
+    )
     facts: dict[str, object] = {"eager_us": found.eager_us, "one_pass_us": found.one_pass_us}
     facts |= {"medians_us": list(by_position.items()), "failures": list(failures.items())}
-    telemetry.record("judge", "heat", region.key[:12], **facts)
+    telemetry.record("judge", "prescreen", region.key[:12], **facts)
     return found
 
 
 def _run(
     region: Region,
     candidates: Sequence[Candidate],
-    job: Job,
+    job: EvaluationConfig,
     failures: dict[int, str],
     apart: dict[int, float],
 ) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
-    own = replace(job, book={})
-    subject = RegionSubject(region, own.contract, own.device)
-    eager = Candidate(region.program, "eager", "baseline")
-    with lent(limits_for(own.settings, own.device), own.contract) as child:
+    own = replace(job, reference_cache={})
+    subject = RegionReference(region, own.contract, own.device)
+    eager = Candidate(region.program, EAGER, "baseline")
+    with acquire(make_limits(own.settings, own.device), own.contract) as child:
         trial = Trial(
             subject, eager, own.contract, own.device, child, own.examples, profile=own.profile
         )
@@ -117,8 +122,8 @@ def _run(
         if not child.usable:
             return {}
         del outputs, expected
-        give_back(own.device)
-        with exclusive(own.device, "heat"):
+        release_cached_memory(own.device)
+        with lock_gpu(own.device, "prescreen"):
             return _timed(child, beside, ready, sets, failures)
 
 
@@ -126,11 +131,11 @@ def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
     """Whether what Inductor would take can be told; nothing of it is compared, for it computes less
     than eager.
     """
-    program = in_one_pass(eager.program)
+    program = approximate_fused_epilogue(eager.program)
     if program is None or not trial.child.usable:
         return False
     try:
-        _outputs(trial, _ONE_PASS, Candidate(program, "eager", "baseline"), inputs)
+        _outputs(trial, _ONE_PASS, Candidate(program, EAGER, "baseline"), inputs)
     except CandidateFailure:
         return False
     return True
@@ -152,7 +157,7 @@ def _fit(
     except CandidateFailure as error:
         failures[at] = error.found
         return None
-    if all(grossly_equal(one, other) for one, other in zip(found, expected, strict=True)):
+    if all(is_grossly_equal(one, other) for one, other in zip(found, expected, strict=True)):
         return found
     failures[at] = "its result is not eager's"
     return None

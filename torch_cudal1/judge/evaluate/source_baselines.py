@@ -2,7 +2,7 @@
 source candidate must beat.
 
 Everything happens in the oracle's process, beside which no candidate runs. The same race for
-regions is in `court`.
+regions is in `evaluator`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.ir.records import Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, Schedule
 from torch_cudal1.judge.evaluate.decide import choose_baseline
-from torch_cudal1.judge.reference.compare import grossly_equal
+from torch_cudal1.judge.reference.compare import is_grossly_equal
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import PairSubject, load_module
+from torch_cudal1.judge.reference.source_reference import SourceReference, load_module
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.call_spec import RunMode
 from torch_cudal1.judge.wire.channel import load_tensors
-from torch_cudal1.judge.worker.modules import Way
 
-__all__ = ["Baselines", "LostOracle", "rank", "seat_eager", "slot_of"]
+__all__ = [
+    "Baselines",
+    "LostReferenceProcess",
+    "rank_source_baselines",
+    "load_eager_baseline",
+    "name_slot",
+]
 
 _BUDGET_S = 5.0
 _COMPILE_S = 600.0  # a large module under Inductor on few cores
 _COMPILED: dict[Schedule, str] = {
-    "eager": "",
-    "inductor": "default",
-    "inductor+graph": "reduce-overhead",
+    EAGER: "",
+    INDUCTOR: "default",
+    INDUCTOR_GRAPH: "reduce-overhead",
 }
 
 
@@ -46,7 +52,7 @@ class Baselines:
     sets: tuple[str, ...] = field(default=(), repr=False)
 
 
-class LostOracle(ReferenceFailure):
+class LostReferenceProcess(ReferenceFailure):
     """A baseline ended the oracle's process: `name` says which, so that the race can be run again
     without it.
     """
@@ -57,13 +63,13 @@ class LostOracle(ReferenceFailure):
         self.args = (name, found)  # so that it can be pickled
 
 
-def slot_of(subject: PairSubject, name: Schedule) -> str:
+def name_slot(reference: SourceReference, name: Schedule) -> str:
     """The slot of the oracle that holds a baseline of a reference."""
-    return f"baseline {subject.key[:16]} {name}"
+    return f"baseline {reference.key[:16]} {name}"
 
 
-def rank(
-    subject: PairSubject,
+def rank_source_baselines(
+    reference: SourceReference,
     sets: Sequence[Sequence[torch.Tensor]],
     *,
     eager_only: bool = False,
@@ -74,71 +80,73 @@ def rank(
     What cannot run, or does not yield eager's result, is out of the race, with the reason; so is
     what is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
     """
-    names: list[Schedule] = ["eager"] if eager_only else ["eager", "inductor"]
-    if subject.device.type == "cuda" and not eager_only:
-        names.append("inductor+graph")
+    names: list[Schedule] = [EAGER] if eager_only else [EAGER, INDUCTOR]
+    if reference.device.type == "cuda" and not eager_only:
+        names.append(INDUCTOR_GRAPH)
     names = [name for name in names if name not in (lost or {})]
     given = [
-        _given(subject.oracle, f"race {subject.key[:16]} {index}", tensors)
+        _given(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     failures = dict(lost or {})
     expected: Outputs | None = None
     for name in names:
         try:
-            found = _tried(subject, name, given[0])
+            found = _tried(reference, name, given[0])
             if expected is None:
                 expected = found
-            elif not all(grossly_equal(a, b) for a, b in zip(found, expected, strict=True)):
+            elif not all(is_grossly_equal(a, b) for a, b in zip(found, expected, strict=True)):
                 failures[name] = "its result is not eager's"
         except CandidateFailure as error:
-            if not subject.oracle.usable:
-                raise LostOracle(name, error.found) from error
+            if not reference.oracle.usable:
+                raise LostReferenceProcess(name, error.found) from error
             failures[name] = error.found
         except ValueError as error:
             failures[name] = f"other outputs than eager's: {error}"
     if "eager" in failures:
         raise ReferenceFailure("racing the baselines", failures["eager"])
-    medians = _raced(subject, [name for name in names if name not in failures], given)
+    medians = _raced(reference, [name for name in names if name not in failures], given)
     best = next(name for name in names if name == choose_baseline(medians))
     telemetry.record(
-        "judge", "baselines", subject.key[:12], best=best, medians_us=medians, failures=failures
+        "judge", "baselines", reference.key[:12], best=best, medians_us=medians, failures=failures
     )
     return Baselines(best, medians, failures, tuple(given))
 
 
-def seat_eager(subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]]) -> Baselines:
+def load_eager_baseline(
+    reference: SourceReference, sets: Sequence[Sequence[torch.Tensor]]
+) -> Baselines:
     """Eager alone, ready to be timed and not raced. Raises ReferenceFailure."""
     given = [
-        _given(subject.oracle, f"race {subject.key[:16]} {index}", tensors)
+        _given(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     try:
-        _tried(subject, "eager", given[0])
+        _tried(reference, EAGER, given[0])
     except CandidateFailure as error:
         raise ReferenceFailure("running the reference", error.found) from error
-    return Baselines("eager", {}, {}, tuple(given))
+    return Baselines(EAGER, {}, {}, tuple(given))
 
 
-def _tried(subject: PairSubject, name: Schedule, inputs: str) -> Outputs:
-    oracle = subject.oracle
-    way = Way(compiled=_COMPILED[name])
-    load_module(oracle, slot_of(subject, name), subject.text, subject.form, way)
+def _tried(reference: SourceReference, name: Schedule, inputs: str) -> Outputs:
+    oracle = reference.oracle
+    way = RunMode(compiled=_COMPILED[name])
+    load_module(oracle, name_slot(reference, name), reference.text, reference.form, way)
     path = oracle.new_file()
     answer = oracle.call(
-        "run", slot=slot_of(subject, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S
+        "run", slot=name_slot(reference, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S
     )
-    found = load_tensors(answer["layout"], path, subject.device)
+    found = load_tensors(answer["layout"], path, reference.device)
     path.unlink(missing_ok=True)
     return found
 
 
 def _raced(
-    subject: PairSubject, names: Sequence[Schedule], sets: Sequence[str]
+    reference: SourceReference, names: Sequence[Schedule], sets: Sequence[str]
 ) -> dict[str, float]:
-    slots = {name: slot_of(subject, name) for name in names}
+    slots = {name: name_slot(reference, name) for name in names}
     try:
-        answer = subject.oracle.call(
+        answer = reference.oracle.call(
             "bench", slots=list(slots.values()), sets=list(sets), budget_s=_BUDGET_S
         )
         return {

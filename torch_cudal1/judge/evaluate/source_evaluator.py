@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from secrets import randbits
 from types import TracebackType
 from typing import TypeAlias
@@ -26,32 +25,53 @@ import torch
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.ir.records import Accepted, Check, Contract, Decision, Rejected, Timing, Verdict
-from torch_cudal1.judge.benchmark.candidate_timing import Timed
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
-from torch_cudal1.judge.benchmark.source_timing import time_pair
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, ProfileName, TimingProfile, profile_for
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.device.gpu_state import read_gpu_state
+from torch_cudal1.ir.records import (
+    Accepted,
+    CheckResult,
+    Contract,
+    Decision,
+    Rejected,
+    Timing,
+    Verdict,
+)
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
+from torch_cudal1.judge.benchmark.source_timing import time_source
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.checks.registry import select_checks
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import source_contract
-from torch_cudal1.judge.checks.validate import detectors_of, validate
-from torch_cudal1.judge.evaluate.confirm import confirm
-from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, Unstable, decide, score
-from torch_cudal1.judge.evaluate.source_baselines import Baselines, LostOracle, rank, slot_of
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.evaluate.confirm import confirm_measurement
+from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, Unstable, decide, score_measurement
+from torch_cudal1.judge.evaluate.source_baselines import (
+    Baselines,
+    LostReferenceProcess,
+    name_slot,
+    rank_source_baselines,
+)
+from torch_cudal1.judge.profiles import ProfileName, profile_for
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
-    PairSubject,
     SourceCandidate,
+    SourceReference,
     read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.sandbox.confinement_level import Confinement
 from torch_cudal1.judge.sandbox.limits import Trust
 
-__all__ = ["PairCourt", "PairJob", "PairJudgement", "Progress", "judge_pair"]
+__all__ = [
+    "SourceEvaluator",
+    "SourceEvaluationConfig",
+    "SourceEvaluation",
+    "Progress",
+    "evaluate_source",
+]
 
 Progress: TypeAlias = Callable[[str, float | None], None]
 _UNIT_S: Mapping[ProfileName, float] = {
@@ -62,7 +82,7 @@ _UNIT_S: Mapping[ProfileName, float] = {
 
 
 @dataclass(frozen=True)
-class PairJob:
+class SourceEvaluationConfig:
     """Under what pairs are judged.
 
     `gradients`: the candidate must have the reference's gradients too. `drop_in`: it takes the
@@ -84,11 +104,11 @@ class PairJob:
 
 
 @dataclass(frozen=True)
-class PairJudgement:
+class SourceEvaluation:
     """One candidate's fate with all its evidence.
 
     `baselines`: None if this reference's were not raced yet. `confinement`: of its process, None if
-    none was started. `elapsed_s`: seconds of each step, detectors by their names.
+    none was started. `elapsed_s`: seconds of each step, checks by their labels.
     """
 
     candidate: SourceCandidate
@@ -105,12 +125,12 @@ class PairJudgement:
 
 
 @dataclass
-class _Bench:
+class _LoadedReference:
     """A reference in the oracle's process: what it computes, its own examples, and its baselines
     once they have been raced.
     """
 
-    subject: PairSubject
+    reference: SourceReference
     examples: list[torch.Tensor]
     baselines: Baselines | None = None
 
@@ -131,13 +151,12 @@ class _Steps:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 
-    def around(self, detector: Detector) -> Detector:
-        @wraps(detector)
-        def run(trial: Trial) -> list[Check]:
+    def around(self, check: CheckSpec) -> CheckSpec:
+        def run(trial: Trial) -> list[CheckResult]:
             spent = sum(self.seconds.values())
             if spent > _UNIT_S[trial.profile.name]:
                 return [
-                    Check(
+                    CheckResult(
                         "resource",
                         False,
                         spent,
@@ -145,13 +164,13 @@ class _Steps:
                         "seconds of judging so far",
                     )
                 ]
-            with self.step(getattr(detector, "__name__", "detector")):
-                return detector(trial)
+            with self.step(check.label):
+                return check.run(trial)
 
-        return run
+        return replace(check, run=run)
 
 
-class PairCourt:
+class SourceEvaluator:
     """Judges candidates one after the other, each in a process of its own. Use it as a context
     manager.
 
@@ -160,19 +179,19 @@ class PairCourt:
     """
 
     def __init__(
-        self, job: PairJob, progress: Progress | None = None, *, ahead: bool = False
+        self, job: SourceEvaluationConfig, progress: Progress | None = None, *, ahead: bool = False
     ) -> None:
         self.job = job
         self._progress: Progress = progress or (lambda what, fraction: None)
         self._ahead = ahead
         # Linux kills a child with the thread that started it, so these threads live as long as the
-        # court.
+        # evaluator.
         self._pool = ThreadPoolExecutor(2, "cudal1-judge")
         self._next: Future[Child] | None = None
         self._oracle: Child | None = None
-        self._bench: _Bench | None = None
+        self._bench: _LoadedReference | None = None
 
-    def __enter__(self) -> PairCourt:
+    def __enter__(self) -> SourceEvaluator:
         return self
 
     def __exit__(
@@ -193,7 +212,7 @@ class PairCourt:
 
     def judge(
         self, reference_text: str, candidate_text: str, *, timed: bool = True
-    ) -> PairJudgement:
+    ) -> SourceEvaluation:
         """Judge one candidate against one reference. Without `timed` it is only validated, and so
         never accepted.
 
@@ -203,12 +222,12 @@ class PairCourt:
         candidate = SourceCandidate(candidate_text)
         steps = _Steps(self._progress)
         verdict = Verdict(tuple(source_contract(candidate)), self.job.profile)
-        found = PairJudgement(candidate, decide(verdict, None, self.job.settings), verdict)
+        found = SourceEvaluation(candidate, decide(verdict, None, self.job.settings), verdict)
         if verdict.passed:
             with self._seated(reference_text, steps) as (child, bench):
                 trial = Trial(
                     *(
-                        bench.subject,
+                        bench.reference,
                         candidate,
                         self.job.contract,
                         self.job.device,
@@ -224,9 +243,9 @@ class PairCourt:
         return replace(found, elapsed_s=dict(steps.seconds))
 
     @contextmanager
-    def _seated(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _Bench]]:
+    def _seated(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _LoadedReference]]:
         """A clean child for the candidate, with the oracle of this reference beside it."""
-        known = self._bench is not None and self._bench.subject.text == text
+        known = self._bench is not None and self._bench.reference.text == text
         if (
             self._oracle is None
             or not self._oracle.usable
@@ -254,7 +273,7 @@ class PairCourt:
 
     def _start(self, trust: Trust) -> Future[Child]:
         return self._pool.submit(
-            Child, limits_for(self.job.settings, self.job.device, trust=trust), self.job.contract
+            Child, make_limits(self.job.settings, self.job.device, trust=trust), self.job.contract
         )
 
     def _dismiss(self) -> None:
@@ -263,8 +282,8 @@ class PairCourt:
         self._oracle, self._bench = None, None
 
     def _heard(
-        self, trial: Trial, bench: _Bench, steps: _Steps, *, verdict: Verdict, timed: bool
-    ) -> PairJudgement:
+        self, trial: Trial, bench: _LoadedReference, steps: _Steps, *, verdict: Verdict, timed: bool
+    ) -> SourceEvaluation:
         verdict = self._validated(trial, verdict, steps)
         timing = None
         if verdict.passed and timed:
@@ -272,12 +291,12 @@ class PairCourt:
                 wait([self._next])  # nothing may start while the clock runs
             with steps.step("baselines"):
                 bench, baselines = self._ranked(bench)
-                trial.subject = bench.subject
+                trial.reference = bench.reference
             with steps.step("timing"):
                 verdict, timing = self._timed(trial, verdict, baselines)
         decision = _decided(verdict, timing, self.job)
         assert isinstance(trial.candidate, SourceCandidate)
-        return PairJudgement(
+        return SourceEvaluation(
             trial.candidate, decision, verdict, bench.baselines, trial.child.confinement
         )
 
@@ -287,10 +306,10 @@ class PairCourt:
         checks = (*verdict.checks, loaded)
         if loaded.passed:
             asked = [
-                steps.around(detector)
-                for detector in detectors_of(trial.profile, drop_in=self.job.drop_in)
+                steps.around(check)
+                for check in select_checks(trial.profile, drop_in=self.job.drop_in)
             ]
-            checks += validate(trial, detectors=asked).checks
+            checks += validate(trial, checks=asked).checks
         return replace(verdict, checks=checks)
 
     def _timed(
@@ -298,16 +317,16 @@ class PairCourt:
     ) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            found = confirm(
+            found = confirm_measurement(
                 self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None
             )
         except CandidateFailure as error:
-            failed = Check(error.detector, False, detail=f"{error.stage}: {error.found}")
+            failed = CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
         verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
         summary, quoted = (
             found.measurement.summary,
-            score(found.measurement.summary, found.measurement.plan),
+            score_measurement(found.measurement.summary, found.measurement.plan),
         )
         if isinstance(quoted, Unstable) or not verdict.passed:
             return verdict, None
@@ -323,62 +342,65 @@ class PairCourt:
             baselines_us=baselines.medians_us,
             profile=self.job.profile,
             score=quoted,
-            details={**found.facts, "gpu": gpu_state(self.job.device)},
+            details={**found.facts, "gpu": read_gpu_state(self.job.device)},
         )
         return verdict, timing
 
-    def _ranked(self, bench: _Bench) -> tuple[_Bench, Baselines]:
+    def _ranked(self, bench: _LoadedReference) -> tuple[_LoadedReference, Baselines]:
         """The reference and its raced baselines; in a new oracle, without the one at fault, where a
         baseline ended its process.
         """
         lost: dict[str, str] = {}
         sets = [
             make_inputs(
-                bench.subject, randbits(62), "normal", self.job.device, examples=bench.examples
+                bench.reference, randbits(62), "normal", self.job.device, examples=bench.examples
             )
             for _ in range(2)
         ]
         while bench.baselines is None:
             try:
-                bench.baselines = rank(
-                    bench.subject, sets, eager_only=self.job.profile == "cudal1", lost=lost
+                bench.baselines = rank_source_baselines(
+                    bench.reference, sets, eager_only=self.job.profile == "cudal1", lost=lost
                 )
-            except LostOracle as error:
+            except LostReferenceProcess as error:
                 if error.name == "eager":
                     raise
                 lost[error.name] = error.found
                 self._dismiss()
                 self._oracle = self._start(self.job.trust).result()
-                bench = self._bench = _read(self._oracle, bench.subject.text, self.job.device)
+                bench = self._bench = _read(self._oracle, bench.reference.text, self.job.device)
         return bench, bench.baselines
 
-    def _raced(self, trial: Trial, baselines: Baselines) -> Timed:
-        assert isinstance(trial.subject, PairSubject)
-        slot = slot_of(trial.subject, baselines.best)
-        side = ChildSpinner(trial.subject.oracle, slot, list(baselines.sets))
+    def _raced(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
+        assert isinstance(trial.reference, SourceReference)
+        slot = name_slot(trial.reference, baselines.best)
+        side = ChildBatchTimer(trial.reference.oracle, slot, list(baselines.sets))
         margin = None if self.job.all_pairs else self.job.settings.margin
-        with exclusive(self.job.device, "timing"):
-            return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
+        with lock_gpu(self.job.device, "timing"):
+            return time_source(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
 
-    def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:
+    def _raced_afresh(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
         """The same with the candidate in a process that has run nothing else. Raises
         CandidateFailure.
         """
-        with trial.elsewhere() as other:
+        with trial.in_new_process() as other:
             return self._raced(other, baselines)
 
 
-def judge_pair(
-    reference_text: str, candidate_text: str, job: PairJob, progress: Progress | None = None
-) -> PairJudgement:
+def evaluate_source(
+    reference_text: str,
+    candidate_text: str,
+    job: SourceEvaluationConfig,
+    progress: Progress | None = None,
+) -> SourceEvaluation:
     """Judge one candidate against one reference in fresh processes. Raises as `PairCourt.judge`
     does.
     """
-    with PairCourt(job, progress) as court:
-        return court.judge(reference_text, candidate_text)
+    with SourceEvaluator(job, progress) as evaluator:
+        return evaluator.evaluate(reference_text, candidate_text)
 
 
-def _read(oracle: Child, text: str, device: torch.device) -> _Bench:
+def _read(oracle: Child, text: str, device: torch.device) -> _LoadedReference:
     try:
         subject, examples = read_reference(oracle, text, device)
     except SandboxError as error:
@@ -387,20 +409,20 @@ def _read(oracle: Child, text: str, device: torch.device) -> _Bench:
         raise ReferenceFailure(
             "running the reference", f"its result holds no tensor: {subject.tree[:200]}"
         )
-    return _Bench(subject, examples)
+    return _LoadedReference(subject, examples)
 
 
-def _loaded(trial: Trial) -> Check:
+def _loaded(trial: Trial) -> CheckResult:
     """Import the candidate and construct it."""
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
         name = "contract" if error.detector == "load_source" else error.detector
-        return Check(name, False, detail=f"loading the candidate: {error.found}")
-    return Check("contract", True, detail="imported and constructed")
+        return CheckResult(name, False, detail=f"loading the candidate: {error.found}")
+    return CheckResult("contract", True, detail="imported and constructed")
 
 
-def _decided(verdict: Verdict, timing: Timing | None, job: PairJob) -> Decision:
+def _decided(verdict: Verdict, timing: Timing | None, job: SourceEvaluationConfig) -> Decision:
     """As for any candidate; under `cudal1` by the paper's rule: success is a score above 1.01 over
     eager.
     """
@@ -409,10 +431,10 @@ def _decided(verdict: Verdict, timing: Timing | None, job: PairJob) -> Decision:
     if timing.score > PAPER_SUCCESS:
         return Accepted(timing)
     reason = f"the score over eager is {timing.score:.2f}; a success is above {PAPER_SUCCESS}"
-    return Rejected(reason, "timing", {"score": timing.score}, timing)
+    return Rejected(reason, "timing", {"score_measurement": timing.score}, timing)
 
 
-def _brief(found: PairJudgement) -> dict[str, str]:
+def _brief(found: SourceEvaluation) -> dict[str, str]:
     rejected = found.decision if isinstance(found.decision, Rejected) else None
     return (
         {"detector": rejected.detector, "reason": rejected.reason}

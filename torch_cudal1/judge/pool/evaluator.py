@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.judge.evaluate.decide import conservative
+from torch_cudal1.judge.evaluate.decide import round_towards_one
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.slot import Lane, Lap
 from torch_cudal1.judge.pool.slots import Lanes, Question
@@ -57,7 +57,7 @@ class Known:
         if not good:
             return self.measured[-1]
         median = statistics.median(one.score for one in good if one.score is not None)
-        return replace(good[-1], score=conservative(median))
+        return replace(good[-1], score=round_towards_one(median))
 
 
 class Remembered:

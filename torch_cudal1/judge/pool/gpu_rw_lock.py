@@ -3,7 +3,7 @@ processes.
 
 Lanes that want to time share the door, which keeps those out that come to validate; so when the
 room has emptied they time one after the other, and emptying it costs once for all of them. Together
-with `gpu_lock.exclusive` the one that times has the GPU to itself among all judges of this machine.
+with `gpu_lock.lock_gpu` the one that times has the GPU to itself among all judges of this machine.
 Other programs are not kept away. The locks end with the processes that hold them.
 
 Emptying it would take as long as the longest of the detectors inside, some dozens of requests: so
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.judge.sandbox.sharing import Sharing
+from torch_cudal1.device.gpu_lock import lock_gpu
+from torch_cudal1.judge.sandbox.sharing import DeviceSharing
 
 __all__ = ["Gate"]
 
 
-class Gate(Sharing):
+class Gate(DeviceSharing):
     """The locks of one device in `folder`. One object a lane: its threads would share what it
     holds.
 
@@ -69,7 +69,7 @@ class Gate(Sharing):
         with (
             _held(self._door, fcntl.LOCK_SH),
             _held(self._room, fcntl.LOCK_EX),
-            exclusive(self._device, "training"),
+            lock_gpu(self._device, "training"),
         ):
             yield
 

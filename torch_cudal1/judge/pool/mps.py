@@ -31,7 +31,7 @@ from typing import BinaryIO
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.settings import inherited_environment
+from torch_cudal1.core.settings import select_environment
 from torch_cudal1.judge.sandbox.confine.process_identity import die_with_parent
 
 __all__ = ["MOST_CLIENTS", "Mps", "start"]
@@ -74,7 +74,7 @@ class Mps:
 
     def told(self, command: str) -> str:
         """What the daemon answers to a command; "" for nothing within some seconds."""
-        environment = inherited_environment(*_INHERITED) | self.variables
+        environment = select_environment(*_INHERITED) | self.variables
         try:
             asked = subprocess.run(
                 [_CONTROL],
@@ -96,7 +96,7 @@ class Mps:
             if self._daemon.poll() is not None or time.monotonic() > until:
                 return f"the daemon did not start: {self._log()}"
             time.sleep(0.02)
-        environment = inherited_environment(*_INHERITED) | self.variables
+        environment = select_environment(*_INHERITED) | self.variables
         try:
             probe = subprocess.run(
                 [sys.executable, "-c", _PROBE],
@@ -129,7 +129,7 @@ def start(device: torch.device) -> Mps | None:
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     daemon = subprocess.Popen(
         [_CONTROL, "-f"],
-        env=inherited_environment(*_INHERITED) | variables,
+        env=select_environment(*_INHERITED) | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

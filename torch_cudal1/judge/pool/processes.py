@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 
 from torch_cudal1.judge.pool.terms import Terms
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.sandbox.fork_server import Nursery
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["Processes"]
@@ -37,7 +37,7 @@ class Processes:
         # Linux kills a child with the thread that started it, so these threads live as long as the
         # lane.
         self._starters = ThreadPoolExecutor(2, "cudal1-lane")
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._next: Future[Child] | None = None
         self._second: Child | None = None  # lent again to what is measured again
         self.kept: Child | None = None
@@ -50,21 +50,21 @@ class Processes:
         for child in (self.kept, self._second):
             if child is not None:
                 child.close()
-        if self._nursery is not None:
-            self._nursery.close()
-        self._next = self.kept = self._second = self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+        self._next = self.kept = self._second = self._fork_server = None
         self._starters.shutdown()
 
     def start(self, trust: Trust) -> Future[Child]:
         """A process of its own. The result raises SandboxError."""
         terms = self._terms
         limits = replace(
-            limits_for(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads()
+            make_limits(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads()
         )
-        if self._nursery is None and terms.forked:
-            self._nursery = Nursery(("triton",) if terms.device.type == "cuda" else ())
+        if self._fork_server is None and terms.forked:
+            self._fork_server = ForkServer(("triton",) if terms.device.type == "cuda" else ())
         return self._starters.submit(
-            Child, limits, terms.contract, nursery=self._nursery, shared_bytes=_SHARED_BYTES
+            Child, limits, terms.contract, fork_server=self._fork_server, shared_bytes=_SHARED_BYTES
         )
 
     def begin(self) -> None:

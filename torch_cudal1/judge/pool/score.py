@@ -3,7 +3,7 @@ functions of numbers.
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
 bucket means, variance gate, rounding towards 1) is the judge's,
-`judge.evaluate.decide.paper_score`.
+`judge.evaluate.decide.score_by_paper`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from torch_cudal1.judge.checks.profiles import BUCKETS
-from torch_cudal1.judge.evaluate.decide import Unstable, paper_score
+from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
+from torch_cudal1.judge.evaluate.decide import Unstable, score_by_paper
 
 __all__ = ["Rule", "bucket_means", "score_of"]
 
@@ -41,4 +41,4 @@ def score_of(means: Sequence[float], rule: Rule) -> float | Unstable:
     """
     if len(means) != BUCKETS or not all(0 < mean < math.inf for mean in means):
         raise ValueError(f"expected {BUCKETS} finite speed-ups above 0, got {list(means)}")
-    return paper_score(means, relative=rule == "strict")
+    return score_by_paper(means, relative=rule == "strict")

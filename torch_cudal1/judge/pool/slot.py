@@ -18,40 +18,43 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from secrets import randbits
 from typing import TypeAlias
 
 import torch
 
 from torch_cudal1.core.errors import SandboxError, TargetError
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.candidate_timing import Timed
-from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
-from torch_cudal1.judge.benchmark.quick import CLOCKS, Ready, begun
-from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
-from torch_cudal1.judge.checks.modes import state_dict
-from torch_cudal1.judge.checks.numerics import numerics
-from torch_cudal1.judge.checks.process import isolation, resource
-from torch_cudal1.judge.checks.profiles import TimingPlan, profile_for
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
+from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
+from torch_cudal1.judge.benchmark.quick import CLOCK_CHECKS, PreparedBenchmark, prepare_benchmark
+from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.registry import select_checks
+from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import source_contract
-from torch_cudal1.judge.checks.validate import detectors_of, validate
-from torch_cudal1.judge.evaluate.confirm import confirm
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.evaluate.confirm import confirm_measurement
 from torch_cudal1.judge.evaluate.decide import Unstable
-from torch_cudal1.judge.evaluate.source_baselines import Baselines, rank, seat_eager, slot_of
+from torch_cudal1.judge.evaluate.source_baselines import (
+    Baselines,
+    load_eager_baseline,
+    name_slot,
+    rank_source_baselines,
+)
 from torch_cudal1.judge.pool.failures import failure_of
 from torch_cudal1.judge.pool.gpu_rw_lock import Gate
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.processes import Processes
 from torch_cudal1.judge.pool.score import score_of
 from torch_cudal1.judge.pool.terms import Terms
-from torch_cudal1.judge.reference.input_set import Book
+from torch_cudal1.judge.profiles import profile_for
+from torch_cudal1.judge.reference.input_set import ReferenceCache
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
-    PairSubject,
     SourceCandidate,
+    SourceReference,
     load_module,
     read_reference,
 )
@@ -61,13 +64,7 @@ from torch_cudal1.judge.worker.kernel_compile import has_kernels
 
 __all__ = ["Lane", "Lap", "NoMemory"]
 
-Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Ready]
-# They look at the process, and call the program a few times: on a CPU too little to disturb a race,
-# and too long to hold one up. A GPU takes turns between processes, and a single kernel of another
-# one shows in a sample of a race.
-_BESIDE: frozenset[Detector] = frozenset(
-    (state_dict, env_diff, env_diff_calls, resource, isolation)
-)
+Clock: TypeAlias = Callable[[Trial, ChildBatchTimer, TimingPlan], PreparedBenchmark]
 # of a program whose buckets are too far apart: another race costs less than all that came before it
 _RACES = 3
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
@@ -95,9 +92,9 @@ class Lap:
 
 @dataclass
 class _Bench:
-    subject: PairSubject
+    reference: SourceReference
     examples: list[torch.Tensor]
-    book: Book = field(default_factory=dict)
+    reference_cache: ReferenceCache = field(default_factory=dict)
     baselines: Baselines | None = None
 
 
@@ -122,7 +119,7 @@ class _Watch:
 class Lane:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
-    def __init__(self, terms: Terms, clock: Clock = begun) -> None:
+    def __init__(self, terms: Terms, clock: Clock = prepare_benchmark) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
         self._gate, self._processes = Gate(terms.folder, terms.device), Processes(terms)
@@ -131,7 +128,7 @@ class Lane:
         self._oracle: Child | None = None
         self._benches: dict[str, _Bench] = {}
         self._at = ""  # the reference that was measured last
-        self._detectors: tuple[Detector, ...] = ()  # of the program that is measured
+        self._checks: tuple[CheckSpec, ...] = ()  # of the program that is measured
 
     def __enter__(self) -> Lane:
         return self
@@ -156,10 +153,10 @@ class Lane:
         TargetError, SandboxError.
         """
         watch = _Watch()
-        self._detectors = (numerics,) if validated else detectors_of(profile_for("train"))
+        self._checks = (NUMERICS,) if validated else select_checks(profile_for("train"))
         candidate = SourceCandidate(program.source)
         checks = source_contract(candidate)
-        found: tuple[float, tuple[float, ...]] | Check
+        found: tuple[float, tuple[float, ...]] | CheckResult
         if failed := _failed(checks):
             found = replace(failed, name="compile")
         else:
@@ -168,7 +165,7 @@ class Lane:
                 if self._lacked_memory(found):
                     found = self._judged_again(task, candidate, watch, best)
                 elif (
-                    isinstance(found, Check)
+                    isinstance(found, CheckResult)
                     and found.name == "wall_slope"
                     and failure_of(found, self.terms.device) == "hack"
                 ):
@@ -181,7 +178,7 @@ class Lane:
                 raise TargetError(
                     task.id, f"its reference cannot be used: {error.found}"
                 ) from error
-        if isinstance(found, Check):
+        if isinstance(found, CheckResult):
             kind = failure_of(found, self.terms.device)
             measured = Measured(
                 task.id, program.program, kind, detail=f"{found.name}: {found.detail}"[:600]
@@ -192,7 +189,7 @@ class Lane:
 
     def _judged_again(
         self, task: TrainingTask, candidate: SourceCandidate, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | Check:
+    ) -> tuple[float, tuple[float, ...]] | CheckResult:
         """After this process ran out of the GPU's memory: with all of it given back. Raises
         NoMemory if it is not enough.
         """
@@ -210,41 +207,43 @@ class Lane:
         # asked again when it comes again.
         return (
             replace(found, name="unstable")
-            if isinstance(found, Check) and self._lacked_memory(found)
+            if isinstance(found, CheckResult) and self._lacked_memory(found)
             else found
         )
 
     @staticmethod
-    def _accused_again(first: Check, second: tuple[float, tuple[float, ...]] | Check) -> Check:
+    def _accused_again(
+        first: CheckResult, second: tuple[float, tuple[float, ...]] | CheckResult
+    ) -> CheckResult:
         """Two clocks may differ by chance on a busy machine. In two processes: a cheat. In one: no
         score, which is no verdict.
         """
-        return second if isinstance(second, Check) else replace(first, name="unstable")
+        return second if isinstance(second, CheckResult) else replace(first, name="unstable")
 
     def _lacked_memory(self, found: object) -> bool:
         """Whether a process of the candidate found no memory on the GPU."""
         return (
-            isinstance(found, Check)
+            isinstance(found, CheckResult)
             and self.terms.device.type == "cuda"
             and _NO_MEMORY in found.detail
         )
 
     def _judged(
         self, reference: str, candidate: SourceCandidate, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | Check:
+    ) -> tuple[float, tuple[float, ...]] | CheckResult:
         """The score with its bucket means, or the check that failed. Raises ReferenceFailure."""
         with watch.step("start"):
             self._processes.begin()  # while the oracle starts
             bench = self._bench(reference)
             child = self._processes.lend()
         child.sharing = self._gate
-        found: tuple[float, tuple[float, ...]] | Check = Check(
+        found: tuple[float, tuple[float, ...]] | CheckResult = CheckResult(
             "resource", False, detail="it was not finished"
         )
         try:
             trial = Trial(
                 *(
-                    bench.subject,
+                    bench.reference,
                     candidate,
                     self.terms.contract,
                     self.terms.device,
@@ -253,117 +252,119 @@ class Lane:
                 ),
                 profile=profile_for("train"),
                 gradients=self.terms.gradients,
-                alone=False,
-                book=bench.book
-                if sum(spec.size_bytes for spec in bench.subject.specs) <= _SHARED_BYTES
+                is_alone_on_device=False,
+                reference_cache=bench.reference_cache
+                if sum(spec.size_bytes for spec in bench.reference.specs) <= _SHARED_BYTES
                 else {},
             )
             found = self._tried(trial, bench, watch, best)
         finally:
             self._give_back(child, found)
-        if isinstance(found, Check) and found.name == "inputs":
+        if isinstance(found, CheckResult) and found.name == "inputs":
             self._dismiss()
             raise ReferenceFailure("measuring", found.detail)
         return found
 
     def _tried(
         self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | Check:
+    ) -> tuple[float, tuple[float, ...]] | CheckResult:
         with watch.step("load"):
             try:
                 trial.load("candidate", trial.candidate)
             except CandidateFailure as error:
-                return Check(
+                return CheckResult(
                     "compile" if error.detector == "load_source" else error.detector,
                     False,
                     detail=error.found,
                 )
         with watch.step("compile"):
             self._compile_ahead(trial)
-        asked = [self._gated(detector, watch) for detector in self._detectors]
-        if failed := _failed(validate(trial, detectors=asked).checks):
+        gated = [self._lock_out(check, watch) for check in self._checks]
+        if failed := _failed(validate(trial, checks=gated).checks):
             return failed
         try:
             return self._timed(trial, bench, watch, best)
         except CandidateFailure as error:
-            return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
+            return CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
 
     def _timed(
         self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | Check:
+    ) -> tuple[float, tuple[float, ...]] | CheckResult:
         """Only the race itself holds the GPU alone, again where its buckets are too far apart.
         Raises CandidateFailure.
         """
 
-        def race(one: Trial) -> Timed:
+        def race(one: Trial) -> BenchmarkResult:
             side = self._baseline(one, bench, watch)
             with self._inside(self._gate.shared, watch, "inputs"):
                 ready = self._clock(one, side, self.terms.plan)
             for _ in range(_RACES):
                 with self._inside(self._gate.alone, watch, "timing"):
-                    found = ready.measured()
+                    found = ready.measure()
                 if isinstance(self._score(found), float):
                     break
-            return self._examined(ready, found, watch) if ready.beside else found
+            return self._examined(ready, found, watch) if ready.has_concurrent_checks else found
 
-        def afresh() -> Timed:
+        def afresh() -> BenchmarkResult:
             with watch.step("again"):
                 second = self._processes.second()
             second.sharing = self._gate
-            with self._processes.keeping(second) as child, trial.elsewhere(child) as other:
+            with self._processes.keeping(second) as child, trial.in_new_process(child) as other:
                 self._compile_ahead(other)
                 return race(other)
 
-        timed = confirm(race(trial), afresh, best)
+        timed = confirm_measurement(race(trial), afresh, best)
         if failed := _failed(timed.checks):
             return failed
         score = self._score(timed)
         return (
-            Check("unstable", False, detail=score.reason)
+            CheckResult("unstable", False, detail=score.reason)
             if isinstance(score, Unstable)
             else (score, _means(timed))
         )
 
-    def _examined(self, ready: Ready, found: Timed, watch: _Watch) -> Timed:
+    def _examined(
+        self, ready: PreparedBenchmark, found: BenchmarkResult, watch: _Watch
+    ) -> BenchmarkResult:
         """Beside others, and clocks that seem false once more without them."""
         with self._inside(self._gate.shared, watch, "examination"):
-            timed = ready.examined(found)
+            timed = ready.run_concurrent_checks(found)
         failed = _failed(timed.checks)
-        if failed is not None and failed.name in CLOCKS:
+        if failed is not None and failed.name in CLOCK_CHECKS:
             with self._inside(self._gate.alone, watch, "timing"):
-                return ready.heard_again(timed)
+                return ready.recheck_clocks(timed)
         return timed
 
-    def _baseline(self, trial: Trial, bench: _Bench, watch: _Watch) -> ChildSpinner:
+    def _baseline(self, trial: Trial, bench: _Bench, watch: _Watch) -> ChildBatchTimer:
         """What the candidate is raced against: in the oracle's process, or beside a program of ours
         in its own.
         """
-        subject = bench.subject
+        subject = bench.reference
         if self.terms.together:
             load_module(trial.child, _REFERENCE, subject.text, subject.form, subject.way)
-            return ChildSpinner(trial.child, _REFERENCE, (), queued=self.terms.queued)
+            return ChildBatchTimer(trial.child, _REFERENCE, (), queued=self.terms.queued)
         bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
-        return ChildSpinner(
+        return ChildBatchTimer(
             subject.oracle,
-            slot_of(subject, baselines.best),
+            name_slot(subject, baselines.best),
             list(baselines.sets),
             queued=self.terms.queued,
         )
 
-    def _score(self, timed: Timed) -> float | Unstable:
+    def _score(self, timed: BenchmarkResult) -> float | Unstable:
         return score_of(_means(timed), self.terms.rule)
 
     def _ranked(self, bench: _Bench, watch: _Watch) -> Baselines:
-        subject, examples = bench.subject, bench.examples
+        subject, examples = bench.reference, bench.examples
         sets = [
             make_inputs(subject, randbits(62), "normal", self.terms.device, examples=examples)
             for _ in range(2)
         ]
         if self.terms.baseline == "eager":
             with self._inside(self._gate.shared, watch, "baseline"):
-                return seat_eager(subject, sets)
+                return load_eager_baseline(subject, sets)
         with self._inside(self._gate.alone, watch, "baseline"):
-            return rank(subject, sets)
+            return rank_source_baselines(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
         """What Triton compiles at a first call is not to hold the GPU's lock meanwhile; what is not
@@ -373,34 +374,38 @@ class Lane:
         if self.terms.device.type != "cuda" or not has_kernels(trial.candidate.text):
             return
         try:
-            other = trial.aside(trial.subject, "ahead")
+            other = trial.in_slot(trial.reference, "ahead")
             if self.terms.trust == "own":
                 like = [
                     [list(spec.shape), str(spec.dtype).removeprefix("torch.")]
-                    for spec in trial.subject.specs
+                    for spec in trial.reference.specs
                 ]
                 trial.child.call("ahead", slot="ahead", like=like)
                 return
-            other.book = {}  # inputs that no later look will use
+            other.reference_cache = {}  # inputs that no later look will use
             sample = other.draw("normal")
             other.run(sample)
             other.drop(sample)
         except CandidateFailure:
             return  # validation meets the same and says what it means
 
-    def _gated(self, detector: Detector, watch: _Watch) -> Detector:
+    def _lock_out(self, check: CheckSpec, watch: _Watch) -> CheckSpec:
+        """The check behind the lock that keeps it from disturbing a benchmark.
+
+        On a CPU a few calls disturb none. A GPU takes turns between processes, and a single kernel
+        of another one shows in a sample.
+        """
         way = (
             nullcontext
-            if detector in _BESIDE and self.terms.device.type == "cpu"
+            if check.is_concurrent and self.terms.device.type == "cpu"
             else self._gate.shared
         )
 
-        @wraps(detector)
-        def run(trial: Trial) -> list[Check]:
-            with self._inside(way, watch, getattr(detector, "__name__", "detector")):
-                return detector(trial)
+        def run(trial: Trial) -> list[CheckResult]:
+            with self._inside(way, watch, check.label):
+                return check.run(trial)
 
-        return run
+        return replace(check, run=run)
 
     @contextmanager
     def _inside(
@@ -444,7 +449,7 @@ class Lane:
         bench = self._benches.get(self._at)
         if bench is None or self._oracle is None:
             return
-        bench.book.clear()
+        bench.reference_cache.clear()
         if bench.baselines is not None:
             try:
                 self._oracle.call("drop", names=list(bench.baselines.sets))
@@ -463,14 +468,14 @@ class Lane:
         """End the process, or keep it for the next of our own programs where this one left it in
         order.
         """
-        failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
+        failed = failure_of(found, self.terms.device) if isinstance(found, CheckResult) else ""
         in_order = failed != "hack" and not self._lacked_memory(found)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 
 
-def _means(timed: Timed) -> tuple[float, ...]:
+def _means(timed: BenchmarkResult) -> tuple[float, ...]:
     return timed.measurement.summary.means
 
 
-def _failed(checks: Sequence[Check]) -> Check | None:
+def _failed(checks: Sequence[CheckResult]) -> CheckResult | None:
     return next((check for check in checks if not check.passed), None)

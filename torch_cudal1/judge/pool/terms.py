@@ -10,7 +10,7 @@ import torch
 
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 from torch_cudal1.judge.pool.score import Rule
 from torch_cudal1.judge.sandbox.limits import Trust
 

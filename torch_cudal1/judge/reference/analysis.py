@@ -166,9 +166,9 @@ def analyse(program: Program) -> Facts:
             longest = max(longest, *(columns for _, columns in matrices), 1)
             flops += 2 * steps * sequences * sum(rows * columns for rows, columns in matrices)
             chain += steps * (len(matrices) // 2)
-        asked = bound.get(_POSITIVE_ARGUMENT.get(name, ""))
-        if isinstance(asked, Value) and asked.index in nonnegative:
-            positive.add(nonnegative[asked.index])
+        constrained = bound.get(_POSITIVE_ARGUMENT.get(name, ""))
+        if isinstance(constrained, Value) and constrained.index in nonnegative:
+            positive.add(nonnegative[constrained.index])
         if first is not None and (name in _SAME_VALUES or name == "add"):
             for table in (origin, nonnegative) if name in _SAME_VALUES else (nonnegative,):
                 table.update({out: table[first] for out in step.outs if first in table})
@@ -189,8 +189,8 @@ def _recurrence(
     """Time steps, sequences, and the shapes of the weight matrices of a recurrent layer."""
     shape = _shape(bound["input"], shapes) or (0, 0, 0)
     steps, sequences = (shape[1], shape[0]) if bound["batch_first"] else (shape[0], shape[1])
-    found = [shapes.get(value.index, ()) for value in _values(bound["params"])]
-    return steps, sequences, [matrix for matrix in found if len(matrix) == 2]
+    weight_shapes = [shapes.get(value.index, ()) for value in _values(bound["params"])]
+    return steps, sequences, [matrix for matrix in weight_shapes if len(matrix) == 2]
 
 
 def bound_arguments(step: Aten) -> dict[str, Any]:
@@ -296,16 +296,16 @@ def _reduction_length(
     name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
 ) -> int:
     if name in _MATRIX_STEPS:
-        left = next(
+        operand = next(
             (bound[key] for key in ("mat1", "batch1", "mat", "input", "self") if key in bound), None
         )
-        return (_shape(left, shapes) or (1,))[-1]
+        return (_shape(operand, shapes) or (1,))[-1]
     if "convolution" in name:
         return math.prod((_shape(bound.get("weight"), shapes) or (1, 1))[1:])
     if "scaled_dot_product" in name:
         return max(
-            max((_shape(bound.get(one), shapes) or (1,))[-2:])
-            for one in ("key", "query" if "backward" in name else "key")
+            max((_shape(bound.get(operand_name), shapes) or (1,))[-2:])
+            for operand_name in ("key", "query" if "backward" in name else "key")
         )
     if name not in _REDUCTIONS:
         return 1

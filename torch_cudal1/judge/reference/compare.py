@@ -15,28 +15,27 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.judge.reference.error_statistics import (
+    ErrorStatistics,
     Results,
-    Spread,
     all_finite,
-    beyond,
+    count_beyond,
     flat_blocks,
+    measure_errors,
     root_mean_square,
-    spread_of,
 )
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 
 __all__ = [
-    "EAGERS_OWN",
+    "EAGER_AGAINST_ITSELF",
     "Comparison",
-    "all_same_bits",
     "compare",
-    "grossly_equal",
+    "is_grossly_equal",
     "is_nearer",
     "mask_mismatches",
-    "proven_ties",
-    "same_bits",
+    "compare_tied_indices",
     "same_masks",
     "same_numbers",
-    "sampling_spread",
+    "sampling_margin",
     "unit_roundoff",
 ]
 
@@ -54,7 +53,7 @@ _FLAT_TOLERANCE = {
     torch.bfloat16: 1e-2,
 }  # the public benchmark's; 1e-4 for anything wider
 _HALF = (torch.float16, torch.bfloat16)
-_Sway: TypeAlias = Callable[[], torch.Tensor | None]
+_Sensitivity: TypeAlias = Callable[[], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Comparison:
     void: bool = False
 
 
-EAGERS_OWN = Comparison(True, 1.0, _RMS_FACTOR, "eager's own numbers")
+EAGER_AGAINST_ITSELF = Comparison(True, 1.0, _RMS_FACTOR, "eager's own numbers")
 
 
 def compare(
@@ -82,14 +81,14 @@ def compare(
     longest: int = 1,
     drift: float = 0.0,
     slack: float = 1.0,
-    sway: _Sway = lambda: None,
+    sensitivity: _Sensitivity = lambda: None,
 ) -> Comparison:
     """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the
     longest reduction of the region.
 
     `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the
     region may add. `slack`, with it only: times the error that is allowed, where the question is
-    whether a result is this one's or another's. `sway`: asked where only a few elements are off,
+    whether a result is this one's or another's. `sensitivity`: asked where only a few elements are off,
     yields how far the float64 result moves with its inputs (None: unknown).
     """
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
@@ -98,20 +97,20 @@ def compare(
     if not baseline.numel():
         return Comparison(True, detail="empty")
     if not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
-        return _exactly(candidate, baseline, exact)
+        return _compare_exactly(candidate, baseline, exact)
     if baseline.dtype.is_complex:
         candidate, baseline, exact = _parts(candidate), _parts(baseline), _parts(exact)
-    special = _special_values(candidate, baseline, exact)
+    special = _compare_special_values(candidate, baseline, exact)
     if special is not None:
         return special
     if precision == "kernelbench":
-        return _flat(candidate, baseline)
+        return _compare_flat(candidate, baseline)
     if exact is None:
-        return _near(candidate, baseline, longest, drift, sway)
-    return _scaled((candidate, baseline, exact), longest, slack, sway)
+        return _compare_without_float64(candidate, baseline, longest, drift, sensitivity)
+    return _compare_with_float64((candidate, baseline, exact), longest, slack, sensitivity)
 
 
-def proven_ties(
+def compare_tied_indices(
     candidate: torch.Tensor,
     baseline: torch.Tensor,
     values: torch.Tensor,
@@ -144,36 +143,15 @@ def proven_ties(
     )
 
 
-def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """Equal form and bytes, NaN payloads included."""
-    if left is None or right is None:
-        return left is right
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    return torch.equal(_bytes(left), _bytes(right))
-
-
-def all_same_bits(
-    left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]
-) -> bool:
-    """`same_bits` of every output of two calls."""
-    return all(same_bits(a, b) for a, b in zip(left, right, strict=True))
-
-
-def same_numbers(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+def same_numbers(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     """Equal form and values, zeros of either sign, or equal bits: whatever is measured of one holds
     for the other.
     """
-    if left is None or right is None:
-        return left is right
-    if left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right):
+    if first is None or second is None:
+        return first is second
+    if first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second):
         return True
-    return same_bits(left, right)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A single element may have any stride and count as contiguous, but not as bytes."""
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return same_bits(first, second)
 
 
 def is_nearer(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor) -> bool:
@@ -183,10 +161,12 @@ def is_nearer(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tens
     It is false for draws: whatever is drawn otherwise in float64 is as far from a candidate's as
     from eager's.
     """
-    found = (
-        spread_of((candidate, baseline, exact), 0.0) if candidate.dtype.is_floating_point else None
+    errors = (
+        measure_errors((candidate, baseline, exact), 0.0)
+        if candidate.dtype.is_floating_point
+        else None
     )
-    return found is not None and found.error <= found.own / 10
+    return errors is not None and errors.error <= errors.baseline_error / 10
 
 
 def same_masks(
@@ -200,7 +180,7 @@ def same_masks(
         first.dtype.is_floating_point or first.dtype.is_complex
     ):
         return Comparison(candidate.shape == first.shape)
-    return _told_mismatch(mask_mismatches(candidate, references, exact))
+    return _describe_mismatch(mask_mismatches(candidate, references, exact))
 
 
 def mask_mismatches(
@@ -212,25 +192,25 @@ def mask_mismatches(
     ).all(0)
 
 
-def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+def is_grossly_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half
     types). It proves nothing.
     """
-    if left is None or right is None:
-        return left is right
-    if left.shape != right.shape or left.dtype != right.dtype:
+    if first is None or second is None:
+        return first is second
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if not left.dtype.is_floating_point:
+    if not first.dtype.is_floating_point:
         return True  # choices among rounded numbers may differ; a baseline is PyTorch's own work
-    apart = size = lost = 0.0
-    for one, other in flat_blocks(left, right):  # no temporaries of the results' size
-        a, b = one.double(), other.double()
+    difference = size = lost = 0.0
+    for block, other_block in flat_blocks(first, second):  # no temporaries of the results' size
+        a, b = block.double(), other_block.double()
         finite = a.isfinite() & b.isfinite()
-        apart = math.hypot(apart, _norm(torch.where(finite, a - b, 0.0)))
+        difference = math.hypot(difference, _norm(torch.where(finite, a - b, 0.0)))
         size = math.hypot(size, _norm(torch.where(finite, b, 0.0)))
         lost += float((~finite).sum())
-    return apart <= (5e-2 if left.dtype in _HALF else 1e-2) * size and (
-        not lost or lost < 0.5 * left.numel()
+    return difference <= (5e-2 if first.dtype in _HALF else 1e-2) * size and (
+        not lost or lost < 0.5 * first.numel()
     )
 
 
@@ -243,7 +223,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _exactly(
+def _compare_exactly(
     candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
 ) -> Comparison:
     """(D). Where eager itself differs from float64 (a comparison of rounded numbers), up to twice
@@ -265,14 +245,14 @@ def _exactly(
     )
 
 
-def _special_values(
+def _compare_special_values(
     candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
 ) -> Comparison | None:
     """None when the masks agree, else the failure."""
     if all_finite(baseline) and all_finite(candidate):
         return None
-    found = _told_mismatch(_mask_mismatch(candidate, baseline, exact))
-    return None if found.passed else found
+    comparison = _describe_mismatch(_mask_mismatch(candidate, baseline, exact))
+    return None if comparison.passed else comparison
 
 
 def _mask_mismatch(
@@ -290,7 +270,7 @@ def _mask_mismatch(
     return ~allowed
 
 
-def _told_mismatch(wrong: torch.Tensor) -> Comparison:
+def _describe_mismatch(wrong: torch.Tensor) -> Comparison:
     count = int(wrong.sum())
     detail = (
         f"NaN or infinity differs from eager's in {count} of {wrong.numel()} elements"
@@ -304,7 +284,7 @@ def _parts(tensor: Any) -> Any:
     return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
 
 
-def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
+def _compare_flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
     tolerance = _FLAT_TOLERANCE.get(baseline.dtype, 1e-4)
     a, b = candidate.double(), baseline.double()
     finite = a.isfinite() & b.isfinite()
@@ -318,27 +298,35 @@ def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
     )
 
 
-def _near(
-    candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: float, sway: _Sway
+def _compare_without_float64(
+    candidate: torch.Tensor,
+    baseline: torch.Tensor,
+    longest: int,
+    drift: float,
+    sensitivity: _Sensitivity,
 ) -> Comparison:
     """Without float64: two correctly rounded evaluations differ by no more than their format and
     their sums allow.
     """
-    found = _within((candidate, baseline, baseline), longest, drift)
-    if found.passed or (moved := sway()) is None:
-        return found
-    return _within((candidate, baseline, baseline), longest, drift, moved)
+    comparison = _compare_within((candidate, baseline, baseline), longest, drift)
+    if comparison.passed or (sensitivities := sensitivity()) is None:
+        return comparison
+    return _compare_within((candidate, baseline, baseline), longest, drift, sensitivities)
 
 
-def _within(
-    results: Results, longest: int, drift: float, moved: torch.Tensor | None = None
+def _compare_within(
+    results: Results, longest: int, drift: float, sensitivities: torch.Tensor | None = None
 ) -> Comparison:
     out, accumulate = _units(results[1].dtype)
-    found = spread_of(results, accumulate, moved)
-    if found is None:
+    errors = measure_errors(results, accumulate, sensitivities)
+    if errors is None:
         return Comparison(True, void=True, detail="no finite element")
-    rms, worst = found.error, found.worst
-    scale = found.scale if moved is None else max(found.scale, root_mean_square(moved))
+    rms, worst = errors.error, errors.worst
+    scale = (
+        errors.scale
+        if sensitivities is None
+        else max(errors.scale, root_mean_square(sensitivities))
+    )
     rms_limit = (4 * out + math.sqrt(longest) * accumulate + drift) * scale
     worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * (math.sqrt(longest) * accumulate + drift)
     detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
@@ -350,36 +338,58 @@ def _within(
     )
 
 
-def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Comparison:
+def _compare_with_float64(
+    results: Results, longest: int, slack: float, sensitivity: _Sensitivity
+) -> Comparison:
     out, accumulate = _units(results[1].dtype)
-    found = spread_of(results, accumulate)
-    if found is None:
+    errors = measure_errors(results, accumulate)
+    if errors is None:
         return Comparison(True, void=True, detail="no finite element")
-    own, error = found.own, found.error
-    if found.scale > 0 and own > _VOID_RATIO * found.scale:
+    baseline_error, error = errors.baseline_error, errors.error
+    if errors.scale > 0 and baseline_error > _VOID_RATIO * errors.scale:
         return Comparison(
-            True, void=True, detail=f"eager's own relative error is {own / found.scale:.2g}"
+            True,
+            void=True,
+            detail=f"eager's own relative error is {baseline_error / errors.scale:.2g}",
         )
-    floor = (2 * out if found.count < _FEW else accumulate) * found.scale
-    limit = slack * max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
-    ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
-    if error > limit and found.count < _FEW and (moved := sway()) is not None:
-        limit = max(limit, slack * _of_few(out, accumulate, longest) * root_mean_square(moved))
+    floor = (2 * out if errors.count < _FEW else accumulate) * errors.scale
+    limit = slack * max(_RMS_FACTOR * sampling_margin(errors.effective) * baseline_error, floor)
+    ratio = (
+        error / baseline_error
+        if baseline_error
+        else (0.0 if error == 0 else error / max(floor, 1e-300))
+    )
+    if error > limit and errors.count < _FEW and (sensitivities := sensitivity()) is not None:
+        limit = max(
+            limit,
+            slack * _tolerance_of_few(out, accumulate, longest) * root_mean_square(sensitivities),
+        )
     if error > limit:
         return Comparison(
             False,
             ratio,
-            limit / own if own else 1.0,
-            f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}",
+            limit / baseline_error if baseline_error else 1.0,
+            f"rms error {error:.3g}, allowed {limit:.3g}, eager {baseline_error:.3g}",
         )
     growth = _ROUND_OFFS * out + _GROWTH * math.sqrt(longest) * accumulate
-    told = _worst(results, found, growth, slack)
-    if told and (moved := sway()) is not None:
-        told = _worst(results, spread_of(results, accumulate, moved) or found, growth, slack, moved)
-    return Comparison(not told, ratio, max(_RMS_FACTOR, limit / own) if own else _RMS_FACTOR, told)
+    problem = _describe_worst(results, errors, growth, slack)
+    if problem and (sensitivities := sensitivity()) is not None:
+        problem = _describe_worst(
+            results,
+            measure_errors(results, accumulate, sensitivities) or errors,
+            growth,
+            slack,
+            sensitivities,
+        )
+    return Comparison(
+        not problem,
+        ratio,
+        max(_RMS_FACTOR, limit / baseline_error) if baseline_error else _RMS_FACTOR,
+        problem,
+    )
 
 
-def _of_few(out: float, accumulate: float, longest: int) -> float:
+def _tolerance_of_few(out: float, accumulate: float, longest: int) -> float:
     """What a right result of a few elements may be off by, of the size of the terms of its sums.
 
     Eager's error is one draw then, and the quotient of two is anything: of sums of 65,536 normal
@@ -389,23 +399,27 @@ def _of_few(out: float, accumulate: float, longest: int) -> float:
     return 2 * out + math.log2(max(1, longest)) * accumulate
 
 
-def _worst(
-    results: Results, found: Spread, growth: float, slack: float, moved: torch.Tensor | None = None
+def _describe_worst(
+    results: Results,
+    errors: ErrorStatistics,
+    growth: float,
+    slack: float,
+    sensitivities: torch.Tensor | None = None,
 ) -> str:
     """(C): no element may be far off, however good the average is. What is wrong, or nothing.
 
     What is left of a row in which sums cancel is as small as chance has it, and eager's error there
-    is one draw: their quotient says nothing. With `moved` a row is as large as the terms of its
+    is one draw: their quotient says nothing. With `sensitivities` a row is as large as the terms of its
     sums are.
     """
     dtype = results[1].dtype
-    limit = slack * (_WORST_FACTOR * found.own_worst + growth)
-    if found.worst <= limit:
+    limit = slack * (_WORST_FACTOR * errors.worst_baseline_error + growth)
+    if errors.worst <= limit:
         return ""
-    count = beyond(results, _units(dtype)[1], limit, moved)
-    if count <= (_HALF_FRACTION * found.count if dtype in _HALF else 0):
+    count = count_beyond(results, _units(dtype)[1], limit, sensitivities)
+    if count <= (_HALF_FRACTION * errors.count if dtype in _HALF else 0):
         return ""
-    return f"{count} elements off by up to {found.worst:.3g} of their slice, allowed {limit:.3g}"
+    return f"{count} elements off by up to {errors.worst:.3g} of their slice, allowed {limit:.3g}"
 
 
 def _units(dtype: torch.dtype) -> tuple[float, float]:
@@ -414,7 +428,7 @@ def _units(dtype: torch.dtype) -> tuple[float, float]:
     )
 
 
-def sampling_spread(count: int) -> float:
+def sampling_margin(count: int) -> float:
     """How far an rms of `count` samples may lie below the true one (chi-square 1 % quantile,
     Wilson-Hilferty); 1 from 4,096 on.
     """

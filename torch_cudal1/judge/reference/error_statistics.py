@@ -17,77 +17,89 @@ from torch.linalg import vector_norm
 
 __all__ = [
     "Results",
-    "Spread",
+    "ErrorStatistics",
     "all_finite",
-    "beyond",
+    "count_beyond",
     "flat_blocks",
     "root_mean_square",
-    "spread_of",
+    "measure_errors",
 ]
 
 Results: TypeAlias = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor
 ]  # candidate, baseline, float64 (or the baseline instead)
-_BLOCK = {
+_BLOCK_ELEMENTS = {
     "cpu": 1 << 17,
     "cuda": 1 << 24,
 }  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
-_SHORT_ROW = 8
-_LEAST, _MOST = 1e-70, 1e70  # between these a fourth power is a float64
-_NOTHING = 1e-300  # the scale of a row of zeros
+_MIN_ROW_ELEMENTS = 8
+_MIN_PEAK, _MAX_PEAK = 1e-70, 1e70  # between these a fourth power is a float64
+_ZERO_ROW_SCALE = 1e-300  # the scale of a row of zeros
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Of the elements that are finite in all three. `own` is the baseline's error, `error` the
+class ErrorStatistics:
+    """Of the elements that are finite in all three. `baseline_error` is the baseline's error, `error` the
     candidate's, `scale` float64's rms.
 
     Worst ones are relative to the largest magnitude of their row (of the whole where rows are
-    short). `effective`: how many elements `own` rests on, their number for normal errors, fewer
+    short). `effective`: how many elements `baseline_error` rests on, their number for normal errors, fewer
     where a few large ones make it up.
     """
 
     count: int
     scale: float
-    own: float
+    baseline_error: float
     error: float
-    own_worst: float
+    worst_baseline_error: float
     worst: float
     effective: int
 
 
-def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) -> Spread | None:
+def measure_errors(
+    results: Results, floor: float, sensitivity: torch.Tensor | None = None
+) -> ErrorStatistics | None:
     """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no
     element is finite.
 
-    `sway`: how far each element moves with the inputs, which is what a row that cancels is measured
+    `sensitivity`: how far each element moves with the inputs, which is what a row that cancels is measured
     by.
     """
     finite = _finite(results)
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
-    scales = _row_scales(results[2], floor, sway, finite=finite is None)
+    scales = _row_scales(results[2], floor, sensitivity, finite=finite is None)
     squares = torch.zeros(
         4, dtype=torch.float64, device=results[2].device
     )  # float64, own, candidate; own to the fourth
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
     for candidate, baseline, exact, scale in _blocks(results, scales, finite):
-        own, error = (baseline - exact) / unit, (candidate - exact) / unit
-        own2 = own.square()
+        baseline_error, error = (baseline - exact) / unit, (candidate - exact) / unit
+        own2 = baseline_error.square()
         squares += torch.stack(
             ((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum())
         )
-        worst = torch.maximum(worst, torch.stack((_worst(own, scale), _worst(error, scale))))
+        worst = torch.maximum(
+            worst, torch.stack((_worst(baseline_error, scale), _worst(error, scale)))
+        )
     # a device is asked once: each answer is waited for, and others may use it meanwhile
-    scale2, own_2, error_2, fourths, own_worst, error_worst = torch.cat((squares, worst)).tolist()
+    scale2, own_2, error_2, fourths, worst_baseline_error, error_worst = torch.cat(
+        (squares, worst)
+    ).tolist()
     scale_rms, own_rms, error_rms = (
         unit * math.sqrt(value / count) for value in (scale2, own_2, error_2)
     )
     effective = _effective(count, own_2, fourths)
-    return Spread(
-        count, scale_rms, own_rms, error_rms, unit * own_worst, unit * error_worst, effective
+    return ErrorStatistics(
+        count,
+        scale_rms,
+        own_rms,
+        error_rms,
+        unit * worst_baseline_error,
+        unit * error_worst,
+        effective,
     )
 
 
@@ -103,10 +115,14 @@ def _effective(count: int, squares: float, fourths: float) -> int:
     )
 
 
-def beyond(results: Results, floor: float, limit: float, sway: torch.Tensor | None = None) -> int:
+def count_beyond(
+    results: Results, floor: float, limit: float, sensitivity: torch.Tensor | None = None
+) -> int:
     """How many of the candidate's elements are off by more than `limit` of their row's scale."""
     finite = _finite(results)
-    blocks = _blocks(results, _row_scales(results[2], floor, sway, finite=finite is None), finite)
+    blocks = _blocks(
+        results, _row_scales(results[2], floor, sensitivity, finite=finite is None), finite
+    )
     return sum(
         int(((candidate - exact).abs_() > limit * scale).sum())
         for candidate, _, exact, scale in blocks
@@ -115,7 +131,7 @@ def beyond(results: Results, floor: float, limit: float, sway: torch.Tensor | No
 
 def flat_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Tensors of as many elements, side by side in flat blocks."""
-    block = _BLOCK.get(tensors[0].device.type, _BLOCK["cpu"])
+    block = _BLOCK_ELEMENTS.get(tensors[0].device.type, _BLOCK_ELEMENTS["cpu"])
     return zip(*(tensor.reshape(-1).split(block) for tensor in tensors), strict=True)
 
 
@@ -152,16 +168,20 @@ def _finite(results: Results) -> torch.Tensor | None:
 
 
 def _row_scales(
-    exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, finite: bool = False
+    exact: torch.Tensor,
+    floor: float,
+    sensitivity: torch.Tensor | None = None,
+    *,
+    finite: bool = False,
 ) -> torch.Tensor:
     """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `finite`: `exact` is
     known to be.
     """
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
     scales = _largest(exact.reshape(-1, width), finite=finite).double()
-    if sway is not None:
-        scales = torch.maximum(scales, _largest(sway.reshape(-1, width)))
-    return torch.maximum(scales, (floor * scales.max()).clamp_min(_NOTHING))
+    if sensitivity is not None:
+        scales = torch.maximum(scales, _largest(sensitivity.reshape(-1, width)))
+    return torch.maximum(scales, (floor * scales.max()).clamp_min(_ZERO_ROW_SCALE))
 
 
 def _largest(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
@@ -173,7 +193,7 @@ def _largest(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
 
 
 def _has_rows(exact: torch.Tensor) -> bool:
-    return exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
+    return exact.dim() > 1 and exact.shape[-1] >= _MIN_ROW_ELEMENTS
 
 
 def _blocks(
@@ -188,7 +208,10 @@ def _blocks(
             (scales, *block) for block in flat_blocks(*parts)
         )
     else:
-        height = max(1, _BLOCK.get(scales.device.type, _BLOCK["cpu"]) // results[2].shape[-1])
+        height = max(
+            1,
+            _BLOCK_ELEMENTS.get(scales.device.type, _BLOCK_ELEMENTS["cpu"]) // results[2].shape[-1],
+        )
         rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in parts)
         cut = zip(*(tensor.split(height) for tensor in (scales, *rows)), strict=True)
     for scale, candidate, baseline, exact, *mask in cut:
@@ -205,7 +228,7 @@ def _unit(scales: torch.Tensor) -> float:
     lies far outside float32.
     """
     peak = float(scales.max())
-    return 1.0 if _LEAST < peak < _MOST or peak <= _NOTHING else peak
+    return 1.0 if _MIN_PEAK < peak < _MAX_PEAK or peak <= _ZERO_ROW_SCALE else peak
 
 
 def _worst(errors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

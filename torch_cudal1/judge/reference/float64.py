@@ -20,21 +20,21 @@ from typing import Any
 import torch
 
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import bound_arguments, fill
 from torch_cudal1.judge.wire.channel import storage_extent
+from torch_cudal1.judge.wire.tensor_bits import to_float64
 
-__all__ = ["Infeasible", "exact_outputs", "sway"]
+__all__ = ["Infeasible", "exact_outputs", "measure_input_sensitivity"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _ATTENTION = frozenset((*attention_names.FORWARDS, *attention_names.FORWARDS_ELSEWHERE))
 _LOG_SUM_EXPS = frozenset(attention_names.FORWARDS)  # natural ones
 _ATTENTION_BACKWARD = frozenset(attention_names.BACKWARDS)
 _ASKED = "compute_log_sumexp"  # an argument of some operators
-_NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
+_NUDGE_SIZE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
 # Views are of numbers, whatever memory a float64 step left them in; those in the second set say
@@ -60,12 +60,8 @@ def exact_outputs(
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can
     be compared with.
     """
-    last = {
-        index: position
-        for position, step in enumerate(program.steps)
-        for index in used_values(step)
-    }
-    kept = set(program.outputs)
+    last = {index: position for position, step in enumerate(program.steps) for index in step.reads}
+    returned = set(program.outputs)
     by_strides = any(
         isinstance(step, Aten) and step.target in _BY_STRIDES for step in program.steps
     )
@@ -79,7 +75,7 @@ def exact_outputs(
             index: _widen_strided(tensor) for index, tensor in enumerate(inputs)
         }
         for index, name in enumerate(program.constants, len(inputs)):
-            values[index] = widen(program.payloads[name].to(device))
+            values[index] = to_float64(program.payloads[name].to(device))
         with torch.no_grad():
             for position, step in enumerate(program.steps):
                 if not isinstance(step, Aten):
@@ -89,7 +85,7 @@ def exact_outputs(
                     for index, value in _step(step, values, device).items()
                 }
                 for index in [
-                    i for i in values if i not in kept and last.get(i, position) <= position
+                    i for i in values if i not in returned and last.get(i, position) <= position
                 ]:
                     del values[index]
     except (
@@ -104,7 +100,7 @@ def exact_outputs(
     return [None if out is None else values.get(out) for out in program.outputs]
 
 
-def sway(
+def measure_input_sensitivity(
     run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None] | Infeasible],
     inputs: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor | None],
@@ -122,19 +118,19 @@ def sway(
     ]
     for _ in range(_NUDGES):
         try:
-            found = run([_nudged(tensor) for tensor in inputs])
+            outputs = run([_nudge(tensor) for tensor in inputs])
         except torch.OutOfMemoryError as error:
-            found = Infeasible(str(error))
-        if isinstance(found, Infeasible):
+            outputs = Infeasible(str(error))
+        if isinstance(outputs, Infeasible):
             return [None] * len(moved)
-        for most, out, middle in zip(moved, found, exact, strict=True):
+        for most, out, middle in zip(moved, outputs, exact, strict=True):
             if most is not None and out is not None and middle is not None:
-                step = (out - middle).abs_().nan_to_num_(nan=0.0, posinf=0.0).div_(_NUDGE)
+                step = (out - middle).abs_().nan_to_num_(nan=0.0, posinf=0.0).div_(_NUDGE_SIZE)
                 torch.maximum(most, step, out=most)
     return moved
 
 
-def _nudged(tensor: torch.Tensor) -> torch.Tensor:
+def _nudge(tensor: torch.Tensor) -> torch.Tensor:
     """In float64, every element of its memory times 1 + a random round-off; elements that are one
     in memory stay one.
     """
@@ -149,7 +145,7 @@ def _nudged(tensor: torch.Tensor) -> torch.Tensor:
     )  # the user's own sequence is not touched
     factors = (
         torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator)
-        .mul_(_NUDGE)
+        .mul_(_NUDGE_SIZE)
         .add_(1)
     )
     return (flat * factors).as_strided(wide.shape, wide.stride())
@@ -169,19 +165,10 @@ def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
     )
 
 
-def widen(tensor: Any) -> Any:
-    """A tensor in float64 or complex128 when it is floating or complex; anything else as it is."""
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    if tensor.dtype.is_complex:
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
-
-
 def _widen_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """As `widen`, with the strides kept whatever they are: a step may depend on them."""
+    """As `to_float64`, with the strides kept whatever they are: a step may depend on them."""
     extent = storage_extent(tensor.shape, tensor.stride())
-    flat: torch.Tensor = widen(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
+    flat: torch.Tensor = to_float64(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
     return flat.as_strided(tensor.shape, tensor.stride())
 
 
@@ -191,12 +178,14 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
         raise NotImplementedError(f"{step.target} reads the bits of its argument")
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
-        scores, value = _scores(bound)
+        scores, value = _attention_scores(bound)
         weights = (
-            scores.softmax(-1) if _bias(bound) is None else torch.ops.aten._safe_softmax(scores, -1)
+            scores.softmax(-1)
+            if _attention_bias(bound) is None
+            else torch.ops.aten._safe_softmax(scores, -1)
         )
-        made = {step.outs[0]: _weighted(weights, value, _seen(bound, scores))}
-        return made | (
+        results = {step.outs[0]: _weigh_values(weights, value, _causal_mask(bound, scores))}
+        return results | (
             {step.outs[1]: _log_sum_exp(name, scores)}
             if name in _LOG_SUM_EXPS and bound.get(_ASKED, True)
             else {}
@@ -208,63 +197,67 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
         return dict(zip(step.outs, _attention_backward(bound), strict=False))
     if name in ("_grouped_mm", "grouped_mm"):
         return {
-            step.outs[0]: _grouped_products(
+            step.outs[0]: _multiply_groups(
                 {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
             )
         }
     if name == "native_group_norm":
-        bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
+        bound = {
+            key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()
+        }
         return dict(zip(step.outs, _group_norm(bound), strict=True))
     if name == "convolution":
-        bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
+        bound = {
+            key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()
+        }
         if (
             bound["transposed"]
             and bound["groups"] == 1
             and bound["input"].dim() == bound["weight"].dim()
         ):
-            return {step.outs[0]: _transposed_convolution(bound)}
-    args = [_widened(arg, values, device) for arg in step.args]
-    kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
+            return {step.outs[0]: _convolve_transposed(bound)}
+    args = [_widen_argument(arg, values, device) for arg in step.args]
+    kwargs = {key: _widen_argument(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
         args[2:3] = [False]  # "half to float" asks for a half input
     run: Callable[..., Any] = torch.reshape if step.target in _VIEWS else overload(step.target)
     result = run(*args[:2], **kwargs) if step.target in _VIEWS else run(*args, **kwargs)
-    results = result if step.many else (result,)
-    return {out: widen(value) for out, value in zip(step.outs, results, strict=True)}
+    tensors = result if step.many else (result,)
+    return {out: to_float64(value) for out, value in zip(step.outs, tensors, strict=True)}
 
 
-def _widened(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+def _widen_argument(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
     if isinstance(arg, torch.dtype):
         return torch.float64 if arg.is_floating_point else _WIDE.get(arg, arg)
     if isinstance(arg, torch.device):
         return device if arg.type == device.type else arg
     if isinstance(arg, tuple):
-        return [_widened(item, values, device) for item in arg]
+        return [_widen_argument(item, values, device) for item in arg]
     return fill(arg, values)
 
 
-def _grouped_products(bound: Mapping[str, Any]) -> torch.Tensor:
+def _multiply_groups(bound: Mapping[str, Any]) -> torch.Tensor:
     """The products of groups of rows, columns or terms, which end at the offsets: 2-d and 3-d
     operands in any combination.
     """
     if bound.get("bias") is not None:
         raise NotImplementedError("grouped products with a bias")
-    left: torch.Tensor = bound["self"]
-    right: torch.Tensor = bound["mat2"]
+    first: torch.Tensor = bound["self"]
+    second: torch.Tensor = bound["mat2"]
     ends = bound.get("offs")
     if ends is None:
-        return torch.bmm(left, right)
+        return torch.bmm(first, second)
     groups = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends.tolist()])]
-    if left.dim() == right.dim() == 2:
-        return torch.stack([left[:, group] @ right[group] for group in groups])
-    if left.dim() == 2:
-        out = left.new_zeros(left.shape[0], right.shape[-1])
-        for group, factors in zip(groups, right, strict=True):
-            out[group] = left[group] @ factors
+    if first.dim() == second.dim() == 2:
+        return torch.stack([first[:, group] @ second[group] for group in groups])
+    if first.dim() == 2:
+        out = first.new_zeros(first.shape[0], second.shape[-1])
+        for group, factors in zip(groups, second, strict=True):
+            out[group] = first[group] @ factors
         return out
-    out = left.new_zeros(left.shape[1], right.shape[-1])
-    for group, factors in zip(groups, left, strict=True):
-        out[:, group] = factors @ right[:, group]
+    out = first.new_zeros(first.shape[1], second.shape[-1])
+    for group, factors in zip(groups, first, strict=True):
+        out[:, group] = factors @ second[:, group]
     return out
 
 
@@ -272,13 +265,13 @@ def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, t
     """(x - mean) rstd weight + bias, in the order in which that is written; then the mean and rstd
     of each group.
     """
-    whole, groups = bound["input"], bound["group"]
-    parts = whole.reshape(bound["N"], groups, -1)
+    tensor, groups = bound["input"], bound["group"]
+    parts = tensor.reshape(bound["N"], groups, -1)
     mean = parts.mean(-1)
     deviation = parts - mean[..., None]
     rstd = (deviation.square().mean(-1) + bound["eps"]).rsqrt()
-    out = (deviation * rstd[..., None]).reshape(whole.shape)
-    form = (1, -1, *(1,) * (whole.dim() - 2))
+    out = (deviation * rstd[..., None]).reshape(tensor.shape)
+    form = (1, -1, *(1,) * (tensor.dim() - 2))
     if bound["weight"] is not None:
         out = out * bound["weight"].reshape(form)
     if bound["bias"] is not None:
@@ -286,21 +279,21 @@ def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, t
     return out, mean, rstd
 
 
-def _transposed_convolution(bound: Mapping[str, Any]) -> torch.Tensor:
+def _convolve_transposed(bound: Mapping[str, Any]) -> torch.Tensor:
     """The product of the input with each tap of the kernel, added up where that tap puts it."""
-    given, weight, bias = bound["input"], bound["weight"], bound["bias"]
-    (batch, _, *size), (inner, outer, *kernel) = given.shape, weight.shape
+    tensor, weight, bias = bound["input"], bound["weight"], bound["bias"]
+    (batch, _, *size), (inner, outer, *kernel) = tensor.shape, weight.shape
     stride, padding, dilation, beyond = (
         list(bound[name]) * (len(size) // len(bound[name]))
         for name in ("stride", "padding", "dilation", "output_padding")
     )
     spans = [(n - 1) * step + 1 for n, step in zip(size, stride, strict=True)]
-    whole = [
+    sizes = [
         span + d * (k - 1) + extra
         for span, d, k, extra in zip(spans, dilation, kernel, beyond, strict=True)
     ]
-    flat = given.reshape(batch, inner, -1)
-    out = flat.new_zeros(batch, outer, *whole)
+    flat = tensor.reshape(batch, inner, -1)
+    out = flat.new_zeros(batch, outer, *sizes)
     for tap in itertools.product(*map(range, kernel)):
         places = [
             slice(t * d, t * d + span, step)
@@ -311,12 +304,12 @@ def _transposed_convolution(bound: Mapping[str, Any]) -> torch.Tensor:
             batch, outer, *size
         )
     cut: torch.Tensor = out[
-        (slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, whole, strict=True)))
+        (slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, sizes, strict=True)))
     ]
     return cut.contiguous() if bias is None else cut + bias.reshape(1, -1, *(1,) * len(size))
 
 
-def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _attention_scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """q k^T scale + bias, masked, with the arguments every fused variant has under the same names;
     and values, for each head.
     """
@@ -326,15 +319,15 @@ def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     if (
         query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1
     ):  # neighbouring queries share a head
-        key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
-    scores = query @ key.transpose(-2, -1) * _scale(bound)
-    if (bias := _bias(bound)) is not None:
+        key, value = (tensor.repeat_interleave(shared, 1) for tensor in (key, value))
+    scores = query @ key.transpose(-2, -1) * _attention_scale(bound)
+    if (bias := _attention_bias(bound)) is not None:
         scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-    seen = _seen(bound, scores)
-    return scores if seen is None else scores.masked_fill(~seen, -math.inf), value
+    visible = _causal_mask(bound, scores)
+    return scores if visible is None else scores.masked_fill(~visible, -math.inf), value
 
 
-def _bias(bound: Mapping[str, Any]) -> torch.Tensor | None:
+def _attention_bias(bound: Mapping[str, Any]) -> torch.Tensor | None:
     """What is added to scores, or hides some of them. PyTorch's operators give 0 for a row that it
     hides all keys from.
     """
@@ -343,28 +336,28 @@ def _bias(bound: Mapping[str, Any]) -> torch.Tensor | None:
     )
 
 
-def _scale(bound: Mapping[str, Any]) -> float:
-    given = bound.get("scale")
-    return 1 / math.sqrt(bound["query"].shape[-1]) if given is None else float(given)
+def _attention_scale(bound: Mapping[str, Any]) -> float:
+    scale = bound.get("scale")
+    return 1 / math.sqrt(bound["query"].shape[-1]) if scale is None else float(scale)
 
 
-def _seen(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None:
+def _causal_mask(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None:
     """What a causal mask lets through, by query and key; None without one."""
     if not bound.get("is_causal", False):
         return None
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
 
 
-def _weighted(
-    weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None
+def _weigh_values(
+    weights: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None
 ) -> torch.Tensor:
-    """weights @ values, of which what is not `seen` takes no part: not even as 0 times NaN, which
+    """weights @ values, of which what is not `visible` takes no part: not even as 0 times NaN, which
     kernels form in some blocks.
     """
     plain = weights @ values
-    if seen is None or bool(values.isfinite().all()):
+    if visible is None or bool(values.isfinite().all()):
         return plain
-    reached = seen.double() @ (~values.isfinite()).double() > 0
+    reached = visible.double() @ (~values.isfinite()).double() > 0
     return torch.where(reached, plain, weights @ values.nan_to_num(0.0, 0.0, 0.0))
 
 
@@ -386,18 +379,24 @@ def _attention_backward(
     holds.
     """
     grad, query, key = bound["grad_out"], bound["query"], bound["key"]
-    scores, value = _scores(bound)
+    scores, value = _attention_scores(bound)
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
     total = bound["logsumexp"].reshape(*scores.shape[:2], -1)[..., : scores.shape[2]]
     weights = (scores - total[..., None]).exp_()
     slopes = weights * (
         grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True)
     )
-    seen = _seen(bound, scores)
-    if seen is not None:
-        weights, slopes = (one.masked_fill_(~seen, 0.0) for one in (weights, slopes))
-    turned = None if seen is None else seen.t()
-    d_key = _weighted(slopes.transpose(-2, -1), query, turned) * _scale(bound)
-    d_value = _weighted(weights.transpose(-2, -1), grad, turned)
-    d_key, d_value = (one.unflatten(1, (heads, shared)).sum(2) for one in (d_key, d_value))
-    return _weighted(slopes, key.repeat_interleave(shared, 1), seen) * _scale(bound), d_key, d_value
+    visible = _causal_mask(bound, scores)
+    if visible is not None:
+        weights, slopes = (tensor.masked_fill_(~visible, 0.0) for tensor in (weights, slopes))
+    visible_transposed = None if visible is None else visible.t()
+    d_key = _weigh_values(slopes.transpose(-2, -1), query, visible_transposed) * _attention_scale(
+        bound
+    )
+    d_value = _weigh_values(weights.transpose(-2, -1), grad, visible_transposed)
+    d_key, d_value = (tensor.unflatten(1, (heads, shared)).sum(2) for tensor in (d_key, d_value))
+    return (
+        _weigh_values(slopes, key.repeat_interleave(shared, 1), visible) * _attention_scale(bound),
+        d_key,
+        d_value,
+    )

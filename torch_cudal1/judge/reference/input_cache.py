@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_cudal1.device.gpu_memory import part_of
+from torch_cudal1.device.gpu_memory import memory_share_bytes
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["ALIGNED_BYTES", "Residents", "message_bytes", "own_bytes"]
+__all__ = ["ALIGNED_BYTES", "InputCache", "message_bytes", "tensor_bytes"]
 
 ALIGNED_BYTES = 512  # what a tensor in a message may waste
 
-_ROOM_SHARE, _ROOM_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
+_GPU_SHARE, _HOST_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
 
 
 @dataclass
-class Residents:
+class InputCache:
     """Sets of one child by name, the one met last at the end. `bases`: whose memory a set shares,
     of all that were ever there.
     """
@@ -33,19 +33,23 @@ class Residents:
     sizes: dict[str, int] = field(default_factory=dict)
     bases: dict[str, str] = field(default_factory=dict)
 
-    def admit(self, name: str, size_bytes: int, base: str, kept: Collection[str]) -> list[str]:
+    def admit(self, name: str, size_bytes: int, base: str, pinned: Collection[str]) -> list[str]:
         """Note a set that is about to come; the names of those that have to go first, none of them
-        in `kept`.
+        in `pinned`.
         """
-        gone, room = [], part_of(self.device, _ROOM_SHARE, _ROOM_BYTES)
-        for other in [one for one in self.sizes if one != name and one != base and one not in kept]:
+        evicted, room = [], memory_share_bytes(self.device, _GPU_SHARE, _HOST_BYTES)
+        for other in [
+            name_held
+            for name_held in self.sizes
+            if name_held != name and name_held != base and name_held not in pinned
+        ]:
             if sum(self.sizes.values()) + size_bytes <= room:
                 break
             del self.sizes[other]
-            gone.append(other)
+            evicted.append(other)
         self.sizes.pop(name, None)
         self.sizes[name], self.bases[name] = size_bytes, base
-        return gone
+        return evicted
 
     def meets(self, name: str) -> bool:
         """Whether it is there; it counts as met now."""
@@ -62,12 +66,12 @@ class Residents:
 
 def message_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Of a message with these tensors, at most."""
-    given = [tensor for tensor in tensors if tensor is not None]
+    present = [tensor for tensor in tensors if tensor is not None]
     return sum(
-        storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNED_BYTES for t in given
+        storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNED_BYTES for t in present
     )
 
 
-def own_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Of the elements of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

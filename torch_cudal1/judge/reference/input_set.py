@@ -13,22 +13,22 @@ from typing import TypeAlias
 
 import torch
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.reference.float64 import Infeasible, sway
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.reference.float64 import Infeasible, measure_input_sensitivity
 from torch_cudal1.judge.reference.region_reference import Outputs, Result
 
-__all__ = ["Book", "Sample"]
+__all__ = ["ReferenceCache", "InputSet"]
 
-_COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
+_COMPUTED = ("expected", "exact", "sensitivity")  # cached properties of a set
 
 
 @dataclass
-class Sample:
+class InputSet:
     """One input set: the tensors in this process, and the reference's outputs (computed when first
     asked for).
 
-    `kept`: every candidate of the region meets this set, so what was computed for one stays for the
-    next; `findings`: what was found of it and others of its kind that no candidate has a part in.
+    `is_shared`: every candidate of the region meets this set, so what was computed for one stays for the
+    next; `shared_results`: what was found of it and others of its kind that no candidate has a part in.
     """
 
     name: str
@@ -36,11 +36,13 @@ class Sample:
     inputs: list[torch.Tensor]
     eager: Callable[[Sequence[torch.Tensor]], Result] = field(repr=False)
     oracle: Callable[[Sequence[torch.Tensor]], Outputs | Infeasible] = field(repr=False)
-    kept: bool = False
-    findings: dict[tuple[str, ...], list[Check]] = field(default_factory=dict, repr=False)
+    is_shared: bool = False
+    shared_results: dict[tuple[str, ...], list[CheckResult]] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
-    def reference(self) -> Result:
+    def expected(self) -> Result:
         """Eager's outputs and their properties. Raises ReferenceFailure when eager refuses the
         inputs.
         """
@@ -51,24 +53,36 @@ class Sample:
         """The float64 outputs."""
         return self.oracle(self.inputs)
 
+    @property
+    def has_exact(self) -> bool:
+        """Whether the float64 outputs were computed already, so that asking for them is free."""
+        return "exact" in self.__dict__
+
+    @property
+    def computed_exact(self) -> Outputs | Infeasible | None:
+        """The float64 outputs, where they were computed already."""
+        return self.__dict__.get("exact")
+
     def exact_at(self, position: int) -> torch.Tensor | None:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Infeasible) else self.exact[position]
 
     @cached_property
-    def sway(self) -> list[torch.Tensor | None]:
+    def sensitivity(self) -> list[torch.Tensor | None]:
         """How far the float64 outputs move with the inputs: what tells a sum that cancels from one
         that is wrong.
         """
         return (
-            [] if isinstance(self.exact, Infeasible) else sway(self.oracle, self.inputs, self.exact)
+            []
+            if isinstance(self.exact, Infeasible)
+            else measure_input_sensitivity(self.oracle, self.inputs, self.exact)
         )
 
-    def sway_at(self, position: int) -> torch.Tensor | None:
+    def sensitivity_at(self, position: int) -> torch.Tensor | None:
         """How far one output moves, None where that cannot be told."""
-        return self.sway[position] if self.sway else None
+        return self.sensitivity[position] if self.sensitivity else None
 
-    def answers_as(self, other: Sample) -> None:
+    def copy_expected(self, other: InputSet) -> None:
         """Take over what the reference yields on another set of the same values: only where they
         lie differs.
         """
@@ -79,29 +93,31 @@ class Sample:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Of its inputs, and of what was computed on them so far."""
         yield from self.inputs
-        reference, exact, moved = (self.__dict__.get(name) for name in _COMPUTED)
+        expected, exact, moved = (self.__dict__.get(name) for name in _COMPUTED)
         for outputs in (
-            reference.outputs if reference else (),
+            expected.outputs if expected else (),
             exact if isinstance(exact, list) else (),
             moved or (),
         ):
             yield from (tensor for tensor in outputs if tensor is not None)
 
-    def again(self) -> Iterator[Result]:
+    def rerun_eager(self) -> Iterator[Result]:
         """Four more runs of eager, one after the other: it may vary."""
         for _ in range(4):
             yield self.eager(self.inputs)
 
-    def forget(self) -> None:
+    def forget_computed(self) -> None:
         """Free all that was computed; it is computed again when it is asked for again."""
         for name in _COMPUTED:
             self.__dict__.pop(name, None)
 
     def forget_exact(self) -> None:
         """Free what is float64, unless another candidate will need it."""
-        if not self.kept:
-            for name in ("exact", "sway"):
+        if not self.is_shared:
+            for name in ("exact", "sensitivity"):
                 self.__dict__.pop(name, None)
 
 
-Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
+ReferenceCache: TypeAlias = dict[
+    tuple[str, str, int], InputSet
+]  # (region key, distribution, n-th of it)

@@ -17,7 +17,7 @@ from torch_cudal1.ir.records import Role
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["DISTRIBUTIONS", "Form", "clone_strided", "make_inputs", "unproven_integers"]
+__all__ = ["DISTRIBUTIONS", "InputForm", "clone_strided", "make_inputs", "unproven_integers"]
 
 DISTRIBUTIONS: dict[
     str, tuple[float, float]
@@ -43,7 +43,7 @@ _EXACT_SUM = 1_000  # float16 counts exactly to 2,048
 _UNBOUNDED_INTEGERS = 2
 
 
-class Form(Protocol):
+class InputForm(Protocol):
     """What input making needs to know: one spec and one role per input, and what the consumers
     imply.
     """
@@ -57,7 +57,7 @@ class Form(Protocol):
 
 
 def make_inputs(
-    form: Form,
+    form: InputForm,
     seed: int,
     distribution: str,
     device: torch.device,
@@ -78,25 +78,25 @@ def make_inputs(
         raise ValueError(
             "the examples do not have the dtypes, shapes and strides of the region's inputs"
         )
-    known = form.facts
+    facts = form.facts
     tensors = []
     for index, (spec, role) in enumerate(zip(specs, form.roles, strict=True)):
         place = device if spec.device == device.type else torch.device(spec.device)
         generator = torch.Generator(place).manual_seed((seed * 1_000_003 + index) % (1 << 63))
         example = examples[index] if examples is not None else None
         floating = spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex
-        role = "parameter" if index in known.weights else role
-        if example is not None and (not floating or index in known.kept):
+        role = "parameter" if index in facts.weights else role
+        if example is not None and (not floating or index in facts.kept):
             tensors.append(clone_strided(example).to(place))
             continue
         flat = _draw(
-            spec, role, distribution, generator, index in known.positive, known.bounds.get(index)
+            spec, role, distribution, generator, index in facts.positive, facts.bounds.get(index)
         )
         tensor = flat.as_strided(spec.shape, spec.strides)
         if floating and role == "input":
             _shape_in_place(tensor, distribution, generator)
-        if distribution == "integers" and floating and index not in known.positive:
-            _count_in_place(flat, known.longest_reduction, generator)
+        if distribution == "integers" and floating and index not in facts.positive:
+            _count_in_place(flat, facts.longest_reduction, generator)
         tensors.append(tensor)
     return tensors
 
@@ -107,7 +107,7 @@ def _fit(examples: Sequence[torch.Tensor | None], specs: Sequence[TensorSpec]) -
     )
 
 
-def unproven_integers(form: Form) -> tuple[int, ...]:
+def unproven_integers(form: InputForm) -> tuple[int, ...]:
     """Positions of integer inputs whose legal range the consumers do not tell (booleans and empty
     ones apart).
     """

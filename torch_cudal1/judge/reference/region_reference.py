@@ -1,6 +1,6 @@
 """What a candidate is judged against: the form of the inputs, and the truth about the outputs.
 
-`Subject` is the protocol; `RegionSubject` is a captured region, computed in this process. It knows
+`Reference` is the protocol; `RegionReference` is a captured region, computed in this process. It knows
 no candidate and judges nothing.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.device.gpu_memory import give_back
+from torch_cudal1.device.gpu_memory import release_cached_memory
 from torch_cudal1.ir.interpreter import Runner, interpret
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Contract, Region, Role
@@ -22,12 +22,12 @@ from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.judge.reference.analysis import Facts, analyse, bound_arguments
 from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.judge.reference.inputs import unproven_integers
-from torch_cudal1.judge.reference.tf32_policy import UsingRights, multiplies
+from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding, uses_tf32
 from torch_cudal1.judge.wire import precision_rights
 from torch_cudal1.judge.wire.properties import describe
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["Outputs", "ReferenceFailure", "RegionSubject", "Result", "Subject"]
+__all__ = ["Outputs", "ReferenceFailure", "RegionReference", "Result", "Reference"]
 
 _CHOICES = frozenset({"argmax", "argmin", "max", "min", "topk", "sort", "kthvalue", "median"})
 Outputs: TypeAlias = list[torch.Tensor | None]
@@ -48,7 +48,7 @@ class Result:
     tree: str = ""
 
 
-class Subject(Protocol):
+class Reference(Protocol):
     """What is to be computed. `outputs`: for each position whether a tensor is there;
     `output_bytes`: of all, 0 if not known.
     """
@@ -72,7 +72,7 @@ class Subject(Protocol):
         """
         ...
 
-    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+    def eager_with_tf32(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """What eager yields if it makes use of all rights of the contract; None where none of them
         is of use here.
         """
@@ -84,7 +84,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
-class RegionSubject:
+class RegionReference:
     """A region on a device under a contract. `proven`: the inputs are made from the user's own
     integers, so they are legal.
     """
@@ -138,18 +138,22 @@ class RegionSubject:
             ) from error
         return Result(list(outputs), describe(outputs, inputs))
 
-    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+    def eager_with_tf32(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
-        held = self.contract.rights if self.contract.precision == "match" else ()
+        allowed = self.contract.rights if self.contract.precision == "match" else ()
         names = (
             step.target.split(".")[1]
             for step in self.region.program.steps
             if isinstance(step, Aten)
         )
-        if not any(multiplies(name, held) for name in names):
+        if not any(uses_tf32(name, allowed) for name in names):
             return None
         try:
-            with precision_rights.under(self.contract), torch.no_grad(), UsingRights(held):
+            with (
+                precision_rights.under(self.contract),
+                torch.no_grad(),
+                Tf32OperandRounding(allowed),
+            ):
                 return list(interpret(self.region.program, self.device)(inputs))
         except torch.OutOfMemoryError:  # for rounded copies
             return None
@@ -158,23 +162,23 @@ class RegionSubject:
         """The reference Program in float64; tried again, where memory runs out, with what this
         process does not need given back.
         """
-        found = exact_outputs(self.region.program, inputs, self.device)
-        if isinstance(found, Infeasible) and found.reason.startswith("OutOfMemoryError"):
-            give_back(self.device)
-            found = exact_outputs(self.region.program, inputs, self.device)
-        return found
+        outputs = exact_outputs(self.region.program, inputs, self.device)
+        if isinstance(outputs, Infeasible) and outputs.reason.startswith("OutOfMemoryError"):
+            release_cached_memory(self.device)
+            outputs = exact_outputs(self.region.program, inputs, self.device)
+        return outputs
 
-    def chosen_from(
+    def values_chosen_from(
         self, inputs: Sequence[torch.Tensor], position: int
     ) -> tuple[torch.Tensor, int | None] | None:
         """For an output of indices: the float64 values that they choose among, and along which
         dimension (None: flattened).
         """
-        wanted = self.region.program.outputs[position]
+        value = self.region.program.outputs[position]
         steps = [
             step
             for step in self.region.program.steps
-            if isinstance(step, Aten) and wanted in step.outs
+            if isinstance(step, Aten) and value in step.outs
         ]
         if not steps or steps[0].target.split(".")[1] not in _CHOICES:
             return None

@@ -19,19 +19,20 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.ir.records import Role, Schedule
+from torch_cudal1.ir.records import Role
+from torch_cudal1.ir.schedule import EAGER, Schedule
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_cache import message_bytes
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure, Result
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, count_tensors
 from torch_cudal1.judge.wire.channel import load_tensors
-from torch_cudal1.judge.worker.modules import CallForm, Way, tensors_in
 
-__all__ = ["PairSubject", "SourceCandidate", "read_reference"]
+__all__ = ["SourceReference", "SourceCandidate", "read_reference"]
 
-EVAL = Way()
+EVAL = RunMode()
 # examples and constructors are the same at every load; the inputs of the judge come from secret
 # seeds
 _SEED = 0
@@ -45,7 +46,7 @@ class SourceCandidate:
     entry: str = "ModelNew"
     origin: str = "source"
     techniques: tuple[str, ...] = ()
-    schedule: Schedule = "eager"
+    schedule: Schedule = EAGER
 
     @cached_property
     def digest(self) -> str:
@@ -59,18 +60,18 @@ class SourceCandidate:
 
 
 @dataclass(frozen=True)
-class PairSubject:
+class SourceReference:
     """The reference's module in one way of running it, asked in the oracle's process. Flat order:
     see `modules`.
     """
 
     oracle: Child = field(repr=False, compare=False)
     text: str
-    form: CallForm
+    form: CallSpec
     specs: tuple[TensorSpec, ...]
     roles: tuple[Role, ...]
     device: torch.device
-    way: Way = EVAL
+    way: RunMode = EVAL
     bounds: Mapping[int, int] = field(default_factory=dict, compare=False)
     kept: frozenset[int] = frozenset()
     flops: int = 0
@@ -119,7 +120,7 @@ class PairSubject:
         """The reference's own module. Raises ReferenceFailure."""
         return self._asked(self.way, inputs)[0]
 
-    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+    def eager_with_tf32(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """Nothing: a source is held to what eager does."""
         return None
 
@@ -130,15 +131,15 @@ class PairSubject:
         except ReferenceFailure as error:
             return Infeasible(error.found)
 
-    def in_way(self, way: Way) -> PairSubject:
+    def in_way(self, way: RunMode) -> SourceReference:
         """The same reference, run in another way."""
         return replace(self, way=way, trees={})
 
-    def with_specs(self, specs: Sequence[TensorSpec]) -> PairSubject:
+    def with_specs(self, specs: Sequence[TensorSpec]) -> SourceReference:
         """The same reference, called with tensors of another form."""
         return replace(self, specs=tuple(specs), trees={})
 
-    def with_init(self, init: Any) -> PairSubject:
+    def with_init(self, init: Any) -> SourceReference:
         """The reference constructed with other (packed) arguments."""
         return replace(self, form=replace(self.form, init=init), trees={})
 
@@ -193,22 +194,22 @@ class PairSubject:
     @property
     def cotangents(self) -> int:
         """Where the cotangents begin among the inputs."""
-        return len(self.form.names) + tensors_in(self.form.call)
+        return len(self.form.names) + count_tensors(self.form.call)
 
-    def with_gradients(self, way: Way) -> PairSubject:
+    def with_gradients(self, way: RunMode) -> SourceReference:
         """The same reference, asked for gradients: after the tensors of the call comes one
         cotangent per output.
         """
         facts = [
-            told for told in self._asked(self.way, self._made_up())[0].facts if told is not None
+            each for each in self._asked(self.way, self._made_up())[0].facts if each is not None
         ]
         floating = ("float64", "float32", "float16", "bfloat16")
-        kinds = [told["dtype"] if told["dtype"] in floating else "float32" for told in facts]
+        kinds = [each["dtype"] if each["dtype"] in floating else "float32" for each in facts]
         cotangents = tuple(
             TensorSpec.of(
-                torch.empty(told["shape"], dtype=getattr(torch, kind), device=self.device)
+                torch.empty(each["shape"], dtype=getattr(torch, kind), device=self.device)
             )
-            for told, kind in zip(facts, kinds, strict=True)
+            for each, kind in zip(facts, kinds, strict=True)
         )
         plain: Role = "input"
         roles = (*self.roles, *[plain] * len(cotangents))
@@ -242,13 +243,13 @@ class PairSubject:
             self.oracle.drop(["living"], message_bytes(inputs))
             answered.unlink(missing_ok=True)
 
-    def _slot(self, way: Way) -> str:
+    def _slot(self, way: RunMode) -> str:
         return f"reference {self.key[:16]} {way}"  # one oracle may serve several references
 
     def _made_up(self) -> list[torch.Tensor]:
         return make_inputs(self, 1, "normal", self.device)
 
-    def _asked(self, way: Way, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
+    def _asked(self, way: RunMode, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
         slot = self._slot(way)
         try:
             if slot not in self.trees:
@@ -267,29 +268,31 @@ class PairSubject:
 
 def read_reference(
     oracle: Child, text: str, device: torch.device, entry: str = "Model"
-) -> tuple[PairSubject, list[torch.Tensor]]:
+) -> tuple[SourceReference, list[torch.Tensor]]:
     """The reference's subject in eval mode, and its example tensors in flat order. Raises
     SandboxError for an unusable file.
     """
     path = oracle.new_file()
     try:
-        told = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
+        answer = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
     except CandidateFailure as error:
         raise SandboxError("reading the reference", error.found) from error
     examples = [
-        tensor for tensor in load_tensors(told["layout"], path, device) if tensor is not None
+        tensor for tensor in load_tensors(answer["layout"], path, device) if tensor is not None
     ]
     specs = tuple(TensorSpec.of(tensor) for tensor in examples)
-    roles: tuple[Role, ...] = tuple(told["roles"])
+    roles: tuple[Role, ...] = tuple(answer["roles"])
     bounds = {
         i: int(t.max()) + 1
         for i, t in enumerate(examples)
         if _is_integer(t) and t.numel() and int(t.min()) >= 0
     }
-    kept = frozenset(i for i, t in enumerate(examples) if roles[i] == "buffer" and _is_mask(t))
-    form, flops = CallForm.from_json(told["form"]), int(told["flops"])
-    return PairSubject(
-        oracle, text, form, specs, roles, device, EVAL, bounds, kept, flops
+    structural = frozenset(
+        i for i, t in enumerate(examples) if roles[i] == "buffer" and _is_mask(t)
+    )
+    form, flops = CallSpec.from_json(answer["form"]), int(answer["flops"])
+    return SourceReference(
+        oracle, text, form, specs, roles, device, EVAL, bounds, structural, flops
     ), examples
 
 
@@ -308,7 +311,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     )
 
 
-def load_module(child: Child, slot: str, text: str, form: CallForm, way: Way) -> list[Any]:
+def load_module(child: Child, slot: str, text: str, form: CallSpec, way: RunMode) -> list[Any]:
     """Put a source's module into a slot of a child: name, dtype and shape of each tensor of its
     state. Raises CandidateFailure.
     """

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["UsingRights", "multiplies", "to_tf32"]
+__all__ = ["Tf32OperandRounding", "uses_tf32", "to_tf32"]
 
 # operator -> op class, positions of the operands that are multiplied
 _OPERANDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -30,7 +30,7 @@ _OPERANDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 }
 
 
-class UsingRights(TorchDispatchMode):
+class Tf32OperandRounding(TorchDispatchMode):
     """While it is entered, operators of the classes in `rights` ("matmul", "conv") get float32
     operands rounded to TF32.
     """
@@ -46,14 +46,14 @@ class UsingRights(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name, given = func.overloadpacket.__name__, list(args)
-        if multiplies(name, self._rights):
+        name, arguments = func.overloadpacket.__name__, list(args)
+        if uses_tf32(name, self._rights):
             for position in _OPERANDS[name][1]:
-                given[position] = to_tf32(given[position])
-        return func(*given, **(kwargs or {}))
+                arguments[position] = to_tf32(arguments[position])
+        return func(*arguments, **(kwargs or {}))
 
 
-def multiplies(name: str, rights: Collection[str]) -> bool:
+def uses_tf32(name: str, rights: Collection[str]) -> bool:
     """Whether an ATen operator ("convolution") is of a class with the right to TF32."""
     return name in _OPERANDS and _OPERANDS[name][0] in rights
 

@@ -17,26 +17,38 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.device.gpu_memory import give_back, is_short, kept_bytes
+from torch_cudal1.device.gpu_memory import is_memory_short, max_cached_bytes, release_cached_memory
+from torch_cudal1.device.specs import CHECK_RATES
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.ir.records import Candidate, Contract, Schedule
-from torch_cudal1.judge.checks.profiles import PROFILES, Profile
+from torch_cudal1.ir.records import Candidate, Contract
+from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.judge.profiles import PROFILES, Profile
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.compare import Comparison
 from torch_cudal1.judge.reference.input_cache import (
     ALIGNED_BYTES,
-    Residents,
+    InputCache,
     message_bytes,
-    own_bytes,
+    tensor_bytes,
 )
-from torch_cudal1.judge.reference.input_set import Book, Sample
+from torch_cudal1.judge.reference.input_set import InputSet, ReferenceCache
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
-from torch_cudal1.judge.reference.region_reference import Outputs, RegionSubject, Result, Subject
-from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, load_module
+from torch_cudal1.judge.reference.region_reference import (
+    Outputs,
+    Reference,
+    RegionReference,
+    Result,
+)
+from torch_cudal1.judge.reference.source_reference import (
+    SourceCandidate,
+    SourceReference,
+    load_module,
+)
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.call_spec import RunMode
 from torch_cudal1.judge.wire.channel import load_tensors
+from torch_cudal1.judge.wire.tensor_bits import same_storage
 from torch_cudal1.judge.wire.transport import write_payloads
-from torch_cudal1.judge.worker.modules import Way
 
 __all__ = ["Trial"]
 
@@ -47,55 +59,66 @@ class Trial:
     sits in slot `slot`.
 
     `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of
-    each tensor that a source's module held when it had been constructed. `proven`: the last right
+    each tensor that a source's module held when it had been constructed. `accepted_outputs`: the last right
     outputs of each set, by its name and their position: whoever yields the same bits again is as
-    right. `alone`: whether nobody else of ours allocates on the device meanwhile.
+    right. `is_alone_on_device`: whether nobody else of ours allocates on the device meanwhile.
     """
 
-    subject: Subject
+    reference: Reference
     candidate: Candidate | SourceCandidate
     contract: Contract
     device: torch.device
     child: Child
     examples: Sequence[torch.Tensor | None] | None = None
-    samples: dict[str, Sample] = field(default_factory=dict)
+    samples: dict[str, InputSet] = field(default_factory=dict)
     drawn: dict[str, int] = field(
         default_factory=dict
     )  # sets of each distribution, dropped ones too
     results: dict[str, Result] = field(default_factory=dict)
-    proven: dict[tuple[str, int], tuple[torch.Tensor, Comparison]] = field(default_factory=dict)
+    accepted_outputs: dict[tuple[str, int], tuple[torch.Tensor, Comparison]] = field(
+        default_factory=dict
+    )
     references: set[Schedule] = field(default_factory=set)
-    book: Book = field(default_factory=dict)
+    reference_cache: ReferenceCache = field(default_factory=dict)
     profile: Profile = PROFILES["fast"]
     slot: str = "candidate"
     gradients: bool = True
-    alone: bool = True
+    is_alone_on_device: bool = True
     state: list[Any] = field(default_factory=list)
-    residents: Residents = field(init=False)
+    input_cache: InputCache = field(init=False)
+    # positions of the inputs that a set brought along, by its name: others are its base's
+    handed: dict[str, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.residents = Residents(self.device.type)
+        self.input_cache = InputCache(self.device.type)
+        self.handed = {}
 
-    def rounds(self, wanted: int, share: float = 0.1) -> int:
+    def affordable_sets(self, count: int, share: float = 0.1) -> int:
         """How many of the wanted input sets fit into a share of the profile's time; at least one.
 
         What a set costs is estimated from operations and bytes, so the same is tested on a busy
         machine.
         """
-        moved = sum(spec.size_bytes for spec in self.subject.specs)
-        flops_per_s, bytes_per_s = (1e13, 1e9) if self.device.type == "cuda" else (1e10, 2e8)
+        moved = sum(spec.size_bytes for spec in self.reference.specs)
+        rates = CHECK_RATES[self.device.type]
         chain_s = self.facts.chain * (
             1e-5 if self.device.type == "cuda" else 1e-4
         )  # each has to wait for the one before
-        cost_s = 2e-3 + self.facts.flops / flops_per_s + moved / bytes_per_s + chain_s
-        return max(1, min(wanted, int(share * self.profile.budget_s / cost_s)))
+        cost_s = 2e-3 + self.facts.flops / rates.flops_per_s + moved / rates.bytes_per_s + chain_s
+        return max(1, min(count, int(share * self.profile.budget_s / cost_s)))
 
     @property
     def facts(self) -> Facts:
         """What is known about the subject's inputs."""
-        return self.subject.facts
+        return self.reference.facts
 
-    def draw(self, distribution: str) -> Sample:
+    @property
+    def first_two(self) -> tuple[InputSet, InputSet]:
+        """The sets that `numerics` drew first, which all checks after it start from."""
+        first, second = list(self.samples.values())[:2]
+        return first, second
+
+    def draw(self, distribution: str) -> InputSet:
         """An input set under a secret seed, or the user's own examples ("examples"); the child gets
         a copy.
 
@@ -103,109 +126,129 @@ class Trial:
         float64 results computed once.
         """
         count = self.drawn[distribution] = self.drawn.get(distribution, -1) + 1
-        known = self.book.get((self.subject.key, distribution, count))
-        if known is not None:
-            return self._hand_over(known, base="", given=known.inputs)
-        sample = self._drawn(distribution)
-        self._remember((self.subject.key, distribution, count), sample)
-        return self._hand_over(sample, base="", given=sample.inputs)
+        shared = self.reference_cache.get((self.reference.key, distribution, count))
+        if shared is not None:
+            return self._send(shared, base="", values=shared.inputs)
+        sample = self._draw_new(distribution)
+        self._remember((self.reference.key, distribution, count), sample)
+        return self._send(sample, base="", values=sample.inputs)
 
-    def _remember(self, key: tuple[str, str, int], sample: Sample) -> None:
+    def _remember(self, key: tuple[str, str, int], sample: InputSet) -> None:
         """Keep it for the next candidate while there is room: for all that is held, the inputs,
         eager's outputs and twice that.
         """
-        held = {id(tensor): tensor for kept in self.book.values() for tensor in kept.tensors()}
-        own = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in held}
-        coming = 3 * max(own_bytes(own.values()), self.subject.output_bytes)
-        if own_bytes(held.values()) + own_bytes(own.values()) + coming <= kept_bytes(
-            self.device.type
-        ):
-            sample.kept = True
-            self.book[key] = sample
+        tensors = {
+            id(tensor): tensor
+            for shared in self.reference_cache.values()
+            for tensor in shared.tensors()
+        }
+        new_tensors = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in tensors}
+        coming = 3 * max(tensor_bytes(new_tensors.values()), self.reference.output_bytes)
+        if tensor_bytes(tensors.values()) + tensor_bytes(
+            new_tensors.values()
+        ) + coming <= max_cached_bytes(self.device.type):
+            sample.is_shared = True
+            self.reference_cache[key] = sample
 
-    def relieve(self) -> None:
-        """`forget`, and give back what this process holds of a GPU and does not use."""
-        self.forget()
-        give_back(self.device)
+    def free_memory(self) -> None:
+        """`forget_computed`, and give back what this process holds of a GPU and does not use."""
+        self.forget_computed()
+        release_cached_memory(self.device)
 
-    def ease(self) -> None:
-        """`relieve` where memory is short for the next call."""
-        if is_short(
+    def free_memory_if_short(self) -> None:
+        """`free_memory` where memory is short for the next call."""
+        if is_memory_short(
             self.device,
-            max(self.subject.output_bytes, *(spec.size_bytes for spec in self.subject.specs), 0),
+            max(
+                self.reference.output_bytes, *(spec.size_bytes for spec in self.reference.specs), 0
+            ),
         ):
-            self.relieve()
+            self.free_memory()
 
-    def let_go(self) -> None:
+    def drop_large_sets(self) -> None:
         """Drop all sets where they are large, since nothing will be asked of them again."""
         samples = list(self.samples.values())
-        if sum(message_bytes(sample.inputs) for sample in samples) > kept_bytes(self.device.type):
+        if sum(message_bytes(sample.inputs) for sample in samples) > max_cached_bytes(
+            self.device.type
+        ):
             self.drop(*samples)
 
-    def forget(self) -> None:
+    def forget_computed(self) -> None:
         """Free what was computed of a region's sets, where it takes more memory than is worth the
         time to compute it again.
         """
-        samples = {id(sample): sample for sample in (*self.samples.values(), *self.book.values())}
-        held = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
-        held |= {id(tensor): tensor for tensor, _ in self.proven.values()}
-        region = isinstance(self.subject, RegionSubject)  # a module need not answer the same again
-        if region and own_bytes(held.values()) > kept_bytes(self.device.type):
+        samples = {
+            id(sample): sample
+            for sample in (*self.samples.values(), *self.reference_cache.values())
+        }
+        tensors = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
+        tensors |= {id(tensor): tensor for tensor, _ in self.accepted_outputs.values()}
+        region = isinstance(
+            self.reference, RegionReference
+        )  # a module need not answer the same again
+        if region and tensor_bytes(tensors.values()) > max_cached_bytes(self.device.type):
             for sample in samples.values():
-                sample.forget()
-            self.proven.clear()
+                sample.forget_computed()
+            self.accepted_outputs.clear()
 
-    def _drawn(self, distribution: str) -> Sample:
+    def _draw_new(self, distribution: str) -> InputSet:
         if distribution == "examples":
             assert self.examples is not None
-            given = [t for t in self.examples if t is not None]
+            examples = [t for t in self.examples if t is not None]
             inputs = [
                 clone_strided(t).to(self.device if t.device.type == self.device.type else t.device)
-                for t in given
+                for t in examples
             ]
         else:
             seed = secrets.randbits(62)
             inputs = make_inputs(
-                self.subject, seed, distribution, self.device, examples=self.examples
+                self.reference, seed, distribution, self.device, examples=self.examples
             )
-        return self._sample(distribution, inputs)
+        return self._make_set(distribution, inputs)
 
-    def _sample(self, what: str, inputs: list[torch.Tensor]) -> Sample:
-        return Sample(secrets.token_hex(4), what, inputs, self.subject.eager, self.subject.exact)
+    def _make_set(self, kind: str, inputs: list[torch.Tensor]) -> InputSet:
+        return InputSet(
+            secrets.token_hex(4), kind, inputs, self.reference.eager, self.reference.exact
+        )
 
     def derive(
         self,
-        base: Sample,
-        what: str,
+        base: InputSet,
+        kind: str,
         make: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]],
-    ) -> Sample:
+    ) -> InputSet:
         """`base` with what `make` yields in place of its inputs (None: as they are), in the same
         memory where nothing changed.
 
-        The set of a name `what` is made once and met by every candidate of the region.
+        The set of a name `kind` is made once and met by every candidate of the region.
         """
-        key = (self.subject.key, f"{base.name} {what}", 0)
-        sample = self.book.get(key)
+        key = (self.reference.key, f"{base.name} {kind}", 0)
+        sample = self.reference_cache.get(key)
         if sample is None:
-            made = make(base.inputs)
-            sample = self._sample(
-                what,
-                [old if new is None else new for old, new in zip(base.inputs, made, strict=True)],
+            replacements = make(base.inputs)
+            sample = self._make_set(
+                kind,
+                [
+                    old if new is None else new
+                    for old, new in zip(base.inputs, replacements, strict=True)
+                ],
             )
             self._remember(key, sample)
-        given = [
+        changes = [
             None if new is old else new for old, new in zip(base.inputs, sample.inputs, strict=True)
         ]
-        return self._hand_over(sample, base=base.name, given=given)
+        return self._send(sample, base=base.name, values=changes)
 
-    def sibling(self, base: Sample, distribution: str = "normal", number: int = 0) -> Sample:
+    def derive_sibling(
+        self, base: InputSet, distribution: str = "normal", number: int = 0
+    ) -> InputSet:
         """New plain inputs for the same parameters and buffers: a living instance of a module is
         met again.
         """
 
         def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-            fresh = make_inputs(
-                self.subject,
+            new_inputs = make_inputs(
+                self.reference,
                 secrets.randbits(62),
                 distribution,
                 self.device,
@@ -213,73 +256,77 @@ class Trial:
             )
             return [
                 new if role == "input" else None
-                for new, role in zip(fresh, self.subject.roles, strict=True)
+                for new, role in zip(new_inputs, self.reference.roles, strict=True)
             ]
 
         return self.derive(base, f"sibling {distribution} {number}", make)
 
-    def aside(self, subject: Subject, slot: str, way: Way | None = None) -> Trial:
+    def in_slot(self, reference: Reference, slot: str, way: RunMode | None = None) -> Trial:
         """The candidate in another slot, against the same reference in another way or form. Raises
         CandidateFailure.
 
         `way`: the candidate's, where it is not the reference's.
         """
-        shown = zip_longest(self.examples or (), subject.specs)
+        pairs = zip_longest(self.examples or (), reference.specs)
         fitting = [
             t if t is not None and spec is not None and TensorSpec.of(t) == spec else None
-            for t, spec in shown
+            for t, spec in pairs
         ]
-        examples = fitting[: len(subject.specs)]
-        other = replace(self._unrun(), subject=subject, slot=slot, examples=examples)
+        examples = fitting[: len(reference.specs)]
+        other = replace(self._without_results(), reference=reference, slot=slot, examples=examples)
         other.load(slot, self.candidate, way)
         return other
 
-    def _unrun(self) -> Trial:
+    def _without_results(self) -> Trial:
         """The same question, with nothing of what was run."""
         return replace(
-            self, samples={}, drawn={}, results={}, proven={}, references=set(), state=[]
+            self, samples={}, drawn={}, results={}, accepted_outputs={}, references=set(), state=[]
         )
 
     @contextmanager
-    def elsewhere(self, child: Child | None = None) -> Iterator[Trial]:
+    def in_new_process(self, child: Child | None = None) -> Iterator[Trial]:
         """The candidate in a new process, or in `child`, which stays its owner's. Raises
         SandboxError, CandidateFailure.
         """
         with nullcontext(child) if child else Child(self.child.limits, self.contract) as fresh:
-            other = replace(self._unrun(), child=fresh)
+            other = replace(self._without_results(), child=fresh)
             other.load(other.slot, other.candidate)
             yield other
 
-    def hand(self, sample: Sample) -> Sample:
+    def hand_over(self, sample: InputSet) -> InputSet:
         """Give a set that another trial drew to this one's child, parameters in memory of their
         own.
         """
-        return self._hand_over(sample, base="", given=sample.inputs)
+        return self._send(sample, base="", values=sample.inputs)
 
-    def changed(
-        self, sample: Sample, replacements: Mapping[int, torch.Tensor], what: str
-    ) -> Sample:
+    def replace_inputs(
+        self, sample: InputSet, replacements: Mapping[int, torch.Tensor], kind: str
+    ) -> InputSet:
         """`sample` with some inputs replaced; no other candidate will meet it."""
         inputs = [replacements.get(index, tensor) for index, tensor in enumerate(sample.inputs)]
-        given = [replacements.get(index) for index in range(len(inputs))]
-        return self._hand_over(self._sample(what, inputs), base=sample.name, given=given)
+        changes = [replacements.get(index) for index in range(len(inputs))]
+        return self._send(self._make_set(kind, inputs), base=sample.name, values=changes)
 
-    def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:
+    def run(
+        self, sample: InputSet, *, hold: bool = False, deadline_s: float | None = None
+    ) -> Result:
         """Call the candidate in the child. Raises CandidateFailure."""
-        self.present(sample)
+        self.ensure_present(sample)
         return self.call_slot(self.slot, sample.name, hold=hold, deadline_s=deadline_s)
 
     def load(
-        self, slot: str, candidate: Candidate | SourceCandidate, way: Way | None = None
+        self, slot: str, candidate: Candidate | SourceCandidate, way: RunMode | None = None
     ) -> None:
         """Put a Program under a schedule, or the module of a source, into a slot of the child.
         Raises CandidateFailure.
         """
         if isinstance(candidate, SourceCandidate):
-            assert isinstance(self.subject, PairSubject)  # a source is judged against a source
-            form = replace(self.subject.form, entry=candidate.entry)
+            assert isinstance(
+                self.reference, SourceReference
+            )  # a source is judged against a source
+            form = replace(self.reference.form, entry=candidate.entry)
             self.state = load_module(
-                self.child, slot, candidate.text, form, way or self.subject.way
+                self.child, slot, candidate.text, form, way or self.reference.way
             )
             return
         self.child.call(
@@ -288,19 +335,21 @@ class Trial:
             program=candidate.program.to_json(),
             payloads=write_payloads(candidate.program, self.child.new_file()),
             schedule=candidate.schedule,
-            static=[index for index, role in enumerate(self.subject.roles) if role != "input"],
+            static=[index for index, role in enumerate(self.reference.roles) if role != "input"],
         )
 
-    def reference_in_child(self, schedule: Schedule, sample: Sample) -> Outputs:
+    def run_reference_in_child(self, schedule: Schedule, sample: InputSet) -> Outputs:
         """The reference Program under a schedule, run in the child. Raises CandidateFailure."""
         if schedule not in self.references:
-            assert isinstance(self.subject, RegionSubject)  # only a Program runs under a schedule
+            assert isinstance(
+                self.reference, RegionReference
+            )  # only a Program runs under a schedule
             self.load(
                 f"reference {schedule}",
-                Candidate(self.subject.region.program, schedule, "baseline"),
+                Candidate(self.reference.region.program, schedule, "baseline"),
             )
             self.references.add(schedule)
-        self.present(sample)
+        self.ensure_present(sample)
         return self.call_slot(f"reference {schedule}", sample.name).outputs
 
     def call_slot(
@@ -320,14 +369,12 @@ class Trial:
             )
         return Result(outputs, facts, str(answer.get("tree", "")))
 
-    def told(self, verb: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask the child something about what sits in this trial's slot. Raises CandidateFailure."""
         return self.child.call(verb, slot=self.slot, **fields)
 
-    def fetched(
-        self, verb: str, *, slot: str = "", **fields: Any
-    ) -> tuple[dict[str, Any], Outputs]:
-        """As `told` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
+    def fetch(self, verb: str, *, slot: str = "", **fields: Any) -> tuple[dict[str, Any], Outputs]:
+        """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
         path = self.child.new_file()
         with self.child.room(self._room):
             answer = self.child.call(verb, slot=slot or self.slot, path=str(path), **fields)
@@ -340,7 +387,7 @@ class Trial:
             finally:
                 path.unlink(missing_ok=True)
 
-    def rewrite(self, sample: Sample, values: Sequence[torch.Tensor | None]) -> None:
+    def rewrite(self, sample: InputSet, values: Sequence[torch.Tensor | None]) -> None:
         """Put other values (None: as they are) into the memory of a set in the child; here the set
         stays as it was.
         """
@@ -355,79 +402,96 @@ class Trial:
         with self.child.room(self._room):
             return self._read(self.child.call("reread", index=index, path=str(path)), path)
 
-    def changed_inputs(self, sample: Sample) -> list[int] | None:
+    def find_changed_inputs(self, sample: InputSet) -> list[int] | None:
         """Positions of the inputs of a set that are no longer in the child what they were; None for
         an answer that is none.
         """
-        told: Any = self.child.call("unchanged", name=sample.name, slot="candidate").get(
-            "changed", ""
-        )
-        if told is None:
-            with self.child.room(message_bytes(sample.inputs)):
-                path, layout = self.child.message(sample.inputs)
-                answer = self.child.call(
-                    "unchanged", name=sample.name, slot="candidate", layout=layout, path=str(path)
-                )
-                told = answer.get("changed")
-            path.unlink(missing_ok=True)
-        return told if isinstance(told, list) else None
+        positions = self.handed[sample.name]
+        path = self.child.new_file()
+        with self.child.room(message_bytes(sample.inputs)):
+            answer = self.child.call(
+                "reread",
+                name=sample.name,
+                slot="candidate",
+                positions=positions,
+                path=str(path),
+            )
+            try:
+                current = load_tensors(answer.get("layout") or [], path, self.device)
+            except SandboxError:
+                return None
+            finally:
+                path.unlink(missing_ok=True)
+        if len(current) != len(positions):
+            return None
+        return [
+            index
+            for index, tensor in zip(positions, current, strict=True)
+            if tensor is None or not same_storage(sample.inputs[index], tensor)
+        ]
 
-    def present(self, *samples: Sample) -> None:
+    def ensure_present(self, *samples: InputSet) -> None:
         """Have the child hold these sets, all at once: what it let go of is handed over again.
         Raises CandidateFailure.
         """
         together = [sample.name for sample in samples]
         for sample in samples:
-            if not self.residents.meets(sample.name):
-                base = self.samples.get(self.residents.bases.get(sample.name, ""))
+            if not self.input_cache.meets(sample.name):
+                base = self.samples.get(self.input_cache.bases.get(sample.name, ""))
                 shared = base.inputs if base is not None else [None] * len(sample.inputs)
-                given = [
+                changes = [
                     None if new is old else new
                     for new, old in zip(sample.inputs, shared, strict=True)
                 ]
-                self._hand_over(
-                    sample, base=base.name if base is not None else "", given=given, beside=together
+                self._send(
+                    sample,
+                    base=base.name if base is not None else "",
+                    values=changes,
+                    pinned=together,
                 )
 
-    def drop(self, *samples: Sample) -> None:
+    def drop(self, *samples: InputSet) -> None:
         """Free input sets here and in the child, there with the next request where they are small."""
-        held = sum(message_bytes(sample.inputs) for sample in samples) + self.subject.output_bytes
-        self.child.drop([sample.name for sample in samples], held)
+        size_bytes = (
+            sum(message_bytes(sample.inputs) for sample in samples) + self.reference.output_bytes
+        )
+        self.child.drop([sample.name for sample in samples], size_bytes)
         for sample in samples:
-            self.residents.forget(sample.name)
-            self._lose(sample.name)
+            self.input_cache.forget(sample.name)
+            self._forget_set(sample.name)
 
-    def _lose(self, name: str) -> None:
+    def _forget_set(self, name: str) -> None:
         self.samples.pop(name, None)
-        for position in range(len(self.subject.outputs)):
-            self.proven.pop((name, position), None)
+        for position in range(len(self.reference.outputs)):
+            self.accepted_outputs.pop((name, position), None)
 
-    def _hand_over(
+    def _send(
         self,
-        sample: Sample,
+        sample: InputSet,
         *,
         base: str,
-        given: Sequence[torch.Tensor | None],
-        beside: Sequence[str] = (),
-    ) -> Sample:
-        if base and not self.residents.meets(base):
-            base, given = "", sample.inputs
-        gone = self.residents.admit(
-            sample.name, message_bytes(given), base, [*beside, *list(self.samples)[:2]]
+        values: Sequence[torch.Tensor | None],
+        pinned: Sequence[str] = (),
+    ) -> InputSet:
+        if base and not self.input_cache.meets(base):
+            base, values = "", sample.inputs
+        evicted = self.input_cache.admit(
+            sample.name, message_bytes(values), base, [*pinned, *list(self.samples)[:2]]
         )
-        if gone:
-            self.child.call("drop", names=gone, held=True)
-            for name in gone:
-                self._lose(name)
-        with self.child.room(message_bytes(given)):
-            self.child.put(sample.name, given, base=base)
+        if evicted:
+            self.child.call("drop", names=evicted, held=True)
+            for name in evicted:
+                self._forget_set(name)
+        with self.child.room(message_bytes(values)):
+            self.child.put(sample.name, values, base=base)
+        self.handed[sample.name] = [i for i, new in enumerate(values) if new is not None]
         self.samples[sample.name] = sample
         return sample
 
     @property
     def _room(self) -> int:
         """What a message with the results of a call takes, as far as that is known."""
-        return self.subject.output_bytes + ALIGNED_BYTES * len(self.subject.outputs)
+        return self.reference.output_bytes + ALIGNED_BYTES * len(self.reference.outputs)
 
     def _read(self, answer: dict[str, Any], path: Any) -> Outputs:
         try:
@@ -438,7 +502,7 @@ class Trial:
             ) from error
         finally:
             path.unlink(missing_ok=True)
-        expected = len(self.subject.outputs)
+        expected = len(self.reference.outputs)
         if len(outputs) != expected:
             raise CandidateFailure(
                 "run", f"{len(outputs)} outputs, expected {expected}", "fresh_output"

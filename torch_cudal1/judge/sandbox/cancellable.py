@@ -1,7 +1,6 @@
-"""Work with children in other threads, which ends as soon as nobody waits for it any more: its
-children are killed at once.
+"""Cancellable tasks in other threads: cancelling a scope kills the child processes of its tasks.
 
-Without that an interrupted search would end when the last child has imported torch, as an
+Without that an interrupted search would end when its last child has imported torch, as an
 interpreter joins its threads.
 """
 
@@ -14,7 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from torch_cudal1.core.errors import SandboxError
 
-__all__ = ["Work", "close", "current"]
+__all__ = ["TaskScope", "close_result", "current_scope"]
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
@@ -36,18 +35,18 @@ class _Owner(_Closed, Protocol):
         """What it is the other end of."""
 
 
-_Made = TypeVar("_Made", bound=_Closed)
-_Kept = TypeVar("_Kept", bound=_Owner)
+_Resource = TypeVar("_Resource", bound=_Closed)
+_Shared = TypeVar("_Shared", bound=_Owner)
 
 
-class Work:
-    """What one user of children has asked of other threads."""
+class TaskScope:
+    """Tasks that one thread has submitted to others, and the processes that these started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
-        self._made: dict[Hashable, Future[Any]] = {}
-        self.ended = False
+        self._shared: dict[Hashable, Future[Any]] = {}
+        self.cancelled = False
 
     def submit(
         self,
@@ -56,85 +55,85 @@ class Work:
         *args: _Args.args,
         **kwargs: _Args.kwargs,
     ) -> Future[_Answer]:
-        """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed
-        ones raise SandboxError.
+        """Run `function(*args, **kwargs)` in one of `threads`. Its children belong to this scope;
+        killed ones raise SandboxError.
         """
         return threads.submit(lambda: self._run(function, *args, **kwargs))
 
-    def once(
-        self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Kept]
-    ) -> Future[_Kept]:
-        """What `make` yields in one of `threads`, made once for all of this work, closed at its
-        end.
+    def submit_once(
+        self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Shared]
+    ) -> Future[_Shared]:
+        """The result of `make`, run once per scope and key in one of `threads`; closed with the
+        scope.
         """
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self.submit(threads, make)
-            return self._made[key]
+            if key not in self._shared:
+                self._shared[key] = self.submit(threads, make)
+            return self._shared[key]
 
-    def take(self, key: Hashable) -> Any | None:
-        """What `once` made under that key, no longer this work's to end; None while it is being
+    def release(self, key: Hashable) -> Any | None:
+        """Take the result of `submit_once` under that key out of this scope; None while it is being
         made, or where that failed.
         """
         with self._lock:
-            future = self._made.get(key)
+            future = self._shared.get(key)
             if (
-                self.ended
+                self.cancelled
                 or future is None
                 or not future.done()
                 or future.cancelled()
                 or future.exception() is not None
             ):
                 return None
-            del self._made[key]
-            made = future.result()
+            del self._shared[key]
+            resource = future.result()
             self._processes = [
-                process for process in self._processes if process is not made.process
+                process for process in self._processes if process is not resource.process
             ]
-            return made
+            return resource
 
-    def started(self, process: _Process) -> None:
-        """A child of this work runs; it is ended at once if the work is over."""
+    def add_process(self, process: _Process) -> None:
+        """Kill this process with the scope; at once if the scope is cancelled already."""
         with self._lock:
             self._processes.append(process)
-            if self.ended:
+            if self.cancelled:
                 process.terminate()
 
-    def end(self) -> None:
-        """Kill what runs; what has not begun does not begin. Waits for nothing."""
+    def cancel(self) -> None:
+        """Kill the processes; tasks that have not begun do not begin. Waits for nothing."""
         with self._lock:
-            self.ended = True
+            self.cancelled = True
             for process in self._processes:
                 process.terminate()
-            made = list(self._made.values())
-        for future in made:
-            future.add_done_callback(close)
+            futures = list(self._shared.values())
+        for future in futures:
+            future.add_done_callback(close_result)
 
     def _run(
         self, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
     ) -> _Answer:
-        if self.ended:
-            raise SandboxError("starting", "nobody waits for it any more")
-        _HERE.work = self
+        if self.cancelled:
+            raise SandboxError("starting", "the task was cancelled")
+        _THREAD.scope = self
         try:
             return function(*args, **kwargs)
         finally:
-            _HERE.work = None
+            _THREAD.scope = None
 
 
-def close(future: Future[_Made]) -> None:
-    """Close what a finished future holds, if it holds anything."""
+def close_result(future: Future[_Resource]) -> None:
+    """Close the result of a finished future, if it has one."""
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 
 
-class _Here(threading.local):
-    work: Work | None = None
+class _Thread(threading.local):
+    scope: TaskScope | None = None
 
 
-_HERE = _Here()
+_THREAD = _Thread()
 
 
-def current() -> Work | None:
-    """The work that this thread does; None in a thread that works for itself."""
-    return _HERE.work
+def current_scope() -> TaskScope | None:
+    """The scope whose task this thread runs; None in a thread that runs none."""
+    return _THREAD.scope

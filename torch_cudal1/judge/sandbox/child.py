@@ -39,18 +39,23 @@ from torch_cudal1.device.gpu_memory import make_room
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.reference.input_cache import message_bytes
 from torch_cudal1.judge.sandbox import cancellable, probe
-from torch_cudal1.judge.sandbox.confinement_level import LOWEST, REMEDIES, Confinement, choose
-from torch_cudal1.judge.sandbox.filesystem_policy import environment
-from torch_cudal1.judge.sandbox.fork_server import Forked, Nursery
-from torch_cudal1.judge.sandbox.limits import Limits, limits_for
-from torch_cudal1.judge.sandbox.sharing import Sharing
-from torch_cudal1.judge.sandbox.start import end, launch, make_scratch, plan_for
-from torch_cudal1.judge.sandbox.tripwires import Canaries
+from torch_cudal1.judge.sandbox.confinement_level import (
+    MIN_LEVEL,
+    REMEDIES,
+    Confinement,
+    choose_level,
+)
+from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
+from torch_cudal1.judge.sandbox.fork_server import ForkedProcess, ForkServer
+from torch_cudal1.judge.sandbox.limits import Limits, make_limits
+from torch_cudal1.judge.sandbox.sharing import DeviceSharing
+from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
+from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.channel import Channel, save_tensors
 from torch_cudal1.judge.wire.precision_rights import flags_for
 
-__all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
+__all__ = ["CandidateFailure", "Child", "Limits", "make_limits"]
 
 WORKER = "torch_cudal1.judge.worker.session"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
@@ -66,10 +71,10 @@ class CandidateFailure(SandboxError):
     `detector` says what noticed.
     """
 
-    def __init__(self, stage: str, found: str, detector: str) -> None:
-        super().__init__(stage, found)
+    def __init__(self, stage: str, reason: str, detector: str) -> None:
+        super().__init__(stage, reason)
         self.detector = detector
-        self.args = (stage, found, detector)  # so that it can be pickled
+        self.args = (stage, reason, detector)  # so that it can be pickled
 
 
 class Child:
@@ -82,36 +87,38 @@ class Child:
         limits: Limits,
         contract: Contract,
         *,
-        under: Sequence[str] = (),
+        tool: Sequence[str] = (),
         worker: str = "",
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
         shared_bytes: int = 0,
     ) -> None:
         """Start it. Raises SandboxError when no working child can be had on this machine, or none
         that its trust may have.
 
-        `under`: a command that starts the interpreter, a tool that watches it; its own failures say
+        `tool`: a command that starts the interpreter, a tool that watches it; its own failures say
         nothing about the sandbox. `worker`: the module that serves in it, the judge's own by
-        default. `nursery`: what forks it, if anything. `shared_bytes`: of the GPU, through which
+        default. `fork_server`: what forks it, if anything. `shared_bytes`: of the GPU, through which
         tensors go as long as they fit; see `arena`, and `room` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
-        self._nursery = nursery
-        self._under, self._worker = tuple(under), worker or WORKER
+        self._fork_server = fork_server
+        self._under, self._worker = tuple(tool), worker or WORKER
         self.confinement = _confinement(limits)
         try:
             self._begin(contract)
         except SandboxError as error:
-            work = cancellable.current()
-            whole = nursery is None and not under  # else it may not be the sandbox that is at fault
+            scope = cancellable.current_scope()
+            is_plain_start = (
+                fork_server is None and not tool
+            )  # else it may not be the sandbox that is at fault
             if (
                 limits.trust != "own"
                 or self.confinement.level < 2
-                or not whole
-                or (work is not None and work.ended)
+                or not is_plain_start
+                or (scope is not None and scope.cancelled)
             ):
                 raise
-            probe.demote(
+            probe.record_failed_level(
                 limits, self.confinement.level, str(error)
             )  # what the acts of the probe did not foresee
             self.confinement = _confinement(limits)
@@ -126,9 +133,9 @@ class Child:
         self.surroundings: dict[
             str, Any
         ] = {}  # what was global in the child before it had read anything of a candidate
-        self.sharing = Sharing()
-        self.canaries = Canaries()
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self.sharing = DeviceSharing()
+        self.canaries = Tripwires()
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._channel: Channel | None = None
         try:
             self._start()
@@ -243,7 +250,10 @@ class Child:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
-            verb = next((one["verb"] for one in due if one["verb"] == answer.get("failed")), verb)
+            verb = next(
+                (request["verb"] for request in due if request["verb"] == answer.get("failed")),
+                verb,
+            )
             self.usable = not answer.get(
                 "lost", False
             )  # with its CUDA context gone, it fails whoever comes next
@@ -276,16 +286,16 @@ class Child:
 
     def _widened(self, size_bytes: int) -> bool:
         try:
-            wide = arena.share_at_once(size_bytes, self.limits.device)
+            larger = arena.share_at_once(size_bytes, self.limits.device)
         except SandboxError as error:
             telemetry.record("judge", "arena", "none", reason=error.found)
             if size_bytes > _MOST_BY_FILE_BYTES:
-                found = f"the GPU has no room for a message of {size_bytes / (1 << 30):.1f} GiB: {error.found}"
-                raise CandidateFailure("handing tensors over", found, "resource") from error
+                reason = f"the GPU has no room for a message of {size_bytes / (1 << 30):.1f} GiB: {error.found}"
+                raise CandidateFailure("handing tensors over", reason, "resource") from error
             return False
-        arena.lend_also(self.scratch, wide)
+        arena.lend_also(self.scratch, larger)
         try:
-            shared = not self.call("share", arena=(wide.handle, wide.size_bytes))["unshared"]
+            shared = not self.call("share", arena=(larger.handle, larger.size_bytes))["unshared"]
         except CandidateFailure:
             arena.return_to_first(self.scratch)
             raise
@@ -320,31 +330,46 @@ class Child:
 
     def _stop(self) -> None:
         if self._process is not None:
-            end(self._process)
+            end_process(self._process)
 
     def _start(self) -> None:
         limits = self.limits
-        variables = environment(
+        variables = make_environment(
             self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu
         )
-        plan = plan_for(
+        plan = plan_launch(
             limits, self.confinement.level, self.scratch, variables, watched=bool(self._under)
         )
         uid = os.getuid() if plan.uid is None else plan.uid
         self.confinement = replace(self.confinement, uid=uid)
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
+        parent_socket, child_socket = socket.socketpair()
+        self._channel = Channel(parent_socket)
+        command = [
+            *self._under,
+            sys.executable,
+            "-P",
+            "-m",
+            self._worker,
+            str(child_socket.fileno()),
+        ]
         try:
-            forks = (
-                self._nursery is not None and not self._under and self._nursery.serves(variables)
+            can_fork = (
+                self._fork_server is not None
+                and not self._under
+                and self._fork_server.serves(variables)
             )  # a tool starts one anew
-            start = self._nursery.launch if self._nursery is not None and forks else launch
-            self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
+            launcher = (
+                self._fork_server.launch
+                if self._fork_server is not None and can_fork
+                else launch_process
+            )
+            self._process = launcher(
+                plan, command, variables, fds=(child_socket.fileno(),), log=self._log
+            )
         finally:
-            theirs.close()
-        if (work := cancellable.current()) is not None:
-            work.started(self._process)
+            child_socket.close()
+        if (scope := cancellable.current_scope()) is not None:
+            scope.add_process(self._process)
 
     def _greet(self, contract: Contract) -> None:
         limits = self.limits
@@ -360,12 +385,12 @@ class Child:
             "arena": self._shared(),
         }
         try:
-            told = self.call("hello", deadline_s=_START_S, **config)
+            answer = self.call("hello", deadline_s=_START_S, **config)
         except CandidateFailure as error:
             raise SandboxError("starting", error.found) from error
-        self.surroundings = told["surroundings"]
-        if told["unshared"] and arena.arena_of(self.scratch) is not None:
-            telemetry.record("judge", "arena", "none", reason=str(told["unshared"]))
+        self.surroundings = answer["surroundings"]
+        if answer["unshared"] and arena.arena_of(self.scratch) is not None:
+            telemetry.record("judge", "arena", "none", reason=str(answer["unshared"]))
             arena.withdraw(self.scratch)
 
     def _shared(self) -> tuple[str, int] | None:
@@ -375,12 +400,12 @@ class Child:
         if not (self._shared_bytes and self.limits.gpu):
             return None
         try:
-            made = arena.share(self._shared_bytes, self.limits.device)
+            shared_arena = arena.share(self._shared_bytes, self.limits.device)
         except SandboxError as error:
             telemetry.record("judge", "arena", "none", reason=error.found)
             return None
-        arena.lend(self.scratch, made)
-        return made.handle, made.size_bytes
+        arena.lend(self.scratch, shared_arena)
+        return shared_arena.handle, shared_arena.size_bytes
 
     def _death(self, verb: str) -> CandidateFailure:
         assert self._process is not None
@@ -416,20 +441,20 @@ def _ends_of(text: str) -> str:
 
 def _confinement(limits: Limits) -> Confinement:
     """The confinement that a child gets here. Raises SandboxError when its trust must not have it."""
-    seen = probe.survey(limits)
-    choice = choose(limits.trust, seen, unsafe=limits.unsafe)
-    reached = max(probed.level for probed in seen)
+    probes = probe.find_levels(limits)
+    choice = choose_level(limits.trust, probes, unsafe=limits.unsafe)
+    reached = max(probed.level for probed in probes)
     if not choice.level:
-        needed = LOWEST[limits.trust]
-        found = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
+        needed = MIN_LEVEL[limits.trust]
+        reason = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
         hint = f"to get it: {REMEDIES[reached + 1]}; `cudal1 doctor` shows every control"
         extra = (
             "; or allow it all the same with the setting unsafe_sandbox"
             if limits.trust == "foreign" and reached
             else ""
         )
-        raise SandboxError("starting", f"{found} ({choice.missing}); {hint}{extra}")
-    used = next(probed for probed in seen if probed.level == choice.level)
+        raise SandboxError("starting", f"{reason} ({choice.missing}); {hint}{extra}")
+    probe_result = next(probed for probed in probes if probed.level == choice.level)
     if choice.missing:
         telemetry.record(
             "judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing
@@ -438,10 +463,10 @@ def _confinement(limits: Limits) -> Confinement:
         level=choice.level,
         trust=limits.trust,
         phase=limits.phase,
-        uid=used.uid,
-        kernel=used.kernel,
-        landlock=used.landlock if choice.level >= 2 else 0,
-        filter_digest=probe.filter_digest(limits, choice.level),
+        uid=probe_result.uid,
+        kernel=probe_result.kernel,
+        landlock=probe_result.landlock if choice.level >= 2 else 0,
+        filter_digest=probe.digest_filters(limits, choice.level),
         missing=choice.missing,
         unsafe=choice.level < 2 and limits.trust == "foreign",
     )

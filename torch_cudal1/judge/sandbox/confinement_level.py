@@ -11,7 +11,7 @@ worked.
 - 3, plus mount, pid, network and IPC namespaces, with a root that holds nothing but what it may
   use.
 
-`NOT_STOPPED` says for each what it does not stop. No level limits GPU time, what device code does
+`WHAT_IS_NOT_STOPPED` says for each what it does not stop. No level limits GPU time, what device code does
 in its own context, or what Python code does inside its own process.
 """
 
@@ -25,23 +25,23 @@ from torch_cudal1.judge.sandbox.confine.seccomp import Phase
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = [
-    "LOWEST",
-    "NOT_STOPPED",
+    "MIN_LEVEL",
+    "WHAT_IS_NOT_STOPPED",
     "REMEDIES",
-    "STOPPED",
-    "Choice",
+    "WHAT_IS_STOPPED",
+    "LevelChoice",
     "Confinement",
     "Control",
-    "Probed",
-    "choose",
+    "ProbeResult",
+    "choose_level",
 ]
 
-STOPPED: Mapping[int, str] = {
+WHAT_IS_STOPPED: Mapping[int, str] = {
     1: "crashes, hangs, sticky CUDA errors, what it leaves running, patching of your process",
     2: "reading and writing files elsewhere, the network, signals, ptrace, gaining privileges",
     3: "seeing other processes, files and network interfaces at all",
 }
-NOT_STOPPED: Mapping[int, str] = {
+WHAT_IS_NOT_STOPPED: Mapping[int, str] = {
     0: "anything: judging needs at least level 1",
     1: "reading and writing your files, the network, signals and ptrace between processes of one user",
     2: "holes in the kernel and the GPU driver, a GPU kept busy, side channels, reading names and command lines of other processes",
@@ -58,7 +58,7 @@ _HIGHEST: Mapping[Trust, int] = {
     "own": 2,
     "foreign": 3,
 }  # code of ours needs the user's caches, so no root of its own
-LOWEST: Mapping[Trust, int] = {"own": 1, "foreign": 2}
+MIN_LEVEL: Mapping[Trust, int] = {"own": 1, "foreign": 2}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """What a child that was to be confined to level `asked` could and could not do. `error`: why
     there was no such child.
     """
@@ -108,7 +108,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LevelChoice:
     """The level to use, and why it is not a higher one ("": it is the highest that this trust is
     given). 0: none will do.
     """
@@ -136,15 +136,17 @@ class Confinement:
         return asdict(self)
 
 
-def choose(trust: Trust, probes: Iterable[Probed], *, unsafe: bool = False) -> Choice:
+def choose_level(
+    trust: Trust, probes: Iterable[ProbeResult], *, unsafe: bool = False
+) -> LevelChoice:
     """The best level that was seen to work and that this trust is given; level 0, with what is
     missing, when it is too low.
 
     `unsafe` lets foreign code run at a level below the one it needs.
     """
-    seen = [probed for probed in probes if probed.asked <= _HIGHEST[trust]]
-    level = max((probed.level for probed in seen), default=0)
-    missing = "; ".join(f"level {p.asked}: {p.why}" for p in seen if p.asked > level and p.why)
-    if level < LOWEST[trust] and not (unsafe and level):
-        return Choice(0, missing or "nothing was tried")
-    return Choice(level, missing)
+    allowed = [probed for probed in probes if probed.asked <= _HIGHEST[trust]]
+    level = max((probed.level for probed in allowed), default=0)
+    missing = "; ".join(f"level {p.asked}: {p.why}" for p in allowed if p.asked > level and p.why)
+    if level < MIN_LEVEL[trust] and not (unsafe and level):
+        return LevelChoice(0, missing or "nothing was tried")
+    return LevelChoice(level, missing)

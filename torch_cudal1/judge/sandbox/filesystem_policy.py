@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.core.settings import inherited_environment
-from torch_cudal1.judge.sandbox.confine.landlock import Reach
+from torch_cudal1.core.settings import select_environment
+from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 
-__all__ = ["environment", "open_to_all", "reach", "roots"]
+__all__ = ["make_environment", "is_open_to_all", "allow_access", "list_roots"]
 
 _KEPT_NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "XDG_CACHE_HOME"),
@@ -85,7 +85,7 @@ _TOOLS = (
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str]:
+def make_environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str]:
     """The child's variables: what builds and libraries need, nothing that could hold a secret;
     strangers' caches in the scratch.
     """
@@ -93,33 +93,33 @@ def environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str
         default_cache_dir,
     )  # a light module, but only judging needs it
 
-    kept = inherited_environment(_KEPT_NAMES, _KEPT_PREFIXES)
-    kept.setdefault(
+    variables = select_environment(_KEPT_NAMES, _KEPT_PREFIXES)
+    variables.setdefault(
         "TORCHINDUCTOR_CACHE_DIR", default_cache_dir()
     )  # the user's own: what is compiled here is found again there
     if not own:
-        kept |= {
+        variables |= {
             "HOME": str(scratch),
             "XDG_CACHE_HOME": f"{scratch}/cache",
             "USER": "candidate",
             "LOGNAME": "candidate",
         }
-        kept |= {
+        variables |= {
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
             "TRITON_CACHE_DIR": f"{scratch}/triton",
         }
-        kept |= {"TRITON_HOME": str(scratch), "CUDA_CACHE_PATH": f"{scratch}/nv"}
+        variables |= {"TRITON_HOME": str(scratch), "CUDA_CACHE_PATH": f"{scratch}/nv"}
     if not visible_gpu:
-        kept["CUDA_VISIBLE_DEVICES"] = ""
+        variables["CUDA_VISIBLE_DEVICES"] = ""
     paths = [str(_PACKAGE.parent), *_python_paths(own=own)]
-    return kept | {
+    return variables | {
         "TMPDIR": str(scratch),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def reach(
+def allow_access(
     scratch: Path,
     variables: Mapping[str, str],
     *,
@@ -127,7 +127,7 @@ def reach(
     gpu: bool,
     watched: bool = False,
     readable: Iterable[str] = (),
-) -> Reach:
+) -> FilesystemAccess:
     """What Landlock leaves a child whose environment is `variables`. Folders of caches that are to
     be written are made here.
 
@@ -137,7 +137,7 @@ def reach(
     read = [
         *_SYSTEM,
         *(f"/etc/{name}" for name in _ETC),
-        *roots(),
+        *list_roots(),
         *_python_paths(own=own),
         *_toolchains(variables),
         *readable,
@@ -148,42 +148,44 @@ def reach(
         read += _user_folders(variables)
         write += _caches(variables)
     if gpu:
-        devices += [path for pattern in _GPU_DEVICES for path in sorted(glob.glob(pattern))]
+        devices += [
+            pattern_path for pattern in _GPU_DEVICES for pattern_path in sorted(glob.glob(pattern))
+        ]
         read += _GPU_READ
         # CUDA's driver names its threads in the /proc folder of its process, or does not start
         # (error 304), and Landlock's rule for /proc/self is for one process only. Inductor's
         # compile workers ask CUDA too, and without it compile nothing.
         write.append("/proc" if own or watched else "/proc/self")
-    both = [
-        path
+    readable_paths = [
+        pattern_path
         for given in read
-        for path in (os.path.abspath(given), os.path.realpath(given))
+        for pattern_path in (os.path.abspath(given), os.path.realpath(given))
         if not given.startswith("/proc")
     ]
-    return Reach(
-        tuple(dict.fromkeys(("/proc", *both))),
+    return FilesystemAccess(
+        tuple(dict.fromkeys(("/proc", *readable_paths))),
         (str(_PACKAGE.parent),),
         tuple(dict.fromkeys(write)),
         tuple(devices),
     )
 
 
-def roots() -> list[str]:
+def list_roots() -> list[str]:
     """Folders without which no child starts: Python's, torch's, this package's. The short import
     name lies beside the package.
     """
-    beside = [str(path) for path in (_PACKAGE.parent / "cudal1.py",) if path.is_file()]
+    short_name = [str(path) for path in (_PACKAGE.parent / "cudal1.py",) if path.is_file()]
     return [
         sys.prefix,
         sys.base_prefix,
         sys.exec_prefix,
         str(Path(torch.__file__).parent),
         str(_PACKAGE),
-        *beside,
+        *short_name,
     ]
 
 
-def open_to_all(path: str, *, with_parents: bool) -> bool:
+def is_open_to_all(path: str, *, with_parents: bool) -> bool:
     """Whether any user may read `path`, a file or folder, and may come to it if `with_parents`."""
     real = Path(os.path.realpath(path))
     needed = 0o5 if real.is_dir() else 0o4
@@ -197,7 +199,7 @@ def _python_paths(*, own: bool) -> list[str]:
     folders = [path for path in sys.path if path and Path(path).is_dir()]
     if own:
         return folders
-    installed = [*roots(), "/usr"]
+    installed = [*list_roots(), "/usr"]
     return [
         path
         for path in folders
@@ -211,8 +213,10 @@ def _toolchains(variables: Mapping[str, str]) -> list[str]:
     that holds a home folder.
     """
     named = [variables.get("CC", ""), variables.get("CXX", ""), *_TOOLS]
-    found = [shutil.which(name.split()[0], path=variables.get("PATH")) for name in named if name]
-    places = [place for path in found if path for place in (path, os.path.realpath(path))]
+    compilers = [
+        shutil.which(name.split()[0], path=variables.get("PATH")) for name in named if name
+    ]
+    places = [place for path in compilers if path for place in (path, os.path.realpath(path))]
     return _outside_home([os.path.dirname(os.path.dirname(place)) for place in places], variables)
 
 

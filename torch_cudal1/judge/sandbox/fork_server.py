@@ -1,15 +1,16 @@
-"""Children of the judge without the wait: a process that has imported what every child imports
-forks one whenever one is started.
+"""Starts children of the judge without the wait for imports: a fork server that has imported what
+every child needs forks one for each start.
 
-What is forked has run nothing and touched no device, and goes through the same launcher
+A forked child has run nothing and touched no device, and goes through the same launcher
 (supervisor, user, Landlock, filter) as a child that is started from nothing; only the start of the
-interpreter and its imports, some seconds, are spared. The process that forks has the environment of
-its children, so no secret of the user's is in the memory that a candidate inherits.
+interpreter and its imports, some seconds, are spared. The server has the environment of its
+children, so no secret of the user's is in the memory that a candidate inherits.
 
-What it gives up: all of its children share one layout of addresses. So it serves code of our own
-(`warm`), and training, where thousands of strangers' candidates are measured and none of their
-results is stored for use; what a stranger wrote and is to be stored is judged in processes started
-from nothing.
+Its children share one layout of addresses. So it serves our own code (`worker_pool`), and training,
+where thousands of foreign candidates are measured and none of their results is stored for use;
+foreign code whose result is stored is validated in processes started from nothing.
+
+`multiprocessing`'s fork server is not used: it unpickles what it is sent and knows no launcher.
 """
 
 from __future__ import annotations
@@ -31,31 +32,30 @@ from typing import IO, Any
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.sandbox import cancellable
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
-from torch_cudal1.judge.sandbox.filesystem_policy import environment
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
+from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.start import make_scratch
 
-__all__ = ["Forked", "Nursery"]
+__all__ = ["ForkedProcess", "ForkServer"]
 
-_MOST_BYTES = 1 << 20
-_SERVER = "torch_cudal1.judge.worker.fork_server_main"
+_MAX_ANSWER_BYTES = 1 << 20
+_SERVER_MODULE = "torch_cudal1.judge.worker.fork_server_main"
 _START_S = 120.0
-_ASKS_NVML = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
-}  # an import that asks for GPUs must not start CUDA: no fork could use it then
+# an import that counts GPUs must not start CUDA: no fork could use it then
+_COUNT_GPUS_BY_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-class Forked:
-    """A forked supervisor, spoken to as `sandbox` speaks to a `Popen`."""
+class ForkedProcess:
+    """The supervisor of a forked child, with the methods of `subprocess.Popen` that `child` uses."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery, self.pid = nursery, pid
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
+        self._fork_server, self.pid = fork_server, pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it runs."""
         if self.returncode is None:
-            self.returncode = self._nursery.status(self.pid)
+            self.returncode = self._fork_server.status(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -78,41 +78,48 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Nursery:
-    """The process that forks, seen from the judge. One request at a time, from any thread. Its
-    children end with it.
+class ForkServer:
+    """The parent's end of a fork server: one request at a time, from any thread.
+
+    The children end with the server.
     """
 
     def __init__(
         self, imports: Sequence[str] = (), *, own: bool = False, visible_gpu: bool = True
     ) -> None:
-        """Start it. `imports`: modules beyond the judge's worker that its children find imported.
-        Raises SandboxError.
+        """Start it. `imports`: modules to import beyond the judge's worker. Raises SandboxError.
 
         `own`, `visible_gpu`: whose code its children run, and whether they see GPUs, as of their
         limits.
         """
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._scratch = make_scratch("cudal1-nursery-")
+        self._scratch = make_scratch("cudal1-fork-server-")
         self._own, self._visible_gpu = own, visible_gpu
-        self._variables = environment(self._scratch, own=own, visible_gpu=visible_gpu)
-        command = [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), *imports]
-        variables = self._variables | _ASKS_NVML
+        self._variables = make_environment(self._scratch, own=own, visible_gpu=visible_gpu)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            _SERVER_MODULE,
+            str(server_socket.fileno()),
+            *imports,
+        ]
+        variables = self._variables | _COUNT_GPUS_BY_NVML
         self.process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL
+            command, pass_fds=(server_socket.fileno(),), env=variables, stdin=subprocess.DEVNULL
         )
-        theirs.close()
-        if (work := cancellable.current()) is not None:
-            work.started(self.process)
-        self._ours.settimeout(_START_S)
+        server_socket.close()
+        if (scope := cancellable.current_scope()) is not None:
+            scope.add_process(self.process)
+        self._socket.settimeout(_START_S)
         try:
-            self.pid = int(self._ask({"verb": "poll", "pid": 0})["nursery"])
+            self.pid = int(self._ask({"verb": "poll", "pid": 0})["server"])
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -124,62 +131,62 @@ class Nursery:
         self.close()
 
     def serves(self, variables: Mapping[str, str]) -> bool:
-        """Whether what it has imported is what a process with these variables would have: some
-        modules read them once.
-
-        Folders that were added to the end of the import path change nothing of that (setuptools
-        adds one, and Inductor imports it).
+        """Whether its imported modules are as in a process with these variables, which some modules
+        read once.
         """
         if not self._own:
             return True
         before, now = (
-            {**found, "PYTHONPATH": "", "TMPDIR": ""} for found in (self._variables, variables)
+            {**environ, "PYTHONPATH": "", "TMPDIR": ""} for environ in (self._variables, variables)
         )
-        folders = [
-            found.get("PYTHONPATH", "").split(os.pathsep) for found in (self._variables, variables)
-        ]
-        return before == now and folders[0] == folders[1][: len(folders[0])]
+        # folders at the end of the import path change nothing of what was imported (setuptools
+        # adds one, and Inductor imports it)
+        folders_before, folders_now = (
+            environ.get("PYTHONPATH", "").split(os.pathsep)
+            for environ in (self._variables, variables)
+        )
+        return before == now and folders_before == folders_now[: len(folders_before)]
 
     def is_current(self) -> bool:
-        """Whether it runs and is what would be started now."""
+        """Whether it runs, with the environment that a server started now would have."""
         return self.process.poll() is None and self.serves(
-            environment(self._scratch, own=self._own, visible_gpu=self._visible_gpu)
+            make_environment(self._scratch, own=self._own, visible_gpu=self._visible_gpu)
         )
 
     def launch(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         command: Sequence[str],
         variables: Mapping[str, str],
         *,
         fds: Sequence[int],
         log: IO[bytes],
-    ) -> Forked:
-        """In the place of `start.launch`. Raises SandboxError."""
+    ) -> ForkedProcess:
+        """Fork a child; the arguments are those of `start.launch_process`. Raises SandboxError."""
         (channel,) = fds
-        own = replace(plan, parent=self.pid)
+        forked_plan = replace(plan, parent=self.pid)
         module = command[command.index("-m") + 1]
         request = {
             "verb": "fork",
-            "plan": own.to_json(),
+            "plan": forked_plan.to_json(),
             "variables": dict(variables),
             "worker": module,
         }
-        return Forked(self, int(self._ask(request, (channel, log.fileno()))["pid"]))
+        return ForkedProcess(self, int(self._ask(request, (channel, log.fileno()))["pid"]))
 
     def status(self, pid: int) -> int | None:
-        """Exit status of a child, None while it runs; -SIGKILL if the nursery itself is gone, for
-        its children are then too.
+        """Exit status of a child, None while it runs; -SIGKILL if the server is gone, for its
+        children are then too.
         """
         try:
-            found: int | None = self._ask({"verb": "poll", "pid": pid})["status"]
+            status: int | None = self._ask({"verb": "poll", "pid": pid})["status"]
         except SandboxError:
             return -signal.SIGKILL
-        return found
+        return status
 
     def close(self) -> None:
         """End it and its children. Safe to call twice."""
-        self._ours.close()
+        self._socket.close()
         self.process.terminate()
         try:
             self.process.wait(5.0)
@@ -192,8 +199,8 @@ class Nursery:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         with self._lock:
             try:
-                self._ours.sendmsg([json.dumps(request).encode()], ancillary)
-                answer: dict[str, Any] = json.loads(self._ours.recv(_MOST_BYTES))
+                self._socket.sendmsg([json.dumps(request).encode()], ancillary)
+                answer: dict[str, Any] = json.loads(self._socket.recv(_MAX_ANSWER_BYTES))
             except (OSError, ValueError) as error:
                 raise SandboxError(
                     "starting", f"the process that forks children is gone: {error}"

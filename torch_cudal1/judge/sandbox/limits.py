@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.judge.sandbox.confine.seccomp import Phase
 
-__all__ = ["Limits", "Phase", "Trust", "available_bytes", "limits_for"]
+__all__ = ["Limits", "Phase", "Trust", "read_available_bytes", "make_limits"]
 
 Trust = Literal["own", "foreign"]
 _FOREIGN_FILE_BYTES = 16 << 30
@@ -52,7 +52,7 @@ class Limits:
         return self.visible_gpu and self.device.type == "cuda"
 
 
-def limits_for(
+def make_limits(
     settings: Settings,
     device: torch.device,
     *,
@@ -66,7 +66,7 @@ def limits_for(
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
-        memory = int(available_bytes() * _FOREIGN_MEMORY_SHARE)
+        memory = int(read_available_bytes() * _FOREIGN_MEMORY_SHARE)
     return Limits(
         device,
         settings.candidate_timeout_s,
@@ -81,7 +81,7 @@ def limits_for(
     )
 
 
-def available_bytes() -> int:
+def read_available_bytes() -> int:
     """Memory that new processes can have without swapping, from /proc/meminfo; 0 where there is
     none to read.
     """

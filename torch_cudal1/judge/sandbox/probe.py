@@ -1,7 +1,7 @@
 """Tries in a child what its confinement stops and what it lets through: never guessed from version
 numbers, once a process.
 
-`measure` tries one level; `survey` every level that the trust is given, highest first, until one
+`probe_level` tries one level; `find_levels` every level that the trust is given, highest first, until one
 comes out right. It tries the acts of `judge.sandbox.confine.acts`; what none of them tries is not
 known to be stopped.
 """
@@ -27,75 +27,79 @@ from torch._inductor import config as inductor_config
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
-from torch_cudal1.judge.sandbox.confinement_level import Control, Probed
-from torch_cudal1.judge.sandbox.filesystem_policy import environment
+from torch_cudal1.judge.sandbox.confinement_level import Control, ProbeResult
+from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.limits import Limits, Phase, Trust
-from torch_cudal1.judge.sandbox.start import end, launch, make_scratch, plan_for
+from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
 
-__all__ = ["filter_digest", "measure", "survey"]
+__all__ = ["digest_filters", "probe_level", "find_levels"]
 
 _TIMEOUT_S = 120.0
-_KNOWN: dict[tuple[Trust, Phase, bool], tuple[Probed, ...]] = {}
+_KNOWN: dict[tuple[Trust, Phase, bool], tuple[ProbeResult, ...]] = {}
 
 
-def survey(limits: Limits) -> tuple[Probed, ...]:
+def find_levels(limits: Limits) -> tuple[ProbeResult, ...]:
     """What was seen at each level, highest first, down to the first that came out right. Remembered
     for this process.
     """
     key = (limits.trust, limits.phase, limits.gpu)
     if key not in _KNOWN:
-        seen: list[Probed] = []
+        results: list[ProbeResult] = []
         for level in (2, 1) if limits.trust == "own" else (3, 2, 1):
-            seen.append(measure(limits, level))
-            if seen[-1].level == level:
+            results.append(probe_level(limits, level))
+            if results[-1].level == level:
                 break
-        _KNOWN[key] = tuple(seen)
+        _KNOWN[key] = tuple(results)
     return _KNOWN[key]
 
 
-def demote(limits: Limits, level: int, why: str) -> None:
+def record_failed_level(limits: Limits, level: int, why: str) -> None:
     """Remember that a child could not start at a level, although the acts came out right."""
     key = (limits.trust, limits.phase, limits.gpu)
-    seen = tuple(replace(p, error=why) if p.asked == level else p for p in _KNOWN.get(key, ()))
+    results = tuple(replace(p, error=why) if p.asked == level else p for p in _KNOWN.get(key, ()))
     _KNOWN[key] = (
-        seen if any(p.asked < level for p in seen) else (*seen, measure(limits, level - 1))
+        results
+        if any(p.asked < level for p in results)
+        else (*results, probe_level(limits, level - 1))
     )
 
 
-def measure(limits: Limits, level: int) -> Probed:
+def probe_level(limits: Limits, level: int) -> ProbeResult:
     """Start a child confined to `level` and have it try every act."""
-    facts = Probed(
+    facts = ProbeResult(
         level,
         uid=os.getuid(),
         kernel=os.uname().release,
-        landlock=landlock.version() if level > 1 else 0,
+        landlock=landlock.find_version() if level > 1 else 0,
     )
     try:
         with _targets() as targets:
             return _measured(
-                limits, replace(facts, filter_digest=filter_digest(limits, level)), targets
+                limits, replace(facts, filter_digest=digest_filters(limits, level)), targets
             )
     except (SandboxError, OSError, ValueError, KeyError, TypeError) as error:
         return replace(facts, error=f"{error}")
 
 
-def filter_digest(limits: Limits, level: int) -> str:
+def digest_filters(limits: Limits, level: int) -> str:
     """The sha256 of the system-call filters of a child; "" when it has none. The child's own number
     counts as 0.
     """
-    if level < 2 or not seccomp.supported():
+    if level < 2 or not seccomp.is_supported():
         return ""
     own = limits.trust == "own"
     phases: tuple[Phase, ...] = ("build", "run") if limits.phase == "run" else ("build",)
-    return seccomp.digest(tuple(rule for phase in phases for rule in seccomp.rules(phase, own=own)))
+    return seccomp.digest_filter(
+        tuple(rule for phase in phases for rule in seccomp.list_rules(phase, own=own))
+    )
 
 
-def _measured(limits: Limits, facts: Probed, targets: dict[str, Any]) -> Probed:
+def _measured(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> ProbeResult:
     scratch = make_scratch("cudal1-probe-")
     try:
         own = limits.trust == "own"
-        variables = environment(scratch, own=own, visible_gpu=limits.visible_gpu)
-        ask = acts.Ask(
+        variables = make_environment(scratch, own=own, visible_gpu=limits.visible_gpu)
+        probe_targets = acts.ProbeTargets(
             **targets,
             scratch=str(scratch),
             library=str(Path(torch.__file__)),
@@ -106,53 +110,58 @@ def _measured(limits: Limits, facts: Probed, targets: dict[str, Any]) -> Probed:
             level=facts.asked,
         )
         small = replace(limits, file_bytes=1 << 20)
-        plan = plan_for(small, facts.asked, scratch, variables)
+        plan = plan_launch(small, facts.asked, scratch, variables)
         command = [
             sys.executable,
             "-S",
             "-P",
             "-m",
             "torch_cudal1.judge.sandbox.confine.acts",
-            acts.as_text(ask),
+            acts.format_targets(probe_targets),
         ]
         with tempfile.TemporaryFile() as log:
-            process = launch(plan, command, variables, fds=(), log=log)
+            process = launch_process(plan, command, variables, fds=(), log=log)
             try:
                 process.wait(_TIMEOUT_S)
             finally:
-                end(process)
+                end_process(process)
             log.seek(0)
-            told = log.read().decode(errors="replace").strip()
+            output = log.read().decode(errors="replace").strip()
         uid = os.getuid() if plan.uid is None else plan.uid
-        return replace(facts, uid=uid, controls=(*_controls(told), _survivors(scratch)))
+        return replace(facts, uid=uid, controls=(*_controls(output), _survivors(scratch)))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _controls(told: str) -> tuple[Control, ...]:
-    last = told.splitlines()[-1] if told else ""
+def _controls(output: str) -> tuple[Control, ...]:
+    last = output.splitlines()[-1] if output else ""
     if not last.startswith("{"):
-        raise SandboxError("probing", f"the child said {told[-300:]!r}")
-    found = []
+        raise SandboxError("probing", f"the child said {output[-300:]!r}")
+    controls = []
     for name, (happened, detail) in json.loads(last).items():
         level = 0 if name in acts.NEEDS else acts.ACTS[name][0]
-        if name != acts.SURVIVE:
-            found.append(Control(name, level, happened == (level == 0), detail))
+        if name != acts.NO_SURVIVORS:
+            controls.append(Control(name, level, happened == (level == 0), detail))
         elif not happened:
             raise SandboxError("probing", f"no process could be left behind to look for: {detail}")
-    return tuple(found)
+    return tuple(controls)
 
 
 def _survivors(scratch: Path) -> Control:
     """Whether the process that was left behind is dead: the lock it held is free."""
-    with open(scratch / acts.LOCK, "rb") as lock:
+    with open(scratch / acts.LOCK_NAME, "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return Control(
-                acts.SURVIVE, 1, False, "a process in a session of its own outlived its supervisor"
+                acts.NO_SURVIVORS,
+                1,
+                False,
+                "a process in a session of its own outlived its supervisor",
             )
-    return Control(acts.SURVIVE, 1, True, "a process in a session of its own was found and killed")
+    return Control(
+        acts.NO_SURVIVORS, 1, True, "a process in a session of its own was found and killed"
+    )
 
 
 @contextlib.contextmanager
@@ -197,6 +206,8 @@ def _targets() -> Iterator[dict[str, Any]]:
 
 def _compiler(path: str | None) -> str:
     """The C++ compiler that Inductor would call, "" if there is none."""
-    asked = inductor_config.cpp.cxx
-    names = [name for name in ((asked,) if isinstance(asked, str) else asked) if name]
+    configured = inductor_config.cpp.cxx
+    names = [
+        name for name in ((configured,) if isinstance(configured, str) else configured) if name
+    ]
     return next(filter(None, (shutil.which(name, path=path) for name in names)), "")

@@ -17,11 +17,11 @@ from typing import IO, Protocol
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.sandbox.confine import process_identity
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
-from torch_cudal1.judge.sandbox.filesystem_policy import open_to_all, reach, roots
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
+from torch_cudal1.judge.sandbox.filesystem_policy import allow_access, is_open_to_all, list_roots
 from torch_cudal1.judge.sandbox.limits import Limits
 
-__all__ = ["end", "launch", "make_scratch", "plan_for"]
+__all__ = ["end_process", "launch_process", "make_scratch", "plan_launch"]
 
 _ROOMY_BYTES = 8 << 30
 _GRACE_S = 5.0
@@ -45,29 +45,29 @@ def make_scratch(prefix: str = "cudal1-judge-") -> Path:
         raise SandboxError("starting", f"no scratch folder: {error}") from error
 
 
-def plan_for(
+def plan_launch(
     limits: Limits,
     level: int,
     scratch: Path,
     variables: Mapping[str, str],
     *,
     watched: bool = False,
-) -> Plan:
+) -> LaunchPlan:
     """How a child of this level is started, by a tool if `watched`. A user of its own is given the
     scratch folder.
     """
     rlimits = {"CORE": 0, "FSIZE": limits.file_bytes}
     if level < 2:
-        return Plan(os.getpid(), str(scratch), rlimits=rlimits)
+        return LaunchPlan(os.getpid(), str(scratch), rlimits=rlimits)
     own = limits.trust == "own"
-    reached = reach(scratch, variables, own=own, gpu=limits.gpu, watched=watched)
+    reached = allow_access(scratch, variables, own=own, gpu=limits.gpu, watched=watched)
     if own:
-        return Plan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
+        return LaunchPlan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
     uid = _strangers_uid(scratch)
     closed = uid is not None and not all(
-        open_to_all(path, with_parents=level < 3) for path in _vital()
+        is_open_to_all(path, with_parents=level < 3) for path in _vital()
     )
-    return Plan(
+    return LaunchPlan(
         os.getpid(),
         str(scratch),
         reached,
@@ -80,8 +80,8 @@ def plan_for(
     )
 
 
-def launch(
-    plan: Plan,
+def launch_process(
+    plan: LaunchPlan,
     command: Sequence[str],
     variables: Mapping[str, str],
     *,
@@ -116,7 +116,7 @@ def launch(
 
 
 class Process(Protocol):
-    """What `end` asks of a process."""
+    """What `end_process` asks of a process."""
 
     @property
     def pid(self) -> int: ...
@@ -126,7 +126,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def end(process: Process) -> None:
+def end_process(process: Process) -> None:
     """Have the supervisor kill everything and end; if it does not, kill it, and the system kills
     its child. Safe to call twice.
     """
@@ -152,7 +152,7 @@ def _strangers_uid(scratch: Path) -> int | None:
     """A user nobody else is, owner of the scratch folder from now on, when root starts the child;
     None: the user stays.
     """
-    if os.geteuid() != 0 or not process_identity.capabilities() >> _SETUID & 1:
+    if os.geteuid() != 0 or not process_identity.read_capabilities() >> _SETUID & 1:
         return None
     uid = _UIDS[secrets.randbelow(len(_UIDS))]
     os.chown(scratch, uid, -1)
@@ -168,10 +168,10 @@ def _way_in() -> tuple[int, ...]:
     """
     return (
         (_DAC_READ_SEARCH,)
-        if process_identity.capabilities() >> _DAC_READ_SEARCH & 1
+        if process_identity.read_capabilities() >> _DAC_READ_SEARCH & 1
         else (_DAC_OVERRIDE,)
     )
 
 
 def _vital() -> list[str]:
-    return [sys.executable, os.__file__, __file__, *roots()]
+    return [sys.executable, os.__file__, __file__, *list_roots()]

@@ -15,10 +15,10 @@ import socket
 import tempfile
 from pathlib import Path
 
-__all__ = ["Canaries"]
+__all__ = ["Tripwires"]
 
 
-class Canaries:
+class Tripwires:
     """Set out on construction; `disturbed` says what happened to them; `close` takes them in. Never
     raises for lack of a place.
     """

@@ -15,7 +15,7 @@ from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 
-__all__ = ["present", "read_payloads", "read_program", "write_payloads"]
+__all__ = ["require_tensor", "read_payloads", "read_program", "write_payloads"]
 
 
 def write_payloads(program: Program, path: Path) -> list[Any]:
@@ -28,7 +28,7 @@ def read_payloads(packed: Sequence[Any]) -> dict[str, torch.Tensor]:
     """The inverse of `write_payloads`. Raises SandboxError if it does not fit."""
     names, layout, path = packed
     tensors = load_tensors(layout, Path(path), torch.device("cpu"))
-    return {str(name): present(tensor) for name, tensor in zip(names, tensors, strict=True)}
+    return {str(name): require_tensor(tensor) for name, tensor in zip(names, tensors, strict=True)}
 
 
 def read_program(data: Mapping[str, Any], packed: Sequence[Any]) -> Program:
@@ -38,7 +38,7 @@ def read_program(data: Mapping[str, Any], packed: Sequence[Any]) -> Program:
     return program
 
 
-def present(tensor: torch.Tensor | None) -> torch.Tensor:
+def require_tensor(tensor: torch.Tensor | None) -> torch.Tensor:
     if tensor is None:
         raise SandboxError("reading tensors", "a tensor is missing")
     return tensor

@@ -1,5 +1,5 @@
-"""The process that forks children,
-`python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`: see `nursery`, which starts it.
+"""The fork server: a process that forks children of the judge. Started by
+`judge.sandbox.fork_server` as `python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`.
 
 It imports the modules, and then only forks and reaps: it runs nothing, touches no device and holds
 no result.
@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 
 from torch_cudal1.core.settings import replace_environment
 from torch_cudal1.judge.sandbox.confine import __main__ as launcher
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 from torch_cudal1.judge.worker import session
 
 __all__ = ["reap"]
 
-MOST_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 20
 
 
 def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
     statuses: dict[int, int] = {}
     answer: dict[str, Any]
     while True:
-        text, fds, _, _ = socket.recv_fds(channel, MOST_BYTES, 2)
+        text, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 2)
         if not text:
             return
         request = json.loads(text)
@@ -41,13 +41,13 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
             pid = os.fork()
             if not pid:
                 channel.close()
-                _become(request, *fds)
+                _become_child(request, *fds)
             for fd in fds:
                 os.close(fd)
             answer = {"pid": pid}
         else:
             reap(statuses)
-            answer = {"status": statuses.pop(int(request["pid"]), None), "nursery": os.getpid()}
+            answer = {"status": statuses.pop(int(request["pid"]), None), "server": os.getpid()}
         channel.send(json.dumps(answer).encode())
 
 
@@ -65,33 +65,34 @@ def reap(statuses: dict[int, int]) -> None:
         statuses[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
-    """The supervisor, and in its fork the worker: where the launcher would execute a new
-    interpreter, this one goes on.
+def _become_child(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
+    """Turn this fork into a supervisor, and its own fork into the worker.
+
+    Where the launcher would execute a new interpreter, this one goes on.
     """
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    plan = Plan.from_json(request["plan"])
+    plan = LaunchPlan.from_json(request["plan"])
     os.chdir(plan.scratch)
     replace_environment(request["variables"])
-    later = request["variables"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path += [folder for folder in later if folder and folder not in sys.path]
-    tempfile.tempdir = None  # an import here may have asked for it: the child has its own
+    folders = request["variables"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path += [folder for folder in folders if folder and folder not in sys.path]
+    tempfile.tempdir = None  # an import may have cached the server's: the child has its own
     execute = os.execv
 
-    def go_on(path: str, command: list[str]) -> None:
+    def serve_instead(path: str, command: list[str]) -> None:
         os.execv = execute
         os.close(log)
         sys.argv = command
         try:
-            session.main(channel, importlib.import_module(request["worker"]).VERBS)
+            session.main(channel, importlib.import_module(request["worker"]).HANDLERS)
         finally:
             os._exit(1)
         os._exit(0)
 
-    os.execv = go_on  # type: ignore[assignment]
+    os.execv = serve_instead  # type: ignore[assignment]
     launcher.main(plan, ["worker"])
 
 

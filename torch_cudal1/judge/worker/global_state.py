@@ -1,9 +1,8 @@
-"""The child's side of `env_diff`, part two: everything global that a candidate could change, as
-plain JSON values.
+"""Reads everything global that a candidate could change in this process, as plain JSON values.
 
 Flags of torch and its libraries, random states, modes, the process, hooks of the interpreter.
-Functions are taken hold of when this module is imported. It compares nothing and judges nothing:
-the parent does both, with what was seen before the candidate came.
+Functions used here are bound when this module is imported. The parent compares with what was read
+before the candidate came.
 """
 
 from __future__ import annotations
@@ -32,9 +31,13 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torch_cudal1.core.settings import process_environment
-from torch_cudal1.judge.worker.object_identity import digests, identities, modules
+from torch_cudal1.judge.worker.object_identity import (
+    digest_identities,
+    module_identities,
+    read_identities,
+)
 
-__all__ = ["stir", "surroundings"]
+__all__ = ["read_global_state", "reseed_generators"]
 
 _BACKENDS = {  # torch.backends.<key>.<attribute>
     "cuda.matmul": (
@@ -57,7 +60,7 @@ _BACKENDS = {  # torch.backends.<key>.<attribute>
     "quantized": ("engine",),
     "nnpack": ("enabled",),
 }
-_QUESTIONS = (  # torch.<key>()
+_TORCH_GETTERS = (  # torch.<key>()
     *(
         "get_float32_matmul_precision",
         "are_deterministic_algorithms_enabled",
@@ -106,57 +109,62 @@ _QUESTIONS = (  # torch.<key>()
     ),
     *("_C._dispatch_tls_local_exclude_set", "_C._get_tracing_state", "jit.is_tracing"),
 )
-_NOT_SET = {
+# what "none" means there
+_UNSET_MEANS = {
     f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")
-}  # what "none" means there
-_NO_VALUE = "absent"
-_WIDE = 1 + 2.0**-12  # TF32 and bfloat16 round it to 1
-
-
-def _reader(path: str) -> Callable[[], Any] | None:
-    found: Any = torch
-    for part in path.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            return None
-    return found if callable(found) else None
-
-
-_ASKED: dict[str, Callable[[], Any]] = {
-    name: read for name in _QUESTIONS if (read := _reader(name)) is not None
 }
-_mm, _full, _byte_view = torch.mm, torch.full, torch.Tensor.tolist
-_attention_way = torch._fused_sdp_choice
+_ABSENT = "absent"
+_TF32_PROBE = 1 + 2.0**-12  # TF32 and bfloat16 round it to 1
+
+
+def _find_getter(path: str) -> Callable[[], Any] | None:
+    value: Any = torch
+    for part in path.split("."):
+        value = getattr(value, part, None)
+        if value is None:
+            return None
+    return value if callable(value) else None
+
+
+_GETTERS: dict[str, Callable[[], Any]] = {
+    name: read for name in _TORCH_GETTERS if (read := _find_getter(name)) is not None
+}
+_mm, _full, _to_list = torch.mm, torch.full, torch.Tensor.tolist
+_choose_attention = torch._fused_sdp_choice
 _cpu_random, _python_random = torch.random.get_rng_state, random.getstate
 _sha = hashlib.sha256
 
 
-def stir(seed: int) -> None:
-    """Put every global generator somewhere else, so that a seed that is set again shows."""
+def reseed_generators(seed: int) -> None:
+    """Give every global generator another state, so that a seed set again by a candidate shows."""
     torch.manual_seed(seed)  # CUDA's too
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def surroundings(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
-    """Name -> JSON value, in groups. `device`: where the precision of a product is tried. `tables`:
-    with the thousands of identities of modules and of what they hold, of which the digests say
-    whether anything is other than before.
+def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
+    """Name -> JSON value, in groups. `device`: where the precision of a product is measured.
+
+    `tables`: with the thousands of identities of modules and their members; the digests alone say
+    whether any of them differs from before.
     """
-    _order_of_attention(device)
-    found = {
-        "flags": {"product": _product(device)}
-        | _flags(),  # in this order: the product starts CUDA, which has flags of its own
+    _fix_attention_order(device)
+    # the product first: it starts CUDA, which has flags of its own
+    product = _measure_product(device)
+    state = {
+        "flags": {"product": product} | _flags(),
         "random": _random_states(),
         "process": _process(),
         "interpreter": _interpreter(),
         "hints": _hints(),
         "compilers": _compilers(),
         "environment": process_environment(),
-        "digests": digests(),
+        "digests": digest_identities(),
     }
-    return found | ({"modules": modules(), "identities": identities()} if tables else {})
+    if tables:
+        state |= {"modules": module_identities(), "identities": read_identities()}
+    return state
 
 
 def _flags() -> dict[str, str]:
@@ -167,20 +175,20 @@ def _flags() -> dict[str, str]:
             owner = getattr(owner, part, None)
         for name in names:
             flag = f"torch.backends.{path}.{name}"
-            flags[flag] = _told(partial(getattr, owner, name)).replace(
-                "none", _NOT_SET.get(flag, "none")
+            flags[flag] = _read_as_text(partial(getattr, owner, name)).replace(
+                "none", _UNSET_MEANS.get(flag, "none")
             )
-    for name, ask in _ASKED.items():
-        flags[f"torch.{name}"] = _told(ask)
+    for name, getter in _GETTERS.items():
+        flags[f"torch.{name}"] = _read_as_text(getter)
     for kind in ("cpu", "cuda"):
-        flags[f"autocast {kind}"] = _told(partial(torch.is_autocast_enabled, kind)) + _told(
-            partial(torch.get_autocast_dtype, kind)
-        )
+        flags[f"autocast {kind}"] = _read_as_text(
+            partial(torch.is_autocast_enabled, kind)
+        ) + _read_as_text(partial(torch.get_autocast_dtype, kind))
     deterministic: Any = torch.utils.deterministic
-    flags["torch.utils.deterministic.fill_uninitialized_memory"] = _told(
+    flags["torch.utils.deterministic.fill_uninitialized_memory"] = _read_as_text(
         lambda: deterministic.fill_uninitialized_memory
     )
-    flags["denormals are flushed"] = _told(
+    flags["denormals are flushed"] = _read_as_text(
         lambda: (torch.tensor(2.0**-1040, dtype=torch.float64) * 1.0).item() == 0.0
     )
     flags["modes"] = repr(
@@ -189,13 +197,13 @@ def _flags() -> dict[str, str]:
             *map(_type_name, _get_current_dispatch_mode_stack()),
         ]
     )
-    flags["operators of torch replaced"] = _told(
+    flags["operators of torch replaced"] = _read_as_text(
         lambda: sorted(name for name in torch.library._impls if _replaces(name))
     )
     if torch.cuda.is_initialized():
-        flags["cuda device"] = _told(torch.cuda.current_device)
-        flags["cuda stream"] = _told(lambda: torch.cuda.current_stream().cuda_stream)
-        flags["cuda memory fraction"] = _told(torch.cuda.get_per_process_memory_fraction)
+        flags["cuda device"] = _read_as_text(torch.cuda.current_device)
+        flags["cuda stream"] = _read_as_text(lambda: torch.cuda.current_stream().cuda_stream)
+        flags["cuda memory fraction"] = _read_as_text(torch.cuda.get_per_process_memory_fraction)
     return flags
 
 
@@ -207,44 +215,42 @@ def _replaces(registered: str) -> bool:
     return library == "aten" and not rest.endswith(("/Meta", "/AutogradMeta"))
 
 
-def _told(ask: Callable[[], Any]) -> str:
-    """An answer as text. Which of these questions a version of torch answers is its own affair."""
+def _read_as_text(getter: Callable[[], Any]) -> str:
+    """The result as text. Not every version of torch has every getter."""
     try:
-        return repr(ask())
+        return repr(getter())
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
-        return f"{_NO_VALUE}: {type(error).__name__}"
+        return f"{_ABSENT}: {type(error).__name__}"
 
 
 def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _product(device: torch.device) -> str:
-    """One element of a product whose factors have 12 bits after the point: what precision a matmul
-    has now.
+def _measure_product(device: torch.device) -> str:
+    """One element of a product whose factors have 12 bits after the point: the precision that a
+    matmul has now.
     """
     with torch.no_grad():
-        one = _full((64, 64), _WIDE, device=device)
-        return repr(_byte_view(_mm(one, one))[0][0])
+        factor = _full((64, 64), _TF32_PROBE, device=device)
+        return repr(_to_list(_mm(factor, factor))[0][0])
 
 
 @cache
-def _order_of_attention(device: torch.device) -> None:
-    """Have torch choose among its ways of attention: the first such choice of a process puts cuDNN
-    first on some GPUs, for good (ATen's sdp_utils.cpp, `priority_order`), which an honest candidate
-    would seem to have done.
-    """
+def _fix_attention_order(device: torch.device) -> None:
+    """Have torch choose among its attention kernels once, before any candidate."""
+    # the first choice of a process puts cuDNN first on some GPUs, for good (ATen's sdp_utils.cpp,
+    # `priority_order`): an honest candidate would seem to have changed it
     if device.type == "cuda":
-        given = _full((1, 1, 8, 64), 1.0, dtype=torch.float16, device=device)
-        with suppress(
-            RuntimeError
-        ):  # where the user allows none of them: then there is no first choice either
-            _attention_way(given, given, given)
+        query = _full((1, 1, 8, 64), 1.0, dtype=torch.float16, device=device)
+        # where the user allows no attention kernel, there is no first choice either
+        with suppress(RuntimeError):
+            _choose_attention(query, query, query)
 
 
 def _random_states() -> dict[str, str]:
     states = {
-        "torch": _sha(bytes(_byte_view(_cpu_random()))).hexdigest(),
+        "torch": _sha(bytes(_to_list(_cpu_random()))).hexdigest(),
         "random": _sha(repr(_python_random()).encode()).hexdigest(),
     }
     if "numpy" in sys.modules:
@@ -253,7 +259,7 @@ def _random_states() -> dict[str, str]:
             repr([state["state"]["key"].tobytes(), state["state"]["pos"]]).encode()
         ).hexdigest()
     if torch.cuda.is_initialized():
-        states["cuda"] = _sha(bytes(_byte_view(torch.cuda.get_rng_state()))).hexdigest()
+        states["cuda"] = _sha(bytes(_to_list(torch.cuda.get_rng_state()))).hexdigest()
     return states
 
 
@@ -281,21 +287,21 @@ def _process() -> dict[str, str]:
         ),
         "affinity": repr(sorted(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")
-        else _NO_VALUE,
+        else _ABSENT,
         "locale": repr(locale.setlocale(locale.LC_ALL)),
         "user": repr((os.getuid(), os.getgid())),
         "name": Path("/proc/self/comm").read_text().strip()
         if Path("/proc/self/comm").exists()
-        else _NO_VALUE,
+        else _ABSENT,
     }
 
 
 def _handler(number: int) -> str:
-    found = signal.getsignal(number)
+    handler = signal.getsignal(number)
     return (
-        str(int(found))
-        if isinstance(found, (int, signal.Handlers))
-        else f"{type(found).__name__} {id(found)}"
+        str(int(handler))
+        if isinstance(handler, (int, signal.Handlers))
+        else f"{type(handler).__name__} {id(handler)}"
     )
 
 
@@ -323,13 +329,13 @@ def _interpreter() -> dict[str, str]:
 
 
 def _hints() -> dict[str, str]:
-    """What honest code changes too: recorded, never a reason to refuse."""
+    """State that honest code changes too: recorded, never a reason to refuse."""
     return {
         "warning filters": repr(len(warnings.filters)),
         "sys.path": repr(sys.path),
         "sys.meta_path": repr([_type_name(finder) for finder in sys.meta_path]),
         "recursion limit": repr(sys.getrecursionlimit()),
-        "print options": _told(lambda: vars(torch._tensor_str.PRINT_OPTS)),
+        "print options": _read_as_text(lambda: vars(torch._tensor_str.PRINT_OPTS)),
         "exit functions": repr(atexit._ncallbacks()),
         "callbacks of gc": repr(len(gc.callbacks)),
         "standard streams": repr((id(sys.stdout), id(sys.stderr))),
@@ -344,11 +350,11 @@ def _compilers() -> dict[str, str]:
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
         module = sys.modules.get(name)
         for option, entry in list(getattr(module, "_config", {}).items()):
-            value = getattr(entry, "user_override", _NO_VALUE)
-            value = value.get(_NO_VALUE) if isinstance(value, ContextVar) else value
-            plain = isinstance(value, (bool, int, float, str, type(None))) and value != _NO_VALUE
+            value = getattr(entry, "user_override", _ABSENT)
+            value = value.get(_ABSENT) if isinstance(value, ContextVar) else value
+            plain = isinstance(value, (bool, int, float, str, type(None))) and value != _ABSENT
             if plain and value != getattr(
-                entry, "default", _NO_VALUE
+                entry, "default", _ABSENT
             ):  # a patch that was undone leaves the default behind
                 changed[f"{name}.{option}"] = repr(value)
     return changed

@@ -1,13 +1,13 @@
-"""Tensors at the edge of mapped memory: an access beyond them is refused by the hardware, be its
+"""Places tensors at the edge of mapped memory: the hardware refuses an access beyond them, be its
 value used or not.
 
 A copy of a tensor lies at the end, or at the start, of pages of its own; the addresses on both
-sides are reserved and lead nowhere. On the host that is `mmap` with guard pages, on a GPU the
-driver's virtual memory management. Whoever reads or writes there loses its process (SIGSEGV), on a
-GPU its CUDA context (an illegal address). Both cost the child that runs the candidate, nobody else.
+sides are reserved and not mapped. On the host that is `mmap` with guard pages, on a GPU the
+driver's virtual memory management. A process that reads or writes there ends (SIGSEGV), on a GPU it
+loses its CUDA context (an illegal address). Only the child that runs the candidate pays for that.
 
 It does not see the up to 15 bytes between a tensor and the end of its pages, for tensors start at
-multiples of 16 (`bands` watches those), nor what lies beyond the reserved addresses.
+multiples of 16 (`redzones` watches those), nor what lies beyond the reserved addresses.
 """
 
 from __future__ import annotations
@@ -23,37 +23,28 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from torch_cudal1.core.errors import DriverError
-from torch_cudal1.device.cuda.driver import ALIGNMENT, Driver, opened
+from torch_cudal1.device.cuda.driver import ALIGNMENT, Driver, open_driver
 from torch_cudal1.judge.wire.channel import storage_extent
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["OUT_OF_MEMORY", "SIDES", "VERBS", "Side", "at_edge"]
+__all__ = ["OUT_OF_MEMORY", "SIDES", "HANDLERS", "Side", "at_edge"]
 
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
 _PAGE = mmap.PAGESIZE
-_BEYOND_HOST, _BEYOND_GPU = (
-    16 << 20,
-    1 << 30,
-)  # reserved on either side: addresses only, but a limit of address space counts them
-_NORESERVE = 0x4000  # mman.h of Linux: pages that nobody touches count for nothing
+# reserved on either side: addresses only, but a limit of address space counts them
+_HOST_MARGIN_BYTES, _GPU_MARGIN_BYTES = 16 << 20, 1 << 30
+_NORESERVE = 0x4000  # MAP_NORESERVE in mman.h of Linux: untouched pages count for nothing
 _PROT_NONE = 0
-_PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = (
-    1,
-    1,
-    0,
-    3,
-)  # of cuda.h: CUmemAllocationType, CUmemLocationType, ...
-OUT_OF_MEMORY = (
-    "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"  # what a DriverError says where the GPU is full
-)
-_map, _frombuffer, _as_tensor = (
-    mmap.mmap,
-    torch.frombuffer,
-    torch.as_tensor,
-)  # taken hold of before any candidate
+# of cuda.h: CUmemAllocationType, CUmemLocationType, CUmemAllocationGranularity_flags,
+# CUmemAccess_flags
+_PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = 1, 1, 0, 3
+# in the message of a DriverError where the GPU is full
+OUT_OF_MEMORY = "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"
+# bound before any candidate
+_map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor
 _empty_cache = torch.cuda.empty_cache
 
 
@@ -85,23 +76,30 @@ def _place(size: int, mapped: int, side: Side) -> int:
     return 0 if side == "start" else (mapped - size) // ALIGNMENT * ALIGNMENT
 
 
-def _whole(size: int, pages: int) -> int:
-    return -(-size // pages) * pages
+def _round_up(size: int, granule: int) -> int:
+    return -(-size // granule) * granule
 
 
 def _host_pages(size: int, side: Side) -> torch.Tensor:
     """Bytes of the host. The tensor holds the mapping, which goes with it."""
-    mapped = _whole(size, _PAGE)
+    mapped = _round_up(size, _PAGE)
     memory = _map(
-        -1, mapped + 2 * _BEYOND_HOST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        -1,
+        mapped + 2 * _HOST_MARGIN_BYTES,
+        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE,
     )
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for start in (first, first + _BEYOND_HOST + mapped):
-        if _libc().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(_BEYOND_HOST), _PROT_NONE):
+    for start in (first, first + _HOST_MARGIN_BYTES + mapped):
+        if _libc().mprotect(
+            ctypes.c_void_p(start), ctypes.c_size_t(_HOST_MARGIN_BYTES), _PROT_NONE
+        ):
             code = ctypes.get_errno()
             raise OSError(code, f"mprotect of a guard page: {os.strerror(code)}")
     return _frombuffer(
-        memory, dtype=torch.uint8, count=size, offset=_BEYOND_HOST + _place(size, mapped, side)
+        memory,
+        dtype=torch.uint8,
+        count=size,
+        offset=_HOST_MARGIN_BYTES + _place(size, mapped, side),
     )
 
 
@@ -112,15 +110,15 @@ def _libc() -> Any:
 
 def _gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
-    driver = opened()
+    driver = open_driver()
     place = _Location(_ON_DEVICE, index)
     try:
-        reserved = _Reserved(driver, driver.context(index), place, size, side)
+        reserved = _ReservedPages(driver, driver.context(index), place, size, side)
     except DriverError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
-        _empty_cache()  # PyTorch keeps what it freed; the driver has no use of that
-        reserved = _Reserved(driver, driver.context(index), place, size, side)
+        _empty_cache()  # PyTorch keeps freed memory, which the driver cannot use
+        reserved = _ReservedPages(driver, driver.context(index), place, size, side)
     return _as_tensor(reserved, device=torch.device("cuda", index))
 
 
@@ -148,9 +146,9 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class _Reserved:
-    """Addresses of a GPU of which only the middle is mapped; `size` bytes of that, by CUDA's array
-    interface.
+class _ReservedPages:
+    """Reserved GPU addresses of which only the middle is mapped; `size` bytes of that, by CUDA's
+    array interface.
     """
 
     def __init__(
@@ -165,8 +163,8 @@ class _Reserved:
             call(
                 "cuMemGetAllocationGranularity", by(granule), by(properties), ctypes.c_int(_MINIMUM)
             )
-            mapped = _whole(size, granule.value)
-            beyond = _whole(_BEYOND_GPU, granule.value)
+            mapped = _round_up(size, granule.value)
+            beyond = _round_up(_GPU_MARGIN_BYTES, granule.value)
             reserved = mapped + 2 * beyond
             call(
                 "cuMemAddressReserve",
@@ -195,25 +193,24 @@ class _Reserved:
         }
 
     def __del__(self) -> None:
-        """What was taken is given back, last first; after an illegal access the driver answers
-        nothing but errors.
-        """
+        """Give back what was taken, last first."""
+        # after an illegal access the driver answers nothing but errors
         with contextlib.suppress(DriverError), self._driver.current(self._context):
             self._driver.call("cuCtxSynchronize")
             while self._undo:
                 self._undo.pop()()
 
 
-def _edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """A set like another, the tensors at `positions` in memory of their own that ends, or starts,
-    with them.
-    """
-    given, chosen = session.sets[request["inputs"]], set(request["positions"])
+def _move_to_edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a set like another, with the tensors at `positions` at the edge of their pages."""
+    tensors, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]
     session.sets[request["name"]] = [
-        at_edge(t, side) if i in chosen else t for i, t in enumerate(given)
+        at_edge(t, side) if i in chosen else t for i, t in enumerate(tensors)
     ]
     return {}
 
 
-VERBS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {"edge": _edge}
+HANDLERS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {
+    "edge": _move_to_edge
+}

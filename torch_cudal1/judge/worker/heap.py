@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["filled", "keep_freed"]
+__all__ = ["fill_fresh", "keep_freed"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _PERTURB = -1, -3, -6  # malloc.h
 _MOST_FROM_HEAP = 32 << 20  # the largest value that glibc takes
 
 
 @contextmanager
-def filled(byte: int) -> Iterator[bool]:
+def fill_fresh(byte: int) -> Iterator[bool]:
     """Memory given out holds a byte meanwhile, memory taken back its complement. Yields whether
     that is so.
     """
@@ -27,8 +27,8 @@ def filled(byte: int) -> Iterator[bool]:
         yield False
         return
     try:
-        tried = torch.empty(1 << 16, dtype=torch.uint8)
-        yield bool((tried == byte).all())
+        sample = torch.empty(1 << 16, dtype=torch.uint8)
+        yield bool((sample == byte).all())
     finally:
         _set(_PERTURB, 0)
 

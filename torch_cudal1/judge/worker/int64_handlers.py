@@ -1,9 +1,9 @@
-"""The child's side of inputs too large to travel: made where they are used, from a seed, and
-answered in pieces.
+"""RPC handler of the check of 64-bit indexing: inputs too large to travel are generated here from a
+seed, and outputs are answered in pieces.
 
-Two processes with one kind of device make the same numbers from the same seed, so pieces of the
-candidate's outputs can be held beside eager's. It compares nothing. The memory is given back before
-the answer leaves.
+Two processes with one kind of device make the same numbers from the same seed, so the parent can
+compare pieces of the candidate's outputs with eager's. The memory is given back before the answer
+leaves.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch_cudal1.judge.worker.raw_copy import raw_tensors, refuse_lazy
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["PIECE", "VERBS", "filled"]
+__all__ = ["HANDLERS", "PIECE_ELEMENTS", "generate_tensor"]
 
-PIECE = 4096  # elements of an output
+PIECE_ELEMENTS = 4096  # elements of an output
 
 
-def filled(
+def generate_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int, bound: int | None
 ) -> torch.Tensor:
     """Standard normal numbers, integers below `bound` (2 if None), or booleans."""
@@ -39,18 +39,18 @@ def filled(
     return torch.randint(max(1, high), shape, generator=generator, device=device, dtype=dtype)
 
 
-def _vast(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a slot on a set of which the tensors of `grown` ([position, shape, bound]) are made anew
-    from `seed`.
+def _run_large(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a slot on a set whose tensors of `grown` ([position, shape, bound]) are generated from
+    `seed`.
 
-    Answers the outputs' properties, and of each its elements in memory from the places that
-    `pieces` names as parts of the whole, in the order of the outputs.
+    Answers the outputs' properties, and pieces of each output's memory: `pieces` names where they
+    begin, as fractions of the whole.
     """
     inputs = list(session.sets[request["inputs"]])
     outputs: list[torch.Tensor | None] = []
     try:
         for index, shape, bound in request["grown"]:
-            inputs[index] = filled(
+            inputs[index] = generate_tensor(
                 shape,
                 inputs[index].dtype,
                 inputs[index].device,
@@ -62,7 +62,10 @@ def _vast(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
         refuse_lazy(outputs)
         synchronise(session.device)
         pieces = [
-            piece for out in outputs if out is not None for piece in _pieces(out, request["pieces"])
+            piece
+            for out in outputs
+            if out is not None
+            for piece in _cut_pieces(out, request["pieces"])
         ]
         layout = raw_tensors(pieces, Path(request["path"]))
         return {"layout": layout, "facts": describe(outputs, inputs, [])}
@@ -74,11 +77,11 @@ def _vast(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
             torch.cuda.empty_cache()
 
 
-def _pieces(out: torch.Tensor, places: Sequence[float]) -> list[torch.Tensor]:
+def _cut_pieces(out: torch.Tensor, fractions: Sequence[float]) -> list[torch.Tensor]:
     extent = storage_extent(out.shape, out.stride())
     flat = out.as_strided((extent,), (1,))
-    starts = [int(place * max(0, extent - PIECE)) for place in places]
-    return [flat[start : start + PIECE].clone() for start in starts]
+    starts = [int(fraction * max(0, extent - PIECE_ELEMENTS)) for fraction in fractions]
+    return [flat[start : start + PIECE_ELEMENTS].clone() for start in starts]
 
 
-VERBS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {"vast": _vast}
+HANDLERS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {"vast": _run_large}

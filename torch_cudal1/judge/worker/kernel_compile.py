@@ -1,8 +1,8 @@
-"""Has Triton compile what a call would launch, and launches nothing: a compiler needs no GPU, and
-one that times is left alone.
+"""Has Triton compile the kernels that a call would launch, without launching them.
 
-For programs of our own templates: what a call yields without its kernels is garbage, and must not
-be an address or an index.
+Compiling needs no GPU, and a GPU that times something is not disturbed. For programs of our own
+templates only: what a call yields without its kernels is garbage, and must not be an address or an
+index.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["compile_ahead", "has_kernels", "launching_nothing"]
+__all__ = ["compile_ahead", "has_kernels", "skip_launches"]
 
 
 def has_kernels(source: str) -> bool:
-    """Whether a source of our templates holds what Triton compiles; a comment that says so costs a
-    call.
-    """
-    return "triton.jit" in source
+    """Whether a source of our templates holds kernels that Triton compiles."""
+    return "triton.jit" in source  # a comment with this text costs a useless call
 
 
 def compile_ahead(
@@ -36,14 +34,15 @@ def compile_ahead(
         else torch.zeros(tuple(shape), dtype=dtype, device=device)
         for shape, dtype in like
     ]
-    with torch.no_grad(), launching_nothing():
+    with torch.no_grad(), skip_launches():
         run(inputs)
 
 
 @contextmanager
-def launching_nothing() -> Iterator[None]:
-    """A first launch of a kernel of Triton compiles it and does no more. Where Triton was not
-    imported, nothing changes.
+def skip_launches() -> Iterator[None]:
+    """While the body runs, a launch of a Triton kernel compiles it and does no more.
+
+    Where Triton was not imported, nothing changes.
     """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
@@ -51,8 +50,8 @@ def launching_nothing() -> Iterator[None]:
         return
     launch = jit.JITFunction.run
 
-    def only_compile(kernel: Any, *args: Any, warmup: bool, **given: Any) -> Any:
-        return launch(kernel, *args, warmup=True, **given)
+    def only_compile(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+        return launch(kernel, *args, warmup=True, **options)
 
     jit.JITFunction.run = only_compile
     try:

@@ -1,11 +1,8 @@
-"""What a child does for the detectors of memory, environment and resources: calls under other
-conditions, and raw counts.
+"""RPC handlers of the checks of memory: what fresh memory holds, redzones, guard blocks, launches
+left out, and what the process uses.
 
-Fresh memory is filled with a pattern, inputs lie between bands, launches are left out, calls are
-repeated, and what the process holds is counted. It compares nothing: outputs, digests and counts go
-to the parent. On the host, fresh memory is filled by glibc (`judge.worker.heap`), without a word to
-PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a candidate gets
-from the driver itself, and the private pool of a CUDA graph, are not.
+They instrument a call and answer outputs and digests; the parent compares them. torch functions and
+file functions used here are bound at import, before any candidate.
 """
 
 from __future__ import annotations
@@ -23,57 +20,60 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from torch_cudal1.ir.check import used_values
 from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.program import Alloc, Call, Launch, Program
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.transport import read_program
 from torch_cudal1.judge.worker import heap
-from torch_cudal1.judge.worker.global_state import stir, surroundings
+from torch_cudal1.judge.worker.global_state import read_global_state, reseed_generators
 from torch_cudal1.judge.worker.guard_pages import Side, at_edge
 from torch_cudal1.judge.worker.raw_copy import raw_tensors, refuse_lazy
-from torch_cudal1.judge.worker.redzones import Bands, Fences
+from torch_cudal1.judge.worker.redzones import GuardBlocks, Redzones
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["VERBS", "fill_free_blocks"]
+__all__ = ["HANDLERS", "fill_free_blocks"]
 
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 _SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
-_NOISE = (
-    1_000.0  # far from any result, and far from infinity in every floating type of 16 bits and more
+# far from any result, and far from infinity in every floating type of 16 bits and more
+_NOISE_STD = 1_000.0
+_NOISE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_ASYNC_COMPILE_MODULE, _ASYNC_COMPILE_FILE = (
+    "torch._inductor.async_compile",
+    "torch/_inductor/async_compile.py",
 )
-_NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_ASYNC_COMPILE, _POOLED = "torch._inductor.async_compile", "torch/_inductor/async_compile.py"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_list_folder, _read_text, _current_frames = os.listdir, Path.read_text, sys._current_frames
 
 
-def _surroundings(session: Session, request: Request) -> Answer:
-    """What is global in this process now. `stir`: a seed for all global generators first. `tables`:
-    with all identities.
+def _read_global_state(session: Session, request: Request) -> Answer:
+    """The global state of this process now. `stir`: a seed for all global generators first.
+    `tables`: with all object identities.
     """
     if "stir" in request:
-        stir(int(request["stir"]))
-    return {"surroundings": surroundings(session.device, tables=bool(request.get("tables")))}
+        reseed_generators(int(request["stir"]))
+    return {"surroundings": read_global_state(session.device, tables=bool(request.get("tables")))}
 
 
 def _forget(session: Session, request: Request) -> Answer:
-    """Let go of what is in a slot."""
+    """Empty a slot."""
     session.slots.pop(request["slot"], None)
     gc.collect()
     return {}
 
 
-def _poisoned(session: Session, request: Request) -> Answer:
+def _run_poisoned(session: Session, request: Request) -> Answer:
     """Call a slot where all fresh memory holds a byte (if asked for, in `deterministic` mode), or
     (byte null) what PyTorch fills it with in that mode.
     """
     inputs, byte = session.sets[request["inputs"]], request["byte"]
-    fill = _deterministic(fill=True) if byte is None else _filled(int(byte), session.device)
+    fill = (
+        _deterministic(fill=True) if byte is None else _fill_fresh_memory(int(byte), session.device)
+    )
     mode = _deterministic(fill=False) if request["deterministic"] else nullcontext()
     with mode, fill as control, torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
@@ -83,54 +83,57 @@ def _poisoned(session: Session, request: Request) -> Answer:
 
 
 @contextmanager
-def _filled(byte: int, device: torch.device) -> Iterator[bool]:
+def _fill_fresh_memory(byte: int, device: torch.device) -> Iterator[bool]:
     """Yields whether fresh memory really holds the byte."""
     if device.type == "cuda":
         fill_free_blocks(byte, device)
         yield True
         return
-    with heap.filled(byte) as done:
-        yield done
+    with heap.fill_fresh(byte) as is_filled:
+        yield is_filled
 
 
 def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = False) -> None:
-    """Take every block that PyTorch's allocator has ready for the default stream, or for any
-    (`everywhere`: all must still be there), largest first so that each finds its own, fill it and
-    give it back.
+    """Take every free block of PyTorch's allocator for the default stream, or for any stream
+    (`everywhere`: all of these must still exist), fill it and give it back.
+
+    Memory that a candidate gets from the driver, and the private pool of a CUDA graph, are not
+    filled.
     """
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
     sizes: dict[int, list[int]] = defaultdict(list)
     for segment in torch.cuda.memory_snapshot():
         if segment["device"] == here and (everywhere or not segment["stream"]):
-            free = [
+            free_sizes = [
                 int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive"
             ]
             small = segment["segment_type"] == "small"
             sizes[segment["stream"]] += [
-                size for whole in free for size in _requests(whole, small=small)
+                size for block in free_sizes for size in _split_block(block, small=small)
             ]
-    taken = []
-    for stream, wanted in sizes.items():
+    blocks = []
+    for stream, stream_sizes in sizes.items():
         with (
             torch.cuda.stream(torch.cuda.ExternalStream(stream, device))
             if stream
             else nullcontext()
         ):
-            taken += [
+            # largest first, so that each request meets the block that it is meant for
+            blocks += [
                 torch.empty(size, dtype=torch.uint8, device=device).fill_(byte)
-                for size in sorted(wanted, reverse=True)
+                for size in sorted(stream_sizes, reverse=True)
             ]
     torch.cuda.synchronize(device)
-    del taken
+    del blocks
 
 
-def _requests(size: int, *, small: bool) -> list[int]:
-    """What to ask for to get a whole free block: segments for small blocks serve requests of up to
-    1 MiB only.
+def _split_block(size: int, *, small: bool) -> list[int]:
+    """The sizes to request for a whole free block: segments for small blocks serve requests of up
+    to 1 MiB only.
     """
-    pieces, rest = divmod(size, _SMALL_BYTES) if small else (0, size)
-    return [_SMALL_BYTES] * pieces + [rest] * bool(rest)
+    count, rest = divmod(size, _SMALL_BYTES) if small else (0, size)
+    return [_SMALL_BYTES] * count + [rest] * bool(rest)
 
 
 @contextmanager
@@ -143,70 +146,67 @@ def _deterministic(*, fill: bool) -> Iterator[bool]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    filled = deterministic.fill_uninitialized_memory
+    fill_before = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic.fill_uninitialized_memory = fill
     try:
         yield bool(torch.empty(64).isnan().all())
     finally:
-        torch.use_deterministic_algorithms(
-            enabled, warn_only=warn_only
-        )  # the debug mode would forget `warn_only`
-        deterministic.fill_uninitialized_memory = filled
+        # `set_deterministic_debug_mode` would forget `warn_only`
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        deterministic.fill_uninitialized_memory = fill_before
 
 
-def _banded(session: Session, request: Request) -> Answer:
-    """Call a slot on inputs that lie between bands, and on a GPU with free memory that lies between
-    fences.
-
-    Answers what the bands hold afterwards, as digests.
+def _run_in_redzones(session: Session, request: Request) -> Answer:
+    """Call a slot on inputs that lie between redzones, and on a GPU with free memory that lies
+    between guard blocks. Answers digests of both as they are afterwards.
     """
-    given, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
-    bands = {index: Bands.around(given[index], seed + index) for index in request["positions"]}
+    tensors, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
+    redzones = {
+        index: Redzones.around(tensors[index], seed + index) for index in request["positions"]
+    }
     inputs = [
-        bands[index].tensor if index in bands else tensor for index, tensor in enumerate(given)
+        redzones[index].tensor if index in redzones else tensor
+        for index, tensor in enumerate(tensors)
     ]
-    fences = Fences.between(request["holes"], seed, device) if device.type == "cuda" else None
+    guards = GuardBlocks.between(request["holes"], seed, device) if device.type == "cuda" else None
+    run = session.slots[request["slot"]]
     with torch.no_grad():
-        outputs = session.slots[request["slot"]](inputs)
+        outputs = run(inputs)
     refuse_lazy(outputs)
     synchronise(device)
     layout = raw_tensors(outputs, Path(request["path"]))
     return {
         "layout": layout,
-        "bands": {str(index): found.digest() for index, found in bands.items()},
-        "fences": fences.digests() if fences else [],
-        "allocated": [
-            found.digest() for found in getattr(session.slots[request["slot"]], "bands", ())
-        ],
+        "bands": {str(index): redzone.digest() for index, redzone in redzones.items()},
+        "fences": guards.digests() if guards else [],
+        "allocated": [redzone.digest() for redzone in getattr(run, "redzones", ())],
     }
 
 
-class _Instrumented:
-    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or
-    at the edge of its pages.
+class _InstrumentedProgram:
+    """A Program in plain Python: one launch left out, or the memory of each Alloc between redzones,
+    at the edge of its pages, or filled.
 
-    With a byte to fill with, every Alloc holds it when a launch first gets it: memory that an
-    earlier step of the same call had, and let go of, may hold just what a launch that is left out
-    would have written. "noise": floating-point tensors hold large numbers that differ, none of them
-    infinite, others the byte 1.
+    A fill is written when a launch first gets an Alloc: memory that an earlier step of the same
+    call had, and freed, may hold just what a launch that is left out would have written. "noise":
+    floating-point tensors hold large finite numbers that differ, others the byte 1.
     """
 
     def __init__(self, program: Program, device: torch.device, request: Request) -> None:
-        self.bands: list[Bands] = []
+        self.redzones: list[Redzones] = []
         self.launches = 0
         self._skip: int = request["skip"]
         self._seed: int | None = request["seed"]
         self._fill: int | Literal["noise"] | None = request["fill"]
         self._side: Side | None = request["side"]
-        self._at_edge: dict[
-            int, torch.Tensor
-        ] = {}  # by id, kept alive: the id of a dead tensor is soon another's
+        # by id, kept alive: the id of a dead tensor is soon another's
+        self._at_edge: dict[int, torch.Tensor] = {}
         self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
         self._run = interpret(program, device, launcher=self._launcher)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        self.bands.clear()
+        self.redzones.clear()
         self._at_edge.clear()
         return self._run(inputs)
 
@@ -218,31 +218,35 @@ class _Instrumented:
         if self.launches - 1 == self._skip:
             start = skip_launch(cubin, launch, device)
         else:
-            from torch_cudal1.device.cuda.driver import (
-                prepare_launch,
-            )  # needs libcuda: only where something is launched
+            # needs libcuda: only where something is launched
+            from torch_cudal1.device.cuda.driver import prepare_launch
 
             start = prepare_launch(cubin, launch, device)
         if self._fill is not None:
-            return lambda values: start(self._filled(values, fresh))
+            return lambda values: start(self._fill_fresh(values, fresh))
         if self._side is not None:
-            return lambda values: start(self._moved(values, outs))
-        return start if self._seed is None else lambda values: start(self._surrounded(values, outs))
+            return lambda values: start(self._move_to_edge(values, outs))
+        return (
+            start
+            if self._seed is None
+            else lambda values: start(self._move_into_redzones(values, outs))
+        )
 
-    def _filled(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
+    def _fill_fresh(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
         for out in fresh:
-            whole = values[out].as_strided(
+            memory = values[out].as_strided(
                 (storage_extent(values[out].shape, values[out].stride()),), (1,)
             )
-            if self._fill == "noise" and whole.dtype in _NOISY:
-                whole.normal_(std=_NOISE, generator=torch.Generator(whole.device).manual_seed(out))
+            if self._fill == "noise" and memory.dtype in _NOISE_DTYPES:
+                generator = torch.Generator(memory.device).manual_seed(out)
+                memory.normal_(std=_NOISE_STD, generator=generator)
             else:
-                whole.view(torch.uint8).fill_(1 if self._fill == "noise" else self._fill)
+                memory.view(torch.uint8).fill_(1 if self._fill == "noise" else self._fill)
         return values
 
-    def _moved(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
-        """The values, those of Alloc steps moved to the edge of pages of their own if they are not
-        there yet.
+    def _move_to_edge(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
+        """The values, those of Alloc steps moved to the edge of pages of their own unless they
+        are there already.
         """
         assert self._side is not None
         for out in outs:
@@ -251,14 +255,15 @@ class _Instrumented:
                 self._at_edge[id(values[out])] = values[out]
         return values
 
-    def _surrounded(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
-        """The values, those of Alloc steps moved between bands if they are not there yet."""
+    def _move_into_redzones(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
+        """The values, those of Alloc steps moved between redzones unless they are there already."""
         assert self._seed is not None
-        known = {id(found.tensor) for found in self.bands}
+        surrounded = {id(redzone.tensor) for redzone in self.redzones}
         for out in outs:
-            if id(values[out]) not in known:
-                self.bands.append(Bands.around(values[out], self._seed + len(self.bands)))
-                values[out] = self.bands[-1].tensor
+            if id(values[out]) not in surrounded:
+                seed = self._seed + len(self.redzones)
+                self.redzones.append(Redzones.around(values[out], seed))
+                values[out] = self.redzones[-1].tensor
         return values
 
 
@@ -269,7 +274,7 @@ def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]
     allocated = {step.out for step in program.steps if isinstance(step, Alloc)}
     fresh = set(allocated)
     for step in program.steps:
-        got = allocated & set(used_values(step))
+        got = allocated & set(step.reads)
         if isinstance(step, Launch):
             yield step, sorted(got), sorted(got & fresh)
         fresh -= got
@@ -278,34 +283,34 @@ def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]
 
 
 def _instrument(session: Session, request: Request) -> Answer:
-    """Put a Program into a slot, as `_Instrumented` runs it: launch number `skip` left out (-1:
-    none), with a `seed` each Alloc between bands, with a `side` each at the edge of its pages, with
-    a byte to `fill` each full of that.
+    """Put an `_InstrumentedProgram` into a slot: launch number `skip` left out (-1: none), with a
+    `seed` each Alloc between redzones, with a `side` each at the edge of its pages, with a byte to
+    `fill` each full of that.
     """
     program = read_program(request["program"], request["payloads"])
-    session.slots[request["slot"]] = _Instrumented(program, session.device, request)
+    session.slots[request["slot"]] = _InstrumentedProgram(program, session.device, request)
     return {}
 
 
-def _many(session: Session, request: Request) -> Answer:
-    """Call a slot again and again, keeping nothing; then what the process holds."""
+def _run_many(session: Session, request: Request) -> Answer:
+    """Call a slot `calls` times and drop the outputs; then what the process uses."""
     inputs, run = session.sets[request["inputs"]], session.slots[request["slot"]]
     with torch.no_grad():
         for _ in range(int(request["calls"])):
             run(inputs)
     synchronise(session.device)
     gc.collect()
-    return _usage(session, request)
+    return _read_usage(session, request)
 
 
-def _usage(session: Session, request: Request) -> Answer:
+def _read_usage(session: Session, request: Request) -> Answer:
     """Bytes, threads, descriptors and processes of this process now."""
-    pages = _read(Path("/proc/self/statm")).split()
+    pages = _read_text(Path("/proc/self/statm")).split()
     usage: dict[str, Any] = {
-        "resident_bytes": int(pages[1]) * _PAGE,
-        "data_bytes": int(pages[5]) * _PAGE,
-        "threads": len(_list("/proc/self/task")),
-        "descriptors": len(_list("/proc/self/fd")),
+        "resident_bytes": int(pages[1]) * _PAGE_BYTES,
+        "data_bytes": int(pages[5]) * _PAGE_BYTES,
+        "threads": len(_list_folder("/proc/self/task")),
+        "descriptors": len(_list_folder("/proc/self/fd")),
         "children": _children(),
         "files": _count_files(session.scratch),
         "python_threads": _python_threads(),
@@ -320,8 +325,8 @@ def _usage(session: Session, request: Request) -> Answer:
 
 
 def _count_files(scratch: Path) -> int:
-    """Files in the scratch folder. What is mounted below it, such as the root of a confined
-    process, is not in it.
+    """Files in the scratch folder, without what is mounted below it, such as the root of a confined
+    process.
     """
     count = 0
     for folder, folders, files in os.walk(scratch):
@@ -332,45 +337,53 @@ def _count_files(scratch: Path) -> int:
 
 def _children() -> list[str]:
     """Command lines of the processes that this one has started and that still run."""
-    found = []
-    for task in _list("/proc/self/task"):
+    commands = []
+    for task in _list_folder("/proc/self/task"):
         path = Path(f"/proc/self/task/{task}/children")
-        for child in _read(path).split() if path.exists() else ():
+        for child in _read_text(path).split() if path.exists() else ():
             command = Path(f"/proc/{child}/cmdline")
-            found.append(_read(command).replace("\0", " ")[:200] if command.exists() else child)
-    return sorted(found)
+            commands.append(
+                _read_text(command).replace("\0", " ")[:200] if command.exists() else child
+            )
+    return sorted(commands)
 
 
 def _python_threads() -> list[str]:
     """Of each Python thread but this one: the files its stack goes through, outermost first. One of
     Inductor's pool begins with the pool's own file, which an idle worker's stack does not show.
     """
-    stacks, pooled = [], _compilers_pool()
-    for ident, innermost in _frames().items():
+    stacks, pool_threads = [], _inductor_threads()
+    for ident, innermost in _current_frames().items():
         files: list[str] = []
         frame: FrameType | None = innermost
         while frame is not None:
             files.append(frame.f_code.co_filename)
             frame = frame.f_back
         if ident != threading.get_ident():
-            stacks.append(" ".join([*([_POOLED] if ident in pooled else ()), *reversed(files)]))
+            stacks.append(
+                " ".join(
+                    [*([_ASYNC_COMPILE_FILE] if ident in pool_threads else ()), *reversed(files)]
+                )
+            )
     return sorted(stacks)
 
 
-def _compilers_pool() -> set[int | None]:
-    """The threads in which Inductor compiles, if it has any: it keeps them for good."""
-    pool = getattr(getattr(sys.modules.get(_ASYNC_COMPILE), "AsyncCompile", None), "pool", None)
+def _inductor_threads() -> set[int | None]:
+    """Idents of the threads in which Inductor compiles, if it has any: it keeps them for good."""
+    pool = getattr(
+        getattr(sys.modules.get(_ASYNC_COMPILE_MODULE), "AsyncCompile", None), "pool", None
+    )
     if pool is None or not pool.cache_info().currsize:
         return set()
     return {thread.ident for thread in pool()._threads}
 
 
-VERBS: dict[str, Callable[[Session, Request], Answer]] = {
-    "surroundings": _surroundings,
+HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
+    "surroundings": _read_global_state,
     "forget": _forget,
-    "poisoned": _poisoned,
-    "banded": _banded,
+    "poisoned": _run_poisoned,
+    "banded": _run_in_redzones,
     "instrument": _instrument,
-    "many": _many,
-    "usage": _usage,
+    "many": _run_many,
+    "usage": _read_usage,
 }

@@ -1,12 +1,10 @@
-"""The child's side of `env_diff`, part one: which objects stand behind the names of torch, Python
-and the judge's own worker.
+"""Which objects stand behind the names of torch, Python and the judge's own modules in this process.
 
-Everything that is read is taken hold of when this module is imported, before any source is loaded,
-so that a name patched later is seen and not used. The objects themselves are kept alive: an
-identity that is free again could be given to an impostor. It compares nothing; numbers go to the
-parent, or a digest of them, which is enough while all is as it was. Code in the same process can
-still write into these closures (through `gc`, frames or ctypes) or put everything back before each
-look: what such code does to results is for the parent's own comparisons to find.
+Everything that is read is bound when this module is imported, before any source is loaded, so a
+name patched later is seen and not used. The parent compares the identities, or digests of them,
+with those of before the candidate came. Code in the same process can still write into these
+closures (through `gc`, frames or ctypes) or put everything back before each read: what such code
+does to results is for the parent's comparisons to find.
 """
 
 from __future__ import annotations
@@ -17,15 +15,16 @@ import inspect
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
 import torch.testing
 
-__all__ = ["digests", "identities", "modules"]
+__all__ = ["digest_identities", "module_identities", "read_identities"]
 
-_WATCHED = (
+_WATCHED_MODULES = (
     *(
         "__main__",
         "builtins",
@@ -73,8 +72,8 @@ _WATCHED = (
         "safetensors.torch",
     ),
 )
-_OWN = "torch_cudal1."
-_HARMLESS = frozenset(
+_PACKAGE = "torch_cudal1."
+_IGNORED_NAMES = frozenset(
     (
         "__doc__",
         "__module__",
@@ -85,19 +84,20 @@ _HARMLESS = frozenset(
         "__warningregistry__",
     )
 )
-_CLASSES = (
+_WATCHED_CLASSES = (
     torch.Tensor,
     torch._C.TensorBase,
     torch.nn.Parameter,
     torch.Generator,
     torch.UntypedStorage,
 )
-_kept: list[Any] = []
+# kept alive: an identity that is free again could be given to a replacement
+_kept_alive: list[Any] = []
 Table: TypeAlias = dict[str, dict[str, list[int]]]
 
 
-def modules() -> dict[str, int]:
-    """Which object is which module, by name."""
+def module_identities() -> dict[str, int]:
+    """The identity of each loaded module, by name."""
     return {name: id(module) for name, module in list(sys.modules.items())}
 
 
@@ -113,57 +113,69 @@ def _members(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _owners() -> Iterator[tuple[str, Any]]:
     for name, module in list(sys.modules.items()):
-        if name in _WATCHED or name.startswith(_OWN):
+        if name in _WATCHED_MODULES or name.startswith(_PACKAGE):
             yield name, module
     for kind in (
-        *_CLASSES,
-        *_classes_of("torch.nn.modules"),
-        *_classes_of("torch.cuda.streams"),
-        *_classes_of(_OWN + "judge"),
+        *_WATCHED_CLASSES,
+        *_list_classes("torch.nn.modules"),
+        *_list_classes("torch.cuda.streams"),
+        *_list_classes(_PACKAGE + "judge"),
     ):
         yield f"{kind.__module__}.{kind.__qualname__}", kind
 
 
-def _classes_of(prefix: str) -> list[type]:
-    found = {
+def _list_classes(prefix: str) -> list[type]:
+    classes = {
         value
         for name, module in list(sys.modules.items())
         if name.startswith(prefix)
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__.startswith(prefix)
     }
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__qualname__))
+    return sorted(classes, key=lambda kind: (kind.__module__, kind.__qualname__))
 
 
-def _hidden_by(owner: Any) -> frozenset[str]:
+def _hidden_names(owner: Any) -> frozenset[str]:
     """Names that a new member of `owner` would hide: of the classes it derives from, of Python's
     built-ins for a module.
     """
     bases = owner.__mro__[1:] if isinstance(owner, type) else [builtins]
-    return frozenset(name for base in bases for name in vars(base) if name not in _HARMLESS)
+    return frozenset(name for base in bases for name in vars(base) if name not in _IGNORED_NAMES)
 
 
-def _looker() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
-    """Two functions that look at the owners and modules there are now, with built-ins taken hold of
-    now: all identities, and digests of them and of the modules', which are quicker made, sent and
-    compared.
+@dataclass(frozen=True)
+class _Watched:
+    """Owners by label, the names that are read of each, those that nothing of it has now though a
+    new member could hide an inherited one, and the modules that are loaded.
     """
+
+    owners: list[tuple[str, Any]]
+    names: dict[str, list[str]]
+    hiding: dict[str, frozenset[str]]
+    modules: list[str]
+
+
+def _choose_watched() -> _Watched:
     owners = list(dict(_owners()).items())
-    _kept.extend(value for _, owner in owners for _, value in _members(owner))
-    _kept.extend(value.__code__ for value in list(_kept) if isinstance(value, FunctionType))
-    identity, kind_of, function, read, numbers, sha = (
-        id,
-        type,
-        FunctionType,
-        vars,
-        array,
-        hashlib.sha256,
+    _kept_alive.extend(value for _, owner in owners for _, value in _members(owner))
+    _kept_alive.extend(
+        value.__code__ for value in list(_kept_alive) if isinstance(value, FunctionType)
     )
-    names = {label: [name for name, _ in _members(owner)] for label, owner in owners}
-    hiding = {
-        label: _hidden_by(owner) - vars(owner).keys() for label, owner in owners
-    }  # no member has such a name now
-    loaded, table_of_modules = list(sys.modules), sys.modules
+    return _Watched(
+        owners,
+        names={label: [name for name, _ in _members(owner)] for label, owner in owners},
+        hiding={label: _hidden_names(owner) - vars(owner).keys() for label, owner in owners},
+        modules=list(sys.modules),
+    )
+
+
+def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
+    """Functions that read all identities, and digests of them and of the modules', which are quicker
+    to make, send and compare. Built-ins are bound now.
+    """
+    owners, names, hiding, loaded = watched.owners, watched.names, watched.hiding, watched.modules
+    identity, kind_of, function, read = id, type, FunctionType, vars
+    numbers, sha, module_table = array, hashlib.sha256, sys.modules
 
     def numbers_of(value: Any) -> list[int]:
         if kind_of(value) is not function:
@@ -175,53 +187,53 @@ def _looker() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
             identity(value.__kwdefaults__),
         ]
 
-    def look() -> Table:
-        seen: Table = {}
+    def read_table() -> Table:
+        table: Table = {}
         for label, owner in owners:
-            held = read(owner)
-            seen[label] = {name: numbers_of(held.get(name)) for name in names[label]}
-            seen[label] |= {
-                f"+{name}": [identity(held[name])] for name in hiding[label] & held.keys()
+            members = read(owner)
+            table[label] = {name: numbers_of(members.get(name)) for name in names[label]}
+            table[label] |= {
+                f"+{name}": [identity(members[name])] for name in hiding[label] & members.keys()
             }
-        return seen
+        return table
 
-    def glance() -> dict[str, str]:
-        found: list[int] = []
+    def read_digests() -> dict[str, str]:
+        flat: list[int] = []
         for label, owner in owners:
-            held = read(owner)
+            members = read(owner)
             for name in names[label]:
-                found += numbers_of(held.get(name))
-            if not hiding[label].isdisjoint(held):
-                found += (identity(held[name]) for name in hiding[label] if name in held)
-        of_modules = [identity(table_of_modules.get(name)) for name in loaded]
+                flat += numbers_of(members.get(name))
+            if not hiding[label].isdisjoint(members):
+                flat += (identity(members[name]) for name in hiding[label] if name in members)
+        of_modules = [identity(module_table.get(name)) for name in loaded]
         return {
-            "identities": sha(numbers("Q", found)).hexdigest(),
+            "identities": sha(numbers("Q", flat)).hexdigest(),
             "modules": sha(numbers("Q", of_modules)).hexdigest(),
         }
 
-    return look, glance
+    return read_table, read_digests
 
 
-_looks: list[tuple[Callable[[], Table], Callable[[], dict[str, str]]]] = []
+_readers: list[tuple[Callable[[], Table], Callable[[], dict[str, str]]]] = []
 
 
-def _fixed() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
-    if not _looks:
-        _looks.append(_looker())
-    return _looks[0]
+def _first_readers() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
+    if not _readers:
+        _readers.append(_bind_readers(_choose_watched()))
+    return _readers[0]
 
 
-def identities() -> Table:
+def read_identities() -> Table:
     """Owner -> name -> identity of the object, and for a Python function of its code and defaults.
 
-    The first call of this or of `digests` fixes what is looked at; "+name" is a name that came
+    The first call of this or of `digest_identities` fixes what is read; "+name" is a name that came
     later and hides one of a base class or of Python's own.
     """
-    return _fixed()[0]()
+    return _first_readers()[0]()
 
 
-def digests() -> dict[str, str]:
-    """Of all `identities`, and of which object is which module among those that were there at the
-    first call.
+def digest_identities() -> dict[str, str]:
+    """Digests of all `read_identities`, and of the identities of the modules that were loaded at
+    the first call.
     """
-    return _fixed()[1]()
+    return _first_readers()[1]()

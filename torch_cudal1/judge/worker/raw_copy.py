@@ -1,10 +1,10 @@
-"""The bytes of a call's outputs, taken before any Python could run on behalf of the tensors: no
-lazy result gets a late start.
+"""Takes the bytes of the outputs of a call before any Python can run on behalf of the tensors, so a
+lazy result has no late start.
 
 An output must be a plain tensor by identity of its type, with its bytes behind it, and no mode may
 be active; then its memory is read by address, through ctypes on the host and the CUDA driver on a
-GPU. What is used here is taken hold of at import, before any candidate. It does not compare, and
-code that runs in another thread while the bytes are read is not its business.
+GPU. Functions used here are bound at import, before any candidate. A thread that writes while the
+bytes are read is not stopped.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CHUNK = 64 << 20
 
 
 class RefusedOutput(SandboxError):
-    """An output that is no plain tensor with bytes of its own."""
+    """An output is no plain tensor with bytes of its own."""
 
     detector = "fresh_output"
 
-    def __init__(self, found: str) -> None:
-        super().__init__("reading outputs", found)
-        self.args = (found,)
+    def __init__(self, reason: str) -> None:
+        super().__init__("reading outputs", reason)
+        self.args = (reason,)  # so that it can be pickled
 
 
 def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
@@ -73,8 +73,8 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
         for out in plain
     ):
         return save_tensors(outputs, path)
-    if (placed := _placed(outputs, path)) is not None:
-        return placed
+    if (arena_layout := _write_to_arena(outputs, path)) is not None:
+        return arena_layout
     header: dict[str, Any] = {}
     spans: list[tuple[int, int, bool]] = []
     layout: list[list[Any] | None] = []
@@ -83,7 +83,7 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
         if out is None:
             layout.append(None)
             continue
-        extent = _checked_extent(position, out)
+        extent = _check_extent(position, out)
         size = extent * out.element_size()
         header[str(position)] = {
             "dtype": _NAMES[out.dtype],
@@ -104,16 +104,16 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
     return layout
 
 
-def _placed(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None] | None:
-    """The layout of what went into memory that the judge shares; None where it shares none, or not
-    enough.
-    """
+def _write_to_arena(
+    outputs: Sequence[torch.Tensor | None], path: Path
+) -> list[list[Any] | None] | None:
+    """Write to memory that the judge shares: the layout; None where it shares none, or too little."""
     arena = arena_of(path.parent)
     plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
     if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
         return None
     spans = [
-        (_address(out), _checked_extent(position, out) * out.element_size())
+        (_address(out), _check_extent(position, out) * out.element_size())
         for position, out in plain
     ]
     try:
@@ -122,7 +122,7 @@ def _placed(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any
         raise RefusedOutput(f"its memory on the GPU cannot be read: {error.found}") from error
 
 
-def _checked_extent(position: int, out: torch.Tensor) -> int:
+def _check_extent(position: int, out: torch.Tensor) -> int:
     extent = storage_extent(_shape(out), _stride(out))
     available = _size(_storage(out))
     if extent and (_offset(out) + extent) * out.element_size() > available:

@@ -1,9 +1,10 @@
-"""The child's loop, `python -m torch_cudal1.judge.worker.session FD`: it loads Programs, turns
-buffers into buffers and reports raw facts.
+"""Serves the judge's requests in a child process: loads Programs, runs them on buffers, reports raw
+facts. Started as `python -m torch_cudal1.judge.worker.session FD`.
 
-It holds no reference result, no tolerance and no verdict: the parent compares and decides. Its
-standard output means nothing. Whatever goes wrong in a request is answered as an error, except what
-ends the process.
+This process holds no reference result, no tolerance and no verdict: the parent compares and
+decides, and a test keeps every module of `evaluate`, `checks` and `reference` out of it. Its
+standard output means nothing. An exception in a request is answered as an error; what ends the
+process is for the parent to notice.
 """
 
 from __future__ import annotations
@@ -25,18 +26,13 @@ from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.device.gpu_memory import make_room
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.benchmark.rotating_inputs import Ring, Turns
+from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls, RotatingInputs
 from torch_cudal1.judge.wire import precision_rights
 from torch_cudal1.judge.wire.arena import Arena, lend, lend_also, open_arena, return_to_first
-from torch_cudal1.judge.wire.channel import (
-    Channel,
-    in_arena,
-    load_tensors,
-    save_tensors,
-    storage_extent,
-)
+from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode
+from torch_cudal1.judge.wire.channel import Channel, load_tensors, save_tensors
 from torch_cudal1.judge.wire.properties import describe
-from torch_cudal1.judge.wire.transport import present, read_program, write_payloads
+from torch_cudal1.judge.wire.transport import read_program, require_tensor, write_payloads
 from torch_cudal1.judge.worker import (
     guard_pages,
     int64_handlers,
@@ -44,58 +40,48 @@ from torch_cudal1.judge.worker import (
     state_handlers,
     timing_handlers,
 )
-from torch_cudal1.judge.worker.global_state import surroundings
+from torch_cudal1.judge.worker.global_state import read_global_state
 from torch_cudal1.judge.worker.headers import keep_headers
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead
-from torch_cudal1.judge.worker.lockdown import tighten
-from torch_cudal1.judge.worker.modules import CallForm, ModuleRunner, Way, described, imported
+from torch_cudal1.judge.worker.lockdown import lock_down
+from torch_cudal1.judge.worker.module_runner import ModuleRunner
 from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors, refuse_lazy
-from torch_cudal1.runtime.schedule import build as build_runner
+from torch_cudal1.judge.worker.source_modules import describe_reference, import_source
+from torch_cudal1.runtime.runner import build_runner
 
-__all__ = ["VERBS", "Request", "Session", "Verb", "main"]
+__all__ = ["HANDLERS", "Handler", "Request", "Session", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
-_NOTHING_COMPUTED = 0xFF  # NaN in every floating type
-_COPIED_BYTES = (
-    1 << 30
-)  # of a set larger than that no copy is kept: it is shown again where it must be
+_ERASED_BYTE = 0xFF  # NaN in every floating type
 
 
 @dataclass
 class Session:
-    """What one child holds: callables in slots, input sets by name (and the files they came from),
-    outputs kept alive.
-    """
+    """What one child holds: callables in slots, input sets by name, outputs kept alive."""
 
     device: torch.device
     scratch: Path = Path()
     slots: dict[str, Runner] = field(default_factory=dict)
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
-    copies: dict[str, list[torch.Tensor | None]] = field(
-        default_factory=dict
-    )  # of whole sets that came without a file
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
-    rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
-    sides: tuple[Turns, Turns] | None = None
+    rings: dict[tuple[str, ...], RotatingInputs] = field(default_factory=dict)
+    sides: tuple[RotatingCalls, RotatingCalls] | None = None
     first_us: dict[str, float] = field(default_factory=dict)  # of each slot's first call
-    host_us: dict[str, float] = field(
-        default_factory=dict
-    )  # what queueing a call of a slot took last
+    host_us: dict[str, float] = field(default_factory=dict)  # to queue a call of a slot, the last
 
-    def ring(self, request: Request) -> Ring:
-        """The ring of the request's sets, turned as it asks."""
+    def turn_ring(self, request: Request) -> RotatingInputs:
+        """The ring of the request's sets, turned by its `shift`."""
         names = tuple(request["sets"])
         if names not in self.rings:
-            self.rings[names] = Ring([self.sets[name] for name in names], self.static)
-        self.rings[names].turn(int(request.get("shift", 0)))
+            self.rings[names] = RotatingInputs([self.sets[name] for name in names], self.static)
+        self.rings[names].rotate(int(request.get("shift", 0)))
         return self.rings[names]
 
-    def warm_sides(self) -> tuple[Turns, Turns]:
-        """What `warm` took. Raises SandboxError before it."""
+    def warm_sides(self) -> tuple[RotatingCalls, RotatingCalls]:
+        """The two sides that `warm` settled. Raises SandboxError before that request."""
         if self.sides is None:
-            raise SandboxError("timing", "nothing was warmed; expected the verb `warm` first")
+            raise SandboxError("timing", "nothing was warmed; expected the request `warm` first")
         return self.sides
 
 
@@ -104,44 +90,48 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     session.scratch = Path(request["scratch"])
     torch.set_num_threads(int(request["threads"]))
     precision_rights.apply(request["flags"])
-    tighten(request, session.device)
-    unshared = _shared(session, request.get("arena"), lend)
+    lock_down(request, session.device)
+    unshared = _open_arena(session, request.get("arena"), lend)
     gc.collect()
-    gc.freeze()  # what was imported is never garbage: later collections need not look at it
+    # imported objects are never garbage: later collections need not visit them
+    gc.freeze()
     return {
         "pid": os.getpid(),
         "torch": torch.__version__,
         "unshared": unshared,
-        "surroundings": surroundings(session.device),
+        "surroundings": read_global_state(session.device),
     }
 
 
-def _shared(
-    session: Session, arena: Sequence[Any] | None, use: Callable[[Path, Arena], None]
+def _open_arena(
+    session: Session,
+    handle_and_size: Sequence[Any] | None,
+    register: Callable[[Path, Arena], None],
 ) -> str:
-    """Open the memory that the judge shares, if it does; why that cannot be done, "" if it is."""
-    if arena is None:
+    """Open the memory that the parent shares. Answers why it cannot be opened, "" if it is."""
+    if handle_and_size is None:
         return "none was given"
+    handle, size_bytes = str(handle_and_size[0]), int(handle_and_size[1])
     try:
-        use(session.scratch, open_arena(str(arena[0]), int(arena[1]), session.device))
+        register(session.scratch, open_arena(handle, size_bytes, session.device))
     except SandboxError as error:
         return error.found
     return ""
 
 
 def _share(session: Session, request: Request) -> dict[str, Any]:
-    """Take larger memory for the next messages; why that cannot be done, "" if it is."""
-    return {"unshared": _shared(session, request["arena"], lend_also)}
+    """Open larger shared memory for the next messages; `unshared` says why it cannot be opened."""
+    return {"unshared": _open_arena(session, request["arena"], lend_also)}
 
 
 def _unshare(session: Session, request: Request) -> dict[str, Any]:
-    """Let go of it."""
+    """Close the larger shared memory."""
     return_to_first(session.scratch)
     return {}
 
 
 def _load(session: Session, request: Request) -> dict[str, Any]:
-    """Make the callable of a Program under a schedule and put it into a slot."""
+    """Build the runner of a Program under a schedule and put it into a slot."""
     program = read_program(request["program"], request["payloads"])
     session.static = frozenset(request["static"])
     if session.device.type == "cpu" and request["schedule"] != "eager":
@@ -153,27 +143,28 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _read_source(session: Session, request: Request) -> dict[str, Any]:
-    """What a reference file says of itself: how to make and call its module; its example tensors go
-    to a file.
+    """Describe a reference file: how to make and call its module. Its example tensors go to a
+    file.
     """
-    told, tensors = described(
-        imported(request["text"], session.scratch),
+    description, tensors = describe_reference(
+        import_source(request["text"], session.scratch),
         request["entry"],
         session.device,
         int(request["seed"]),
     )
-    return {**told, "layout": save_tensors(tensors, Path(request["path"]))}
+    return {**description, "layout": save_tensors(tensors, Path(request["path"]))}
 
 
 def _load_source(session: Session, request: Request) -> dict[str, Any]:
-    """Make a module from a source text and put it into a slot: the names, dtypes and shapes of its
-    state, as it was constructed.
+    """Make a module from a source text and put it into a slot. Answers name, dtype and shape of
+    each tensor of its state, as constructed.
     """
-    form, way = CallForm.from_json(request["form"]), Way(**request["way"])
-    runner = ModuleRunner(imported(request["text"], session.scratch), form, way, session.device)
-    session.static = frozenset(range(len(form.names)))
+    spec, mode = CallSpec.from_json(request["form"]), RunMode(**request["way"])
+    source = import_source(request["text"], session.scratch)
+    runner = ModuleRunner(source, spec, mode, session.device)
+    session.static = frozenset(range(len(spec.names)))
     session.slots[request["slot"]] = runner
-    state = runner.fresh().state_dict()
+    state = runner.make_instance().state_dict()
     return {
         "state": [
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
@@ -186,17 +177,16 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
     """Take an input set from a file; `base` names an earlier set that fills the places the file
     leaves out.
     """
-    layout, path = request["layout"], Path(request["path"])
-    given = load_tensors(layout, path, session.device)
+    path = Path(request["path"])
+    tensors = load_tensors(request["layout"], path, session.device)
+    path.unlink(missing_ok=True)
     base: Sequence[torch.Tensor | None] = (
-        session.sets[request["base"]] if request["base"] else given
+        session.sets[request["base"]] if request["base"] else tensors
     )
     session.sets[request["name"]] = [
-        present(new if new is not None else old) for new, old in zip(given, base, strict=True)
+        require_tensor(new if new is not None else old)
+        for new, old in zip(tensors, base, strict=True)
     ]
-    session.sources[request["name"]] = (layout, path)
-    if in_arena(layout) and not request["base"] and sum(map(_bytes_of, given)) <= _COPIED_BYTES:
-        session.copies[request["name"]] = load_tensors(layout, path, session.device)
     return {}
 
 
@@ -207,13 +197,10 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
     )
     for name in request["names"]:
         session.sets.pop(name, None)
-        session.copies.pop(name, None)
-        _, path = session.sources.pop(name, ([], session.scratch / "none"))
-        path.unlink(missing_ok=True)
-    gone = set(request["names"])
-    if any(not gone.isdisjoint(names) for names in session.rings):
+    dropped = set(request["names"])
+    if any(not dropped.isdisjoint(names) for names in session.rings):
         session.rings = {
-            names: ring for names, ring in session.rings.items() if gone.isdisjoint(names)
+            names: ring for names, ring in session.rings.items() if dropped.isdisjoint(names)
         }
         session.sides = None
     if not request.get("held"):
@@ -223,21 +210,18 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _clear(session: Session, request: Request) -> dict[str, Any]:
-    """Forget everything that was loaded, so that the next question meets the process as a new one;
-    what was compiled stays.
+    """Forget everything that was loaded, as a new process would start; compiled code stays.
 
-    `kept`: so does memory of a GPU, for which the driver takes 20 ms a tensor of 32 MiB when it is
-    asked again, but with nothing of what was computed in it.
+    `kept`: so does GPU memory, overwritten so that no result is left in it.
     """
-    for _, path in session.sources.values():
-        path.unlink(missing_ok=True)
-    fresh = Session(session.device, session.scratch)
-    for item in fields(Session):
-        setattr(session, item.name, getattr(fresh, item.name))
+    empty = Session(session.device, session.scratch)
+    for attribute in fields(Session):
+        setattr(session, attribute.name, getattr(empty, attribute.name))
     gc.collect()
     if session.device.type == "cuda":
         if request.get("kept"):
-            memory_handlers.fill_free_blocks(_NOTHING_COMPUTED, session.device, everywhere=True)
+            # the driver takes 20 ms for a tensor of 32 MiB when its memory was given back
+            memory_handlers.fill_free_blocks(_ERASED_BYTE, session.device, everywhere=True)
         else:
             torch.cuda.empty_cache()
     return {}
@@ -268,9 +252,9 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     }
 
 
-def _ahead(session: Session, request: Request) -> dict[str, Any]:
-    """Compile what a call of a slot launches, on made-up tensors of `like`: pairs of a shape and
-    the name of a dtype.
+def _compile_ahead(session: Session, request: Request) -> dict[str, Any]:
+    """Compile the kernels that a call of a slot launches, on generated tensors; `like` has pairs of
+    a shape and the name of a dtype.
     """
     like = [(shape, getattr(torch, dtype)) for shape, dtype in request["like"]]
     compile_ahead(session.slots[request["slot"]], like, session.device)
@@ -278,34 +262,18 @@ def _ahead(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _reread(session: Session, request: Request) -> dict[str, Any]:
-    """Write held outputs number `index` out again, as they are now."""
-    return {"layout": raw_tensors(session.held[int(request["index"])], Path(request["path"]))}
-
-
-def _unchanged(session: Session, request: Request) -> dict[str, Any]:
-    """Positions of the inputs of a set whose bytes are no longer those that came; None where they
-    must be shown again for that.
+    """Write held outputs number `index` out again as they are now, or the tensors at `positions` of
+    the input set `name`.
     """
-    before = session.copies.get(request["name"])
-    if before is None:
-        layout, path = session.sources[request["name"]]
-        if in_arena(layout):
-            if "layout" not in request:
-                return {"changed": None}
-            layout, path = request["layout"], Path(request["path"])
-        before = load_tensors(layout, path, session.device)
-    now = session.sets[request["name"]]
+    path = Path(request["path"])
+    if "name" not in request:
+        return {"layout": raw_tensors(session.held[int(request["index"])], path)}
+    tensors = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
-    if isinstance(runner, ModuleRunner) and runner.holds(now[: (count := len(runner.state()))]):
-        now = [
-            *runner.state(),
-            *now[count:],
-        ]  # the module holds copies of the parameters: those must not have changed either
-    return {
-        "changed": [
-            i for i, old in enumerate(before) if old is not None and not _same_bytes(old, now[i])
-        ]
-    }
+    if isinstance(runner, ModuleRunner) and runner.holds(tensors[: (count := len(runner.state()))]):
+        # the module holds copies of the parameters: a call must leave those as they were too
+        tensors = [*runner.state(), *tensors[count:]]
+    return {"layout": raw_tensors([tensors[index] for index in request["positions"]], path)}
 
 
 def _build(session: Session, request: Request) -> dict[str, Any]:
@@ -317,8 +285,8 @@ def _build(session: Session, request: Request) -> dict[str, Any]:
     return {"program": built.to_json(), "payloads": write_payloads(built, Path(request["path"]))}
 
 
-Verb: TypeAlias = Callable[[Session, Request], dict[str, Any]]
-VERBS: dict[str, Verb] = {
+Handler: TypeAlias = Callable[[Session, Request], dict[str, Any]]
+HANDLERS: dict[str, Handler] = {
     "hello": _hello,
     "share": _share,
     "unshare": _unshare,
@@ -329,19 +297,18 @@ VERBS: dict[str, Verb] = {
     "drop": _drop,
     "clear": _clear,
     "run": _run,
-    "ahead": _ahead,
+    "ahead": _compile_ahead,
     "reread": _reread,
-    "unchanged": _unchanged,
     "build": _build,
-    **timing_handlers.VERBS,
-    **state_handlers.VERBS,
-    **memory_handlers.VERBS,
-    **guard_pages.VERBS,
-    **int64_handlers.VERBS,
+    **timing_handlers.HANDLERS,
+    **state_handlers.HANDLERS,
+    **memory_handlers.HANDLERS,
+    **guard_pages.HANDLERS,
+    **int64_handlers.HANDLERS,
 }
 
 
-def main(fd: int, verbs: Mapping[str, Verb] = VERBS) -> None:
+def main(fd: int, handlers: Mapping[str, Handler] = HANDLERS) -> None:
     """Serve requests on the inherited socket until the parent hangs up."""
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
@@ -351,46 +318,39 @@ def main(fd: int, verbs: Mapping[str, Verb] = VERBS) -> None:
             request = channel.receive()
         except EOFError:
             return
-        answer = _serve(session, request, verbs)
+        answer = _answer_in_order(session, request, handlers)
         channel.send({"nonce": request.get("nonce"), **answer})
 
 
-def _serve(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict[str, Any]:
-    """The answer to a request, or to the first that fails of those which are due before it."""
+def _answer_in_order(
+    session: Session, request: Request, handlers: Mapping[str, Handler]
+) -> dict[str, Any]:
+    """The answer to a request, or to the first that fails of those `due` before it."""
     for due in request.get("due", ()):
-        answer = _done(session, due, verbs)
+        answer = _answer(session, due, handlers)
         if "error" in answer:
             return {**answer, "failed": due["verb"]}
-    return _done(session, request, verbs)
+    return _answer(session, request, handlers)
 
 
-def _done(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict[str, Any]:
+def _answer(session: Session, request: Request, handlers: Mapping[str, Handler]) -> dict[str, Any]:
     try:
-        return verbs[request["verb"]](session, request)
+        return handlers[request["verb"]](session, request)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return {"error": f"out of memory: {error}", "detector": "resource"}
     except PermissionError as error:  # what the sandbox refuses
         return {"error": f"PermissionError: {error}", "detector": "isolation"}
     except Cudal1Error as error:
-        named = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
-        return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **named}
+        detector = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
+        return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
     except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
-        detector = (
-            {"detector": "resource"} if "allocate memory" in str(error) else {}
-        )  # torch's CPU allocator raises RuntimeError
+        # torch's CPU allocator raises RuntimeError
+        detector = {"detector": "resource"} if "allocate memory" in str(error) else {}
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
 
 
 def _bytes_of(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.untyped_storage().nbytes()
-
-
-def _same_bytes(old: torch.Tensor, new: torch.Tensor) -> bool:
-    def raw(tensor: torch.Tensor) -> torch.Tensor:
-        extent = storage_extent(tensor.shape, tensor.stride())
-        return tensor.as_strided((extent,), (1,)).view(torch.uint8)
-
-    return torch.equal(raw(old), raw(new))
 
 
 if __name__ == "__main__":

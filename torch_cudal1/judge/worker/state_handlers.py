@@ -1,9 +1,8 @@
-"""What a child does with what sits in its slots, besides calling it: the verbs of the detectors of
-state, shape and concurrency.
+"""RPC handlers of the checks of state, shape and concurrency.
 
-Each verb does something that a real program does to a model between or during calls. It compares
-nothing; what came out is read by the parent, which decides. Streams, graphs and their pools are
-made here, never by a candidate.
+Each does to a slot what a real program does to a model between or during calls: new values in old
+memory, an update of the weights, several threads, a side stream, a CUDA graph. The parent reads
+what came out and decides. Streams, graphs and their pools are made here, never by a candidate.
 """
 
 from __future__ import annotations
@@ -20,37 +19,38 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.reference.compare import same_bits
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.wire.properties import describe
-from torch_cudal1.judge.worker.modules import ModuleRunner
+from torch_cudal1.judge.wire.tensor_bits import all_same_bits
+from torch_cudal1.judge.worker.module_runner import ModuleRunner
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["VERBS"]
+__all__ = ["HANDLERS"]
 
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 Outputs: TypeAlias = list[torch.Tensor | None]
-_GARBAGE = 12_345.0
+_SCRIBBLE_VALUE = 12_345.0
+_MAX_DISTINCT_RESULTS = 8  # one that differs is enough to fail
 _SPIN_CYCLES = 20_000_000  # about 10 ms on a GPU at 2 GHz: far longer than a launch takes
 
 
 def _rewrite(session: Session, request: Request) -> Answer:
-    """New values in the memory of a set (null in the layout: as they are), by a way that no version
-    counter sees.
+    """Write new values (null in the layout: none) into the memory of a set, by a way that no
+    version counter sees.
     """
-    given = load_tensors(request["layout"], Path(request["path"]), session.device)
-    for old, new in zip(session.sets[request["name"]], given, strict=True):
+    values = load_tensors(request["layout"], Path(request["path"]), session.device)
+    for old, new in zip(session.sets[request["name"]], values, strict=True):
         if new is not None:
             _flat(old.data).copy_(_flat(new))
     return {}
 
 
 def _arrange(session: Session, request: Request) -> Answer:
-    """The tensors of a set placed as a caller may place them: one element into their storage, or
-    one object in several places.
+    """Place the tensors of a set as a caller may: one element into their storage, or one object in
+    several places.
     """
     tensors = session.sets[request["name"]]
     for index in request["offset"]:
@@ -67,23 +67,21 @@ def _arrange(session: Session, request: Request) -> Answer:
 
 
 def _scribble(session: Session, request: Request) -> Answer:
-    """Overwrite the outputs that the caller holds, except those that are views of inputs; tells how
-    many.
-    """
+    """Overwrite the held outputs, except views of inputs. Answers how many."""
     inputs = [tensor for tensors in session.sets.values() for tensor in tensors]
     count = 0
     for outputs in session.held:
         for out, facts in zip(outputs, describe(outputs, inputs), strict=True):
             if out is not None and facts is not None and not facts["inputs"] and out.numel():
                 out.data.fill_(
-                    _GARBAGE if out.dtype.is_floating_point or out.dtype.is_complex else 1
+                    _SCRIBBLE_VALUE if out.dtype.is_floating_point or out.dtype.is_complex else 1
                 )
                 count += 1
     return {"count": count}
 
 
 def _soak(session: Session, request: Request) -> Answer:
-    """Call a slot many times, the sets in turn, at most `budget_s` long; tells how often."""
+    """Call a slot many times, the sets in turn, at most `budget_s` long. Answers how often."""
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
     ends, calls = time.monotonic() + float(request["budget_s"]), 0
     with torch.no_grad():
@@ -94,35 +92,32 @@ def _soak(session: Session, request: Request) -> Answer:
     return {"calls": calls}
 
 
-def _state(session: Session, request: Request) -> Answer:
-    """Name, dtype and shape of what the living instance's state dict holds now, and whether it is
-    in training mode.
+def _read_state(session: Session, request: Request) -> Answer:
+    """Name, dtype and shape of each entry of the living instance's state dict, and whether it is in
+    training mode.
     """
-    instance = _module(session, request).instance
+    instance = _module_runner(session, request).instance
     state = instance.state_dict()
-    told = [
+    entries = [
         [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
         for name, value in state.items()
     ]
-    return {"state": told, "training": instance.training}
+    return {"state": entries, "training": instance.training}
 
 
 def _update(session: Session, request: Request) -> Answer:
-    """Bring the living instance to the parameters and buffers of a set, in one of the ways a
-    program has.
-    """
-    runner = _module(session, request)
-    given = session.sets[request["name"]]
+    """Bring the living instance to the parameters and buffers of a set, by one of `_UPDATES`."""
+    runner = _module_runner(session, request)
     state = runner.state()
-    values = given[: len(state)]
-    _WAYS[request["way"]](runner, state, values)
+    values = session.sets[request["name"]][: len(state)]
+    _UPDATES[request["way"]](runner, state, values)
     runner.adopt(values)
     return {}
 
 
 def _transform(session: Session, request: Request) -> Answer:
-    """Put a copy in the place of the living instance: through deepcopy or pickle."""
-    runner = _module(session, request)
+    """Replace the living instance by a copy of it, through deepcopy or pickle."""
+    runner = _module_runner(session, request)
     old = runner.instance
     if request["how"] == "deepcopy":
         runner.replace(copy.deepcopy(old))
@@ -132,8 +127,9 @@ def _transform(session: Session, request: Request) -> Answer:
 
 
 def _reenter(session: Session, request: Request) -> Answer:
-    """Call slots from several threads at once, on CUDA each on a stream of its own; every result
-    that differs from the thread's others is written out: `found` holds [thread, number of outputs]
+    """Call slots from several threads at once, on CUDA each on a stream of its own.
+
+    The distinct results of each thread are written out; `found` holds [thread, number of outputs]
     in the order of the file.
     """
     jobs = [(session.slots[slot], session.sets[name]) for slot, name in request["jobs"]]
@@ -142,105 +138,111 @@ def _reenter(session: Session, request: Request) -> Answer:
         run(inputs)
     synchronise(session.device)
     with ThreadPoolExecutor(len(jobs)) as pool:
-        found = list(
-            pool.map(lambda job: _called_alone(job[0], job[1], calls, session.device), jobs)
+        results_by_thread = list(
+            pool.map(lambda job: _collect_results(job[0], job[1], calls, session.device), jobs)
         )
-    flat = [out for results in found for outputs in results for out in outputs]
-    told = [[thread, len(outputs)] for thread, results in enumerate(found) for outputs in results]
+    flat = [out for results in results_by_thread for outputs in results for out in outputs]
+    counts = [
+        [thread, len(outputs)]
+        for thread, results in enumerate(results_by_thread)
+        for outputs in results
+    ]
     return {
         "layout": save_tensors(flat, Path(request["path"])),
-        "found": told,
+        "found": counts,
         "calls": calls * len(jobs),
     }
 
 
-def _called_alone(
+def _collect_results(
     run: Callable[..., Outputs], inputs: Sequence[torch.Tensor], calls: int, device: torch.device
 ) -> list[Outputs]:
-    """The results of one thread's calls, equal ones once; at most eight, which is enough to be
-    wrong.
+    """The distinct results of one thread's calls, at most `_MAX_DISTINCT_RESULTS`.
+
+    Results are dropped only where all their bits are those of another, so the parent compares every
+    value that came; it cannot be sent each of some thousand calls.
     """
-    different: list[Outputs] = []
+    distinct: list[Outputs] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     for _ in range(calls):
         with torch.no_grad(), torch.cuda.stream(stream):
             outputs = run(inputs)
         if stream is not None:
             stream.synchronize()
-        if len(different) < 8 and not any(
-            all(map(same_bits, outputs, known)) for known in different
+        if len(distinct) < _MAX_DISTINCT_RESULTS and not any(
+            all_same_bits(outputs, result) for result in distinct
         ):
-            different.append([None if out is None else out.clone() for out in outputs])
-    return different
+            distinct.append([None if out is None else out.clone() for out in outputs])
+    return distinct
 
 
-def _side_stream(session: Session, request: Request) -> Answer:
+def _run_on_side_stream(session: Session, request: Request) -> Answer:
     """On a stream that does not wait for the default one: a slow producer writes the inputs, the
     slot is called, and the consumer overwrites the inputs at once, all queued in order.
     """
-    run, wanted = session.slots[request["slot"]], session.sets[request["inputs"]]
-    moving = [index for index in range(len(wanted)) if index not in session.static]
-    place = list(wanted)
+    run, values = session.slots[request["slot"]], session.sets[request["inputs"]]
+    moving = [index for index in range(len(values)) if index not in session.static]
+    inputs = list(values)
     for index in moving:
-        place[index] = _copy(wanted[index])
+        inputs[index] = _copy(values[index])
     with torch.no_grad():
-        run(place)  # compilation and first-call work are no part of this
-        garbage = [torch.zeros_like(_flat(place[index])) for index in moving]
+        run(inputs)  # compilation and first-call work are no part of this
+        garbage = [torch.zeros_like(_flat(inputs[index])) for index in moving]
         for index, waste in zip(moving, garbage, strict=True):
-            _flat(place[index]).copy_(waste)
+            _flat(inputs[index]).copy_(waste)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream(session.device)
         with torch.cuda.stream(stream):
             torch.cuda._sleep(_SPIN_CYCLES)
             for index in moving:
-                _flat(place[index]).copy_(_flat(wanted[index]))
-            outputs = run(place)
+                _flat(inputs[index]).copy_(_flat(values[index]))
+            outputs = run(inputs)
             for index, waste in zip(moving, garbage, strict=True):
-                _flat(place[index]).copy_(waste)
+                _flat(inputs[index]).copy_(waste)
             outputs = [out if out is None else _copy(out) for out in outputs]
         stream.synchronize()
     return {
         "layout": save_tensors(outputs, Path(request["path"])),
-        "facts": describe(outputs, wanted),
+        "facts": describe(outputs, values),
     }
 
 
-def _capture(session: Session, request: Request) -> Answer:
-    """Capture one call in the caller's own CUDA graph and replay it on the data of each set, the
+def _run_captured(session: Session, request: Request) -> Answer:
+    """Capture one call in a CUDA graph of the caller and replay it on the data of each set, the
     allocator emptied in between.
     """
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
     moving = [index for index in range(len(sets[0])) if index not in session.static]
-    place = [_copy(tensor) if index in moving else tensor for index, tensor in enumerate(sets[0])]
+    inputs = [_copy(tensor) if index in moving else tensor for index, tensor in enumerate(sets[0])]
     with torch.no_grad():
         side = torch.cuda.Stream(session.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
-                run(place)
+                run(inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = run(place)
-    found: Outputs = []
+            static_outputs = run(inputs)
+    outputs: Outputs = []
     for tensors in sets:
         for index in moving:
-            _flat(place[index]).copy_(_flat(tensors[index]))
+            _flat(inputs[index]).copy_(_flat(tensors[index]))
         torch.cuda.empty_cache()
         graph.replay()
         torch.cuda.synchronize()
-        found += [out if out is None else _copy(out) for out in results]
-    return {"layout": save_tensors(found, Path(request["path"]))}
+        outputs += [out if out is None else _copy(out) for out in static_outputs]
+    return {"layout": save_tensors(outputs, Path(request["path"]))}
 
 
-def _module(session: Session, request: Request) -> ModuleRunner:
+def _module_runner(session: Session, request: Request) -> ModuleRunner:
     runner = session.slots[request["slot"]]
     if not isinstance(runner, ModuleRunner):
         raise SandboxError(str(request["verb"]), "no module is in this slot, a Program is")
     return runner
 
 
-def _written(write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[..., None]:
+def _write_each(write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[..., None]:
     def update(
         runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
@@ -251,11 +253,11 @@ def _written(write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[
     return update
 
 
-def _repointed(old: torch.Tensor, new: torch.Tensor) -> None:
+def _repoint(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = _copy(new)
 
 
-def _in_inference(
+def _copy_in_inference_mode(
     runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> None:
     with torch.inference_mode():
@@ -263,17 +265,17 @@ def _in_inference(
             old.copy_(new)
 
 
-def _loaded(assign: bool) -> Callable[..., None]:
+def _load_state(assign: bool) -> Callable[..., None]:
     def update(
         runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
-        given = dict(zip(runner.names, map(_copy, values), strict=True))
-        runner.instance.load_state_dict(given, strict=True, assign=assign)
+        entries = dict(zip(runner.names, map(_copy, values), strict=True))
+        runner.instance.load_state_dict(entries, strict=True, assign=assign)
 
     return update
 
 
-def _stepped(**kind: bool) -> Callable[..., None]:
+def _step_sgd(**options: bool) -> Callable[..., None]:
     """One step of SGD at a learning rate of 1 along old - new: it lands on old - (old - new).
     Buffers are written directly.
     """
@@ -281,47 +283,49 @@ def _stepped(**kind: bool) -> Callable[..., None]:
     def update(
         runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
-        steered = []
+        stepped = []
         for old, new in zip(state, values, strict=True):
             if isinstance(old, torch.nn.Parameter) and old.dtype.is_floating_point:
                 old.grad = old.detach() - new
-                steered.append(old)
+                stepped.append(old)
             else:
                 old.data.copy_(new)
-        if steered:
-            torch.optim.SGD(steered, lr=1.0, **kind).step()
-        for parameter in steered:
+        if stepped:
+            torch.optim.SGD(stepped, lr=1.0, **options).step()
+        for parameter in stepped:
             parameter.grad = None
 
     return update
 
 
-def _swapped(
+def _swap_parameters(
     runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> None:
-    """A new Parameter object under the old name; buffers likewise."""
+    """Put a new Parameter object under each name; buffers likewise."""
     for name, old, new in zip(runner.names, state, values, strict=True):
         path, _, last = name.rpartition(".")
         fresh = _copy(new)
-        kept = (
+        value = (
             torch.nn.Parameter(fresh, old.requires_grad)
             if isinstance(old, torch.nn.Parameter)
             else fresh
         )
-        setattr(runner.instance.get_submodule(path), last, kept)
+        setattr(runner.instance.get_submodule(path), last, value)
 
 
-_WAYS: dict[str, Callable[[ModuleRunner, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]] = {
-    "copy": _written(lambda old, new: old.copy_(new)),
-    "data": _written(_repointed),
-    "data_copy": _written(lambda old, new: old.data.copy_(new)),
-    "load": _loaded(assign=False),
-    "assign": _loaded(assign=True),
-    "sgd": _stepped(foreach=False),
-    "foreach": _stepped(foreach=True),
-    "fused": _stepped(fused=True),
-    "swap": _swapped,
-    "inference": _in_inference,
+_UPDATES: dict[
+    str, Callable[[ModuleRunner, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+] = {
+    "copy": _write_each(lambda old, new: old.copy_(new)),
+    "data": _write_each(_repoint),
+    "data_copy": _write_each(lambda old, new: old.data.copy_(new)),
+    "load": _load_state(assign=False),
+    "assign": _load_state(assign=True),
+    "sgd": _step_sgd(foreach=False),
+    "foreach": _step_sgd(foreach=True),
+    "fused": _step_sgd(fused=True),
+    "swap": _swap_parameters,
+    "inference": _copy_in_inference_mode,
 }
 
 
@@ -336,15 +340,15 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return _flat(tensor.detach()).clone().as_strided(tensor.shape, tensor.stride())
 
 
-VERBS: dict[str, Callable[[Session, Request], Answer]] = {
+HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "rewrite": _rewrite,
     "arrange": _arrange,
     "scribble": _scribble,
     "soak": _soak,
-    "state": _state,
+    "state": _read_state,
     "update": _update,
     "transform": _transform,
     "reenter": _reenter,
-    "side_stream": _side_stream,
-    "capture": _capture,
+    "side_stream": _run_on_side_stream,
+    "capture": _run_captured,
 }

@@ -1,4 +1,4 @@
-"""What a child does with what sits in its slots on a clock: the verbs of races and timings.
+"""RPC handlers of benchmarks: what sits in slots is called on a clock.
 
 Times are raw: what they mean, and whether this process may be believed, is for the parent to
 decide.
@@ -17,72 +17,75 @@ import torch
 
 from torch_cudal1.device.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.benchmark import timing
-from torch_cudal1.judge.benchmark.rotating_inputs import Turns
+from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls
 from torch_cudal1.judge.worker.heap import keep_freed
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["VERBS"]
+__all__ = ["HANDLERS"]
 
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
 
-def _warm(session: Session, request: Request) -> Answer:
-    """Take two slots to be timed and settle them: first call, cost of a call, the same with a
-    flush, in microseconds.
+def _warm_up(session: Session, request: Request) -> Answer:
+    """Warm two slots up for timing: first call, cost of a call, cost with a flush, in
+    microseconds.
     """
-    ring = session.ring(request)
+    ring = session.turn_ring(request)
     session.sides = (
-        Turns(session.slots[request["a"]], ring),
-        Turns(session.slots[request["b"]], ring, 1),
+        RotatingCalls(session.slots[request["a"]], ring),
+        RotatingCalls(session.slots[request["b"]], ring, 1),
     )
-    reset = reset_persisting_l2(session.device)
+    reset = str(reset_persisting_l2(session.device) or "")
     with torch.no_grad():
-        found = [timing.warm(side, session.device) for side in session.sides]
+        warm_ups = [timing.warm_up(side, session.device) for side in session.sides]
     first_us = [
-        session.first_us.get(request[name], one.first_us)
-        for name, one in zip("ab", found, strict=True)
+        session.first_us.get(request[name], warm_up.first_us)
+        for name, warm_up in zip("ab", warm_ups, strict=True)
     ]
     return {
         "warm": [
-            [first, one.call_us, one.flushed_us] for first, one in zip(first_us, found, strict=True)
+            [first, warm_up.call_us, warm_up.flushed_us]
+            for first, warm_up in zip(first_us, warm_ups, strict=True)
         ],
         "reset": reset,
     }
 
 
-def _time(session: Session, request: Request) -> Answer:
+def _time_pairs(session: Session, request: Request) -> Answer:
     """A batch of paired samples of the two sides, baseline first; the outputs of the last `keep`
     calls of b are held.
 
     `position`: where in the ring the call after the last would be.
     """
-    session.ring(request)
+    session.turn_ring(request)
     a, b = session.warm_sides()
-    kept: deque[Any] = deque(maxlen=int(request["keep"]))
+    results: deque[Any] = deque(maxlen=int(request["keep"]))
     with torch.no_grad():
         pairs = timing.sample_bucket(
-            a, b, session.device, timing.Batch.from_json(request["batch"]), kept
+            a, b, session.device, timing.SampleBatch.from_json(request["batch"]), results
         )
-    session.held[:] = [list(outputs) for outputs in kept]
+    session.held[:] = [list(outputs) for outputs in results]
     return {"pairs": pairs, "kept": len(session.held), "position": b.position}
 
 
-def _look(session: Session, request: Request) -> Answer:
+def _compare_clocks(session: Session, request: Request) -> Answer:
     """Host and device time of the two sides apart. With `slot` and `sets`, of a slot that has run
     before, as side b: whether it leaves work on streams that its own events do not wait for.
     """
     with torch.no_grad():
         if "slot" in request:
-            run = Turns(session.slots[request["slot"]], session.ring(request))
+            run = RotatingCalls(session.slots[request["slot"]], session.turn_ring(request))
             return {"b": {"sync_ratio": timing.sync_ratio(run, session.device)}}
         sides = dict(zip("ab", session.warm_sides(), strict=True))
-        return {name: asdict(timing.look(side, session.device)) for name, side in sides.items()}
+        return {
+            name: asdict(timing.measure_side(side, session.device)) for name, side in sides.items()
+        }
 
 
-def _spin(session: Session, request: Request) -> Answer:
+def _time_batch(session: Session, request: Request) -> Answer:
     """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all.
     `keep`: outputs are held, and what is freed stays for the next batch. `drop`: what was held
     before is dropped first, outside the clock. `queued`: the GPU's time.
@@ -92,12 +95,14 @@ def _spin(session: Session, request: Request) -> Answer:
     if request.get("drop"):
         session.held.clear()
     slot, calls, start = request["slot"], int(request["calls"]), int(request["start"])
-    elapsed_us, kept = _batch(session, request, slot, calls, start, keep=bool(request["keep"]))
-    session.held[:] = [list(outputs) for outputs in kept]
+    elapsed_us, results = _run_batch(
+        session, request, slot, calls, start, keep=bool(request["keep"])
+    )
+    session.held[:] = [list(outputs) for outputs in results]
     return {"elapsed_us": elapsed_us}
 
 
-def _pairs(session: Session, request: Request) -> Answer:
+def _time_alternating(session: Session, request: Request) -> Answer:
     """Batches of two slots in turn: microseconds of a call, one pair for each of `leads`, which
     says who is first.
 
@@ -112,34 +117,39 @@ def _pairs(session: Session, request: Request) -> Answer:
         costs = [0.0, 0.0]
         for side in (int(leads), 1 - int(leads)):
             calls, at = int(request["calls"][side]), secrets.randbelow(1 << 16)
-            elapsed_us, kept = _batch(
+            elapsed_us, results = _run_batch(
                 session, request, request["slots"][side], calls, at, keep=True
             )
             costs[side] = elapsed_us / calls
             if side:
-                session.held[:], start = [list(outputs) for outputs in kept], at
-            del kept
+                session.held[:], start = [list(outputs) for outputs in results], at
+            del results
         pairs.append(costs)
     return {"pairs": pairs, "start": start}
 
 
-def _batch(
+def _run_batch(
     session: Session, request: Request, slot: str, calls: int, start: int, *, keep: bool
 ) -> tuple[float, deque[Any]]:
-    """Microseconds of a batch of calls, and what they returned if that is kept."""
-    kept: deque[Any] = deque(maxlen=None if keep else 0)
-    begin = partial(Turns, session.slots[slot], session.ring(request), start)
+    """Microseconds of a batch of calls, and what they returned if that is results."""
+    results: deque[Any] = deque(maxlen=None if keep else 0)
+    begin = partial(RotatingCalls, session.slots[slot], session.turn_ring(request), start)
     with torch.no_grad():
         if request.get("queued") and session.device.type == "cuda":
-            found = timing.queued_us(begin, calls, session.device, kept, session.host_us.get(slot))
-            session.host_us[slot] = found.host_us
-            return found.spent_us, kept
-        return timing.batch_us(begin(), calls, session.device, kept), kept
+            queued = timing.time_queued_calls(
+                begin, calls, session.device, results, session.host_us.get(slot)
+            )
+            session.host_us[slot] = queued.host_us
+            return queued.spent_us, results
+        return timing.batch_us(begin(), calls, session.device, results), results
 
 
-def _bench(session: Session, request: Request) -> Answer:
+def _time_interleaved(session: Session, request: Request) -> Answer:
     """Interleaved samples of several slots, each of which has run: microseconds per call."""
-    runs = {slot: Turns(session.slots[slot], session.ring(request)) for slot in request["slots"]}
+    runs = {
+        slot: RotatingCalls(session.slots[slot], session.turn_ring(request))
+        for slot in request["slots"]
+    }
     return {
         "samples": timing.interleave(
             runs, session.device, budget_s=float(request["budget_s"]), ran=True
@@ -147,11 +157,11 @@ def _bench(session: Session, request: Request) -> Answer:
     }
 
 
-VERBS: dict[str, Callable[[Session, Request], Answer]] = {
-    "warm": _warm,
-    "time": _time,
-    "look": _look,
-    "spin": _spin,
-    "pairs": _pairs,
-    "bench": _bench,
+HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
+    "warm": _warm_up,
+    "time": _time_pairs,
+    "look": _compare_clocks,
+    "spin": _time_batch,
+    "pairs": _time_alternating,
+    "bench": _time_interleaved,
 }

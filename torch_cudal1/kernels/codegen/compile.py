@@ -22,13 +22,15 @@ import torch
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.device.cuda.nvrtc import NotBuilt, compile_cuda
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.nvrtc import compile_cuda
+from torch_cudal1.device.specs import max_shared_bytes
 from torch_cudal1.ir.program import Program
-from torch_cudal1.kernels.codegen.sass import disassembled, unwritten
-from torch_cudal1.kernels.lowering import Cubin, assemble, lower
-from torch_cudal1.kernels.proposal import Kernel, Proposal, shared_limit
+from torch_cudal1.kernels.codegen.sass import disassemble, find_unwritten_reads
+from torch_cudal1.kernels.lowering import CompiledKernel, assemble, lower
+from torch_cudal1.kernels.proposal import KernelSource, Proposal
 
-__all__ = ["Options", "build", "compile_function", "compile_kernel"]
+__all__ = ["TritonOptions", "build", "compile_function", "compile_kernel"]
 
 _GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
 _ALIGNED = [["tt.divisibility", 16]]
@@ -41,25 +43,25 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
     device has, and ProgramError when the proposal does not fit the island.
     """
     lowered = lower(program, proposal)
-    cubins: dict[str, Cubin] = {}
+    cubins: dict[str, CompiledKernel] = {}
     machine_code: dict[str, bytes] = {}  # kernels of one CUDA C++ text share theirs
     for kernel in lowered.kernels:
         if kernel.cuda is None:
             cubins[kernel.symbol] = compile_kernel(kernel, sm)
             continue
-        if (needed := kernel.cuda.shared_bytes) > shared_limit(sm):
+        if (needed := kernel.cuda.shared_bytes) > max_shared_bytes(sm):
             raise NotLowerableError(
-                f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}"
+                f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {max_shared_bytes(sm)}"
             )
         if kernel.text not in machine_code:
             machine_code[kernel.text] = compile_cuda_text(kernel, sm)
-        cubins[kernel.symbol] = _cubin(
+        cubins[kernel.symbol] = _make_cubin(
             machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes
         )
     return assemble(program, lowered, cubins)
 
 
-def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
+def compile_cuda_text(kernel: KernelSource, sm: int) -> bytes:
     """Machine code of a kernel's CUDA C++.
 
     Raises NotLowerableError with the compiler's log, and where NVRTC is missing.
@@ -73,13 +75,13 @@ def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
         f"sm_{sm}a" if sm >= 90 else f"sm_{sm}",
         options=["--fmad=false", "--std=c++17", *defines],
     )
-    if isinstance(built, NotBuilt):
+    if isinstance(built, Refusal):
         raise NotLowerableError(f"{kernel.symbol} does not compile for sm_{sm}: {built.reason}")
     return built.cubin
 
 
 @dataclass(frozen=True)
-class Options:
+class TritonOptions:
     """Triton's compile options, with its own defaults; None: it chooses."""
 
     num_warps: int = 4
@@ -94,9 +96,9 @@ def compile_function(
     signature: Mapping[str, str],
     constants: Mapping[tuple[int, ...], Any],
     attributes: Mapping[tuple[int, ...], Any],
-    options: Options,
+    options: TritonOptions,
     sm: int,
-) -> Cubin:
+) -> CompiledKernel:
     """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as
     `compile_kernel` does.
 
@@ -109,11 +111,11 @@ def compile_function(
     )
     chosen = {name: value for name, value in asdict(options).items() if value is not None}
     name = function.__name__
-    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
-        return _compiled(source, chosen, name, sm)
+    with tempfile.TemporaryDirectory() as folder, _isolate_triton(folder):
+        return _run_triton(source, chosen, name, sm)
 
 
-def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
+def compile_kernel(kernel: KernelSource, sm: int) -> CompiledKernel:
     """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource
     over the limit of `sm`.
     """
@@ -124,18 +126,18 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
     options |= {} if kernel.registers is None else {"maxnreg": kernel.registers}
-    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
+    with tempfile.TemporaryDirectory() as folder, _isolate_triton(folder):
         source = ASTSource(
             fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),
             signature={f"p{value}": kind for value, kind in kernel.arguments},
             constexprs={},
             attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},
         )
-        return _compiled(source, options, kernel.symbol, sm)
+        return _run_triton(source, options, kernel.symbol, sm)
 
 
 @contextmanager
-def _own_knobs(folder: str) -> Iterator[None]:
+def _isolate_triton(folder: str) -> Iterator[None]:
     """Triton's switches for compiling here: nothing is kept, nothing of this machine gets into a
     cubin.
     """
@@ -151,7 +153,7 @@ def _own_knobs(folder: str) -> Iterator[None]:
         yield
 
 
-def load_source(kernel: Kernel, folder: Path) -> ModuleType:
+def load_source(kernel: KernelSource, folder: Path) -> ModuleType:
     """Write the kernel's text into `folder` and import it (Triton reads the source back from the
     file).
     """
@@ -165,7 +167,7 @@ def load_source(kernel: Kernel, folder: Path) -> ModuleType:
     return module
 
 
-def _compiled(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> Cubin:
+def _run_triton(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> CompiledKernel:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.errors import TritonError
@@ -174,7 +176,7 @@ def _compiled(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> 
         compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=dict(options))
     except (TritonError, RuntimeError) as error:
         raise NotLowerableError(f"Triton does not compile {symbol} for sm_{sm}: {error}") from error
-    return _checked(compiled, symbol, sm)
+    return _check_resources(compiled, symbol, sm)
 
 
 def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
@@ -185,11 +187,11 @@ def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
         return "unreferenced globals dropped", "1"
     stages = arguments[1]
     to_ptx = stages["ptx"]
-    stages["ptx"] = lambda module, metadata: without_dead_globals(to_ptx(module, metadata))
+    stages["ptx"] = lambda module, metadata: drop_dead_globals(to_ptx(module, metadata))
     return None
 
 
-def without_dead_globals(ptx: str) -> str:
+def drop_dead_globals(ptx: str) -> str:
     """The PTX without module globals that nothing reads.
 
     Every libdevice call leaves the string "__CUDA_FTZ" of its resolved reflection behind; a cubin
@@ -202,11 +204,11 @@ def without_dead_globals(ptx: str) -> str:
     return ptx
 
 
-def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
+def _check_resources(compiled: Any, symbol: str, sm: int) -> CompiledKernel:
     metadata = compiled.metadata
-    if metadata.shared > shared_limit(sm):
+    if metadata.shared > max_shared_bytes(sm):
         raise NotLowerableError(
-            f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}"
+            f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {max_shared_bytes(sm)}"
         )
     if (
         metadata.global_scratch_size
@@ -218,22 +220,22 @@ def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
     if "wgmma" in compiled.asm["ptx"]:
         _refuse_unwritten(bytes(compiled.asm["cubin"]), symbol)
-    return _cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
+    return _make_cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
 
 
 def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
     """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be
     read is on record.
     """
-    sass = disassembled(cubin)
+    sass = disassemble(cubin)
     if sass is None:
         telemetry.record("kernels", "machine_code_not_read", symbol)
-    elif found := unwritten(sass):
+    elif instructions := find_unwritten_reads(sass):
         raise NotLowerableError(
-            f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}"
+            f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {instructions[0]}"
         )
 
 
-def _cubin(body: bytes, warps: int, shared_bytes: int) -> Cubin:
+def _make_cubin(body: bytes, warps: int, shared_bytes: int) -> CompiledKernel:
     tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    return Cubin(hashlib.sha256(body).hexdigest(), tensor, warps, shared_bytes)
+    return CompiledKernel(hashlib.sha256(body).hexdigest(), tensor, warps, shared_bytes)

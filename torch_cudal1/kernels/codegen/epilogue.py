@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
-from torch_cudal1.kernels.codegen.triton_text import Printer, Tile
-from torch_cudal1.kernels.expr.affine import Atom, Form
+from torch_cudal1.kernels.codegen.triton_text import Tile, TritonPrinter
+from torch_cudal1.kernels.expr.affine import AffineExpr, Atom
 
-__all__ = ["CudaTail", "cuda_tail", "triton_tail", "values_of"]
+__all__ = ["CudaEpilogue", "print_cuda_epilogue", "print_triton_epilogue", "list_values"]
 
 _C_TYPES = {"tl.float32": "float", "tl.int64": "i64", "tl.int32": "int", "tl.int1": "bool"}
 _C_LOADS = {
@@ -44,23 +44,23 @@ _FULL = re.compile(r"tl\.full\(\[\], (.+), (tl\.\w+)\)")
 _CONVERSION = re.compile(r"\((\w+)\)\.to\((tl\.\w+)\)")
 
 
-class _TailPrinter(Printer):
+class _EpiloguePrinter(TritonPrinter):
     """Prints statements where `row`, `column` and the product (`acc`) exist already."""
 
     def __init__(self, nest: Nest, tile: Tile, masks: tuple[bool, bool]) -> None:
         super().__init__(nest, tile)
         self.row_mask, self.column_mask = masks
-        self.steady = frozenset()  # a product's tile may begin at any column
+        self.uniform = frozenset()  # a product's tile may begin at any column
 
     def lines(self) -> list[str]:
-        lines = [*self.digits("row", False), *self.digits("column", True)]
+        lines = [*self.index_lines("row", False), *self.index_lines("column", True)]
         for s in self.nest.statements:
             lines += [f"{s.name} = acc"] if s.kind == "product" else self.line(s)
         return lines
 
 
 @dataclass(frozen=True)
-class CudaTail:
+class CudaEpilogue:
     """C++ text of `tail(x, row, column, ...)` and `place(row, column)`; the values it reads, the
     one it writes.
 
@@ -75,7 +75,7 @@ class CudaTail:
     pairs: bool
 
 
-def values_of(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def list_values(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Program values that are read and that are written, each once."""
     groups = [
         dict.fromkeys(s.value for s in nest.statements if s.kind == kind)
@@ -84,29 +84,31 @@ def values_of(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(sorted(groups[0])), tuple(sorted(groups[1]))
 
 
-def triton_tail(nest: Nest, rows: int, columns: int, masks: tuple[bool, bool]) -> list[str]:
+def print_triton_epilogue(
+    nest: Nest, rows: int, columns: int, masks: tuple[bool, bool]
+) -> list[str]:
     """Lines over `acc`, `row`, `column` and, where `masks` says so, `row_ok` and `column_ok`."""
-    return _TailPrinter(nest, Tile(rows, columns), masks).lines()
+    return _EpiloguePrinter(nest, Tile(rows, columns), masks).lines()
 
 
-def cuda_tail(nest: Nest) -> CudaTail:
+def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
     """The tail as C++ functions. Raises NotLowerableError for several outputs, half types, or a
     template without a translation.
     """
     stores = [s for s in nest.statements if s.kind == "store"]
     if len(stores) != 1 or str(stores[0].node.dtype) != "torch.float32":
         raise NotLowerableError("this product writes one fp32 tensor")
-    printer, store = Printer(nest, Tile(1, 1)), stores[0]
-    number = "i64" if printer.wide else "int"
+    printer, store = TritonPrinter(nest, Tile(1, 1)), stores[0]
+    number = "i64" if printer.needs_int64 else "int"
     digits = [
-        _c(line, number)
-        for line in (*printer.digits("row", False), *printer.digits("column", True))
+        _declare_in_c(line, number)
+        for line in (*printer.index_lines("row", False), *printer.index_lines("column", True))
     ]
-    body = [_statement(printer, s) for s in nest.statements if s.kind != "store"]
-    reads = values_of(nest)[0]
-    loads = {s.value: _loaded(s) for s in nest.statements if s.kind == "load"}
+    body = [_print_c_statement(printer, s) for s in nest.statements if s.kind != "store"]
+    reads = list_values(nest)[0]
+    loads = {s.value: _find_c_load_type(s) for s in nest.statements if s.kind == "load"}
     parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
-    result = store.needs[0].name
+    result = store.operands[0].name
     lines = [
         f"__device__ __forceinline__ float tail(float acc, {number} row, {number} column{parameters}) {{",
         *(f"  {line}" for line in (*digits, *body, f"return {result};")),
@@ -116,12 +118,17 @@ def cuda_tail(nest: Nest) -> CudaTail:
         "}",
     ]
     arguments = "".join(f", p{value}" for value in reads)
-    return CudaTail(
-        "\n".join(lines), parameters, arguments, reads, store.value, _pairs(nest, store.access)
+    return CudaEpilogue(
+        "\n".join(lines),
+        parameters,
+        arguments,
+        reads,
+        store.value,
+        _has_aligned_pairs(nest, store.access),
     )
 
 
-def _pairs(nest: Nest, place: Form) -> bool:
+def _has_aligned_pairs(nest: Nest, place: AffineExpr) -> bool:
     """Whether columns 2i and 2i + 1 of any row are neighbours in memory, 8 bytes apart from the
     next pair.
     """
@@ -136,27 +143,31 @@ def _pairs(nest: Nest, place: Form) -> bool:
     )
 
 
-def _loaded(s: Statement) -> str:
+def _find_c_load_type(s: Statement) -> str:
     kind = _C_LOADS.get(str(s.node.dtype))
     if kind is None:
         raise NotLowerableError(f"a tail that reads {s.node.dtype} has no C++ form")
     return kind
 
 
-def _statement(printer: Printer, s: Statement) -> str:
-    kind = _C_TYPES[s.node.compute]
-    if s.kind == "product":
-        return f"const float {s.name} = acc;"
-    if s.kind == "load":
-        text = f"__ldg(p{s.value} + {printer.offset(s.access) or 0})"
-        return f"const {kind} {s.name} = {text}{' != 0' if kind == 'bool' else ''};"
-    if s.kind == "position":
-        return f"const i64 {s.name} = {printer.offset(s.access) or 0};"
-    text = s.text.format(*(n.name for n in s.needs)) if s.kind == "map" else s.text
-    return f"const {kind} {s.name} = {_translated(text)};"
+def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
+    kind = _C_TYPES[statement.node.compute]
+    if statement.kind == "product":
+        return f"const float {statement.name} = acc;"
+    if statement.kind == "load":
+        text = f"__ldg(p{statement.value} + {printer.offset(statement.access) or 0})"
+        return f"const {kind} {statement.name} = {text}{' != 0' if kind == 'bool' else ''};"
+    if statement.kind == "position":
+        return f"const i64 {statement.name} = {printer.offset(statement.access) or 0};"
+    text = (
+        statement.text.format(*(n.name for n in statement.operands))
+        if statement.kind == "map"
+        else statement.text
+    )
+    return f"const {kind} {statement.name} = {_translate_to_c(text)};"
 
 
-def _translated(text: str) -> str:
+def _translate_to_c(text: str) -> str:
     text = text.replace(", propagate_nan=tl.PropagateNan.ALL", "")
     for old, new in _INFINITY.items():
         text = text.replace(old, new)
@@ -176,5 +187,5 @@ def _translated(text: str) -> str:
     return text
 
 
-def _c(line: str, number: str) -> str:
+def _declare_in_c(line: str, number: str) -> str:
     return f"const {number} {line.replace('//', '/')};"

@@ -15,26 +15,26 @@ from dataclasses import dataclass, field, replace
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.affine import (
+    AffineExpr,
     Atom,
-    Cut,
-    Form,
+    AtomSplit,
     Index,
     flatten,
-    natural,
+    linear_index,
     row_major,
     unflatten,
 )
-from torch_cudal1.kernels.expr.element_order import in_order
+from torch_cudal1.kernels.expr.element_order import follow_product_order
 from torch_cudal1.kernels.expr.from_program import Output
 from torch_cudal1.kernels.expr.nodes import (
     Constant,
     Conv,
     Dot,
     Leaf,
+    LinearIndex,
     Map,
     Node,
     Padded,
-    Position,
     Reduce,
     Scan,
     View,
@@ -44,15 +44,15 @@ from torch_cudal1.kernels.expr.nodes import (
 __all__ = [
     "Nest",
     "Statement",
-    "reductions_of",
-    "scans_of",
-    "schedule",
-    "schedule_operand",
-    "schedule_tail",
+    "find_reductions",
+    "find_scans",
+    "build_nest",
+    "build_operand_nest",
+    "build_epilogue_nest",
 ]
 
 _MAX_STATEMENTS = 256
-_MAX_CUTS = 16
+_MAX_ATOM_SPLITS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Statement:
     """One assignment (or store) of the kernel.
 
     `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the
-    element of a Dot at its own place). `text` is the template over `needs`, or the literal, or the
+    element of a Dot at its own place). `text` is the template over `operands`, or the literal, or the
     kind of reduction or scan. `level` counts the reductions that must be finished before it;
     `rows`, `columns`: what it varies over.
     """
@@ -72,15 +72,15 @@ class Statement:
     rows: bool = False
     columns: bool = False
     text: str = ""
-    needs: tuple[Statement, ...] = ()
-    access: Form = field(default_factory=Form)
+    operands: tuple[Statement, ...] = ()
+    access: AffineExpr = field(default_factory=AffineExpr)
     value: int = -1
     limits: tuple[
-        tuple[Form, int], ...
+        tuple[AffineExpr, int], ...
     ] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
 
     @property
-    def ready(self) -> int:
+    def ready_level(self) -> int:
         """The level at which its value may be used."""
         return self.level + (self.kind == "reduce")
 
@@ -122,61 +122,61 @@ class Nest:
     @property
     def levels(self) -> int:
         """How many reductions follow one another."""
-        return max((s.ready for s in self.statements), default=0)
+        return max((s.ready_level for s in self.statements), default=0)
 
 
-def reductions_of(
+def find_reductions(
     nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()
 ) -> tuple[Reduce, ...]:
     """Every reduction below `nodes`, sources before users, not looking below those in `stop`."""
-    seen: set[Node] = set(stop)
-    found: list[Reduce] = []
+    visited: set[Node] = set(stop)
+    reductions: list[Reduce] = []
 
     def visit(node: Node) -> None:
-        if node in seen:
+        if node in visited:
             return
-        seen.add(node)
+        visited.add(node)
         for source in sources(node):
             visit(source)
         if isinstance(node, Reduce):
-            found.append(node)
+            reductions.append(node)
 
     for node in nodes:
         visit(node)
-    return tuple(found)
+    return tuple(reductions)
 
 
-def scans_of(nodes: tuple[Node, ...]) -> tuple[Scan, ...]:
+def find_scans(nodes: tuple[Node, ...]) -> tuple[Scan, ...]:
     """Every scan below `nodes`."""
-    seen: dict[Node, None] = {}
+    visited: dict[Node, None] = {}
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in seen:
-            seen[node] = None
+        if node not in visited:
+            visited[node] = None
             waiting += sources(node)
-    return tuple(node for node in seen if isinstance(node, Scan))
+    return tuple(node for node in visited if isinstance(node, Scan))
 
 
-def schedule(outputs: tuple[Output, ...]) -> Nest:
+def build_nest(outputs: tuple[Output, ...]) -> Nest:
     """One loop nest that computes all outputs. Raises NotLowerableError when they need more than
     one.
     """
     nodes = tuple(o.node for o in outputs)
-    folds, scans = reductions_of(nodes), scans_of(nodes)
+    folds, scans = find_reductions(nodes), find_scans(nodes)
     if scans:
         sizes = [(size, dim == scans[0].dim) for dim, size in enumerate(scans[0].shape)]
     elif folds:
         sizes = [(size, dim in folds[0].dims) for dim, size in enumerate(folds[0].source.shape)]
     else:
         sizes = [(size, False) for size in max((o.node.shape for o in outputs), key=math.prod)]
-    nest = _simplified(_built(outputs, sizes))
+    nest = _merge_loops(_build_with_splits(outputs, sizes))
     if scans and len(nest.columns) > 1:
         raise NotLowerableError("a scan whose elements have no single stride")
     return nest
 
 
-def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
+def build_epilogue_nest(outputs: tuple[Output, ...], dot: Dot) -> Nest:
     """What follows a product, element by element: rows are its batch and rows in order, columns its
     columns; none is merged.
 
@@ -185,38 +185,38 @@ def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
     Raises NotLowerableError when an output needs the product at another place than its own, or has
     another number of elements.
     """
-    if reductions_of(tuple(o.node for o in outputs)):
+    if find_reductions(tuple(o.node for o in outputs)):
         raise NotLowerableError(
             "a reduction of a product needs whole rows, a tile has parts of them"
         )
     column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
     sizes = [(size, dim == column) for dim, size in enumerate(dot.shape)]
-    return _built(tuple(in_order(output, dot) for output in outputs), sizes)
+    return _build_with_splits(tuple(follow_product_order(output, dot) for output in outputs), sizes)
 
 
-def schedule_operand(operand: Output) -> Nest:
+def build_operand_nest(operand: Output) -> Nest:
     """A matrix that is made for each tile of a product: its rows are k, its columns the product's;
     none is merged.
 
     Raises NotLowerableError where making it takes a reduction or a scan.
     """
-    if reductions_of((operand.node,)) or scans_of((operand.node,)):
+    if find_reductions((operand.node,)) or find_scans((operand.node,)):
         raise NotLowerableError(
             "an operand made by a reduction or a scan: a product would repeat it for every tile"
         )
     rows, columns = operand.node.shape
-    return _built((operand,), [(rows, False), (columns, True)])
+    return _build_with_splits((operand,), [(rows, False), (columns, True)])
 
 
-def _built(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:
-    for _ in range(_MAX_CUTS):
+def _build_with_splits(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:
+    for _ in range(_MAX_ATOM_SPLITS):
         atoms = tuple(Atom(i, size, column) for i, (size, column) in enumerate(sizes))
         try:
             return _Builder(atoms).build(outputs)
-        except Cut as cut:
+        except AtomSplit as cut:
             at, (size, column) = cut.atom.id, sizes[cut.atom.id]
             sizes[at : at + 1] = [(size // cut.inner, column), (cut.inner, column)]
-    raise NotLowerableError(f"reshapes cut the loops more than {_MAX_CUTS} times")
+    raise NotLowerableError(f"reshapes cut the loops more than {_MAX_ATOM_SPLITS} times")
 
 
 class _Builder:
@@ -224,12 +224,12 @@ class _Builder:
 
     def __init__(self, atoms: tuple[Atom, ...]) -> None:
         self.atoms = atoms
-        self.full = natural(atoms)
-        self.row = natural(tuple(a for a in atoms if not a.column))
-        self.column = natural(tuple(a for a in atoms if a.column))
+        self.full = linear_index(atoms)
+        self.row = linear_index(tuple(a for a in atoms if not a.column))
+        self.column = linear_index(tuple(a for a in atoms if a.column))
         self.statements: list[Statement] = []
         self.memo: dict[tuple[int, Index], Statement] = {}
-        self.kept: list[Node] = []  # nodes made on the fly stay alive, so that ids stay unique
+        self.two_pass: list[Node] = []  # nodes made on the fly stay alive, so that ids stay unique
 
     def build(self, outputs: tuple[Output, ...]) -> Nest:
         total = math.prod(a.extent for a in self.atoms)
@@ -248,10 +248,10 @@ class _Builder:
                 "",
                 "store",
                 output.node,
-                source.ready,
+                source.ready_level,
                 True,
                 full,
-                needs=(source,),
+                operands=(source,),
                 access=access,
                 value=output.value,
             )
@@ -265,15 +265,15 @@ class _Builder:
             index = ()
         key = (id(node), index)
         if key not in self.memo:
-            self.kept.append(node)
-            self.memo[key] = made = self._make(node, index)
-            self.statements.append(made)
+            self.two_pass.append(node)
+            self.memo[key] = statement = self._make(node, index)
+            self.statements.append(statement)
             if len(self.statements) > _MAX_STATEMENTS:
                 raise NotLowerableError(f"more than {_MAX_STATEMENTS} statements")
         return self.memo[key]
 
     def _make(self, node: Node, index: Index) -> Statement:
-        if isinstance(node, (Leaf, Position)):
+        if isinstance(node, (Leaf, LinearIndex)):
             return self._access(node, flatten(index, node.strides))
         if isinstance(node, Padded):
             return self._padded(node, node.remap(index))
@@ -294,14 +294,14 @@ class _Builder:
             else ""
         )
         kind = "map" if isinstance(node, Map) else "constant"
-        level = max((n.ready for n in needs), default=0)
+        level = max((n.ready_level for n in needs), default=0)
         rows, columns = any(n.rows for n in needs), any(n.columns for n in needs)
         return Statement(self._name(), kind, node, level, rows, columns, text, needs)
 
     def _name(self) -> str:
         return f"t{len(self.statements)}"
 
-    def _access(self, node: Leaf | Position, form: Form) -> Statement:
+    def _access(self, node: Leaf | LinearIndex, form: AffineExpr) -> Statement:
         kind, value = ("load", node.value) if isinstance(node, Leaf) else ("position", -1)
         return Statement(
             self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value
@@ -318,10 +318,10 @@ class _Builder:
             for form, size in zip(index, source.shape, strict=True)
             if form.offset or form.largest >= size
         )
-        made = self._access(source, flatten(index, source.strides))
-        return replace(made, node=replace(source), text=node.fill, limits=limits)
+        load = self._access(source, flatten(index, source.strides))
+        return replace(load, node=replace(source), text=node.fill, limits=limits)
 
-    def _product(self, node: Dot, form: Form) -> Statement:
+    def _product(self, node: Dot, form: AffineExpr) -> Statement:
         if form != self.full:
             raise NotLowerableError(
                 "an element is made of another element of the product than its own"
@@ -337,23 +337,23 @@ class _Builder:
         inner = dict(zip(node.dims, unflatten(self.column, sizes), strict=True))
         source = self.emit(node.source, tuple(inner.get(d, form) for d, form in enumerate(index)))
         return Statement(
-            self._name(), "reduce", node, source.ready, True, False, node.kind, (source,)
+            self._name(), "reduce", node, source.ready_level, True, False, node.kind, (source,)
         )
 
     def _scan(self, node: Scan, index: Index) -> Statement:
-        others = [form for d, form in enumerate(index) if d != node.dim]
-        if index[node.dim] != self.column or any(form.columns for form in others):
+        other_indices = [form for d, form in enumerate(index) if d != node.dim]
+        if index[node.dim] != self.column or any(form.columns for form in other_indices):
             raise NotLowerableError(
                 "a scan is needed at another place than its own, or along another dimension"
             )
-        place = index[node.dim].shifted(-1) if node.exclusive else index[node.dim]
+        place = index[node.dim].shift(-1) if node.exclusive else index[node.dim]
         source = self.emit(
             node.source, tuple(place if d == node.dim else form for d, form in enumerate(index))
         )
         return Statement(self._name(), "scan", node, source.level, True, True, node.kind, (source,))
 
 
-def _simplified(nest: Nest) -> Nest:
+def _merge_loops(nest: Nest) -> Nest:
     """Loop variables in memory order, and neighbours that are always walked together merged into
     one.
     """
@@ -374,28 +374,30 @@ def _simplified(nest: Nest) -> Nest:
             else:
                 merged.append([atom])
         groups.append(merged)
-    return _renumbered(nest, [group for part in groups for group in part])
+    return _renumber_atoms(nest, [group for part in groups for group in part])
 
 
-def _renumbered(nest: Nest, groups: list[list[Atom]]) -> Nest:
-    fresh = {
+def _renumber_atoms(nest: Nest, groups: list[list[Atom]]) -> Nest:
+    new_atoms = {
         g[-1]: Atom(i, math.prod(a.extent for a in g), g[0].column) for i, g in enumerate(groups)
     }
-    done: dict[Statement, Statement] = {}
+    renumbered: dict[Statement, Statement] = {}
     for old in nest.statements:
-        limits = tuple((_over(form, fresh), size) for form, size in old.limits)
-        done[old] = replace(
+        limits = tuple((_rewrite_over(form, new_atoms), size) for form, size in old.limits)
+        renumbered[old] = replace(
             old,
-            access=_over(old.access, fresh),
+            access=_rewrite_over(old.access, new_atoms),
             limits=limits,
-            needs=tuple(done[n] for n in old.needs),
+            operands=tuple(renumbered[n] for n in old.operands),
         )
-    return Nest(tuple(done.values()), tuple(fresh.values()))
+    return Nest(tuple(renumbered.values()), tuple(new_atoms.values()))
 
 
-def _over(form: Form, fresh: Mapping[Atom, Atom]) -> Form:
+def _rewrite_over(form: AffineExpr, new_atoms: Mapping[Atom, Atom]) -> AffineExpr:
     """The form over other atoms, each as its last old one moved."""
-    return Form(
+    return AffineExpr(
         form.offset,
-        tuple((new, form.coefficient(old)) for old, new in fresh.items() if form.coefficient(old)),
+        tuple(
+            (new, form.coefficient(old)) for old, new in new_atoms.items() if form.coefficient(old)
+        ),
     )

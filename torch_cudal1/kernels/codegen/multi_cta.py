@@ -17,25 +17,31 @@ from __future__ import annotations
 
 from torch_cudal1.kernels.codegen import online
 from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
-from torch_cudal1.kernels.codegen.triton_text import Printer, Team, Tile, neutral, of_row
-from torch_cudal1.kernels.expr.affine import power_of_two
-from torch_cudal1.kernels.ops.pointwise import DIVISION
+from torch_cudal1.kernels.codegen.triton_text import (
+    CtaGroup,
+    Tile,
+    TritonPrinter,
+    neutral_element,
+    reduce_text,
+)
+from torch_cudal1.kernels.expr.affine import next_power_of_two
+from torch_cudal1.kernels.ops.handlers import DIVISION
 
-__all__ = ["APART", "TeamPrinter", "registers_of", "words_of"]
+__all__ = ["COUNTER_STRIDE", "CtaGroupPrinter", "max_registers", "list_partials"]
 
 _EXPONENTIAL = "libdevice.exp({0})"
 # from one count to the next: programs that look at counts of one line of the cache wait for one
 # another
-APART = 32
-_LOOKS = 4096  # at the count of those that have come, about 0.7 us each
+COUNTER_STRIDE = 32
+_MAX_BARRIER_POLLS = 4096  # at the count of those that have come, about 0.7 us each
 
-_MEET = f"""
+_GRID_BARRIER = f"""
 @triton.jit
 def all_met(arrivals, team: tl.constexpr):
     tl.debug_barrier()  # what every thread has stored comes before the count
     met = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") + 1
     looks = 0
-    while (met < team) & (looks < {_LOOKS}):
+    while (met < team) & (looks < {_MAX_BARRIER_POLLS}):
         met = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
         looks += 1
     return met >= team
@@ -60,137 +66,150 @@ def quotients(x, by):
 """
 
 
-def registers_of(tile: Tile, warps: int) -> int:
+def max_registers(tile: Tile, warps: int) -> int:
     """Of a thread, at most: as many again as its elements take. With more, fewer programs run, and
     a row waits for them.
     """
     return min(255, max(64, 2 * tile.columns // (32 * warps)))
 
 
-def words_of(nest: Nest) -> list[tuple[Statement, str]]:
+def list_partials(nest: Nest) -> list[tuple[Statement, str]]:
     """What a piece tells of each reduction, in the nest's order: the reduction and the word's name
     ("" for its value).
     """
-    twins = online.twins(nest.statements)
+    twins = online.pair_means(nest.statements)
     return [
         (s, word)
         for s in nest.statements
         if s.kind == "reduce" and s not in twins
-        for word in _words(s)
+        for word in _partial_names(s)
     ]
 
 
-def _words(s: Statement) -> tuple[str, ...]:
-    return online.WORDS.get(s.text, ("",))
+def _partial_names(s: Statement) -> tuple[str, ...]:
+    return online.PARTIALS.get(s.text, ("",))
 
 
-class TeamPrinter(Printer):
+class CtaGroupPrinter(TritonPrinter):
     """Prints a nest whose tile is a piece of a row. `member` of the team is the program, `piece`
     what it has in registers.
     """
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
         super().__init__(nest, tile)
-        assert tile.team is not None
-        self.team: Team = tile.team
+        assert tile.cta_group is not None
+        self.cta_group: CtaGroup = tile.cta_group
         self.folds = [
             [s for s in nest.statements if s.kind == "reduce" and s.level == level]
             for level in range(nest.levels)
         ]
-        early = {s for folds in self.folds for s in self.inside(folds)}
+        early = {s for folds in self.folds for s in self.column_statements(folds)}
         last = self.folds[
             -1
         ]  # what earlier meetings leave in registers is not kept over the next one
         self.shares = {
             division: total
-            for division, total in _softmaxes(nest)
+            for division, total in _find_softmaxes(nest)
             if division not in early and total in last
         }
-        self.places = dict(
-            zip([(s.name, word) for s, word in words_of(nest)], self.team.words, strict=True)
+        self.partial_values = dict(
+            zip(
+                [(s.name, word) for s, word in list_partials(nest)],
+                self.cta_group.partials,
+                strict=True,
+            )
         )
 
     @property
     def scratch(self) -> tuple[int, ...]:
-        return (*self.team.words, self.team.arrivals)
+        return (*self.cta_group.partials, self.cta_group.arrivals)
 
     def functions(self) -> str:
-        return _MEET
+        return _GRID_BARRIER
 
     def prologue(self) -> list[str]:
-        wide = ".to(tl.int64)" if self.wide else ""
+        wide = ".to(tl.int64)" if self.needs_int64 else ""
         return [
-            f"place = tl.program_id(0){wide} // {self.team.size}",
-            f"member = tl.program_id(0) % {self.team.size}",
+            f"place = tl.program_id(0){wide} // {self.cta_group.size}",
+            f"member = tl.program_id(0) % {self.cta_group.size}",
             "row = place + tl.arange(0, 1)[:, None]",
-            *self.digits("row", False),
+            *self.index_lines("row", False),
         ]
 
     def body(self) -> list[str]:
         of_rows = [
             s for s in self.nest.statements if not s.columns and s.kind not in ("reduce", "store")
         ]
-        kept, rest = self._after()
+        live, after = self._after_barrier()
         early = [
-            s for s in rest if self.is_steady(s)
+            s for s in after if self.is_uniform(s)
         ]  # a number each: they are on their way while the team meets
-        lines = self.steady_lines(f"member * {self.tile.columns} + ") + [
+        lines = self.uniform_lines(f"member * {self.tile.columns} + ") + [
             line for s in early for line in self.line(s)
         ]
         for level, folds in enumerate(self.folds):
             lines += [line for s in of_rows if s.level == level for line in self.line(s)]
-            lines += self._pieces(level, folds, kept if level == self.nest.levels - 1 else [])
+            lines += self._reduce_tiles(level, folds, live if level == self.nest.levels - 1 else [])
             lines += [
-                line for s in folds if s not in self.twins for line in self._heard(s)
-            ] + self.means_told(folds)
+                line for s in folds if s not in self.twins for line in self._combine_partials(s)
+            ] + self.mean_lines(folds)
         lines += [line for s in of_rows if s.level == self.nest.levels for line in self.line(s)]
         lines += self.column_lines(f"member * {self.tile.columns} + ")
-        return lines + [line for s in rest if s not in early for line in self.line(s)]
+        return lines + [line for s in after if s not in early for line in self.line(s)]
 
     def line(self, s: Statement) -> list[str]:
         if s in self.shares:  # the piece's exponentials are there already, of its own maximum
             return [f"{s.name} = exp_{self.shares[s].name} * share_{self.shares[s].name}"]
-        if s.text == DIVISION and s.needs[0].columns and s.needs[1].rows and not s.needs[1].columns:
-            return [f"{s.name} = quotients({s.needs[0].name}, {s.needs[1].name})"]
+        if (
+            s.text == DIVISION
+            and s.operands[0].columns
+            and s.operands[1].rows
+            and not s.operands[1].columns
+        ):
+            return [f"{s.name} = quotients({s.operands[0].name}, {s.operands[1].name})"]
         return super().line(s)
 
     def store_tests(self, s: Statement) -> list[str]:
         return [] if s.columns else ["(row * 0 + member == 0)"]
 
-    def _after(self) -> tuple[list[tuple[str, str]], list[Statement]]:
+    def _after_barrier(self) -> tuple[list[tuple[str, str]], list[Statement]]:
         """Names (with types) that stay in registers over the last meeting, and the statements after
         it that vary over columns.
         """
-        early = set(self.inside(self.folds[-1]))
-        kept: dict[tuple[str, str], None] = {}
-        found: set[Statement] = set()
+        early = set(self.column_statements(self.folds[-1]))
+        live: dict[tuple[str, str], None] = {}
+        pending: set[Statement] = set()
         stack = [s for s in self.nest.statements if s.kind == "store"]
         while stack:
             s = stack.pop()
             if s in early:
-                kept[s.name, s.node.compute] = None
-            elif s not in found and (s.columns or s.kind == "store"):
-                found.add(s)
+                live[s.name, s.node.compute] = None
+            elif s not in pending and (s.columns or s.kind == "store"):
+                pending.add(s)
                 if s in self.shares:
-                    kept[f"exp_{self.shares[s].name}", "tl.float32"] = None
+                    live[f"exp_{self.shares[s].name}", "tl.float32"] = None
                 else:
-                    stack += s.needs
-        return list(kept), [s for s in self.nest.statements if s in found]
+                    stack += s.operands
+        return list(live), [s for s in self.nest.statements if s in pending]
 
-    def _pieces(self, level: int, folds: list[Statement], kept: list[tuple[str, str]]) -> list[str]:
+    def _reduce_tiles(
+        self, level: int, folds: list[Statement], live: list[tuple[str, str]]
+    ) -> list[str]:
         """A loop that tells the own piece's words and, where not all have come, those of all
         pieces, the own one last.
         """
         size, count = (
-            self.team.size,
-            f"p{self.team.arrivals} + (place * {self.nest.levels} + {level}) * {APART}",
+            self.cta_group.size,
+            f"p{self.cta_group.arrivals} + (place * {self.nest.levels} + {level}) * {COUNTER_STRIDE}",
         )
         shared = [s for s in folds if s in self.shares.values()]
         body = self.column_lines(f"piece * {self.tile.columns} + ")
-        body += [line for s in self.inside(folds) for line in self.line(s)] + self._told(folds)
+        body += [
+            line for s in self.column_statements(folds) for line in self.line(s)
+        ] + self._print_partials(folds)
         body += [f"highest_{s.name} = alone(top_{s.name})" for s in shared]
         return [
-            *(f"{name} = tl.full([1, {self.tile.columns}], 0, {kind})" for name, kind in kept),
+            *(f"{name} = tl.full([1, {self.tile.columns}], 0, {kind})" for name, kind in live),
             *(f"highest_{s.name} = tl.full([], 0.0, tl.float32)" for s in shared),
             "piece = member",
             "step = 0",
@@ -208,7 +227,7 @@ class TeamPrinter(Printer):
             "    tl.debug_barrier()",
         ]
 
-    def _told(self, folds: list[Statement]) -> list[str]:
+    def _print_partials(self, folds: list[Statement]) -> list[str]:
         """The piece's words, computed and stored."""
         lines = (
             [f"size = {self._piece_size()}"] if any(s.text in ("mean", "m2") for s in folds) else []
@@ -216,13 +235,13 @@ class TeamPrinter(Printer):
         for s in (s for s in folds if s not in self.twins):
             plain = s.text not in online.KINDS
             lines += (
-                [f"own_{s.name} = {self.of_tile(s)}"]
+                [f"own_{s.name} = {self.print_tile_reduction(s)}"]
                 if plain
-                else online.of_piece(s, self.column_mask, "size")
+                else online.print_tile_partials(s, self.column_mask, "size")
             )
             lines += [
-                f"tl.store({self._place(s, word, 'row')} + piece, {word or 'own'}_{s.name})"
-                for word in _words(s)
+                f"tl.store({self._partial_address(s, word, 'row')} + piece, {word or 'own'}_{s.name})"
+                for word in _partial_names(s)
             ]
         return lines
 
@@ -232,47 +251,55 @@ class TeamPrinter(Printer):
             return f"tl.full([], {size}.0, tl.float32)"
         return f"tl.minimum({self.nest.column_count} - piece * {size}, {size}).to(tl.float32)"
 
-    def _heard(self, s: Statement) -> list[str]:
+    def _combine_partials(self, s: Statement) -> list[str]:
         """All words of a reduction, and the row's value of them: a number, which has no layout that
         would have to be changed.
         """
-        lanes, size = power_of_two(self.team.size), self.tile.columns
+        lanes, size = next_power_of_two(self.cta_group.size), self.tile.columns
         lines = [f"peer = tl.arange(0, {lanes})"]
-        for word in _words(s):
-            nothing = 'float("-inf")' if word == "top" else "0.0" if word else neutral(s)
+        for word in _partial_names(s):
+            neutral = 'float("-inf")' if word == "top" else "0.0" if word else neutral_element(s)
             mask = (
-                f"mask=peer < {self.team.size}, other={nothing}, "
-                if lanes != self.team.size
+                f"mask=peer < {self.cta_group.size}, other={neutral}, "
+                if lanes != self.cta_group.size
                 else ""
             )
             # around the L1 cache, which knows nothing of what other SMs have written
-            read = f'tl.load({self._place(s, word, "place")} + peer, {mask}cache_modifier=".cg")'
+            read = f'tl.load({self._partial_address(s, word, "place")} + peer, {mask}cache_modifier=".cg")'
             lines.append(f"{word or 'own'}_{s.name} = {read}")
         if s.text not in online.KINDS:
-            return [*lines, f"{s.name} = {of_row(s, f'own_{s.name}', 0)}"]
-        seen = f"tl.maximum(tl.minimum({self.nest.column_count} - peer * {size}, {size}), 0)"
-        lines += online.joined(s, self.nest.column_count, self.team.size, seen, 0)
-        return lines + [f"share_{s.name} = {online.share_of_piece(s, f'highest_{s.name}')}"] * (
+            return [*lines, f"{s.name} = {reduce_text(s, f'own_{s.name}', 0)}"]
+        element_count = (
+            f"tl.maximum(tl.minimum({self.nest.column_count} - peer * {size}, {size}), 0)"
+        )
+        lines += online.print_combine(
+            s, self.nest.column_count, self.cta_group.size, element_count, 0
+        )
+        return lines + [f"share_{s.name} = {online.print_share(s, f'highest_{s.name}')}"] * (
             s in self.shares.values()
         )
 
-    def _place(self, s: Statement, word: str, row: str) -> str:
-        return f"p{self.places[s.name, word]} + {row} * {self.team.size}"
+    def _partial_address(self, s: Statement, word: str, row: str) -> str:
+        return f"p{self.partial_values[s.name, word]} + {row} * {self.cta_group.size}"
 
 
-def _softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
+def _find_softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
     """Each division of `exp(x - max(x))` by the row's sum of that, and the sum."""
-    found = []
+    softmaxes = []
     for s in nest.statements:
-        if s.text != DIVISION or s.needs[1].text != "expsum" or s.needs[0].text != _EXPONENTIAL:
-            continue
-        total, away = s.needs[1], s.needs[0].needs[0]
-        (x,) = total.needs
         if (
-            away.text == "({0} - {1})"
-            and away.needs[0] is x
-            and away.needs[1].text == "max"
-            and away.needs[1].needs == (x,)
+            s.text != DIVISION
+            or s.operands[1].text != "expsum"
+            or s.operands[0].text != _EXPONENTIAL
         ):
-            found.append((s, total))
-    return found
+            continue
+        total, shifted = s.operands[1], s.operands[0].operands[0]
+        (x,) = total.operands
+        if (
+            shifted.text == "({0} - {1})"
+            and shifted.operands[0] is x
+            and shifted.operands[1].text == "max"
+            and shifted.operands[1].operands == (x,)
+        ):
+            softmaxes.append((s, total))
+    return softmaxes

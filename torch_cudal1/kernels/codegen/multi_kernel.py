@@ -3,7 +3,7 @@ programs must wait for others.
 
     split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
                outputs last
-    team       long rows, many or few: programs of one launch share a row and meet (`team`); their count is set to zero before
+    team       long rows, many or few: programs of one launch share a row and meet (`cta_group`); their count is set to zero before
     nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows' results first, in memory
 
 Partial results go through scratch values, and are put together in a fixed order. Text and machine
@@ -20,42 +20,42 @@ import torch
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.loop_nest import Nest, reductions_of, schedule
-from torch_cudal1.kernels.codegen.multi_cta import APART, words_of
-from torch_cudal1.kernels.codegen.tiles import tiles
-from torch_cudal1.kernels.codegen.triton_text import Team, Tile
-from torch_cudal1.kernels.expr.affine import power_of_two, row_major
+from torch_cudal1.kernels.codegen.loop_nest import Nest, build_nest, find_reductions
+from torch_cudal1.kernels.codegen.multi_cta import COUNTER_STRIDE, list_partials
+from torch_cudal1.kernels.codegen.tiles import choose_tiles
+from torch_cudal1.kernels.codegen.triton_text import CtaGroup, Tile
+from torch_cudal1.kernels.expr.affine import next_power_of_two, row_major
 from torch_cudal1.kernels.expr.from_program import Output
 from torch_cudal1.kernels.expr.nodes import (
     Leaf,
     Node,
     Reduce,
     broadcast,
+    choose_variants,
     constant,
     pointwise,
-    reduced,
-    replaced,
+    reduce,
     reshape,
-    resolved,
+    substitute,
 )
-from torch_cudal1.kernels.expr.views import permuted
-from torch_cudal1.kernels.ops.pointwise import div
+from torch_cudal1.kernels.expr.views import permute
+from torch_cudal1.kernels.ops.handlers import div
 from torch_cudal1.kernels.proposal import Proposal
 
-__all__ = ["Stage", "first_nest", "scratch", "staged", "tile_of"]
+__all__ = ["Stage", "find_first_nest", "add_scratch", "plan_stages", "read_tile"]
 
 Stage = tuple[Nest, Tile, int]  # with the warps of a program
-_MAX_TILE = 65536  # elements; more never fits registers and takes the compiler minutes
+_MAX_TILE_ELEMENTS = 65536  # elements; more never fits registers and takes the compiler minutes
 _F32 = torch.float32
 
 
-def first_nest(outputs: tuple[Output, ...]) -> Nest:
+def find_first_nest(outputs: tuple[Output, ...]) -> Nest:
     """The nest that a proposal's tile is for. Raises NotLowerableError when there is none."""
-    outputs = _chosen(outputs, streamed=False)
-    return schedule(_rows_first(outputs, {}, 1 + max(o.value for o in outputs)) or outputs)
+    outputs = _choose_outputs(outputs, online=False)
+    return build_nest(_find_row_results(outputs, {}, 1 + max(o.value for o in outputs)) or outputs)
 
 
-def staged(
+def plan_stages(
     outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int
 ) -> tuple[Stage, ...]:
     """The nests of a proposal. `specs` learns the scratch values, numbered from `first` on.
@@ -65,25 +65,25 @@ def staged(
     """
     split = proposal.number("split", 1)
     team = bool(proposal.config.get("team", False))
-    outputs = _chosen(
-        outputs, streamed=split > 1 or team or bool(proposal.config.get("loop", False))
+    outputs = _choose_outputs(
+        outputs, online=split > 1 or team or bool(proposal.config.get("loop", False))
     )
-    rows = _rows_first(outputs, specs, first)
+    rows = _find_row_results(outputs, specs, first)
     if rows:
-        stages = staged(rows, proposal, specs, first + len(rows))
-        done = {o.node: _leaf(o) for o in rows}
-        rest = tuple(replace(o, node=replaced(o.node, done)) for o in outputs)
-        then = Proposal(proposal.family, tiles(schedule(rest))[0])
-        return (*stages, *staged(rest, then, specs, max(first, *specs) + 1))
+        stages = plan_stages(rows, proposal, specs, first + len(rows))
+        substitutes = {o.node: _as_leaf(o) for o in rows}
+        remaining = tuple(replace(o, node=substitute(o.node, substitutes)) for o in outputs)
+        next_proposal = Proposal(proposal.family, choose_tiles(build_nest(remaining))[0])
+        return (*stages, *plan_stages(remaining, next_proposal, specs, max(first, *specs) + 1))
     if split > 1:
-        return _split(outputs, proposal, specs, first)
-    nest = schedule(outputs)
+        return _plan_split(outputs, proposal, specs, first)
+    nest = build_nest(outputs)
     if team:
-        return _team(nest, proposal, specs, first)
-    return ((nest, tile_of(nest, proposal), proposal.number("warps", 4)),)
+        return _plan_cta_group(nest, proposal, specs, first)
+    return ((nest, read_tile(nest, proposal), proposal.number("warps", 4)),)
 
 
-def tile_of(nest: Nest, proposal: Proposal) -> Tile:
+def read_tile(nest: Nest, proposal: Proposal) -> Tile:
     """The proposal's tile. Raises ProgramError when it is none for this nest."""
     rows, columns = proposal.number("rows", 1), proposal.number("columns", 0)
     loop = bool(proposal.config.get("loop", False))
@@ -92,7 +92,7 @@ def tile_of(nest: Nest, proposal: Proposal) -> Tile:
             raise ProgramError(
                 "proposal", f"tile of {rows} x {columns}; sizes must be powers of two"
             )
-    if (columns > 0) != nest.reduces or rows * max(1, columns) > _MAX_TILE:
+    if (columns > 0) != nest.reduces or rows * max(1, columns) > _MAX_TILE_ELEMENTS:
         raise ProgramError(
             "proposal",
             f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}",
@@ -104,160 +104,187 @@ def tile_of(nest: Nest, proposal: Proposal) -> Tile:
     return Tile(rows, columns, loop)
 
 
-def scratch(node: Node, number: int, specs: dict[int, TensorSpec]) -> Output:
+def add_scratch(node: Node, number: int, specs: dict[int, TensorSpec]) -> Output:
     """A scratch value for `node`, in its compute type: a half-typed partial sum is kept in fp32."""
-    specs[number] = _dense(node.compute, node.shape)
+    specs[number] = _dense_spec(node.compute, node.shape)
     return Output(number, node, specs[number])
 
 
-def _dense(compute: str, shape: tuple[int, ...]) -> TensorSpec:
+def _dense_spec(compute: str, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(compute.removeprefix("tl."), shape, row_major(shape), "cuda")
 
 
-def _chosen(outputs: tuple[Output, ...], *, streamed: bool) -> tuple[Output, ...]:
-    nodes = resolved(tuple(o.node for o in outputs), streamed=streamed)
+def _choose_outputs(outputs: tuple[Output, ...], *, online: bool) -> tuple[Output, ...]:
+    nodes = choose_variants(tuple(o.node for o in outputs), online=online)
     return tuple(replace(o, node=node) for o, node in zip(outputs, nodes, strict=True))
 
 
-def _rows_first(
+def _find_row_results(
     outputs: tuple[Output, ...], specs: dict[int, TensorSpec], first: int
 ) -> tuple[Output, ...]:
     """What must be in memory before anything is folded over it: results of rows that another
     reduction reads.
     """
-    found: dict[Node, None] = {}
-    for outer in reductions_of(tuple(o.node for o in outputs)):
-        inner = reductions_of((outer.source,))
-        if inner and math.prod(outer.source.shape) <= max(math.prod(one.shape) for one in inner):
-            found[outer.source] = None
-    inside = {
-        node for node in found for other in found if other is not node and node in _below(other)
+    sources: dict[Node, None] = {}
+    for outer in find_reductions(tuple(o.node for o in outputs)):
+        inner = find_reductions((outer.source,))
+        if inner and math.prod(outer.source.shape) <= max(
+            math.prod(reduction.shape) for reduction in inner
+        ):
+            sources[outer.source] = None
+    nested = {
+        node
+        for node in sources
+        for candidate in sources
+        if candidate is not node and node in _sources_of_reductions(candidate)
     }
-    kept = [node for node in found if node not in inside]
-    return tuple(scratch(node, first + position, specs) for position, node in enumerate(kept))
+    outermost = [node for node in sources if node not in nested]
+    return tuple(
+        add_scratch(node, first + position, specs) for position, node in enumerate(outermost)
+    )
 
 
-def _below(node: Node) -> set[Node]:
-    return {one.source for one in reductions_of((node,))}
+def _sources_of_reductions(node: Node) -> set[Node]:
+    return {reduction.source for reduction in find_reductions((node,))}
 
 
-def _split(
+def _plan_split(
     outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int
 ) -> tuple[Stage, ...]:
     split, warps, number = proposal.number("split", 1), proposal.number("warps", 8), first
     tile = Tile(proposal.number("rows", 1), proposal.number("columns", 2048), True)
-    nodes, done = tuple(o.node for o in outputs), dict[Node, Node]()
+    nodes, substitutes = tuple(o.node for o in outputs), dict[Node, Node]()
     stages: list[Stage] = []
-    while ready := _ready(nodes, done):
-        made = [
-            scratch(_partial(replaced(fold.source, done), fold, split), number + i, specs)
+    while ready := _find_ready(nodes, substitutes):
+        partials = [
+            add_scratch(
+                _reduce_pieces(substitute(fold.source, substitutes), fold, split), number + i, specs
+            )
             for i, fold in enumerate(ready)
         ]
-        number += len(made)
-        stages.append(_stage(made, tile, warps))
-        partial = {fold: _leaf(one) for fold, one in zip(ready, made, strict=True)}
-        merged = {fold: _combined(fold, partial) for fold in ready}
-        final = [replace(o, node=replaced(o.node, done | merged)) for o in outputs]
+        number += len(partials)
+        stages.append(_make_stage(partials, tile, warps))
+        partial = {fold: _as_leaf(output) for fold, output in zip(ready, partials, strict=True)}
+        merged = {fold: _combine_pieces(fold, partial) for fold in ready}
+        final = [replace(o, node=substitute(o.node, substitutes | merged)) for o in outputs]
         rows = math.prod(ready[0].shape)
-        if not _ready(nodes, done | merged) and all(o.spec.numel == rows for o in final):
-            return (*stages, _stage(final, tile, 4))  # the outputs are rows: combined on the way
-        combined = [scratch(merged[fold], number + i, specs) for i, fold in enumerate(ready)]
+        if not _find_ready(nodes, substitutes | merged) and all(
+            o.spec.numel == rows for o in final
+        ):
+            return (
+                *stages,
+                _make_stage(final, tile, 4),
+            )  # the outputs are rows: combined on the way
+        combined = [add_scratch(merged[fold], number + i, specs) for i, fold in enumerate(ready)]
         number += len(combined)
-        done |= {fold: _leaf(one) for fold, one in zip(ready, combined, strict=True)}
-        stages.append(_stage(combined, tile, 4))
-    return (*stages, *_lasts([replace(o, node=replaced(o.node, done)) for o in outputs]))
+        substitutes |= {
+            fold: _as_leaf(output) for fold, output in zip(ready, combined, strict=True)
+        }
+        stages.append(_make_stage(combined, tile, 4))
+    return (
+        *stages,
+        *_plan_outputs([replace(o, node=substitute(o.node, substitutes)) for o in outputs]),
+    )
 
 
-def _team(
+def _plan_cta_group(
     nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: int
 ) -> tuple[Stage, ...]:
-    tile = tile_of(nest, proposal)
+    tile = read_tile(nest, proposal)
     size = -(-nest.column_count // max(1, tile.columns))
     if tile.rows != 1 or size < 2 or any(s.kind == "scan" for s in nest.statements):
         raise ProgramError(
             "proposal",
             f"a team of {size} for tiles of {tile.rows} rows; expected two or more for one, and no scan",
         )
-    words = words_of(nest)
+    words = list_partials(nest)
     for number, (fold, _) in enumerate(words, first):
-        specs[number] = _dense(fold.node.compute, (nest.row_count, size))
-    counts = (nest.row_count * nest.levels * APART,)
-    arrivals = scratch(broadcast(constant(0, torch.int32), counts), first + len(words), specs)
-    cleared = schedule((arrivals,))
-    team = Team(size, arrivals.value, tuple(range(first, first + len(words))))
-    meeting = (nest, replace(tile, team=team), proposal.number("warps", 4))
-    return ((cleared, Tile(min(1024, power_of_two(cleared.row_count))), 4), meeting)
+        specs[number] = _dense_spec(fold.node.compute, (nest.row_count, size))
+    counts = (nest.row_count * nest.levels * COUNTER_STRIDE,)
+    arrivals = add_scratch(broadcast(constant(0, torch.int32), counts), first + len(words), specs)
+    cleared = build_nest((arrivals,))
+    team = CtaGroup(size, arrivals.value, tuple(range(first, first + len(words))))
+    meeting = (nest, replace(tile, cta_group=team), proposal.number("warps", 4))
+    return ((cleared, Tile(min(1024, next_power_of_two(cleared.row_count))), 4), meeting)
 
 
-def _lasts(outputs: Sequence[Output]) -> list[Stage]:
+def _plan_outputs(outputs: Sequence[Output]) -> list[Stage]:
     """Element-wise nests, one for each size of output."""
-    found = []
+    stages = []
     for numel in dict.fromkeys(o.spec.numel for o in outputs):
-        nest = schedule(tuple(o for o in outputs if o.spec.numel == numel))
-        found.append((nest, Tile(min(1024, power_of_two(nest.row_count))), 4))
-    return found
+        nest = build_nest(tuple(o for o in outputs if o.spec.numel == numel))
+        stages.append((nest, Tile(min(1024, next_power_of_two(nest.row_count))), 4))
+    return stages
 
 
-def _ready(nodes: tuple[Node, ...], done: Mapping[Node, Node]) -> list[Reduce]:
+def _find_ready(nodes: tuple[Node, ...], substitutes: Mapping[Node, Node]) -> list[Reduce]:
     """The reductions that wait for no other one."""
-    stop = frozenset(done)
-    return [r for r in reductions_of(nodes, stop) if not reductions_of((r.source,), stop)]
+    stop = frozenset(substitutes)
+    return [r for r in find_reductions(nodes, stop) if not find_reductions((r.source,), stop)]
 
 
-def _stage(outputs: Sequence[Output], tile: Tile, warps: int) -> Stage:
-    nest = schedule(_chosen(tuple(outputs), streamed=True))
-    return nest, replace(tile, columns=min(tile.columns, power_of_two(nest.column_count))), warps
+def _make_stage(outputs: Sequence[Output], tile: Tile, warps: int) -> Stage:
+    nest = build_nest(_choose_outputs(tuple(outputs), online=True))
+    return (
+        nest,
+        replace(tile, columns=min(tile.columns, next_power_of_two(nest.column_count))),
+        warps,
+    )
 
 
-def _leaf(output: Output) -> Leaf:
+def _as_leaf(output: Output) -> Leaf:
     return Leaf(output.spec.shape, output.spec.torch_dtype, output.value, output.spec.strides)
 
 
-def _partial(source: Node, fold: Reduce, split: int) -> Node:
+def _reduce_pieces(source: Node, fold: Reduce, split: int) -> Node:
     """The reduction of each of `split` pieces of a row: shape (rows..., split)."""
-    kept = tuple(d for d in range(len(source.shape)) if d not in fold.dims)
+    row_dims = tuple(d for d in range(len(source.shape)) if d not in fold.dims)
     columns = math.prod(source.shape[d] for d in fold.dims)
     if columns % split:
         raise ProgramError("proposal", f"{columns} columns in {split} pieces")
-    outer = tuple(source.shape[d] for d in kept)
-    pieces = reshape(permuted(source, kept + fold.dims), (*outer, split, columns // split))
+    outer = tuple(source.shape[d] for d in row_dims)
+    pieces = reshape(permute(source, row_dims + fold.dims), (*outer, split, columns // split))
     folded = Reduce((*outer, split, 1), fold.dtype, fold.kind, pieces, (len(outer) + 1,))
     return reshape(folded, (*outer, split))
 
 
-def _combined(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
+def _combine_pieces(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
     """The whole row's value from those of its pieces, which are as long as one another."""
-    own = partial[fold]
-    last = (len(own.shape) - 1,)
+    pieces = partial[fold]
+    last = (len(pieces.shape) - 1,)
     if fold.kind == "mean":
-        made = div(reduced("sum", own, last), constant(own.shape[-1], _F32))
+        combined = div(reduce("sum", pieces, last), constant(pieces.shape[-1], _F32))
     elif fold.kind == "m2":
-        centers = _twin(fold, "mean", partial)
-        middle = div(reduced("sum", centers, last), constant(own.shape[-1], _F32))
-        columns = math.prod(fold.source.shape[d] for d in fold.dims) // own.shape[-1]
+        centers = _find_companion(fold, "mean", partial)
+        middle = div(reduce("sum", centers, last), constant(pieces.shape[-1], _F32))
+        columns = math.prod(fold.source.shape[d] for d in fold.dims) // pieces.shape[-1]
         off = pointwise("({0} - {1})", centers, middle, dtype=_F32)
-        made = reduced(
+        combined = reduce(
             "sum",
-            pointwise("({0} + {1} * {1} * {2})", own, off, constant(columns, _F32), dtype=_F32),
+            pointwise("({0} + {1} * {1} * {2})", pieces, off, constant(columns, _F32), dtype=_F32),
             last,
         )
     elif fold.kind == "expsum":
-        tops = _twin(fold, "max", partial)
+        tops = _find_companion(fold, "max", partial)
         top = pointwise(
-            'tl.where({0} == float("-inf"), 0.0, {0})', reduced("max", tops, last), dtype=_F32
+            'tl.where({0} == float("-inf"), 0.0, {0})', reduce("max", tops, last), dtype=_F32
         )
-        made = reduced(
-            "sum", pointwise("({0} * libdevice.exp({1} - {2}))", own, tops, top, dtype=_F32), last
+        combined = reduce(
+            "sum",
+            pointwise("({0} * libdevice.exp({1} - {2}))", pieces, tops, top, dtype=_F32),
+            last,
         )
     else:
-        made = Reduce((*own.shape[:-1], 1), fold.dtype, fold.kind, own, last)
-    return reshape(made, fold.shape)
+        combined = Reduce((*pieces.shape[:-1], 1), fold.dtype, fold.kind, pieces, last)
+    return reshape(combined, fold.shape)
 
 
-def _twin(fold: Reduce, kind: str, partial: Mapping[Reduce, Leaf]) -> Leaf:
+def _find_companion(fold: Reduce, kind: str, partial: Mapping[Reduce, Leaf]) -> Leaf:
     """The partial results of another kind over the same elements."""
     return next(
         leaf
-        for one, leaf in partial.items()
-        if one.kind == kind and one.source is fold.source and one.dims == fold.dims
+        for reduction, leaf in partial.items()
+        if reduction.kind == kind
+        and reduction.source is fold.source
+        and reduction.dims == fold.dims
     )

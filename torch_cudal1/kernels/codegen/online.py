@@ -2,12 +2,12 @@
 of exponentials (online).
 
 Each lane of the tile keeps its own running values through the loop; afterwards lanes are put
-together. `started`, `stepped` and `finished` print the Triton lines before, in and after that loop.
+together. `print_init`, `print_step` and `print_finish` print the Triton lines before, in and after that loop.
 A lane whose columns have ended keeps what it has. A mean beside the squared deviations of the same
-(`twins`) has no lines of its own but `told`: they have it already.
+(`pair_means`) has no lines of its own but `print_mean`: they have it already.
 
-Where programs share a row, each has a piece of it in registers: `of_piece` prints what it tells the
-others, `joined` what is made of all their words, as of lanes.
+Where programs share a row, each has a piece of it in registers: `print_tile_partials` prints what it tells the
+others, `print_combine` what is made of all their words, as of lanes.
 
 Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan,
 Golub, LeVeque 1983 for putting lanes together; Milakov, Gimelshein, Online normalizer calculation
@@ -22,55 +22,57 @@ from torch_cudal1.kernels.codegen.loop_nest import Statement
 
 __all__ = [
     "KINDS",
-    "WORDS",
-    "finished",
-    "joined",
-    "of_piece",
-    "share_of_piece",
-    "started",
-    "stepped",
-    "told",
-    "twins",
+    "PARTIALS",
+    "print_finish",
+    "print_combine",
+    "print_tile_partials",
+    "print_share",
+    "print_init",
+    "print_step",
+    "print_mean",
+    "pair_means",
 ]
 
-WORDS = {
+PARTIALS = {
     "mean": ("mean",),
     "m2": ("mean", "acc"),
     "expsum": ("top", "acc"),
 }  # what a lane or a piece has of each kind
-KINDS = frozenset(WORDS)
-_LOW = 'float("-inf")'
+KINDS = frozenset(PARTIALS)
+_MINUS_INFINITY = 'float("-inf")'
 
 
-def twins(statements: Sequence[Statement]) -> dict[Statement, Statement]:
+def pair_means(statements: Sequence[Statement]) -> dict[Statement, Statement]:
     """Each mean, and the squared deviations from it where the same level of reductions has them."""
-    squares = {(s.needs, s.level): s for s in statements if s.kind == "reduce" and s.text == "m2"}
+    squares = {
+        (s.operands, s.level): s for s in statements if s.kind == "reduce" and s.text == "m2"
+    }
     means = [s for s in statements if s.kind == "reduce" and s.text == "mean"]
-    return {s: squares[s.needs, s.level] for s in means if (s.needs, s.level) in squares}
+    return {s: squares[s.operands, s.level] for s in means if (s.operands, s.level) in squares}
 
 
-def told(mean: Statement, squares: Statement) -> list[str]:
-    """The row's mean, after the lines of `finished` or `joined` for its twin."""
+def print_mean(mean: Statement, squares: Statement) -> list[str]:
+    """The row's mean, after the lines of `print_finish` or `print_combine` for its twin."""
     return [f"{mean.name} = center_{squares.name}"]
 
 
-def started(s: Statement, shape: str) -> list[str]:
+def print_init(s: Statement, shape: str) -> list[str]:
     """Before the loop: nothing seen."""
     n, zeros = s.name, f"tl.zeros({shape}, tl.float32)"
     if s.text == "expsum":
-        return [f"top_{n} = tl.full({shape}, {_LOW}, tl.float32)", f"acc_{n} = {zeros}"]
+        return [f"top_{n} = tl.full({shape}, {_MINUS_INFINITY}, tl.float32)", f"acc_{n} = {zeros}"]
     return [f"mean_{n} = {zeros}"] + [f"acc_{n} = {zeros}"] * (s.text == "m2")
 
 
-def stepped(s: Statement, columns: int, masked: bool) -> list[str]:
+def print_step(s: Statement, columns: int, masked: bool) -> list[str]:
     """One tile further."""
-    n, x = s.name, s.needs[0].name
+    n, x = s.name, s.operands[0].name
     if s.text == "expsum":
-        seen = f"tl.where(column_ok, {x}, {_LOW})" if masked else x
+        masked_text = f"tl.where(column_ok, {x}, {_MINUS_INFINITY})" if masked else x
         return [
-            f"x_{n} = {seen}",
+            f"x_{n} = {masked_text}",
             f"next_{n} = nan_max(top_{n}, x_{n})",
-            f"safe_{n} = {_safe(f'next_{n}')}",
+            f"safe_{n} = {_finite_top(f'next_{n}')}",
             f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
             f"top_{n} = next_{n}",
         ]
@@ -80,14 +82,14 @@ def stepped(s: Statement, columns: int, masked: bool) -> list[str]:
     ]
     if s.text == "m2":
         lines.append(
-            f"acc_{n} = {_kept(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}"
+            f"acc_{n} = {_keep_outside(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}"
         )
-    return [*lines, f"mean_{n} = {_kept(f'next_{n}', f'mean_{n}', masked)}"]
+    return [*lines, f"mean_{n} = {_keep_outside(f'next_{n}', f'mean_{n}', masked)}"]
 
 
-def finished(s: Statement, count: int, columns: int) -> list[str]:
+def print_finish(s: Statement, count: int, columns: int) -> list[str]:
     """After the loop: the row's value, in `[rows, 1]`."""
-    return joined(
+    return print_combine(
         s,
         count,
         columns,
@@ -95,8 +97,8 @@ def finished(s: Statement, count: int, columns: int) -> list[str]:
     )
 
 
-def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> list[str]:
-    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen`
+def print_combine(s: Statement, count: int, lanes: int, counts: str, axis: int = 1) -> list[str]:
+    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `counts`
     of `count` elements.
 
     `axis` 0: words are of one row and one-dimensional, and the value is a number.
@@ -105,10 +107,10 @@ def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> li
     if s.text == "expsum":
         return [
             f"row_{n} = {_maximum(f'top_{n}', axis)}",
-            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_safe(f'row_{n}')}), {along})",
+            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_finite_top(f'row_{n}')}), {along})",
         ]
     lines = [
-        f"seen_{n} = ({seen}).to(tl.float32)",
+        f"seen_{n} = ({counts}).to(tl.float32)",
         # around a first guess: far from zero, what is summed must be small beside the mean
         f"guess_{n} = tl.sum(mean_{n}, {along}) * {1.0 / lanes!r}",
         f"center_{n} = guess_{n} + tl.sum((mean_{n} - guess_{n}) * (seen_{n} * {1.0 / count!r}), {along})",
@@ -119,30 +121,30 @@ def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> li
     return [*lines, f"{n} = tl.sum(acc_{n} + off_{n} * off_{n} * seen_{n}, {along})"]
 
 
-def of_piece(s: Statement, masked: bool, size: str) -> list[str]:
+def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
     """The words of a piece of `size` elements that is in registers, as textbooks have them."""
-    n, x = s.name, s.needs[0].name
+    n, x = s.name, s.operands[0].name
     if s.text == "expsum":
         return [
-            f"x_{n} = {_other(x, _LOW, masked)}",
+            f"x_{n} = {_fill_outside(x, _MINUS_INFINITY, masked)}",
             f"top_{n} = {_maximum(f'x_{n}')}",
-            f"exp_{n} = libdevice.exp(x_{n} - {_safe(f'top_{n}')})",
+            f"exp_{n} = libdevice.exp(x_{n} - {_finite_top(f'top_{n}')})",
             f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
         ]
     lines = [
-        f"mean_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"
+        f"mean_{n} = tl.div_rn(tl.sum({_fill_outside(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"
     ]
     if s.text == "m2":
-        lines.append(f"away_{n} = {_other(f'{x} - mean_{n}', '0.0', masked)}")
+        lines.append(f"away_{n} = {_fill_outside(f'{x} - mean_{n}', '0.0', masked)}")
         lines.append(f"acc_{n} = tl.sum(away_{n} * away_{n}, axis=1, keep_dims=True)")
     return lines
 
 
-def share_of_piece(s: Statement, top: str) -> str:
+def print_share(s: Statement, top: str) -> str:
     """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then
     each is over the row's sum.
     """
-    return f"tl.div_rn(libdevice.exp({top} - {_safe(f'row_{s.name}')}), {s.name})"
+    return f"tl.div_rn(libdevice.exp({top} - {_finite_top(f'row_{s.name}')}), {s.name})"
 
 
 def _maximum(text: str, axis: int = 1) -> str:
@@ -150,16 +152,16 @@ def _maximum(text: str, axis: int = 1) -> str:
     return f"tl.reduce({text}, {axis}, nan_max{', keep_dims=True' * axis})"
 
 
-def _other(value: str, outside: str, masked: bool) -> str:
+def _fill_outside(value: str, outside: str, masked: bool) -> str:
     return f"tl.where(column_ok, {value}, {outside})" if masked else value
 
 
-def _kept(new: str, old: str, masked: bool) -> str:
+def _keep_outside(new: str, old: str, masked: bool) -> str:
     return f"tl.where(column_ok, {new}, {old})" if masked else new
 
 
-def _safe(top: str) -> str:
+def _finite_top(top: str) -> str:
     """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be
     NaN.
     """
-    return f"tl.where({top} == {_LOW}, 0.0, {top})"
+    return f"tl.where({top} == {_MINUS_INFINITY}, 0.0, {top})"

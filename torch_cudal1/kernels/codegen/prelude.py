@@ -6,7 +6,7 @@ import torch
 
 from torch_cudal1.kernels.ops import bessel_formulas
 
-__all__ = ["POINTERS", "headed"]
+__all__ = ["POINTERS", "add_prelude"]
 
 _ENTRY = "\n@triton.jit\ndef SYMBOL("
 _HEADER = '''"""Generated kernel; shapes and strides are literals."""
@@ -54,7 +54,7 @@ POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to i
 }
 
 
-def headed(body: str, functions: str = "") -> str:
+def add_prelude(body: str, functions: str = "") -> str:
     """A kernel's text from its arguments on, with the head that every kernel has, the special functions that it calls and its own
     `functions`.
     """

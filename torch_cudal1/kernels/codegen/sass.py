@@ -15,16 +15,20 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["disassembled", "unwritten"]
+__all__ = ["disassemble", "find_unwritten_reads"]
 
-_LIMIT_S = 60.0
+_DISASSEMBLY_TIMEOUT_S = 60.0
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
 _UNIFORM = re.compile(r"(gdesc\[|desc\[)?\bUR(\d+)\b")
-_ELSEWHERE = ("CALL", "BRX", "JMX")  # what a subroutine or a table of jumps wrote is not followed
+_CONTROL_TRANSFERS = (
+    "CALL",
+    "BRX",
+    "JMX",
+)  # what a subroutine or a table of jumps wrote is not followed
 
 
-def disassembled(cubin: bytes) -> str | None:
+def disassemble(cubin: bytes) -> str | None:
     """The machine code as text, by the disassembler that Triton brings; None where there is none,
     or it cannot read the code.
     """
@@ -35,19 +39,19 @@ def disassembled(cubin: bytes) -> str | None:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(cubin)
             tool = knobs.nvidia.nvdisasm.path
-            done = subprocess.run(
+            result = subprocess.run(
                 [tool, "-c", "-ndf", str(path)],
                 capture_output=True,
                 text=True,
-                timeout=_LIMIT_S,
+                timeout=_DISASSEMBLY_TIMEOUT_S,
                 check=True,
             )
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return result.stdout
 
 
-def unwritten(sass: str) -> list[str]:
+def find_unwritten_reads(sass: str) -> list[str]:
     """Instructions, with their addresses, that read a uniform register which no instruction before
     them writes.
 
@@ -55,36 +59,36 @@ def unwritten(sass: str) -> list[str]:
     in front of what leads to them: those are found too, and their kernel is refused for nothing.
     """
     written: set[int] = set()
-    found: list[str] = []
+    unwritten: list[str] = []
     for address, instruction in _INSTRUCTION.findall(sass):
         plain = _PREDICATE.sub("", instruction.strip())
         name, _, rest = plain.partition(" ")
-        if name.startswith(_ELSEWHERE):
+        if name.startswith(_CONTROL_TRANSFERS):
             break
-        made, read = _registers(name, [operand.strip() for operand in rest.split(",")])
-        if read - written:
-            found.append(f"{address}: {plain}")
-        written |= made
-    return found
+        writes, reads = _split_registers(name, [operand.strip() for operand in rest.split(",")])
+        if reads - written:
+            unwritten.append(f"{address}: {plain}")
+        written |= writes
+    return unwritten
 
 
-def _registers(name: str, operands: list[str]) -> tuple[set[int], set[int]]:
+def _split_registers(name: str, operands: list[str]) -> tuple[set[int], set[int]]:
     """The uniform registers that an instruction writes, and those that it reads. Wide ones are
     pairs.
     """
-    made: set[int] = set()
-    read: set[int] = set()
+    writes: set[int] = set()
+    reads: set[int] = set()
     pairs = name.startswith("U") and (".64" in name or ".WIDE" in name)
     for place, operand in enumerate(operands):
         for kind, number in _UNIFORM.findall(operand):
             first = int(number)
             pair = {first, first + 1}
             if place == 0 and re.fullmatch(r"UR\d+", operand):
-                made |= pair if pairs else {first}
+                writes |= pair if pairs else {first}
             elif kind == "gdesc[":  # of A and of B; A may be in registers
-                read |= {first + 2, first + 3} | (set() if re.match(r"R\d", operands[1]) else pair)
+                reads |= {first + 2, first + 3} | (set() if re.match(r"R\d", operands[1]) else pair)
             elif kind == "desc[" or (pairs and (".WIDE" not in name or place == len(operands) - 1)):
-                read |= pair
+                reads |= pair
             else:
-                read.add(first)
-    return made, read
+                reads.add(first)
+    return writes, reads

@@ -13,16 +13,16 @@ enough loads in flight (about 8 elements a thread, 4 to 8 warps), and the grid s
 
 from __future__ import annotations
 
+from torch_cudal1.device.specs import H200
 from torch_cudal1.kernels.codegen.loop_nest import Nest
-from torch_cudal1.kernels.expr.affine import power_of_two
+from torch_cudal1.kernels.expr.affine import next_power_of_two
 
-__all__ = ["Config", "tiles"]
+__all__ = ["TileConfig", "choose_tiles"]
 
-Config = dict[str, int | str | bool]
+TileConfig = dict[str, int | str | bool]
 
-_SMS = 132  # H100 and H200; others have 72 to 170, and the judge measures
-_ONE_TILE = 32768  # columns: 32 registers a thread at 32 warps, beyond it the tile spills
-_KEPT = 6
+_MAX_TILE_COLUMNS = 32768  # columns: 32 registers a thread at 32 warps, beyond it the tile spills
+_MAX_CONFIGS = 6
 # columns up to ... -> (columns x rows of a tile, warps), best guess first
 _ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
     (64, ((1024, 4), (2048, 4), (512, 2), (256, 1))),
@@ -32,61 +32,61 @@ _ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
     (4096, ((4096, 8), (4096, 4), (4096, 16))),
     (8192, ((8192, 8), (8192, 16), (8192, 4))),
     (16384, ((16384, 16), (16384, 8), (16384, 32))),
-    (_ONE_TILE, ((32768, 32), (32768, 16))),
+    (_MAX_TILE_COLUMNS, ((32768, 32), (32768, 16))),
 )
-_LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
+_LOOP_TILES = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
 # rows that all SMs together may hold in the L2 until they are read again: few and large programs
-_AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
-_AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
-_TEAMS = (
-    (8192, 8, 4 * _SMS),
-    (16384, 8, 2 * _SMS),
-    (8192, 4, 4 * _SMS),
+_L2_LOOP_TILES = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
+_L2_COLUMNS = range(_MAX_TILE_COLUMNS + 1, 100_000)
+_CTA_GROUP_TILES = (
+    (8192, 8, 4 * H200.sm_count),
+    (16384, 8, 2 * H200.sm_count),
+    (8192, 4, 4 * H200.sm_count),
 )  # columns, warps, programs that run at the same time
-_STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
+_STRIDED_TILES = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
-_MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
+_MANY_LOADS_PER_ELEMENT = 6  # of an element: then a thread has enough in flight with a few elements
 _BUSY_BLOCKS = ((512, 4), (256, 4), (1024, 8), (1024, 4))
-_SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
+_MIN_SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
 
 
-def tiles(nest: Nest) -> tuple[Config, ...]:
+def choose_tiles(nest: Nest) -> tuple[TileConfig, ...]:
     """At most six configurations for a nest, more where a row is split: not every number of pieces
     fits its dimensions.
     """
     if not nest.reduces:
-        found = _blocks(nest)
-    elif _strided(nest):
-        found = _strided_tiles(nest)
+        configs = _choose_blocks(nest)
+    elif _is_strided(nest):
+        configs = _choose_strided_tiles(nest)
     else:
-        found = _row_tiles(nest)
-    splits = [config for config in found if config.get("split", 1) != 1]
-    return tuple(splits + [config for config in found if config not in splits][:_KEPT])
+        configs = _choose_row_tiles(nest)
+    splits = [config for config in configs if config.get("split", 1) != 1]
+    return tuple(splits + [config for config in configs if config not in splits][:_MAX_CONFIGS])
 
 
-def _blocks(nest: Nest) -> list[Config]:
-    many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS
+def _choose_blocks(nest: Nest) -> list[TileConfig]:
+    many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS_PER_ELEMENT
     blocks = _BUSY_BLOCKS if many else _BLOCKS
-    fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * _SMS]
+    fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * H200.sm_count]
     small = [
         (256, 2),
         (128, 1),
         (512, 4),
         (1024, 4),
     ]  # the grid can not fill the SMs: more, smaller programs
-    return _distinct([{"rows": block, "warps": warps} for block, warps in fills + small])
+    return _remove_duplicates([{"rows": block, "warps": warps} for block, warps in fills + small])
 
 
-def _row_tiles(nest: Nest) -> list[Config]:
-    width = power_of_two(nest.column_count)
-    found: list[Config] = []
+def _choose_row_tiles(nest: Nest) -> list[TileConfig]:
+    width = next_power_of_two(nest.column_count)
+    configs: list[TileConfig] = []
     scans = any(s.kind == "scan" for s in nest.statements)
     for limit, choices in _ROW_TABLE:
         if width <= limit:
             for size, warps in choices:
-                found.append(
-                    _config(
-                        max(1, min(size // width, power_of_two(nest.row_count))),
+                configs.append(
+                    _make_config(
+                        max(1, min(size // width, next_power_of_two(nest.row_count))),
                         width,
                         warps,
                         False,
@@ -94,40 +94,44 @@ def _row_tiles(nest: Nest) -> list[Config]:
                 )
             break
     if nest.column_count > 4096:
-        loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
+        loops = (
+            _L2_LOOP_TILES
+            if nest.column_count in _L2_COLUMNS
+            else _LOOP_TILES[: 2 if configs else None]
+        )
         looped = [
-            _config(1, size, warps, True) for size, warps in loops if size < nest.column_count
+            _make_config(1, size, warps, True) for size, warps in loops if size < nest.column_count
         ]
         # a scan of the whole row at once waits for all of its warps; half of them are faster than
         # all
-        found = (
-            [looped[0], *found[1:], *found[:1], *looped[1:]]
-            if scans and found
-            else [*_teams(nest), *found, *looped]
+        configs = (
+            [looped[0], *configs[1:], *configs[:1], *looped[1:]]
+            if scans and configs
+            else [*_choose_cta_groups(nest), *configs, *looped]
         )
-    return _splits(nest) + _distinct(found)
+    return _choose_splits(nest) + _remove_duplicates(configs)
 
 
-def _teams(nest: Nest) -> list[Config]:
+def _choose_cta_groups(nest: Nest) -> list[TileConfig]:
     """Several programs a row that meet, where a row of outputs is too long to stay in one program's
     registers.
     """
     again = any(s.kind == "store" and s.columns for s in nest.statements)
     if (
-        nest.column_count <= _ONE_TILE
+        nest.column_count <= _MAX_TILE_COLUMNS
         or not again
         or any(s.kind == "scan" for s in nest.statements)
     ):
         return []
     fits = [
         (columns, warps)
-        for columns, warps, most in _TEAMS
+        for columns, warps, most in _CTA_GROUP_TILES
         if -(-nest.column_count // columns) <= most
     ]
-    return [_config(1, columns, warps, False) | {"team": True} for columns, warps in fits]
+    return [_make_config(1, columns, warps, False) | {"team": True} for columns, warps in fits]
 
 
-def _strided(nest: Nest) -> bool:
+def _is_strided(nest: Nest) -> bool:
     """Whether neighbouring elements in memory belong to different rows."""
     loads = [s.access for s in nest.statements if s.kind == "load"]
     main = max(loads, key=lambda form: (len(form.terms), form.largest))
@@ -135,31 +139,35 @@ def _strided(nest: Nest) -> bool:
     return nearest is not None and not nearest[0].column
 
 
-def _strided_tiles(nest: Nest) -> list[Config]:
-    width, height = power_of_two(nest.column_count), power_of_two(nest.row_count)
-    found = []
-    for rows, columns, warps in _STRIDED:
+def _choose_strided_tiles(nest: Nest) -> list[TileConfig]:
+    width, height = next_power_of_two(nest.column_count), next_power_of_two(nest.row_count)
+    configs = []
+    for rows, columns, warps in _STRIDED_TILES:
         rows, columns = min(rows, height), min(columns, width)
-        found.append(_config(rows, columns, warps, columns < nest.column_count))
+        configs.append(_make_config(rows, columns, warps, columns < nest.column_count))
     if 64 < width <= 1024:
-        found.append(_config(min(16, height), width, 8, False))
-    return _splits(nest) + _distinct(found)
+        configs.append(_make_config(min(16, height), width, 8, False))
+    return _choose_splits(nest) + _remove_duplicates(configs)
 
 
-def _splits(nest: Nest) -> list[Config]:
+def _choose_splits(nest: Nest) -> list[TileConfig]:
     """Several programs a row, when rows alone leave most SMs idle and are long enough to share."""
-    if nest.row_count >= _SMS or nest.column_count < 8 * _SPLIT_COLUMNS:
+    if nest.row_count >= H200.sm_count or nest.column_count < 8 * _MIN_SPLIT_COLUMNS:
         return []
-    wanted = max(1, min(4 * _SMS // nest.row_count, nest.column_count // _SPLIT_COLUMNS))
-    pieces = [s for s in range(wanted, max(3, wanted // 8), -1) if nest.column_count % s == 0]
+    max_pieces = max(
+        1, min(4 * H200.sm_count // nest.row_count, nest.column_count // _MIN_SPLIT_COLUMNS)
+    )
+    pieces = [
+        s for s in range(max_pieces, max(3, max_pieces // 8), -1) if nest.column_count % s == 0
+    ]
     return [
         {"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split} for split in pieces
     ]
 
 
-def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:
+def _make_config(rows: int, columns: int, warps: int, loop: bool) -> TileConfig:
     return {"rows": rows, "columns": columns, "warps": warps, "loop": loop, "split": 1}
 
 
-def _distinct(configs: list[Config]) -> list[Config]:
+def _remove_duplicates(configs: list[TileConfig]) -> list[TileConfig]:
     return [c for i, c in enumerate(configs) if c not in configs[:i]]

@@ -16,11 +16,11 @@ import torch
 
 from torch_cudal1.kernels.codegen import online
 from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
-from torch_cudal1.kernels.codegen.prelude import headed
-from torch_cudal1.kernels.expr.affine import Atom, Form, row_major
+from torch_cudal1.kernels.codegen.prelude import add_prelude
+from torch_cudal1.kernels.expr.affine import AffineExpr, Atom, row_major
 from torch_cudal1.kernels.expr.nodes import Scan
 
-__all__ = ["Printer", "Team", "Tile", "neutral", "of_row", "text_of"]
+__all__ = ["TritonPrinter", "CtaGroup", "Tile", "neutral_element", "reduce_text", "print_kernel"]
 
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
@@ -36,7 +36,7 @@ _INT32_REACH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class CtaGroup:
     """Programs that share a row: `size` of them; scratch values: the count of those that have
     arrived (int32, zero before the launch, one a row and level of reductions), and for each word of
     each reduction, in the nest's order, one value a program.
@@ -44,36 +44,38 @@ class Team:
 
     size: int
     arrivals: int
-    words: tuple[int, ...]
+    partials: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`:
-    columns in several steps, `team`: a row's columns are shared out, a tile for each program of the
+    columns in several steps, `cta_group`: a row's columns are shared out, a tile for each program of the
     team.
     """
 
     rows: int
     columns: int = 0
     loop: bool = False
-    team: Team | None = None
+    cta_group: CtaGroup | None = None
 
 
-def text_of(printer: Printer, family: str) -> tuple[str, str, tuple[int, ...]]:
+def print_kernel(printer: TritonPrinter, family: str) -> tuple[str, str, tuple[int, ...]]:
     """Symbol, complete text, and the Program values of its pointer arguments in order."""
-    statements, own = printer.nest.statements, printer.scratch
-    values = dict.fromkeys([*(s.value for s in statements if s.kind in ("load", "store")), *own])
-    stored = {s.value for s in statements if s.kind == "store"} | set(own)
+    statements, scratch = printer.nest.statements, printer.scratch
+    values = dict.fromkeys(
+        [*(s.value for s in statements if s.kind in ("load", "store")), *scratch]
+    )
+    stored = {s.value for s in statements if s.kind == "store"} | set(scratch)
     ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
     arguments = ", ".join(f"p{value}" for value in ordered)
     body = "\n".join("    " + line for line in [*printer.prologue(), *printer.body()])
-    text = headed(f"{arguments}):\n{body}\n", printer.functions())
+    text = add_prelude(f"{arguments}):\n{body}\n", printer.functions())
     symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return symbol, text.replace("SYMBOL", symbol), ordered
 
 
-class Printer:
+class TritonPrinter:
     """Text of statements for one tile choice."""
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
@@ -87,22 +89,22 @@ class Printer:
             self.names |= {
                 a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)
             }
-        self.twins = online.twins(nest.statements)
-        self.steady = self._steady()
+        self.twins = online.pair_means(nest.statements)
+        self.uniform = self._find_uniform()
 
     def prologue(self) -> list[str]:
         """Row indices, and column indices when they do not change."""
         nest, tile = self.nest, self.tile
-        wide = ".to(tl.int64)" if self.wide else ""
+        wide = ".to(tl.int64)" if self.needs_int64 else ""
         spread = "" if self.flat else "[:, None]"
         lines = [f"row = tl.program_id(0){wide} * {tile.rows} + tl.arange(0, {tile.rows}){spread}"]
         if self.row_mask:
             lines.append(f"row_ok = row < {nest.row_count}")
-        lines += self.digits("row", False)
+        lines += self.index_lines("row", False)
         return lines if self.flat or tile.loop else lines + self.column_lines("")
 
     @property
-    def wide(self) -> bool:
+    def needs_int64(self) -> bool:
         """Whether offsets need 64 bits."""
         accesses = max((s.access.largest for s in self.nest.statements), default=0)
         padded = (self.nest.row_count + self.tile.rows) * (self.flat or 1)
@@ -112,13 +114,13 @@ class Printer:
         """Column indices of the tile that begins at `start` ("" or a multiple of its size, and a
         plus).
         """
-        wide = ".to(tl.int64)" if self.wide else ""
+        wide = ".to(tl.int64)" if self.needs_int64 else ""
         lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
         if self.column_mask:
             lines.append(f"column_ok = column < {self.nest.column_count}")
-        return lines + self.digits("column", True) + self.steady_lines(start)
+        return lines + self.index_lines("column", True) + self.uniform_lines(start)
 
-    def _steady(self) -> frozenset[Atom]:
+    def _find_uniform(self) -> frozenset[Atom]:
         """Loop variables of columns that are one number all over a tile and that loads ask for: the
         channel of pixels.
         """
@@ -126,7 +128,7 @@ class Printer:
         if self.flat or self.tile.columns >= self.nest.column_count:
             return frozenset()
         strides = row_major(tuple(a.extent for a in atoms))
-        found = {
+        uniform = {
             atom
             for atom, stride in zip(atoms, strides, strict=True)
             if stride % self.tile.columns == 0
@@ -134,27 +136,29 @@ class Printer:
         used = {
             atom
             for s in self.nest.statements
-            if s.kind == "load" and _within(s, found)
+            if s.kind == "load" and _varies_only_over(s, uniform)
             for atom, _ in s.access.terms
         }
-        return frozenset(found & used)
+        return frozenset(uniform & used)
 
-    def is_steady(self, s: Statement) -> bool:
+    def is_uniform(self, s: Statement) -> bool:
         """Whether a load is of one number for each row of a tile, though it varies over columns."""
-        return s.kind == "load" and _within(s, self.steady)
+        return s.kind == "load" and _varies_only_over(s, self.uniform)
 
-    def steady_lines(self, start: str) -> list[str]:
+    def uniform_lines(self, start: str) -> list[str]:
         """Those loop variables as numbers, in the tile that begins at `start`."""
-        begin = f"({start}tl.full([], 0, tl.int64))" if self.wide else start.removesuffix(" + ")
-        return self.digits(begin, True, self.steady, "at_") if self.steady else []
+        begin = (
+            f"({start}tl.full([], 0, tl.int64))" if self.needs_int64 else start.removesuffix(" + ")
+        )
+        return self.index_lines(begin, True, self.uniform, "at_") if self.uniform else []
 
-    def digits(
-        self, base: str, column: bool, wanted: Collection[Atom] | None = None, before: str = ""
+    def index_lines(
+        self, base: str, column: bool, selected: Collection[Atom] | None = None, before: str = ""
     ) -> list[str]:
         """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop
         variable.
 
-        `wanted`: of these alone (None: of all); `before` is put before their names.
+        `selected`: of these alone (None: of all); `before` is put before their names.
         """
         atoms = self.nest.columns if column else self.nest.rows
         if len(atoms) < 2:
@@ -162,7 +166,7 @@ class Printer:
         strides = row_major(tuple(a.extent for a in atoms))
         lines = []
         for i, (atom, stride) in enumerate(zip(atoms, strides, strict=True)):
-            if wanted is None or atom in wanted:
+            if selected is None or atom in selected:
                 text = (
                     base
                     + (f" // {stride}" if stride > 1 else "")
@@ -182,13 +186,13 @@ class Printer:
 
     def body(self) -> list[str]:
         """The lines after the prologue."""
-        return self.looped() if self.tile.loop else self.straight()
+        return self.print_loops() if self.tile.loop else self.print_tile()
 
-    def straight(self) -> list[str]:
+    def print_tile(self) -> list[str]:
         """Every statement once: the whole row is in the tile."""
         return [line for s in self.nest.statements for line in self.line(s)]
 
-    def looped(self) -> list[str]:
+    def print_loops(self) -> list[str]:
         """A loop over column tiles per level; values of earlier loops are computed again rather
         than kept.
         """
@@ -223,9 +227,12 @@ class Printer:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
         plain = [s for s in folds if s.text not in online.KINDS]
         streamed = [s for s in folds if s.text in online.KINDS and s not in self.twins]
-        inside = self.inside([*folds, *stores])
-        lines = [f"acc_{s.name} = tl.full({shape}, {neutral(s)}, {s.node.compute})" for s in plain]
-        lines += [line for s in streamed for line in online.started(s, shape)]
+        inside = self.column_statements([*folds, *stores])
+        lines = [
+            f"acc_{s.name} = tl.full({shape}, {neutral_element(s)}, {s.node.compute})"
+            for s in plain
+        ]
+        lines += [line for s in streamed for line in online.print_init(s, shape)]
         lines += [self._carry(s) for s in inside if s.kind == "scan"]
         body = self.column_lines("start + ")
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
@@ -237,9 +244,9 @@ class Printer:
         for s in inside:
             body += self.line(s)
         for s in streamed:
-            body += online.stepped(s, self.tile.columns, self.column_mask)
+            body += online.print_step(s, self.tile.columns, self.column_mask)
         for s in plain:
-            step = _combine(s).format(f"acc_{s.name}", s.needs[0].name)
+            step = _combine_template(s).format(f"acc_{s.name}", s.operands[0].name)
             body.append(
                 f"acc_{s.name} = "
                 + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step)
@@ -247,29 +254,31 @@ class Printer:
         for s in stores:
             body += self.line(s)
         lines += ["    " + line for line in body]
-        lines += [f"{s.name} = {of_row(s, f'acc_{s.name}')}" for s in plain]
+        lines += [f"{s.name} = {reduce_text(s, f'acc_{s.name}')}" for s in plain]
         lines += [
             line
             for s in streamed
-            for line in online.finished(s, self.nest.column_count, self.tile.columns)
+            for line in online.print_finish(s, self.nest.column_count, self.tile.columns)
         ]
-        return lines + self.means_told(folds)
+        return lines + self.mean_lines(folds)
 
-    def means_told(self, folds: list[Statement]) -> list[str]:
+    def mean_lines(self, folds: list[Statement]) -> list[str]:
         """After all else of `folds`: the means that have a twin among them."""
-        return [line for s in folds if s in self.twins for line in online.told(s, self.twins[s])]
+        return [
+            line for s in folds if s in self.twins for line in online.print_mean(s, self.twins[s])
+        ]
 
     def _carry(self, s: Statement) -> str:
-        return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {neutral(s)}, {s.node.compute})"
+        return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {neutral_element(s)}, {s.node.compute})"
 
     def _scan_lines(self, s: Statement) -> list[str]:
         """The running sums or products within a tile, on top of those of the tiles before it."""
         assert isinstance(s.node, Scan)
-        text, tests = s.needs[0].name, ["column_ok"] * (self.column_mask and s.node.reverse)
+        text, tests = s.operands[0].name, ["column_ok"] * (self.column_mask and s.node.reverse)
         tests += ["(column > 0)"] * s.node.exclusive
         if tests:
-            text = f"tl.where({' & '.join(tests)}, {text}, {neutral(s)})"
-        if not (s.needs[0].rows and s.needs[0].columns):
+            text = f"tl.where({' & '.join(tests)}, {text}, {neutral_element(s)})"
+        if not (s.operands[0].rows and s.operands[0].columns):
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
         lines = [f"in_{s.name} = {text}"]
         scan = f"tl.cum{s.text}(in_{s.name}, axis=1, reverse={s.node.reverse})"
@@ -277,22 +286,22 @@ class Printer:
             return [*lines, f"{s.name} = {scan}"]
         sign = "+" if s.text == "sum" else "*"
         lines.append(f"{s.name} = carry_{s.name} {sign} {scan}")
-        return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {of_row(s, f'in_{s.name}')}"]
+        return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {reduce_text(s, f'in_{s.name}')}"]
 
-    def inside(self, users: Iterable[Statement]) -> list[Statement]:
+    def column_statements(self, users: Iterable[Statement]) -> list[Statement]:
         """What varies over columns and `users` need, in order."""
         needed: set[str] = set()
-        stack = [n for user in users for n in user.needs]
+        stack = [n for user in users for n in user.operands]
         while stack:
             s = stack.pop()
             if s.columns and s.name not in needed:
                 needed.add(s.name)
-                stack += s.needs
+                stack += s.operands
         return [s for s in self.nest.statements if s.name in needed]
 
     def line(self, s: Statement) -> list[str]:
         """The Triton text of one statement."""
-        names = [n.name for n in s.needs]
+        names = [n.name for n in s.operands]
         if s.kind == "map":
             return [f"{s.name} = {s.text.format(*names)}"]
         if s.kind == "constant":
@@ -301,7 +310,7 @@ class Printer:
             return [
                 f"{s.name} = ({self.offset(s.access) or '0'}).to(tl.int64)"
                 if s.access.terms
-                else self._fixed(s)
+                else self._print_constant_position(s)
             ]
         if s.kind == "load":
             return [f"{s.name} = " + self._load(s)]
@@ -311,23 +320,23 @@ class Printer:
             return self._scan_lines(s)
         return self._reduce_lines(s)
 
-    def _fixed(self, s: Statement) -> str:
+    def _print_constant_position(self, s: Statement) -> str:
         return f"{s.name} = tl.full([], {s.access.offset}, tl.int64)"
 
     def _reduce_lines(self, s: Statement) -> list[str]:
-        return [f"{s.name} = {self.of_tile(s)}"]
+        return [f"{s.name} = {self.print_tile_reduction(s)}"]
 
-    def of_tile(self, s: Statement) -> str:
+    def print_tile_reduction(self, s: Statement) -> str:
         """The reduction of the tile's columns."""
-        source = s.needs[0]
+        source = s.operands[0]
         text = source.name
         if self.column_mask:
-            text = f"tl.where(column_ok, {text}, {neutral(s)})"
+            text = f"tl.where(column_ok, {text}, {neutral_element(s)})"
         if not (source.rows and source.columns):
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
-        return of_row(s, text)
+        return reduce_text(s, text)
 
-    def offset(self, form: Form, before_column: str = "") -> str:
+    def offset(self, form: AffineExpr, before_column: str = "") -> str:
         """Text of an address: empty for 0. `before_column` is put before the names of columns.
 
         What runs through all rows or columns in their order is told by their number, which a
@@ -336,7 +345,7 @@ class Printer:
         parts: list[tuple[str, int]] = []
         for base, atoms in (("row", self.nest.rows), ("column", self.nest.columns)):
             terms = [(atom, c) for atom, c in form.terms if atom in atoms]
-            step = _step(terms, atoms)
+            step = _common_stride(terms, atoms)
             names = [(before_column * atom.column + self.names[atom.id], c) for atom, c in terms]
             parts += [(base, step)] if step and not (before_column and base == "column") else names
         texts = [name if c == 1 else f"{c} * {name}" for name, c in parts]
@@ -351,7 +360,7 @@ class Printer:
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _load(self, s: Statement) -> str:
-        steady = self.is_steady(s)
+        steady = self.is_uniform(s)
         offset = self.offset(s.access, "at_" * steady)
         before = ["(column > 0)"] * (
             s.access.offset < 0 and not s.limits
@@ -384,29 +393,29 @@ class Printer:
         # tile
         offset += "" if s.access.rows else (" + " if offset else "") + "row * 0"
         offset += "" if s.access.columns or not s.columns else " + column * 0"
-        return f"tl.store(p{s.value} + {offset}, {s.needs[0].name}{self._mask(True, s.columns, *self.store_tests(s))})"
+        return f"tl.store(p{s.value} + {offset}, {s.operands[0].name}{self._mask(True, s.columns, *self.store_tests(s))})"
 
     def store_tests(self, s: Statement) -> list[str]:
         """What else must hold for a store."""
         return []
 
 
-def _step(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
+def _common_stride(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
     """How far it is from one number of the row-major order over `atoms` to the next; 0 if that
     varies or they are not several.
     """
     strides = row_major(tuple(a.extent for a in atoms))
     steps = dict(terms)
-    found = {
+    quotients = {
         divmod(steps.get(atom, 0), stride) for atom, stride in zip(atoms, strides, strict=True)
     }
-    if len(atoms) < 2 or len(found) != 1:
+    if len(atoms) < 2 or len(quotients) != 1:
         return 0
-    ((step, rest),) = found
-    return 0 if rest else step
+    ((step, remainder),) = quotients
+    return 0 if remainder else step
 
 
-def _within(s: Statement, atoms: Collection[Atom]) -> bool:
+def _varies_only_over(s: Statement, atoms: Collection[Atom]) -> bool:
     """Whether of all columns a load varies over these alone, and is inside of its tensor there."""
     columns = [atom for atom, _ in s.access.terms if atom.column]
     return (
@@ -417,7 +426,7 @@ def _within(s: Statement, atoms: Collection[Atom]) -> bool:
     )
 
 
-def neutral(s: Statement) -> str:
+def neutral_element(s: Statement) -> str:
     """What changes nothing in the reduction or scan."""
     compute = s.node.compute
     if s.text in ("sum", "prod"):
@@ -427,11 +436,11 @@ def neutral(s: Statement) -> str:
     return (_INT_MIN if s.text == "max" else _INT_MAX)[compute]
 
 
-def _combine(s: Statement) -> str:
+def _combine_template(s: Statement) -> str:
     return (_COMBINE if s.node.compute == "tl.float32" else _COMBINE_INT)[s.text]
 
 
-def of_row(s: Statement, text: str, axis: int = 1) -> str:
+def reduce_text(s: Statement, text: str, axis: int = 1) -> str:
     """A reduction along rows of `text`, other than those of `streams`. `axis` 0: of one dimension,
     to a number.
     """

@@ -3,7 +3,7 @@ into address arithmetic.
 
 An atom is one loop variable; a form is `offset + sum(coefficient * atom)`, exact for every reshape,
 permutation, slice or expand that the kernels accept. A reshape that cuts an atom in two raises
-`Cut`: the caller splits that atom and starts over with the finer space. Nothing here knows about
+`AtomSplit`: the caller splits that atom and starts over with the finer space. Nothing here knows about
 tensors, memory or Triton.
 """
 
@@ -17,12 +17,12 @@ from torch_cudal1.core.errors import NotLowerableError
 __all__ = [
     "ZERO",
     "Atom",
-    "Cut",
-    "Form",
+    "AtomSplit",
+    "AffineExpr",
     "Index",
     "flatten",
-    "natural",
-    "power_of_two",
+    "linear_index",
+    "next_power_of_two",
     "row_major",
     "unflatten",
 ]
@@ -40,7 +40,7 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AffineExpr:
     """`offset + sum(c * atom)` over `terms`, at most one term an atom, no zero coefficient, sorted
     by atom.
     """
@@ -48,20 +48,22 @@ class Form:
     offset: int = 0
     terms: tuple[tuple[Atom, int], ...] = ()
 
-    def __add__(self, other: Form) -> Form:
+    def __add__(self, other: AffineExpr) -> AffineExpr:
         sums: dict[Atom, int] = dict(self.terms)
         for atom, coefficient in other.terms:
             sums[atom] = sums.get(atom, 0) + coefficient
         terms = sorted(((a, c) for a, c in sums.items() if c), key=lambda term: term[0].id)
-        return Form(self.offset + other.offset, tuple(terms))
+        return AffineExpr(self.offset + other.offset, tuple(terms))
 
-    def scaled(self, by: int) -> Form:
+    def scale(self, by: int) -> AffineExpr:
         """The form times a number."""
-        return Form(self.offset * by, tuple((a, c * by) for a, c in self.terms)) if by else ZERO
+        return (
+            AffineExpr(self.offset * by, tuple((a, c * by) for a, c in self.terms)) if by else ZERO
+        )
 
-    def shifted(self, by: int) -> Form:
+    def shift(self, by: int) -> AffineExpr:
         """The form plus a number."""
-        return Form(self.offset + by, self.terms)
+        return AffineExpr(self.offset + by, self.terms)
 
     def coefficient(self, atom: Atom) -> int:
         """What one step of `atom` adds."""
@@ -83,11 +85,11 @@ class Form:
         return self.offset + sum(c * (atom.extent - 1) for atom, c in self.terms)
 
 
-Index = tuple[Form, ...]
-ZERO = Form()
+Index = tuple[AffineExpr, ...]
+ZERO = AffineExpr()
 
 
-class Cut(Exception):
+class AtomSplit(Exception):
     """Atom `atom` must become two: an outer one and an inner one of extent `inner`. A signal; it
     never leaves this package.
     """
@@ -102,29 +104,29 @@ def row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 
-def power_of_two(count: int) -> int:
+def next_power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 
-def natural(atoms: tuple[Atom, ...]) -> Form:
+def linear_index(atoms: tuple[Atom, ...]) -> AffineExpr:
     """The row-major position over `atoms`, first one outermost."""
     total = ZERO
     for atom, stride in zip(atoms, row_major(tuple(a.extent for a in atoms)), strict=True):
         if atom.extent > 1:
-            total = total + Form(0, ((atom, stride),))
+            total = total + AffineExpr(0, ((atom, stride),))
     return total
 
 
-def flatten(index: Index, strides: tuple[int, ...]) -> Form:
+def flatten(index: Index, strides: tuple[int, ...]) -> AffineExpr:
     """The dot product of an index with strides."""
     total = ZERO
     for form, stride in zip(index, strides, strict=True):
-        total = total + form.scaled(stride)
+        total = total + form.scale(stride)
     return total
 
 
-def unflatten(form: Form, sizes: tuple[int, ...]) -> Index:
+def unflatten(form: AffineExpr, sizes: tuple[int, ...]) -> Index:
     """The digits of `form` in the mixed radix `sizes`: digit i is `(form // stride_i) % size_i`.
 
     Raises Cut when an atom spans two digits and can be split there, NotLowerableError when the
@@ -135,7 +137,7 @@ def unflatten(form: Form, sizes: tuple[int, ...]) -> Index:
     )
 
 
-def _digit(form: Form, stride: int, size: int) -> Form:
+def _digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
     upper = stride * size
     terms: list[tuple[Atom, int]] = []
     reach = (
@@ -150,7 +152,7 @@ def _digit(form: Form, stride: int, size: int) -> Form:
             continue
         for bound in (upper, stride):
             if coefficient < bound < coefficient * atom.extent:
-                _cut(atom, coefficient, bound)
+                _split_atom(atom, coefficient, bound)
         reach += coefficient * (atom.extent - 1)
         if coefficient >= stride:
             if coefficient % stride:
@@ -161,13 +163,13 @@ def _digit(form: Form, stride: int, size: int) -> Form:
     lower = form.offset % stride + sum(c * (a.extent - 1) for a, c in form.terms if c < stride)
     if reach >= upper or lower >= stride:
         raise NotLowerableError("a reshape carries from one digit to the next")
-    return Form(form.offset % upper // stride, tuple(terms))
+    return AffineExpr(form.offset % upper // stride, tuple(terms))
 
 
-def _cut(atom: Atom, coefficient: int, bound: int) -> None:
+def _split_atom(atom: Atom, coefficient: int, bound: int) -> None:
     inner = bound // coefficient
     if bound % coefficient or atom.extent % inner:
         raise NotLowerableError(
             f"a reshape cuts a dimension of {atom.extent} at {bound}/{coefficient}"
         )
-    raise Cut(atom, inner)
+    raise AtomSplit(atom, inner)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,37 +19,13 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels.expr import views
-from torch_cudal1.kernels.expr.nodes import COMPUTE, FEW_BITS, Leaf, Map, Node, View
-from torch_cudal1.kernels.ops import (
-    attention_ops,
-    bessel_formulas,
-    convolutions,
-    losses,
-    matmul,
-    norms,
-    pointwise,
-    pooling,
-    reductions,
-    scans,
-    softmax,
-)
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.expr.nodes import COMPUTE, NARROW_DTYPES, Leaf, Map, Node, View
+from torch_cudal1.kernels.ops.handlers import Handler
 
-__all__ = ["ANCHORS", "Output", "Trace", "trace"]
+__all__ = ["Expressions", "Handlers", "Output", "TracedProgram", "read_expressions"]
 
-# family -> its ops; the first family that has an op of the island names the proposal
-ANCHORS: Mapping[str, Mapping[str, Handler]] = {
-    "attention": attention_ops.HANDLERS,
-    "conv": convolutions.HANDLERS,
-    "gemm": matmul.HANDLERS,
-    "softmax": softmax.HANDLERS,
-    "norm": norms.HANDLERS,
-    "pooling": pooling.HANDLERS,
-    "scan": scans.HANDLERS,
-    "loss": losses.HANDLERS,
-    "reduction": reductions.HANDLERS,
-    "elementwise": {**pointwise.HANDLERS, **bessel_formulas.HANDLERS},
-}
+Handlers: TypeAlias = Mapping[str, Mapping[str, Handler]]  # by family, then by operator
+
 _IN_RANGE = frozenset(  # bytes stay bytes
     {
         *(
@@ -69,7 +45,9 @@ _IN_RANGE = frozenset(  # bytes stay bytes
 _NO_TENSOR = TensorSpec(
     "int64", (), (), "cpu"
 )  # of a number or an empty result, which no handler has an expression for
-_MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
+_MAX_PROGRAM_STEPS = (
+    96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
+)
 
 
 @dataclass(frozen=True)
@@ -82,31 +60,46 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """The distinct outputs, the specs of all leaves by value number, and the family."""
+class TracedProgram:
+    """The distinct outputs, the specs of all leaves by value number, and the family of the template
+    that serves them.
+    """
 
     outputs: tuple[Output, ...]
     leaves: Mapping[int, TensorSpec]
     family: str
 
 
-def trace(program: Program) -> Trace:
-    """The tensor expressions of a reference Program of ATen steps. Raises NotLowerableError with
-    the reason.
+@dataclass(frozen=True)
+class Expressions:
+    """The distinct outputs, the specs of all leaves by value number, and the families whose
+    operators they are made of.
     """
-    leaves = _leaves(program)
+
+    outputs: tuple[Output, ...]
+    leaves: Mapping[int, TensorSpec]
+    families: frozenset[str]
+
+
+def read_expressions(program: Program, handlers: Handlers) -> Expressions:
+    """The tensor expressions of a reference Program of ATen steps, whose operators have `handlers`
+    by family. Raises NotLowerableError with the reason.
+    """
+    leaves = _read_leaves(program)
     nodes: dict[int, Node | None] = {}
     for value, spec in leaves.items():
         nodes[value] = Leaf(spec.shape, spec.torch_dtype, value, spec.strides)
     specs, roots, families = dict(leaves), {value: value for value in leaves}, set()
-    if len(program.steps) > _MAX_STEPS:
-        raise NotLowerableError(f"{len(program.steps)} steps; at most {_MAX_STEPS} fit one kernel")
+    if len(program.steps) > _MAX_PROGRAM_STEPS:
+        raise NotLowerableError(
+            f"{len(program.steps)} steps; at most {_MAX_PROGRAM_STEPS} fit one kernel"
+        )
     with FakeTensorMode() as mode:
-        fakes = {value: _fake(spec) for value, spec in leaves.items()}
+        fakes = {value: _make_fake(spec) for value, spec in leaves.items()}
         for step in program.steps:
             if not isinstance(step, Aten):
                 raise NotLowerableError(f"a step of kind {type(step).__name__}")
-            family, handler, name = _handler(step.target)
+            family, handler, name = _find_handler(step.target, handlers)
             families.add(family)
             results = _run_fake(step, fakes, mode)
             outs = tuple(
@@ -114,25 +107,26 @@ def trace(program: Program) -> Trace:
                 for result in results
             )
             args = tuple(_bind(arg, nodes) for arg in step.args)
-            made = handler(
+            results_nodes = handler(
                 args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs
             )
-            made = made if name in _IN_RANGE else tuple(map(_wrapped, made))
-            for value, fake, spec, node in zip(step.outs, results, outs, made, strict=True):
+            results_nodes = (
+                results_nodes if name in _IN_RANGE else tuple(map(_wrap_around, results_nodes))
+            )
+            for value, fake, spec, node in zip(
+                step.outs, results, outs, results_nodes, strict=True
+            ):
                 fakes[value], specs[value], nodes[value] = fake, spec, node
                 roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
-    outputs = _outputs(program, nodes, specs, roots)
-    family = next(family for family in ANCHORS if family in families or family == "elementwise")
-    if family == "gemm" and attention_ops.is_attention(tuple(o.node for o in outputs)):
-        family = "attention"
-    return Trace(outputs, leaves, family)
+    outputs = _read_outputs(program, nodes, specs, roots)
+    return Expressions(outputs, leaves, frozenset(families))
 
 
-def _wrapped(node: Node | None) -> Node | None:
+def _wrap_around(node: Node | None) -> Node | None:
     """Eager's arithmetic on bytes begins anew past their range; here they are computed in more
     bits.
     """
-    if node is None or isinstance(node, (Leaf, View)) or node.dtype not in FEW_BITS:
+    if node is None or isinstance(node, (Leaf, View)) or node.dtype not in NARROW_DTYPES:
         return node
     if node.dtype.is_floating_point:
         raise NotLowerableError(
@@ -142,7 +136,7 @@ def _wrapped(node: Node | None) -> Node | None:
     return Map(node.shape, node.dtype, template, (node,))
 
 
-def _leaves(program: Program) -> dict[int, TensorSpec]:
+def _read_leaves(program: Program) -> dict[int, TensorSpec]:
     specs = list(program.inputs) + [
         TensorSpec.of(program.payloads[name]) for name in program.constants
     ]
@@ -159,15 +153,15 @@ def _leaves(program: Program) -> dict[int, TensorSpec]:
     }
 
 
-def _handler(target: str) -> tuple[str, Handler, str]:
+def _find_handler(target: str, handlers: Handlers) -> tuple[str, Handler, str]:
     name = target.removeprefix("aten.")
-    for family, handlers in (*ANCHORS.items(), ("elementwise", views.HANDLERS)):
-        if name in handlers:
-            return family, handlers[name], name
+    for family, table in (*handlers.items(), ("elementwise", views.HANDLERS)):
+        if name in table:
+            return family, table[name], name
     raise NotLowerableError(f"no kernel expression for {target}")
 
 
-def _fake(spec: TensorSpec) -> torch.Tensor:
+def _make_fake(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
 
 
@@ -200,22 +194,22 @@ def _bind(arg: Any, values: Mapping[int, Any]) -> Any:
     return tuple(_bind(item, values) for item in arg) if isinstance(arg, (tuple, list)) else arg
 
 
-def _outputs(
+def _read_outputs(
     program: Program,
     nodes: Mapping[int, Node | None],
     specs: Mapping[int, TensorSpec],
     roots: Mapping[int, int],
 ) -> tuple[Output, ...]:
-    wanted = dict.fromkeys(value for value in program.outputs if value is not None)
+    values = dict.fromkeys(value for value in program.outputs if value is not None)
     inputs = len(program.inputs) + len(program.constants)
     if (
-        not wanted
-        or any(roots[value] < inputs for value in wanted)
-        or len({roots[v] for v in wanted}) < len(wanted)
+        not values
+        or any(roots[value] < inputs for value in values)
+        or len({roots[v] for v in values}) < len(values)
     ):
         raise NotLowerableError("an output shares memory with an input or with another output")
-    found = []
-    for value in wanted:
+    outputs = []
+    for value in values:
         node, spec = nodes[value], specs[value]
         if (
             node is None
@@ -223,19 +217,19 @@ def _outputs(
             raise NotLowerableError(
                 f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields"
             )
-        if spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
+        if spec.numel == 0 or not _is_dense(spec) or spec.device != "cuda" or not _is_written(spec):
             raise NotLowerableError(
                 f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled"
             )
-        found.append(Output(value, node, spec))
-    return tuple(found)
+        outputs.append(Output(value, node, spec))
+    return tuple(outputs)
 
 
 def _is_written(spec: TensorSpec) -> bool:
-    return spec.torch_dtype in COMPUTE and spec.torch_dtype not in FEW_BITS
+    return spec.torch_dtype in COMPUTE and spec.torch_dtype not in NARROW_DTYPES
 
 
-def _dense(spec: TensorSpec) -> bool:
+def _is_dense(spec: TensorSpec) -> bool:
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1

@@ -1,6 +1,6 @@
 """Tensor expressions: what a reference Program says, as a graph of a few kinds of node.
 
-`Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes
+`Leaf` reads a Program value, `Constant` is a literal, `LinearIndex` is a coordinate, `Map` computes
 element by element, `View` renames indices, `Reduce` folds dimensions, `Dot` is a matrix product,
 `Conv` a convolution. Nodes are compared by identity. They hold no code but the Triton expression
 template of a `Map`.
@@ -22,14 +22,14 @@ __all__ = [
     "Constant",
     "Conv",
     "Dot",
-    "Either",
+    "OnlineVariant",
     "Flip",
     "Leaf",
     "LogSumExp",
     "Map",
     "Node",
     "Padded",
-    "Position",
+    "LinearIndex",
     "Reduce",
     "Scan",
     "Softmax",
@@ -37,14 +37,14 @@ __all__ = [
     "broadcast",
     "cast",
     "constant",
-    "every",
+    "find_nodes",
     "pointwise",
-    "reduced",
-    "replaced",
+    "reduce",
+    "substitute",
     "reshape",
-    "resolved",
-    "rounded",
-    "rounding",
+    "choose_variants",
+    "round_to",
+    "rounding_template",
     "sources",
 ]
 
@@ -62,7 +62,7 @@ COMPUTE = {
     torch.float8_e4m3fn: "tl.float32",
     torch.float8_e5m2: "tl.float32",
 }
-FEW_BITS = (
+NARROW_DTYPES = (
     torch.uint8,
     torch.int8,
     torch.float8_e4m3fn,
@@ -103,7 +103,7 @@ class Constant(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Position(Node):
+class LinearIndex(Node):
     """The element's own position: the dot product of its index with `strides` (int64)."""
 
     strides: tuple[int, ...]
@@ -199,13 +199,13 @@ class Conv(Dot):
 
 
 @dataclass(frozen=True, eq=False)
-class Either(Node):
-    """One value computed in two ways: `kept` from a row that stays in registers, `streamed` where
+class OnlineVariant(Node):
+    """One value computed in two ways: `two_pass` from a row that stays in registers, `online` where
     each reduction reads it again.
     """
 
-    kept: Node
-    streamed: Node
+    two_pass: Node
+    online: Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,21 +235,21 @@ def sources(node: Node) -> tuple[Node, ...]:
     """The nodes it is computed from."""
     if isinstance(node, Map):
         return node.args
-    if isinstance(node, Either):
-        return (node.kept,)
+    if isinstance(node, OnlineVariant):
+        return (node.two_pass,)
     return (node.source,) if isinstance(node, (View, Padded, Reduce, Scan, Flip)) else ()
 
 
-def every(kind: type[_Kind], outputs: Sequence[Node]) -> list[_Kind]:
+def find_nodes(kind: type[_Kind], outputs: Sequence[Node]) -> list[_Kind]:
     """The nodes of that kind among all from which `outputs` are computed, each once."""
-    seen: dict[int, Node] = {}
+    visited: dict[int, Node] = {}
     waiting = list(outputs)
     while waiting:
         node = waiting.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
+        if id(node) not in visited:
+            visited[id(node)] = node
             waiting += sources(node)
-    return [node for node in seen.values() if isinstance(node, kind)]
+    return [node for node in visited.values() if isinstance(node, kind)]
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
@@ -310,15 +310,15 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
     return Map(node.shape, dtype, template, (node,))
 
 
-def rounded(node: Node, dtype: torch.dtype) -> Node:
+def round_to(node: Node, dtype: torch.dtype) -> Node:
     """An explicit conversion: like `cast`, and rounded to what `dtype` can hold."""
     plain = cast(node, dtype)
     if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
         return plain
-    return Map(node.shape, dtype, rounding(dtype), (plain,))
+    return Map(node.shape, dtype, rounding_template(dtype), (plain,))
 
 
-def rounding(dtype: torch.dtype) -> str:
+def rounding_template(dtype: torch.dtype) -> str:
     """The template of a Map that rounds to a half type; what follows computes on in fp32."""
     return f"({{0}}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
 
@@ -331,21 +331,21 @@ def pointwise(
     return Map(target, dtype, template, tuple(broadcast(arg, target) for arg in args))
 
 
-def reduced(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
+def reduce(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
     """A Reduce that keeps the folded dimensions as size 1."""
     shape = tuple(1 if i in dims else size for i, size in enumerate(node.shape))
     return Reduce(shape, node.dtype, kind, node, tuple(sorted(dims)))
 
 
-def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
-    """The expression with the nodes of `done` exchanged; the rest is shared where nothing below it
+def substitute(node: Node, substitutes: Mapping[Node, Node]) -> Node:
+    """The expression with the nodes of `substitutes` exchanged; the rest is shared where nothing below it
     changed.
     """
     memo: dict[Node, Node] = {}
 
     def visit(n: Node) -> Node:
-        if n in done:
-            return done[n]
+        if n in substitutes:
+            return substitutes[n]
         if n not in memo:
             memo[n] = n
             if isinstance(n, Map):
@@ -357,24 +357,24 @@ def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
     return visit(node)
 
 
-def resolved(nodes: tuple[Node, ...], *, streamed: bool) -> tuple[Node, ...]:
-    """The expressions with one way chosen of each `Either`; what is shared stays shared."""
+def choose_variants(nodes: tuple[Node, ...], *, online: bool) -> tuple[Node, ...]:
+    """The expressions with one way chosen of each `OnlineVariant`; what is shared stays shared."""
     memo: dict[Node, Node] = {}
 
     def visit(n: Node) -> Node:
         if n not in memo:
-            made = n
-            if isinstance(n, Either):
-                made = visit(n.streamed if streamed else n.kept)
+            resolved = n
+            if isinstance(n, OnlineVariant):
+                resolved = visit(n.online if online else n.two_pass)
             elif isinstance(n, Map):
                 args = tuple(visit(a) for a in n.args)
-                made = n if args == n.args else replace(n, args=args)
-                if isinstance(made, Softmax):
-                    made = replace(made, scores=visit(made.scores))
+                resolved = n if args == n.args else replace(n, args=args)
+                if isinstance(resolved, Softmax):
+                    resolved = replace(resolved, scores=visit(resolved.scores))
             elif isinstance(n, (View, Padded, Reduce, Scan, Flip)):
                 source = visit(n.source)
-                made = n if source is n.source else replace(n, source=source)
-            memo[n] = made
+                resolved = n if source is n.source else replace(n, source=source)
+            memo[n] = resolved
         return memo[n]
 
     return tuple(visit(node) for node in nodes)

@@ -12,20 +12,20 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.affine import ZERO, Index, row_major, unflatten
 from torch_cudal1.kernels.expr.nodes import (
+    LinearIndex,
     Node,
-    Position,
     View,
     broadcast,
     cast,
     pointwise,
     reshape,
 )
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.ops.handlers import Handler
 from torch_cudal1.kernels.ops.scans import exclusive_sums
 
-__all__ = ["ALIASING", "HANDLERS", "permuted"]
+__all__ = ["ALIASING", "HANDLERS", "permute"]
 
-_MOST_STACKED = 8
+_MAX_STACKED = 8
 
 
 def _reshape(
@@ -40,7 +40,7 @@ def _expand(
     return (broadcast(args[0], outs[0].shape),)
 
 
-def permuted(node: Node, order: tuple[int, ...]) -> Node:
+def permute(node: Node, order: tuple[int, ...]) -> Node:
     """The node with dimension i being `order[i]` of the source."""
     shape = tuple(node.shape[d] for d in order)
     return View(
@@ -55,7 +55,7 @@ def _permute(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     rank = len(args[0].shape)
-    return (permuted(args[0], tuple(d % rank for d in args[1])),)
+    return (permute(args[0], tuple(d % rank for d in args[1])),)
 
 
 def _transpose(
@@ -67,15 +67,15 @@ def _transpose(
     first, second = (d % rank for d in (args[1:] or (0, 1)))
     order = list(range(rank))
     order[first], order[second] = order[second], order[first]
-    return (permuted(node, tuple(order)),)
+    return (permute(node, tuple(order)),)
 
 
-def _sliced(node: Node, dim: int, start: int, step: int, length: int) -> Node:
+def _slice_dim(node: Node, dim: int, start: int, step: int, length: int) -> Node:
     shape = tuple(length if d == dim else size for d, size in enumerate(node.shape))
 
     def remap(index: Index) -> Index:
         return tuple(
-            form.scaled(step).shifted(start) if d == dim else form for d, form in enumerate(index)
+            form.scale(step).shift(start) if d == dim else form for d, form in enumerate(index)
         )
 
     return View(shape, node.dtype, node, remap)
@@ -88,14 +88,14 @@ def _slice(
     dim, start, _, step = args[1:] + (0, None, None, 1)[len(args) - 1 :]
     dim, size = dim % len(node.shape), node.shape[dim]
     first = 0 if start is None else max(0, min(size, start + size if start < 0 else start))
-    return (_sliced(node, dim, first, step, outs[0].shape[dim]),)
+    return (_slice_dim(node, dim, first, step, outs[0].shape[dim]),)
 
 
 def _select(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     node, dim, position = args[0], args[1] % len(args[0].shape), args[2] % args[0].shape[args[1]]
-    return (reshape(_sliced(node, dim, position, 1, 1), outs[0].shape),)
+    return (reshape(_slice_dim(node, dim, position, 1, 1), outs[0].shape),)
 
 
 def _split(
@@ -104,7 +104,7 @@ def _split(
     node, dim = args[0], (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % len(args[0].shape)
     starts = [sum(o.shape[dim] for o in outs[:i]) for i in range(len(outs))]
     return tuple(
-        _sliced(node, dim, start, 1, o.shape[dim]) for start, o in zip(starts, outs, strict=True)
+        _slice_dim(node, dim, start, 1, o.shape[dim]) for start, o in zip(starts, outs, strict=True)
     )
 
 
@@ -131,21 +131,21 @@ def _stack(
     are one read).
     """
     parts, shape = args[0], outs[0].shape
-    if not 1 < len(parts) <= _MOST_STACKED or len({part.dtype for part in parts}) > 1:
+    if not 1 < len(parts) <= _MAX_STACKED or len({part.dtype for part in parts}) > 1:
         raise NotLowerableError(f"a stack of {len(parts)} tensors")
     dim = (args[1] if len(args) > 1 else 0) % len(shape)
-    place = Position(shape, torch.int64, tuple(int(d == dim) for d in range(len(shape))))
+    place = LinearIndex(shape, torch.int64, tuple(int(d == dim) for d in range(len(shape))))
     flat = tuple(1 if d == dim else size for d, size in enumerate(shape))
-    *first, made = (reshape(part, flat) for part in parts)
-    for number in reversed(range(len(first))):
-        made = pointwise(
+    *earlier, selected = (reshape(part, flat) for part in parts)
+    for number in reversed(range(len(earlier))):
+        selected = pointwise(
             f"tl.where({{0}} == {number}, {{1}}, {{2}})",
             place,
-            first[number],
-            made,
+            earlier[number],
+            selected,
             dtype=parts[0].dtype,
         )
-    return (made,)
+    return (selected,)
 
 
 def _cat(
@@ -164,13 +164,13 @@ def _cat(
     if not unit:
         raise NotLowerableError("a concatenation of nothing")
     pieces = tuple(
-        _sliced(part, dim, start, 1, unit)
+        _slice_dim(part, dim, start, 1, unit)
         for part in parts
         for start in range(0, part.shape[dim], unit)
     )
     if len(pieces) == 1:
         return pieces
-    if len(pieces) > _MOST_STACKED:
+    if len(pieces) > _MAX_STACKED:
         raise NotLowerableError(f"a concatenation of {len(pieces)} pieces")
     sizes = (*shape[:dim], len(pieces), unit, *shape[dim + 1 :])
     (stacked,) = _stack(
@@ -186,7 +186,7 @@ def _arange(
     dtype = outs[0].torch_dtype
     if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
         raise NotLowerableError("a range of numbers that are not whole")
-    place = Position(outs[0].shape, torch.int64, (1,))
+    place = LinearIndex(outs[0].shape, torch.int64, (1,))
     return (cast(pointwise(f"({{0}} * {step} + {start})", place, dtype=torch.int64), dtype),)
 
 
@@ -196,7 +196,7 @@ def _glu(
     node, rank = args[0], len(args[0].shape)
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % rank
     half = node.shape[dim] // 2
-    value, gate = _sliced(node, dim, 0, 1, half), _sliced(node, dim, half, 1, half)
+    value, gate = _slice_dim(node, dim, 0, 1, half), _slice_dim(node, dim, half, 1, half)
     return (
         pointwise(
             "({0} * tl.div_rn(1.0, 1.0 + libdevice.exp(-{1})))",

@@ -15,20 +15,20 @@ from torch_cudal1.ir.ops.attention_names import FORWARDS
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import (
     Dot,
+    LinearIndex,
     LogSumExp,
     Node,
-    Position,
     Softmax,
     broadcast,
     cast,
     constant,
-    every,
+    find_nodes,
     pointwise,
     reshape,
 )
-from torch_cudal1.kernels.expr.views import permuted
+from torch_cudal1.kernels.expr.views import permute
 from torch_cudal1.kernels.ops import softmax
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = ["HANDLERS", "is_attention"]
 
@@ -42,29 +42,29 @@ _NAMES = {  # what follows query, key and value in each operator's schema
 
 def is_attention(nodes: tuple[Node, ...]) -> bool:
     """Whether a product below `nodes` is made of another product's elements."""
-    return any(every(Dot, (product.left, product.right)) for product in every(Dot, nodes))
+    return any(find_nodes(Dot, (product.left, product.right)) for product in find_nodes(Dot, nodes))
 
 
-def _fused(names: tuple[str, ...]) -> Handler:
+def _make_handler(names: tuple[str, ...]) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node | None, ...]:
         query, key, value = args[:3]
-        given = dict(zip(names, args[3:], strict=False))
-        bias = given.get("bias")
-        if given.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
+        options = dict(zip(names, args[3:], strict=False))
+        bias = options.get("bias")
+        if options.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
             raise NotLowerableError("attention with dropout, or whose keys have another type")
-        key, value = (_for_each_head(one, query) for one in (key, value))
+        key, value = (_repeat_for_heads(one, query) for one in (key, value))
         scores = _scores(query, key, kwargs.get("scale"))
         if bias is not None:
             wide = reshape(broadcast(bias, (*query.shape[:2], *scores.shape[1:])), scores.shape)
             scores = pointwise(
                 "({0} + {1})", scores, cast(wide, torch.float32), dtype=torch.float32
             )
-        causal = bool(given.get("causal"))
+        causal = bool(options.get("causal"))
         if causal:
             row, column = (
-                Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1))
+                LinearIndex(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1))
             )
             low = constant(-math.inf, torch.float32)
             scores = pointwise(
@@ -72,12 +72,12 @@ def _fused(names: tuple[str, ...]) -> Handler:
             )
         spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
         # a row without keys, which only a bias can make, is 0
-        kind, rest = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
-        (weights,) = softmax.HANDLERS[f"{kind}.default"]((scores, -1, *rest), {}, (spec,))
+        kind, more = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
+        (weights,) = softmax.HANDLERS[f"{kind}.default"]((scores, -1, *more), {}, (spec,))
         assert isinstance(weights, Softmax)
         weights = replace(weights, causal=causal)
         batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
-        made = Dot(
+        attended = Dot(
             (batch, scores.shape[1], size),
             value.dtype,
             weights,
@@ -85,23 +85,23 @@ def _fused(names: tuple[str, ...]) -> Handler:
         )
         total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None
         # what is left are seeds, undefined without dropout, and what is None or a number
-        return reshape(made, outs[0].shape), total, *(None for _ in outs[2:])
+        return reshape(attended, outs[0].shape), total, *(None for _ in outs[2:])
 
     return handle
 
 
-def _for_each_head(node: Node, query: Node) -> Node:
+def _repeat_for_heads(node: Node, query: Node) -> Node:
     """Keys or values of as many heads as the queries: neighbouring queries share one (grouped and
     multi-query attention).
     """
-    (batch, heads), (its, own) = query.shape[:2], node.shape[:2]
-    if its != batch or heads % own:
+    (batch, heads), (key_batch, key_heads) = query.shape[:2], node.shape[:2]
+    if key_batch != batch or heads % key_heads:
         raise NotLowerableError(
-            f"keys or values of {its} x {own} heads for queries of {batch} x {heads}"
+            f"keys or values of {key_batch} x {key_heads} heads for queries of {batch} x {heads}"
         )
-    shared = reshape(node, (batch, own, 1, *node.shape[2:]))
+    shared = reshape(node, (batch, key_heads, 1, *node.shape[2:]))
     return reshape(
-        broadcast(shared, (batch, own, heads // own, *node.shape[2:])),
+        broadcast(shared, (batch, key_heads, heads // key_heads, *node.shape[2:])),
         (batch, heads, *node.shape[2:]),
     )
 
@@ -110,7 +110,7 @@ def _scores(query: Node, key: Node, scale: float | None) -> Node:
     """(batch and heads, rows, columns) in fp32."""
     batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
     columns = key.shape[2]
-    turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
+    turned = permute(reshape(key, (batch, columns, depth)), (0, 2, 1))
     scores: Node = Dot(
         (batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned
     )
@@ -118,4 +118,6 @@ def _scores(query: Node, key: Node, scale: float | None) -> Node:
     return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
 
 
-HANDLERS: dict[str, Handler] = {f"{name}.default": _fused(after) for name, after in _NAMES.items()}
+HANDLERS: dict[str, Handler] = {
+    f"{name}.default": _make_handler(after) for name, after in _NAMES.items()
+}

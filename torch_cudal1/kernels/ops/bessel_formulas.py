@@ -11,10 +11,16 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ir.ops.bessel import FOLLOWED, LAST_EXPONENT, SERIES, STEP, SURE_BELOW
+from torch_cudal1.ir.ops.bessel import (
+    LAST_EXPONENT,
+    MAX_GAUSSIAN_WIDTH,
+    MIN_RESOLVED_WIDTH,
+    SERIES,
+    STEP,
+)
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import Node, cast, pointwise
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = ["FUNCTIONS", "HANDLERS"]
 
@@ -42,11 +48,11 @@ def log_bessel_i(order, x):
     far = libdevice.sinh(near)
     rise = 2.0 * libdevice.sinh(0.5 * near) * libdevice.sinh(0.5 * near)
     low, high = rise - t * far, rise + t * far
-    sure = width < {SURE_BELOW}
+    sure = width < {MAX_GAUSSIAN_WIDTH}
     before = tl.where(sure | (a * (-t * far / (1.0 + low) - libdevice.log1p(low)) <= -38.0), near, tail)
     after = tl.where(sure | (a * (t * far / (1.0 + high) - libdevice.log1p(high)) <= -38.0), near, tail)
     step = tl.minimum(0.5 * width, {STEP})
-    count = tl.where(width < {FOLLOWED}, 0.0, libdevice.ceil((before + after) / step))
+    count = tl.where(width < {MIN_RESOLVED_WIDTH}, 0.0, libdevice.ceil((before + after) / step))
     total = tl.zeros_like(step)
     for number in range(0, tl.max(count).to(tl.int32) + 1):
         d = number * step - before
@@ -61,7 +67,7 @@ def log_bessel_i(order, x):
     power = 1.0 / y
 {_TERMS}
     peak = v * libdevice.log(t) + 0.5 * libdevice.log(a * (t / at)) + at * t - gamma - 0.57236494292470009
-    found = peak + libdevice.log(tl.where(width < {FOLLOWED}, 2.5066282746310002 * width, total * step))
+    found = peak + libdevice.log(tl.where(width < {MIN_RESOLVED_WIDTH}, 2.5066282746310002 * width, total * step))
     edge = tl.where(x == 0, tl.where(order == 0, 0.0, float("-inf")), tl.where(x == float("inf"), float("inf"), float("-inf")))
     edge = tl.where((order == float("inf")) & (x == float("inf")), float("nan"), edge)
     return tl.where(served, found, tl.where((order >= 0) & (x >= 0), edge, float("nan"))).to(tl.float32)
@@ -85,13 +91,13 @@ def log_bessel_k(order, x):
     width = 1.0 / tl.sqrt(r)
     near = 12.0 * width
     rise = 2.0 * libdevice.sinh(0.5 * near) * libdevice.sinh(0.5 * near)
-    sure = width < {SURE_BELOW}
+    sure = width < {MAX_GAUSSIAN_WIDTH}
     after = tl.where(sure | (-r * rise - v * (libdevice.sinh(near) - near) <= -38.0), near, float("inf"))
     after = tl.minimum(after, acosh_of_1_plus({LAST_EXPONENT} / r))
     before = tl.where(sure | (-gap * rise + v * (-near - libdevice.expm1(-near)) <= -38.0), near, float("inf"))
     before = tl.minimum(before, tl.minimum({LAST_EXPONENT} / v + 1.0, acosh_of_1_plus({LAST_EXPONENT} / gap)))
     step = tl.minimum(0.5 * width, {STEP})
-    count = tl.where(width < {FOLLOWED}, 0.0, libdevice.ceil((before + after) / step))
+    count = tl.where(width < {MIN_RESOLVED_WIDTH}, 0.0, libdevice.ceil((before + after) / step))
     total = tl.zeros_like(step)
     for number in range(0, tl.max(count).to(tl.int32) + 1):
         d = number * step - before
@@ -100,14 +106,14 @@ def log_bessel_k(order, x):
         term = tl.where(d > 0, -r * rise - v * (libdevice.sinh(d) - d), -gap * rise + v * (d - libdevice.expm1(d)))
         total += tl.where(count >= number, libdevice.exp(term), 0.0)
     peak = v * libdevice.log((v + r) / at) - r - 0.69314718055994531
-    found = peak + libdevice.log(tl.where(width < {FOLLOWED}, 2.5066282746310002 * width, total * step))
+    found = peak + libdevice.log(tl.where(width < {MIN_RESOLVED_WIDTH}, 2.5066282746310002 * width, total * step))
     edge = tl.where(x == float("inf"), tl.where(order == float("inf"), float("nan"), float("-inf")), float("inf"))
     return tl.where(served, found, tl.where((x >= 0) & (order >= 0), edge, float("nan"))).to(tl.float32)
 
 """
 
 
-def _called(name: str) -> Handler:
+def _make_call(name: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
@@ -118,5 +124,5 @@ def _called(name: str) -> Handler:
 
 
 HANDLERS: dict[str, Handler] = {
-    f"cudal1.{name}.default": _called(name) for name in ("log_bessel_i", "log_bessel_k")
+    f"cudal1.{name}.default": _make_call(name) for name in ("log_bessel_i", "log_bessel_k")
 }

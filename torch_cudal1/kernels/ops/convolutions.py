@@ -2,7 +2,7 @@
 computes it.
 
 A transposed convolution of stride s yields the outputs s q + r of each class r as a plain
-convolution of stride 1 with some of the taps; a plain convolution is one class. `convolution_of`
+convolution of stride 1 with some of the taps; a plain convolution is one class. `find_convolution`
 reads that off; how it is computed is `conv`'s.
 """
 
@@ -16,14 +16,14 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.nodes import Conv, Leaf, Node, every, pointwise, reshape
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.expr.nodes import Conv, Leaf, Node, find_nodes, pointwise, reshape
+from torch_cudal1.kernels.ops.handlers import Handler
 
-__all__ = ["HANDLERS", "Axis", "Class", "Convolution", "convolution_of"]
+__all__ = ["HANDLERS", "SpatialAxis", "TapClass", "Convolution", "find_convolution"]
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
+class TapClass:
     """The taps that outputs of one class meet along an axis.
 
     Tap i reads input `low + i * step` beside the place, and weight `index + i * weight_step`.
@@ -35,7 +35,7 @@ class Class:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class SpatialAxis:
     """One axis: sizes of input and output, input elements from a place to the next, its classes,
     and the steps between taps.
     """
@@ -45,7 +45,7 @@ class Axis:
     stride: int
     step: int
     weight_step: int
-    classes: tuple[Class, ...]
+    classes: tuple[TapClass, ...]
 
     @property
     def places(self) -> int:
@@ -84,7 +84,7 @@ class Convolution:
     groups: int
     channels: int
     outputs: int
-    axes: tuple[Axis, Axis, Axis]
+    axes: tuple[SpatialAxis, SpatialAxis, SpatialAxis]
     input: int
     input_strides: tuple[int, ...]
     weight: int
@@ -116,32 +116,36 @@ class Convolution:
         return 4 * self.images * self.groups * (self.channels * sizes + self.outputs * outs)
 
 
-def convolution_of(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
+def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     """The only convolution below `outputs`. Raises NotLowerableError without one, with two, or when
     an operand is not in memory.
     """
-    found = every(Conv, outputs)
-    if len(found) != 1:
-        raise NotLowerableError(f"{len(found)} convolutions in one island")
-    conv = found[0]
+    convolutions = find_nodes(Conv, outputs)
+    if len(convolutions) != 1:
+        raise NotLowerableError(f"{len(convolutions)} convolutions in one island")
+    conv = convolutions[0]
     x, w = conv.left, conv.right
     if not isinstance(x, Leaf) or not isinstance(w, Leaf):
         raise NotLowerableError(
             "an operand of a convolution is computed in the island; it is read from memory"
         )
     images, rank = x.shape[0], len(x.shape) - 2
-    given, inputs = (w.shape[0], w.shape[1]) if conv.transposed else (w.shape[1], w.shape[0])
+    weight_channels, inputs = (
+        (w.shape[0], w.shape[1]) if conv.transposed else (w.shape[1], w.shape[0])
+    )
     channels = x.shape[1] // conv.groups
     outs = inputs if conv.transposed else inputs // conv.groups
-    assert given == (x.shape[1] if conv.transposed else channels)
-    axes = [Axis(1, 1, 1, 1, 1, (Class(1, 0, 0),))] * (3 - rank)
-    axes += [_axis(conv, d, x.shape[d + 2], w.shape[d + 2], conv.shape[d + 2]) for d in range(rank)]
+    assert weight_channels == (x.shape[1] if conv.transposed else channels)
+    axes = [SpatialAxis(1, 1, 1, 1, 1, (TapClass(1, 0, 0),))] * (3 - rank)
+    axes += [
+        _make_axis(conv, d, x.shape[d + 2], w.shape[d + 2], conv.shape[d + 2]) for d in range(rank)
+    ]
     missing = (0,) * (3 - rank)
     of_out, of_in = (
         (w.strides[1], w.strides[0]) if conv.transposed else (w.strides[0], w.strides[1])
     )
     of_group = channels * of_in if conv.transposed else outs * of_out
-    made = Convolution(
+    convolution = Convolution(
         images,
         conv.groups,
         channels,
@@ -152,36 +156,36 @@ def convolution_of(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
         w.value,
         (of_group, of_out, of_in, *missing, *w.strides[2:]),
     )
-    return conv, _flattened(made)
+    return conv, _merge_axes(convolution)
 
 
-def _axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> Axis:
+def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialAxis:
     stride, padding, dilation = conv.stride[d], conv.padding[d], conv.dilation[d]
     if not conv.transposed:
-        return Axis(size, out, stride, dilation, 1, (Class(kernel, -padding, 0),))
-    apart = math.gcd(
+        return SpatialAxis(size, out, stride, dilation, 1, (TapClass(kernel, -padding, 0),))
+    common = math.gcd(
         stride, dilation
     )  # taps of a class: every (stride / apart)-th, in the order of the input they meet
     classes = []
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
         classes.append(
-            Class(
+            TapClass(
                 len(taps),
                 (rest + padding - taps[0] * dilation) // stride if taps else 0,
                 taps[0] if taps else 0,
             )
         )
-    step = dilation // apart
+    step = dilation // common
     if all(
         c.count <= 1 for c in classes
     ):  # nothing says how far apart taps are: as far as lets the classes share a grid
         lows = [c.low for c in classes if c.count]
         step = math.gcd(*(low - min(lows) for low in lows)) or 1
-    return Axis(size, out, 1, step, -(stride // apart), tuple(classes))
+    return SpatialAxis(size, out, 1, step, -(stride // common), tuple(classes))
 
 
-def _flattened(conv: Convolution) -> Convolution:
+def _merge_axes(conv: Convolution) -> Convolution:
     """A convolution of single elements does not care for axes: rows that follow one another in
     memory become one.
     """
@@ -197,8 +201,8 @@ def _flattened(conv: Convolution) -> Convolution:
         or (z.size > 1 and strides[2] != y.size * x.size)
     ):
         return conv
-    one, size = Axis(1, 1, 1, 1, 1, (Class(1, 0, 0),)), z.size * y.size * x.size
-    axes = (one, one, Axis(size, size, 1, 1, 1, (Class(1, 0, 0),)))
+    single_axis, size = SpatialAxis(1, 1, 1, 1, 1, (TapClass(1, 0, 0),)), z.size * y.size * x.size
+    axes = (single_axis, single_axis, SpatialAxis(size, size, 1, 1, 1, (TapClass(1, 0, 0),)))
     return Convolution(
         conv.images,
         conv.groups,
@@ -224,15 +228,17 @@ def _convolution(
         or outs[0].torch_dtype is not torch.float32
     ):
         raise NotLowerableError(f"a convolution of {x.dtype} and {weight.dtype}")
-    steps, edges, apart = (
+    steps, edges, dilations = (
         tuple(s) * rank if len(s) == 1 else tuple(s) for s in (stride, padding, dilation)
     )
     shape = outs[0].shape
-    made: Node = Conv(shape, x.dtype, x, weight, steps, edges, apart, bool(transposed), int(groups))
+    node: Node = Conv(
+        shape, x.dtype, x, weight, steps, edges, dilations, bool(transposed), int(groups)
+    )
     if bias is not None:
         column = reshape(bias, (shape[1], *(1,) * rank))
-        made = pointwise("({0} + {1})", made, column, dtype=x.dtype, shape=shape)
-    return (made,)
+        node = pointwise("({0} + {1})", node, column, dtype=x.dtype, shape=shape)
+    return (node,)
 
 
 HANDLERS: dict[str, Handler] = {"convolution.default": _convolution}

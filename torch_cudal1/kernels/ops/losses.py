@@ -16,15 +16,15 @@ import torch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import (
+    LinearIndex,
     Node,
-    Position,
     cast,
     constant,
     pointwise,
-    reduced,
+    reduce,
     reshape,
 )
-from torch_cudal1.kernels.ops.pointwise import Handler, div
+from torch_cudal1.kernels.ops.handlers import Handler, div
 
 __all__ = ["HANDLERS"]
 
@@ -39,12 +39,12 @@ _BINARY = (
 )
 
 
-def _finished(each: Node, reduction: int, outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+def _reduce_losses(each: Node, reduction: int, outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     """The losses themselves, their sum or their mean."""
     if reduction != _NONE:
         every = tuple(range(len(each.shape)))
         count = math.prod(each.shape)
-        each = reduced("sum", each, every)
+        each = reduce("sum", each, every)
         each = div(each, constant(count, _F32)) if reduction == _MEAN else each
     return (reshape(pointwise("({0})", each, dtype=outs[0].torch_dtype), outs[0].shape),)
 
@@ -57,7 +57,7 @@ def _distance(args: tuple[Any, ...]) -> Node:
 def _mse(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    return _finished(
+    return _reduce_losses(
         pointwise("({0} * {0})", _distance(args), dtype=_F32),
         args[2] if len(args) > 2 else _MEAN,
         outs,
@@ -72,7 +72,7 @@ def _with_width(template: str) -> Handler:
         each = _distance(args)
         if width != 0:
             each = pointwise(template, each, constant(width, _F32), dtype=_F32)
-        return _finished(each, args[2] if len(args) > 2 else _MEAN, outs)
+        return _reduce_losses(each, args[2] if len(args) > 2 else _MEAN, outs)
 
     return handle
 
@@ -85,7 +85,7 @@ def _binary(
     each = (
         each if weight is None else pointwise("({0} * {1})", each, cast(weight, _F32), dtype=_F32)
     )
-    return _finished(each, args[3] if len(args) > 3 else _MEAN, outs)
+    return _reduce_losses(each, args[3] if len(args) > 3 else _MEAN, outs)
 
 
 def _likelihood(
@@ -98,16 +98,18 @@ def _likelihood(
     if weight is not None or len(x.shape) != 2:
         raise NotLowerableError("likelihoods with weights, or of a single row")
     rows, classes = x.shape
-    column = Position((rows, classes), torch.int64, (0, 1))
-    wanted = reshape(cast(target, torch.int64), (rows, 1))
-    picked = pointwise("tl.where({0} == {1}, {2}, 0.0)", column, wanted, cast(x, _F32), dtype=_F32)
-    entry = reshape(reduced("sum", picked, (1,)), (rows,))
+    column = LinearIndex((rows, classes), torch.int64, (0, 1))
+    target_column = reshape(cast(target, torch.int64), (rows, 1))
+    picked = pointwise(
+        "tl.where({0} == {1}, {2}, 0.0)", column, target_column, cast(x, _F32), dtype=_F32
+    )
+    entry = reshape(reduce("sum", picked, (1,)), (rows,))
     # a target that is no class is an assertion in eager; here it is NaN, never a number that looks
     # right
     valid = f"(({{0}} >= 0) & ({{0}} < {classes}))"
-    lost = f'tl.where({{0}} == {{2}}, 0.0, tl.where({valid}, -{{1}}, float("nan")))'
+    loss_template = f'tl.where({{0}} == {{2}}, 0.0, tl.where({valid}, -{{1}}, float("nan")))'
     each = pointwise(
-        lost, cast(target, torch.int64), entry, constant(ignored, torch.int64), dtype=_F32
+        loss_template, cast(target, torch.int64), entry, constant(ignored, torch.int64), dtype=_F32
     )
     if reduction == _NONE:
         return pointwise("({0})", each, dtype=outs[0].torch_dtype), constant(0, _F32)
@@ -117,8 +119,8 @@ def _likelihood(
         constant(ignored, torch.int64),
         dtype=_F32,
     )
-    count = reshape(reduced("sum", counted, (0,)), ())
-    total = reshape(reduced("sum", each, (0,)), ())
+    count = reshape(reduce("sum", counted, (0,)), ())
+    total = reshape(reduce("sum", each, (0,)), ())
     loss = div(total, count) if reduction == _MEAN else total
     return pointwise("({0})", loss, dtype=outs[0].torch_dtype), pointwise(
         "({0})", count, dtype=outs[1].torch_dtype

@@ -1,6 +1,6 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
-`product_of` reads off the one product an island is made around. Operands are tensors in any layout,
+`find_product` reads off the one product an island is made around. Operands are tensors in any layout,
 views of them included; an operand that must be computed first is refused, since the product would
 compute it once for every tile (`gemm` does so for weights of few bits). How a product is computed
 is `gemm`'s.
@@ -17,9 +17,16 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.affine import Atom, Cut, Form, Index, flatten, natural
-from torch_cudal1.kernels.expr.nodes import Dot, Leaf, Node, View, constant, every, pointwise
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.expr.affine import (
+    AffineExpr,
+    Atom,
+    AtomSplit,
+    Index,
+    flatten,
+    linear_index,
+)
+from torch_cudal1.kernels.expr.nodes import Dot, Leaf, Node, View, constant, find_nodes, pointwise
+from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = [
     "HANDLERS",
@@ -27,15 +34,15 @@ __all__ = [
     "Operand",
     "Product",
     "Sizes",
-    "cut_in_two",
-    "matrices",
-    "places",
-    "product_of",
-    "product_with",
-    "streamed",
+    "split_sizes",
+    "read_operand",
+    "index_of_sizes",
+    "find_product",
+    "make_product",
+    "put_streamed_left",
 ]
 
-_MOST_CUTS = 8
+_MAX_ATOM_SPLITS = 8
 Sizes = tuple[
     tuple[int, ...], ...
 ]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
@@ -91,7 +98,7 @@ class Product:
         return 2.0 * self.batch * self.m * self.n * self.k
 
 
-def streamed(product: Product) -> tuple[Product, bool]:
+def put_streamed_left(product: Product) -> tuple[Product, bool]:
     """The product with the operand that is read as it lies as its left one, and whether that was
     the right one.
 
@@ -100,7 +107,7 @@ def streamed(product: Product) -> tuple[Product, bool]:
     """
     sides = [(product.m, product.left, False), (product.n, product.right, True)]
     fit = [
-        side for side in sides if side[1].depth == 1 and _aligned(side[1]) and product.k % 4 == 0
+        side for side in sides if side[1].depth == 1 and _is_aligned(side[1]) and product.k % 4 == 0
     ]
     if not fit:
         raise NotLowerableError("neither operand has rows along k that begin at 16 bytes")
@@ -109,60 +116,68 @@ def streamed(product: Product) -> tuple[Product, bool]:
     return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
 
 
-def _aligned(operand: Operand) -> bool:
+def _is_aligned(operand: Operand) -> bool:
     return all(step % 4 == 0 for step in (operand.row, operand.batch, operand.offset))
 
 
-def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
+def find_product(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an
     operand is not in memory.
     """
-    dots = every(Dot, outputs)
+    dots = find_nodes(Dot, outputs)
     if len(dots) != 1:
         raise NotLowerableError(f"{len(dots)} matrix products in one island")
-    return dots[0], product_with(dots[0])
+    return dots[0], make_product(dots[0])
 
 
-def product_with(dot: Dot, right: Operand | None = None) -> Product:
+def make_product(dot: Dot, right: Operand | None = None) -> Product:
     """The product `dot`; `right`: its right operand where that is not in memory. Raises
-    NotLowerableError as `product_of`.
+    NotLowerableError as `find_product`.
     """
     batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
     (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
     return Product(
-        batch, m, n, k, matrices(dot.left), right or _turned(matrices(dot.right)), dot.left.dtype
+        batch,
+        m,
+        n,
+        k,
+        read_operand(dot.left),
+        right or _swap_strides(read_operand(dot.right)),
+        dot.left.dtype,
     )
 
 
-def _turned(operand: Operand) -> Operand:
+def _swap_strides(operand: Operand) -> Operand:
     return replace(operand, row=operand.depth, depth=operand.row)
 
 
-def matrices(node: Node) -> Operand:
+def read_operand(node: Node) -> Operand:
     """`node`, a matrix or a batch of them, as it lies in memory behind its views: `row` along its
     rows, `depth` along its columns.
 
     Raises NotLowerableError where it is computed, or where a row or a column has no single stride.
     """
     sizes: Sizes = tuple((size,) for size in (1, *node.shape)[-3:])
-    for _ in range(_MOST_CUTS):
-        index, below = places(sizes)[3 - len(node.shape) :], node
+    for _ in range(_MAX_ATOM_SPLITS):
+        index, below = index_of_sizes(sizes)[3 - len(node.shape) :], node
         try:
             while isinstance(below, View):
                 index, below = below.remap(index), below.source
             break
-        except Cut as cut:
-            sizes = cut_in_two(sizes, cut)
+        except AtomSplit as cut:
+            sizes = split_sizes(sizes, cut)
     if not isinstance(below, Leaf):
         raise NotLowerableError(
             "an operand is computed in the island; a product reads its operands from memory"
         )
     form = flatten(index, below.strides)
-    batch, *matrix = ([_digit(atom, form, group) for atom in group] for group in _atoms(sizes))
-    row, depth = (_stride(digits, if_single=1) for digits in matrix)
+    batch, *matrix = (
+        [_make_digit(atom, form, group) for atom in group] for group in _make_atoms(sizes)
+    )
+    row, depth = (_common_stride(digits, if_single=1) for digits in matrix)
     if row is None or depth is None:
         raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
-    plane = _stride(batch, if_single=0)
+    plane = _common_stride(batch, if_single=0)
     rest = (
         tuple(digit for digit in batch if digit.stride and digit.extent > 1)
         if plane is None
@@ -171,12 +186,14 @@ def matrices(node: Node) -> Operand:
     return Operand(below.value, row, depth, plane or 0, form.offset, rest)
 
 
-def _digit(atom: Atom, form: Form, group: tuple[Atom, ...]) -> Digit:
+def _make_digit(atom: Atom, form: AffineExpr, group: tuple[Atom, ...]) -> Digit:
     inner = group[group.index(atom) + 1 :]
-    return Digit(math.prod(one.extent for one in inner), atom.extent, form.coefficient(atom))
+    return Digit(
+        math.prod(atom_inside.extent for atom_inside in inner), atom.extent, form.coefficient(atom)
+    )
 
 
-def _stride(digits: list[Digit], *, if_single: int) -> int | None:
+def _common_stride(digits: list[Digit], *, if_single: int) -> int | None:
     """The one stride of what the digits count; None where it has none. Of a single element it is
     any: `if_single`.
     """
@@ -186,57 +203,57 @@ def _stride(digits: list[Digit], *, if_single: int) -> int | None:
     return digits[-1].stride if digits else if_single
 
 
-def _atoms(sizes: Sizes) -> tuple[tuple[Atom, ...], ...]:
+def _make_atoms(sizes: Sizes) -> tuple[tuple[Atom, ...], ...]:
     numbers = count()
     return tuple(tuple(Atom(next(numbers), size) for size in group) for group in sizes)
 
 
-def places(sizes: Sizes) -> Index:
+def index_of_sizes(sizes: Sizes) -> Index:
     """Number of the matrix, row and column as forms."""
-    return tuple(natural(group) for group in _atoms(sizes))
+    return tuple(linear_index(group) for group in _make_atoms(sizes))
 
 
-def cut_in_two(sizes: Sizes, cut: Cut) -> Sizes:
+def split_sizes(sizes: Sizes, cut: AtomSplit) -> Sizes:
     """The sizes with what `cut` asks for cut."""
-    made: list[tuple[int, ...]] = []
-    for group in _atoms(sizes):
+    groups: list[tuple[int, ...]] = []
+    for group in _make_atoms(sizes):
         cuts = (
             (atom.extent // cut.inner, cut.inner) if atom == cut.atom else (atom.extent,)
             for atom in group
         )
-        made.append(tuple(chain.from_iterable(cuts)))
-    return tuple(made)
+        groups.append(tuple(chain.from_iterable(cuts)))
+    return tuple(groups)
 
 
 def _dot(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    left, right = args[:2]
+    lhs, rhs = args[:2]
     if len(args) != 2 or kwargs:
         raise NotLowerableError(f"unexpected arguments {args[2:]!r} {kwargs!r}")
-    if left.dtype not in _DTYPES or right.dtype != left.dtype or outs[0].torch_dtype != left.dtype:
-        raise NotLowerableError(f"a product of {left.dtype} and {right.dtype}")
-    return (Dot(outs[0].shape, left.dtype, left, right),)
+    if lhs.dtype not in _DTYPES or rhs.dtype != lhs.dtype or outs[0].torch_dtype != lhs.dtype:
+        raise NotLowerableError(f"a product of {lhs.dtype} and {rhs.dtype}")
+    return (Dot(outs[0].shape, lhs.dtype, lhs, rhs),)
 
 
 def _dot_added(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     """beta * bias + alpha * (left @ right); with beta 0 the bias is not read, NaN or not."""
-    bias, left, right = args[:3]
+    bias, lhs, rhs = args[:3]
     beta, alpha = (
         kwargs.get(name, args[i] if len(args) > i else 1) for i, name in ((3, "beta"), (4, "alpha"))
     )
-    (made,) = _dot((left, right), {}, outs)
+    (product,) = _dot((lhs, rhs), {}, outs)
     dtype = outs[0].torch_dtype
     if alpha != 1:
-        made = pointwise("({0} * {1})", made, constant(alpha, dtype), dtype=dtype)
+        product = pointwise("({0} * {1})", product, constant(alpha, dtype), dtype=dtype)
     if beta == 0:
-        return (made,)
+        return (product,)
     added = (
         bias if beta == 1 else pointwise("({0} * {1})", bias, constant(beta, dtype), dtype=dtype)
     )
-    return (pointwise("({0} + {1})", made, added, dtype=dtype, shape=outs[0].shape),)
+    return (pointwise("({0} + {1})", product, added, dtype=dtype, shape=outs[0].shape),)
 
 
 HANDLERS: dict[str, Handler] = {

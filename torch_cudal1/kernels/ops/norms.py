@@ -17,15 +17,15 @@ import torch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import (
-    Either,
     Node,
+    OnlineVariant,
     cast,
     constant,
     pointwise,
-    reduced,
+    reduce,
     reshape,
 )
-from torch_cudal1.kernels.ops.pointwise import Handler, div
+from torch_cudal1.kernels.ops.handlers import Handler, div
 
 __all__ = ["HANDLERS", "moments"]
 
@@ -44,10 +44,10 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
     size = constant(count, _F32)
-    rough = div(reduced("sum", x, dims), size)
+    rough = div(reduce("sum", x, dims), size)
     away = pointwise("({0} - {1})", x, rough, dtype=_F32)
-    off = div(reduced("sum", away, dims), size)
-    squares = reduced("sum", pointwise("({0} * {0})", away, dtype=_F32), dims)
+    off = div(reduce("sum", away, dims), size)
+    squares = reduce("sum", pointwise("({0} * {0})", away, dtype=_F32), dims)
     spread = pointwise(
         "tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
         squares,
@@ -58,11 +58,11 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     mean = pointwise("({0} + {1})", rough, off, dtype=_F32)
     deviation = pointwise("({0} - {1})", away, off, dtype=_F32)
     degrees = constant(max(0.0, count - correction), _F32)
-    center, squared = reduced("mean", x, dims), reduced("m2", x, dims)
+    center, squared = reduce("mean", x, dims), reduce("m2", x, dims)
     return (
-        Either(mean.shape, _F32, mean, center),
-        Either(x.shape, _F32, deviation, pointwise("({0} - {1})", x, center, dtype=_F32)),
-        Either(mean.shape, _F32, div(spread, degrees), div(squared, degrees)),
+        OnlineVariant(mean.shape, _F32, mean, center),
+        OnlineVariant(x.shape, _F32, deviation, pointwise("({0} - {1})", x, center, dtype=_F32)),
+        OnlineVariant(mean.shape, _F32, div(spread, degrees), div(squared, degrees)),
     )
 
 
@@ -78,7 +78,7 @@ def _affine(x: Node, weight: Node | None, bias: Node | None, dtype: torch.dtype)
     return pointwise("({0})", x, dtype=dtype)  # stays in fp32; only its nominal dtype changes
 
 
-def _scaled(deviation: Node, rstd: Node) -> Node:
+def _scale(deviation: Node, rstd: Node) -> Node:
     return pointwise("({0} * {1})", deviation, rstd, dtype=_F32)
 
 
@@ -89,7 +89,7 @@ def _layer_norm(
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     mean, deviation, variance = moments(x, dims)
     rstd = _rstd(variance, eps)
-    return _affine(_scaled(deviation, rstd), weight, bias, outs[0].torch_dtype), mean, rstd
+    return _affine(_scale(deviation, rstd), weight, bias, outs[0].torch_dtype), mean, rstd
 
 
 def _rms_norm(
@@ -103,9 +103,9 @@ def _rms_norm(
     )  # that of what it is computed in, as PyTorch has it for half precision
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     wide = cast(x, _F32)
-    squares = reduced("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)
+    squares = reduce("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)
     rstd = _rstd(div(squares, constant(math.prod(shape), _F32)), eps)
-    return _affine(_scaled(wide, rstd), weight, None, outs[0].torch_dtype), rstd
+    return _affine(_scale(wide, rstd), weight, None, outs[0].torch_dtype), rstd
 
 
 def _group_norm(
@@ -118,21 +118,25 @@ def _group_norm(
     rstd = _rstd(variance, eps)
     if inner > 1 and (weight is not None or bias is not None):
         each = [
-            None if one is None else reshape(one, (1, groups, channels // groups, 1))
-            for one in (weight, bias)
+            None if vector is None else reshape(vector, (1, groups, channels // groups, 1))
+            for vector in (weight, bias)
         ]
         out = pointwise(
             "({0})",
-            reshape(_shifted(grouped, mean, rstd, *each), x.shape),
+            reshape(_scale_and_shift(grouped, mean, rstd, *each), x.shape),
             dtype=outs[0].torch_dtype,
         )
     else:
-        scaled = reshape(_scaled(deviation, rstd), x.shape)
-        out = _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+        scaled = reshape(_scale(deviation, rstd), x.shape)
+        out = _affine(
+            scaled, _view_channels(weight, x), _view_channels(bias, x), outs[0].torch_dtype
+        )
     return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
 
 
-def _shifted(x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None) -> Node:
+def _scale_and_shift(
+    x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None
+) -> Node:
     """`x * scale + shift` of a channel, as eager has it: an infinite weight makes a shift that is,
     and infinities of two signs NaN.
 
@@ -151,7 +155,7 @@ def _shifted(x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | 
     return pointwise("libdevice.fma({0}, {1}, {2})", cast(x, _F32), scale, shift, dtype=_F32)
 
 
-def _channels(vector: Node | None, x: Node) -> Node | None:
+def _view_channels(vector: Node | None, x: Node) -> Node | None:
     return None if vector is None else reshape(vector, (x.shape[1],) + (1,) * (len(x.shape) - 2))
 
 
@@ -168,7 +172,10 @@ def _batch_stats(
     mean, deviation, variance = moments(x, dims)
     rstd = _rstd(variance, eps)
     out = _affine(
-        _scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype
+        _scale(deviation, rstd),
+        _view_channels(weight, x),
+        _view_channels(bias, x),
+        outs[0].torch_dtype,
     )
     return out, reshape(mean, (x.shape[1],)), reshape(rstd, (x.shape[1],))
 
@@ -186,22 +193,25 @@ def _batch_training(
     mean, deviation, variance = moments(x, dims)
     rstd = _rstd(variance, eps)
     out = _affine(
-        _scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype
+        _scale(deviation, rstd),
+        _view_channels(weight, x),
+        _view_channels(bias, x),
+        outs[0].torch_dtype,
     )
-    whole = pointwise(
+    unbiased = pointwise(
         "({0} * {1})", variance, constant(count / max(1, count - 1), _F32), dtype=_F32
     )
-    vectors = [reshape(node, (x.shape[1],)) for node in (mean, rstd, mean, whole)]
+    vectors = [reshape(node, (x.shape[1],)) for node in (mean, rstd, mean, unbiased)]
     shares = constant(momentum, _F32), constant(1 - momentum, _F32)
-    moved = [
+    running = [
         pointwise("({0} * {2} + {1} * {3})", new, cast(old, _F32), *shares, dtype=_F32)
         for new, old in zip(vectors[2:], (running_mean, running_variance), strict=True)
     ]
-    typed = [
+    typed_running = [
         pointwise("({0})", node, dtype=spec.torch_dtype)
-        for node, spec in zip(moved, outs[3:], strict=True)
+        for node, spec in zip(running, outs[3:], strict=True)
     ]
-    return out, vectors[0], vectors[1], *typed
+    return out, vectors[0], vectors[1], *typed_running
 
 
 def _batch_running(
@@ -211,16 +221,16 @@ def _batch_running(
     results are not produced.
     """
     x, weight, bias, mean, variance, _, eps = args
-    deviation = pointwise("({0} - {1})", cast(x, _F32), _channel_view(mean, x), dtype=_F32)
-    scaled = _scaled(deviation, _rstd(_channel_view(variance, x), eps))
+    deviation = pointwise("({0} - {1})", cast(x, _F32), _cast_channels(mean, x), dtype=_F32)
+    scaled = _scale(deviation, _rstd(_cast_channels(variance, x), eps))
     return (
-        _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype),
+        _affine(scaled, _view_channels(weight, x), _view_channels(bias, x), outs[0].torch_dtype),
         None,
         None,
     )
 
 
-def _channel_view(vector: Node, x: Node) -> Node:
+def _cast_channels(vector: Node, x: Node) -> Node:
     return cast(reshape(vector, (x.shape[1],) + (1,) * (len(x.shape) - 2)), _F32)
 
 

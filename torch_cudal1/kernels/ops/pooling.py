@@ -2,7 +2,7 @@
 shifted place, the padding a value.
 
 Taps of neighbouring results are neighbours in memory and come from the L1. Bytes moved: one read of
-the input, one write of the result. Windows of more than `MOST_TAPS` elements, and windows that
+the input, one write of the result. Windows of more than `MAX_TAPS` elements, and windows that
 leave the padded input (`ceil_mode`), stay with PyTorch.
 """
 
@@ -19,17 +19,17 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.affine import Index
 from torch_cudal1.kernels.expr.nodes import Node, Padded, cast, constant, pointwise
-from torch_cudal1.kernels.ops.pointwise import Handler, div
+from torch_cudal1.kernels.ops.handlers import Handler, div
 
-__all__ = ["HANDLERS", "MOST_TAPS"]
+__all__ = ["HANDLERS", "MAX_TAPS"]
 
-MOST_TAPS = 64
+MAX_TAPS = 64
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 
 
-def _each(given: Any, axes: int, default: int) -> tuple[int, ...]:
+def _expand_setting(setting: Any, axes: int, default: int) -> tuple[int, ...]:
     """A setting for every axis: ATen gives one number for all, or none for the default."""
-    values = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    values = tuple(setting) if isinstance(setting, (tuple, list)) else (setting,)
     if not values or values[0] is None:
         return (default,) * axes
     return tuple(values) * axes if len(values) == 1 else tuple(values)
@@ -46,7 +46,7 @@ def _taps(
     padding, dilation.
     """
     shape, axes = outs[0].shape, len(window)
-    if math.prod(window) > MOST_TAPS or x.dtype not in (
+    if math.prod(window) > MAX_TAPS or x.dtype not in (
         torch.float32,
         torch.float16,
         torch.bfloat16,
@@ -68,7 +68,7 @@ def _place(
 ) -> Callable[[Index], Index]:
     def remap(index: Index) -> Index:
         moved = [
-            form.scaled(stride).shifted(at * step - pad)
+            form.scale(stride).shift(at * step - pad)
             for form, at, stride, pad, step in zip(
                 index[len(index) - axes :], tap, *steps, strict=True
             )
@@ -78,7 +78,7 @@ def _place(
     return remap
 
 
-def _folded(taps: list[Node], template: str) -> Node:
+def _fold_taps(taps: list[Node], template: str) -> Node:
     """All taps in one, as a tree: sums of many keep their accuracy."""
     while len(taps) > 1:
         pairs = [
@@ -94,14 +94,18 @@ def _max(axes: int) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node | None, ...]:
         x, *rest = args
-        given = [*rest, *[None] * (5 - len(rest))]
-        window = _each(given[0], axes, 1)
-        stride = _each(given[1], axes, 1) if given[1] else window
-        steps = (stride, _each(given[2], axes, 0), _each(given[3], axes, 1))
+        settings = [*rest, *[None] * (5 - len(rest))]
+        window = _expand_setting(settings[0], axes, 1)
+        stride = _expand_setting(settings[1], axes, 1) if settings[1] else window
+        steps = (
+            stride,
+            _expand_setting(settings[2], axes, 0),
+            _expand_setting(settings[3], axes, 1),
+        )
         taps: list[Node] = [
             cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')
         ]
-        return pointwise("({0})", _folded(taps, _MAX), dtype=outs[0].torch_dtype), None
+        return pointwise("({0})", _fold_taps(taps, _MAX), dtype=outs[0].torch_dtype), None
 
     return handle
 
@@ -111,18 +115,18 @@ def _average(axes: int) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         x, *rest = args
-        given = [*rest, *[None] * (6 - len(rest))]
-        window = _each(given[0], axes, 1)
-        stride = _each(given[1], axes, 1) if given[1] else window
-        padding = _each(given[2], axes, 0)
-        if given[4] is False and any(padding) and given[5] is None:
+        settings = [*rest, *[None] * (6 - len(rest))]
+        window = _expand_setting(settings[0], axes, 1)
+        stride = _expand_setting(settings[1], axes, 1) if settings[1] else window
+        padding = _expand_setting(settings[2], axes, 0)
+        if settings[4] is False and any(padding) and settings[5] is None:
             raise NotLowerableError("an average that does not count the padding")
         taps: list[Node] = [
             cast(tap, torch.float32)
             for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")
         ]
-        count = given[5] or math.prod(window)
-        total = div(_folded(taps, "({0} + {1})"), constant(count, torch.float32))
+        count = settings[5] or math.prod(window)
+        total = div(_fold_taps(taps, "({0} + {1})"), constant(count, torch.float32))
         return (pointwise("({0})", total, dtype=outs[0].torch_dtype),)
 
     return handle

@@ -17,36 +17,36 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.kernels.expr.nodes import (
+    LinearIndex,
     Node,
-    Position,
     cast,
     constant,
     pointwise,
-    reduced,
+    reduce,
     reshape,
 )
+from torch_cudal1.kernels.ops.handlers import Handler, div, sqrt
 from torch_cudal1.kernels.ops.norms import moments
-from torch_cudal1.kernels.ops.pointwise import Handler, div, sqrt
 
 __all__ = ["HANDLERS"]
 
 _F32 = torch.float32
-_LOW = 0xFFFFFFFF
+_UINT32_MAX = 0xFFFFFFFF
 
 
-def _dims(node: Node, given: Any) -> tuple[int, ...]:
+def _read_dims(node: Node, dims: Any) -> tuple[int, ...]:
     """The reduced dimensions; None or () is all of them."""
     rank = len(node.shape)
-    if isinstance(given, int):
-        return (given % rank,) if rank else ()
-    return tuple(d % rank for d in given) if given else tuple(range(rank))
+    if isinstance(dims, int):
+        return (dims % rank,) if rank else ()
+    return tuple(d % rank for d in dims) if dims else tuple(range(rank))
 
 
 def _finish(node: Node, outs: tuple[TensorSpec, ...], at: int = 0) -> Node:
     return reshape(pointwise("({0})", node, dtype=outs[at].torch_dtype), outs[at].shape)
 
 
-def _fold(kind: str) -> Handler:
+def _make_reduction(kind: str) -> Handler:
     """sum, prod, amax, amin: second argument (if any) is the dimension or dimensions."""
 
     def handle(
@@ -55,7 +55,7 @@ def _fold(kind: str) -> Handler:
         x = cast(args[0], outs[0].torch_dtype)
         if x.dtype is torch.bool:
             raise NotLowerableError(f"{kind} of bool into bool")
-        return (_finish(reduced(kind, x, _dims(x, args[1] if len(args) > 1 else None)), outs),)
+        return (_finish(reduce(kind, x, _read_dims(x, args[1] if len(args) > 1 else None)), outs),)
 
     return handle
 
@@ -64,9 +64,9 @@ def _mean(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     x = cast(args[0], _F32)
-    dims = _dims(x, args[1] if len(args) > 1 else None)
+    dims = _read_dims(x, args[1] if len(args) > 1 else None)
     count = constant(math.prod(x.shape[d] for d in dims), _F32)
-    return (_finish(div(reduced("sum", x, dims), count), outs),)
+    return (_finish(div(reduce("sum", x, dims), count), outs),)
 
 
 def _logical(kind: str) -> Handler:
@@ -74,7 +74,7 @@ def _logical(kind: str) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         truth = cast(cast(args[0], torch.bool), torch.int32)
-        folded = reduced(kind, truth, _dims(truth, args[1] if len(args) > 1 else None))
+        folded = reduce(kind, truth, _read_dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
 
     return handle
@@ -85,7 +85,7 @@ def _variance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Node
     correction = kwargs.get("correction")
     mean, _, variance = moments(
         x,
-        _dims(x, args[1] if len(args) > 1 else None),
+        _read_dims(x, args[1] if len(args) > 1 else None),
         1.0 if correction is None else float(correction),
     )
     return mean, variance
@@ -115,21 +115,21 @@ def _vector_norm(
 ) -> tuple[Node, ...]:
     order = args[1] if len(args) > 1 else 2
     x = cast(args[0], _F32)
-    dims = _dims(x, args[2] if len(args) > 2 else None)
+    dims = _read_dims(x, args[2] if len(args) > 2 else None)
     if order == 2:
-        return (_finish(sqrt(reduced("sum", pointwise("({0} * {0})", x, dtype=_F32), dims)), outs),)
+        return (_finish(sqrt(reduce("sum", pointwise("({0} * {0})", x, dtype=_F32), dims)), outs),)
     kind = {1: "sum", math.inf: "max"}.get(order)
     if kind is None:
         raise NotLowerableError(f"vector norm of order {order}")
-    return (_finish(reduced(kind, pointwise("tl.abs({0})", x, dtype=_F32), dims), outs),)
+    return (_finish(reduce(kind, pointwise("tl.abs({0})", x, dtype=_F32), dims), outs),)
 
 
-def _best(x: Node, dims: tuple[int, ...], kind: str) -> Node:
+def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     """int64 position of the extreme value within `dims` (row-major), dimensions kept."""
-    if math.prod(x.shape[d] for d in dims) > _LOW or x.compute == "tl.int64":
+    if math.prod(x.shape[d] for d in dims) > _UINT32_MAX or x.compute == "tl.int64":
         raise NotLowerableError(f"arg-reduction of {x.dtype} over {x.shape}")
     strides = row_major(tuple(x.shape[d] for d in dims))
-    where = Position(
+    where = LinearIndex(
         x.shape,
         torch.int64,
         tuple(strides[dims.index(d)] if d in dims else 0 for d in range(len(x.shape))),
@@ -148,7 +148,7 @@ def _best(x: Node, dims: tuple[int, ...], kind: str) -> Node:
         "(({0}.to(tl.int64) << 32) | (0xffffffff - {1}))", key, where, dtype=torch.int64
     )
     return pointwise(
-        "(0xffffffff - ({0} & 0xffffffff))", reduced("max", packed, dims), dtype=torch.int64
+        "(0xffffffff - ({0} & 0xffffffff))", reduce("max", packed, dims), dtype=torch.int64
     )
 
 
@@ -157,7 +157,12 @@ def _arg(kind: str) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         return (
-            _finish(_best(args[0], _dims(args[0], args[1] if len(args) > 1 else None), kind), outs),
+            _finish(
+                _extreme_position(
+                    args[0], _read_dims(args[0], args[1] if len(args) > 1 else None), kind
+                ),
+                outs,
+            ),
         )
 
     return handle
@@ -167,8 +172,10 @@ def _with_index(kind: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
-        x, dims = args[0], _dims(args[0], args[1])
-        return _finish(reduced(kind, x, dims), outs), _finish(_best(x, dims, kind), outs, 1)
+        x, dims = args[0], _read_dims(args[0], args[1])
+        return _finish(reduce(kind, x, dims), outs), _finish(
+            _extreme_position(x, dims, kind), outs, 1
+        )
 
     return handle
 
@@ -183,15 +190,15 @@ def _legacy_norm(
 
 HANDLERS: dict[str, Handler] = {
     **{f"norm.{o}": _legacy_norm for o in ("Scalar", "ScalarOpt_dim")},
-    **{f"sum.{o}": _fold("sum") for o in ("default", "dim_IntList")},
-    **{f"prod.{o}": _fold("prod") for o in ("default", "dim_int")},
+    **{f"sum.{o}": _make_reduction("sum") for o in ("default", "dim_IntList")},
+    **{f"prod.{o}": _make_reduction("prod") for o in ("default", "dim_int")},
     **{f"mean.{o}": _mean for o in ("default", "dim")},
     **{f"any.{o}": _logical("max") for o in ("default", "dim", "dims")},
     **{f"all.{o}": _logical("min") for o in ("default", "dim", "dims")},
-    "amax.default": _fold("max"),
-    "amin.default": _fold("min"),
-    "max.default": _fold("max"),
-    "min.default": _fold("min"),
+    "amax.default": _make_reduction("max"),
+    "amin.default": _make_reduction("min"),
+    "max.default": _make_reduction("max"),
+    "min.default": _make_reduction("min"),
     "max.dim": _with_index("max"),
     "min.dim": _with_index("min"),
     "argmax.default": _arg("max"),

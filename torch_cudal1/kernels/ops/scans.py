@@ -13,9 +13,9 @@ from typing import Any
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.expr.affine import Atom, Form, Index
+from torch_cudal1.kernels.expr.affine import AffineExpr, Atom, Index
 from torch_cudal1.kernels.expr.nodes import Constant, Flip, Map, Node, Scan, View, cast
-from torch_cudal1.kernels.ops.pointwise import Handler
+from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = ["HANDLERS", "exclusive_sums"]
 
@@ -44,18 +44,18 @@ def _flip(
     if (
         isinstance(node, Scan)
         and node.dim == dim
-        and (inner := _flipped(node.source, dim)) is not None
+        and (inner := _unwrap_flip(node.source, dim)) is not None
     ):
         return (replace(node, source=inner, reverse=not node.reverse),)
     return (Flip(node.shape, node.dtype, node, dim),)
 
 
-def _flipped(node: Node, dim: int) -> Node | None:
+def _unwrap_flip(node: Node, dim: int) -> Node | None:
     """What `node` is the flip of, None if it is none."""
     if (
         isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape
     ):  # a conversion
-        inner = _flipped(node.args[0], dim)
+        inner = _unwrap_flip(node.args[0], dim)
         return None if inner is None else replace(node, args=(inner,))
     return node.source if isinstance(node, Flip) and node.dim == dim else None
 
@@ -74,11 +74,13 @@ def exclusive_sums(parts: Sequence[Node], shape: tuple[int, ...], dim: int) -> N
             and scan.dim == dim
             and not (scan.reverse or scan.exclusive)
         ):
-            return Scan(shape, scan.dtype, "sum", _whole(scan.source, shape), dim, exclusive=True)
+            return Scan(
+                shape, scan.dtype, "sum", _extend_to(scan.source, shape), dim, exclusive=True
+            )
     return None
 
 
-def _whole(node: Node, shape: tuple[int, ...]) -> Node:
+def _extend_to(node: Node, shape: tuple[int, ...]) -> Node:
     """The tensor of `shape` of which `node` is all but the last place of one dimension. Raises
     NotLowerableError if it is not.
     """
@@ -88,19 +90,19 @@ def _whole(node: Node, shape: tuple[int, ...]) -> Node:
         return replace(
             node,
             shape=shape,
-            args=tuple(arg if not arg.shape else _whole(arg, shape) for arg in node.args),
+            args=tuple(arg if not arg.shape else _extend_to(arg, shape) for arg in node.args),
         )
     if (
         isinstance(node, View)
         and node.source.shape == shape
-        and node.remap(_own(node.shape)) == _own(node.shape)
+        and node.remap(_identity_index(node.shape)) == _identity_index(node.shape)
     ):
         return node.source
     raise NotLowerableError("running sums of other than all elements but the last")
 
 
-def _own(shape: tuple[int, ...]) -> Index:
-    return tuple(Form(0, ((Atom(i, size), 1),)) for i, size in enumerate(shape))
+def _identity_index(shape: tuple[int, ...]) -> Index:
+    return tuple(AffineExpr(0, ((Atom(i, size), 1),)) for i, size in enumerate(shape))
 
 
 def _is_zero(node: Node) -> bool:

@@ -13,38 +13,43 @@ import torch
 
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import (
-    Either,
     Map,
     Node,
+    OnlineVariant,
     Softmax,
     cast,
     pointwise,
-    reduced,
+    reduce,
     reshape,
 )
-from torch_cudal1.kernels.ops.pointwise import Handler, div
+from torch_cudal1.kernels.ops.handlers import Handler, div
 
 __all__ = ["HANDLERS"]
 
 _F32 = torch.float32
 
 
-def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
+def _shift_and_sum(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
     """`max(x)`, `x` less that, its exponential, and the sum of that along `dim`."""
     x = cast(x, _F32)
     dims = (dim % len(x.shape),) if x.shape else ()
-    top = reduced("max", x, dims)
+    top = reduce("max", x, dims)
     shifted = pointwise("({0} - {1})", x, top, dtype=_F32)
     exponential = pointwise("libdevice.exp({0})", shifted, dtype=_F32)
-    total = reduced("sum", exponential, dims)
-    return top, shifted, exponential, Either(total.shape, _F32, total, reduced("expsum", x, dims))
+    total = reduce("sum", exponential, dims)
+    return (
+        top,
+        shifted,
+        exponential,
+        OnlineVariant(total.shape, _F32, total, reduce("expsum", x, dims)),
+    )
 
 
 def _softmax(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    _, _, exponential, total = _shifted(args[0], args[1])
-    return (_marked(_as(outs, div(exponential, total)), args, safe=False),)
+    _, _, exponential, total = _shift_and_sum(args[0], args[1])
+    return (_mark_softmax(_retype(outs, div(exponential, total)), args, safe=False),)
 
 
 def _safe_softmax(
@@ -53,28 +58,39 @@ def _safe_softmax(
     """0 in rows of nothing but minus infinity, where softmax has NaN: rows that a mask hides all
     keys from.
     """
-    top, _, exponential, total = _shifted(args[0], args[1])
-    made = pointwise(
+    top, _, exponential, total = _shift_and_sum(args[0], args[1])
+    probabilities = pointwise(
         'tl.where({0} == float("-inf"), 0.0, {1})', top, div(exponential, total), dtype=_F32
     )
-    return (_marked(_as(outs, made), args, safe=True),)
+    return (_mark_softmax(_retype(outs, probabilities), args, safe=True),)
 
 
-def _marked(made: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
-    """`made` as a softmax along the last dimension, if it is one."""
-    if isinstance(made, Map) and made.shape and args[1] % len(made.shape) == len(made.shape) - 1:
-        return Softmax(made.shape, made.dtype, made.template, made.args, args[0], safe=safe)
-    return made
+def _mark_softmax(probabilities: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
+    """`probabilities` as a softmax along the last dimension, if it is one."""
+    if (
+        isinstance(probabilities, Map)
+        and probabilities.shape
+        and args[1] % len(probabilities.shape) == len(probabilities.shape) - 1
+    ):
+        return Softmax(
+            probabilities.shape,
+            probabilities.dtype,
+            probabilities.template,
+            probabilities.args,
+            args[0],
+            safe=safe,
+        )
+    return probabilities
 
 
 def _log_softmax(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    _, shifted, _, total = _shifted(args[0], args[1])
-    return (_as(outs, pointwise("({0} - libdevice.log({1}))", shifted, total, dtype=_F32)),)
+    _, shifted, _, total = _shift_and_sum(args[0], args[1])
+    return (_retype(outs, pointwise("({0} - libdevice.log({1}))", shifted, total, dtype=_F32)),)
 
 
-def _as(outs: tuple[TensorSpec, ...], node: Node) -> Node:
+def _retype(outs: tuple[TensorSpec, ...], node: Node) -> Node:
     return pointwise(
         "({0})", node, dtype=outs[0].torch_dtype
     )  # stays in fp32; only its nominal dtype changes
@@ -85,11 +101,11 @@ def _logsumexp(
 ) -> tuple[Node, ...]:
     x = cast(args[0], _F32)
     dims = tuple(d % len(x.shape) for d in args[1])
-    top = reduced("max", x, dims)
+    top = reduce("max", x, dims)
     finite = pointwise(
         'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32
     )  # inf - inf would be NaN
-    total = reduced("sum", pointwise("libdevice.exp({0} - {1})", x, finite, dtype=_F32), dims)
+    total = reduce("sum", pointwise("libdevice.exp({0} - {1})", x, finite, dtype=_F32), dims)
     result = pointwise("(libdevice.log({0}) + {1})", total, finite, dtype=outs[0].torch_dtype)
     return (reshape(result, outs[0].shape),)
 
@@ -103,7 +119,7 @@ def _backward(template: str) -> Handler:
         folded = (
             pointwise("({0} * {1})", grad, output, dtype=_F32) if "exp" not in template else grad
         )
-        total = reduced("sum", folded, dims)
+        total = reduce("sum", folded, dims)
         return (pointwise(template, grad, output, total, dtype=outs[0].torch_dtype),)
 
     return handle

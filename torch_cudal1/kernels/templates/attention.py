@@ -3,7 +3,7 @@ way, nothing of it in memory.
 
     out[m] = sum_n weight(scores[m, n]) value[n],   scores = tail(query key^T)
 
-`tail` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online,
+`epilogue` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online,
 or another such chain (relu). The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy
 ("bf16x6", "tf32x3"), in TF32 only where the user allows it, of half types as they are. There scores
 stay in fp32 up to the weights, which the second product takes in the values' type: a model that
@@ -29,11 +29,11 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.epilogue import triton_tail, values_of
-from torch_cudal1.kernels.codegen.loop_nest import Nest, schedule_tail
-from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
-from torch_cudal1.kernels.expr.affine import Cut, Index, flatten, row_major
-from torch_cudal1.kernels.expr.from_program import Output, Trace
+from torch_cudal1.kernels.codegen.epilogue import list_values, print_triton_epilogue
+from torch_cudal1.kernels.codegen.loop_nest import Nest, build_epilogue_nest
+from torch_cudal1.kernels.codegen.prelude import POINTERS, add_prelude
+from torch_cudal1.kernels.expr.affine import AtomSplit, Index, flatten, row_major
+from torch_cudal1.kernels.expr.from_program import Output, TracedProgram
 from torch_cudal1.kernels.expr.nodes import (
     Dot,
     LogSumExp,
@@ -41,19 +41,29 @@ from torch_cudal1.kernels.expr.nodes import (
     Node,
     Softmax,
     View,
-    every,
-    replaced,
+    choose_variants,
+    find_nodes,
     reshape,
-    resolved,
-    rounding,
+    rounding_template,
     sources,
+    substitute,
 )
-from torch_cudal1.kernels.ops.matmul import Sizes, cut_in_two, matrices, places
-from torch_cudal1.kernels.proposal import Kernel, Proposal
+from torch_cudal1.kernels.ops.attention_ops import HANDLERS, is_attention
+from torch_cudal1.kernels.ops.matmul import Sizes, index_of_sizes, read_operand, split_sizes
+from torch_cudal1.kernels.proposal import KernelSource, Proposal
+from torch_cudal1.kernels.template import (
+    FusionRules,
+    LoweredKernels,
+    ProposalRequest,
+    Template,
+    Workload,
+    keep_lowerable,
+    target_names,
+)
 
-__all__ = ["MOST_DEPTH", "attended", "attentions"]
+__all__ = ["MAX_HEAD_ELEMENTS", "TEMPLATE"]
 
-MOST_DEPTH = 128  # of query and value: their tiles stay in registers
+MAX_HEAD_ELEMENTS = 128  # of query and value: their tiles stay in registers
 _HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1
 # rows, columns, warps, stages; best guess first
@@ -98,7 +108,7 @@ top = higher
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Attention:
     """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is
     the result's element.
 
@@ -115,32 +125,40 @@ class _Parts:
     total: Output | None = None
 
 
-def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
-    """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no
-    attention.
-    """
-    parts = _parts(traced, 1 + max(traced.leaves))
-    dtype, height = parts.first.left.dtype, parts.first.shape[1]
+def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+    traced = workload.traced
+    attention = _read_attention(traced, 1 + max(traced.leaves))
+    dtype, height = attention.first.left.dtype, attention.first.shape[1]
     methods = (
         ("half",)
         if dtype in _HALVES
-        else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+        else (("tf32",) if "matmul" in request.tf32_ops else ()) + ("tf32x3", "bf16x6")
     )
-    found = [(m, *tile) for tile in _TILES for m in methods]
+    configs = [(method, *tile) for tile in _TILES for method in methods]
     names = ("method", "rows", "columns", "warps", "stages")
-    found.sort(key=lambda one: one[1] >= 2 * height)  # tiles that are mostly empty come last
-    return tuple(Proposal("attention", dict(zip(names, one, strict=True))) for one in found[:most])
+    configs.sort(key=lambda config: config[1] >= 2 * height)  # mostly empty tiles come last
+    proposals = (
+        Proposal("attention", dict(zip(names, config, strict=True)))
+        for config in configs[: request.limit]
+    )
+    return keep_lowerable(_lower, workload, proposals)
 
 
-def attended(
-    traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec], free: int
-) -> Kernel:
+def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    specs = dict(workload.traced.leaves) | workload.output_specs
+    kernel = _lower_attention(workload.traced, proposal, specs, workload.program.value_count)
+    return LoweredKernels((kernel,), workload.output_specs)
+
+
+def _lower_attention(
+    traced: TracedProgram, proposal: Proposal, specs: Mapping[int, TensorSpec], free: int
+) -> KernelSource:
     """The kernel of a proposal; `free` is a value number that nothing has.
 
     Raises NotLowerableError when the island is no attention, ProgramError when the proposal is
     nonsense.
     """
-    parts = _parts(traced, free)
+    parts = _read_attention(traced, free)
     rows, columns, warps, stages = (
         proposal.number(name, 0) for name in ("rows", "columns", "warps", "stages")
     )
@@ -150,11 +168,11 @@ def attended(
         raise ProgramError(
             "proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}"
         )
-    text, values = _text(parts, str(method), rows, columns)
+    text, values = _print_kernel(parts, str(method), rows, columns)
     symbol = f"attention_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
     batch, height = parts.first.shape[:2]
-    return Kernel(
+    return KernelSource(
         symbol,
         text.replace("SYMBOL", symbol),
         arguments,
@@ -164,18 +182,18 @@ def attended(
     )
 
 
-def _parts(traced: Trace, free: int) -> _Parts:
-    output, total = _results(traced.outputs)
-    (node,) = resolved((output.node,), streamed=False)
-    second, node = _weights_first(_dot_below(node), node)
-    weights = _behind_views(second.left, second.shape[0], second.left.shape)
+def _read_attention(traced: TracedProgram, free: int) -> _Attention:
+    output, total = _split_results(traced.outputs)
+    (node,) = choose_variants((output.node,), online=False)
+    second, node = _put_weights_left(_find_dot(node), node)
+    weights = _find_weights(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
-    if not softmax and every(Softmax, (weights,)):
+    if not softmax and find_nodes(Softmax, (weights,)):
         raise NotLowerableError(
             "a softmax that is computed on, or rounded to another type, before it meets the values"
         )
     scores = weights.scores if isinstance(weights, Softmax) else weights
-    first = _dot_below(scores)
+    first = _find_dot(scores)
     if first.left.dtype != second.right.dtype:
         raise NotLowerableError(
             f"a product of {first.left.dtype} for the scores and of {second.right.dtype} with the values"
@@ -186,29 +204,38 @@ def _parts(traced: Trace, free: int) -> _Parts:
         or first.shape[:2] != second.shape[:2]
     ):
         raise NotLowerableError("scores of another shape than the first product")
-    if max(first.left.shape[-1], second.shape[-1]) > MOST_DEPTH:
-        raise NotLowerableError(f"queries or values of more than {MOST_DEPTH} elements")
+    if max(first.left.shape[-1], second.shape[-1]) > MAX_HEAD_ELEMENTS:
+        raise NotLowerableError(f"queries or values of more than {MAX_HEAD_ELEMENTS} elements")
     spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
-    nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
-    result = schedule_tail((replace(output, node=node),), second)
+    nest = build_epilogue_nest((Output(free, reshape(scores, first.shape), spec),), first)
+    result = build_epilogue_nest((replace(output, node=node),), second)
     causal, safe = (
         (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
     )
-    return _Parts(first, second, nest, result, softmax, causal, safe, total)
+    return _Attention(first, second, nest, result, softmax, causal, safe, total)
 
 
-def _weights_first(second: Dot, node: Node) -> tuple[Dot, Node]:
+def _put_weights_left(second: Dot, node: Node) -> tuple[Dot, Node]:
     """The second product with the weights on its left, and `node` made of it: contractions of
     einsum may have it the other way.
     """
-    if len(second.shape) != 3 or every(Dot, (second.left,)) or not every(Dot, (second.right,)):
+    if (
+        len(second.shape) != 3
+        or find_nodes(Dot, (second.left,))
+        or not find_nodes(Dot, (second.right,))
+    ):
         return second, node
     batch, rows, columns = second.shape
-    turned = Dot((batch, columns, rows), second.dtype, _turned(second.right), _turned(second.left))
-    return turned, replaced(node, {second: _turned(turned)})
+    turned = Dot(
+        (batch, columns, rows),
+        second.dtype,
+        _transpose_matrices(second.right),
+        _transpose_matrices(second.left),
+    )
+    return turned, substitute(node, {second: _transpose_matrices(turned)})
 
 
-def _turned(node: Node) -> Node:
+def _transpose_matrices(node: Node) -> Node:
     """Each matrix transposed."""
     batch, rows, columns = node.shape
     return View(
@@ -216,94 +243,96 @@ def _turned(node: Node) -> Node:
     )
 
 
-def _results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
+def _split_results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
     """The weighted values, and the log-sum-exp where that is a result too."""
-    totals = [one for one in outputs if isinstance(one.node, LogSumExp)]
-    others = [one for one in outputs if one not in totals]
-    if len(others) != 1 or len(totals) > 1:
+    totals = [output for output in outputs if isinstance(output.node, LogSumExp)]
+    rest = [output for output in outputs if output not in totals]
+    if len(rest) != 1 or len(totals) > 1:
         raise NotLowerableError("attention with several results")
     if totals and totals[0].spec.strides != row_major(totals[0].spec.shape):
         raise NotLowerableError(f"a log-sum-exp with strides {totals[0].spec.strides}")
-    return others[0], totals[0] if totals else None
+    return rest[0], totals[0] if totals else None
 
 
-def _dot_below(node: Node) -> Dot:
+def _find_dot(node: Node) -> Dot:
     """The product that an expression is made of, through element-wise steps and views."""
-    waiting, found = [node], dict[Dot, None]()
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Dot):
-            found[one] = None
-        elif isinstance(one, (Map, View)):
-            waiting += one.args if isinstance(one, Map) else (one.source,)
-    if len(found) != 1:
-        raise NotLowerableError(f"{len(found)} products where attention has one")
-    return next(iter(found))
+    stack, dots = [node], dict[Dot, None]()
+    while stack:
+        current = stack.pop()
+        if isinstance(current, Dot):
+            dots[current] = None
+        elif isinstance(current, (Map, View)):
+            stack += current.args if isinstance(current, Map) else (current.source,)
+    if len(dots) != 1:
+        raise NotLowerableError(f"{len(dots)} products where attention has one")
+    return next(iter(dots))
 
 
-def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
+def _find_weights(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
     """The weights under other shapes; the same elements in the same order. What is no softmax is
     taken as it comes.
     """
     below = node
-    while isinstance(below, View) or _hands_on(below, node.dtype):
+    while isinstance(below, View) or _passes_through(below, node.dtype):
         (below,) = sources(below)
     if not isinstance(below, Softmax):
         return node
     sizes: Sizes = ((batch,), (shape[-2],), (shape[-1],))
     for _ in range(4):
-        index: Index = places(sizes)
+        index: Index = index_of_sizes(sizes)
         below = node
         try:
-            while isinstance(below, View) or _hands_on(below, node.dtype):
+            while isinstance(below, View) or _passes_through(below, node.dtype):
                 index = below.remap(index) if isinstance(below, View) else index
                 (below,) = sources(below)
-            whole = flatten(places(sizes), row_major(shape))
-            if flatten(index, row_major(below.shape)) != whole:
+            expected = flatten(index_of_sizes(sizes), row_major(shape))
+            if flatten(index, row_major(below.shape)) != expected:
                 raise NotLowerableError("weights that are permuted before they meet the values")
             return below
-        except Cut as cut:
-            sizes = cut_in_two(sizes, cut)
+        except AtomSplit as cut:
+            sizes = split_sizes(sizes, cut)
     raise NotLowerableError("weights that are reshaped too often")
 
 
-def _hands_on(node: Node, dtype: torch.dtype) -> bool:
+def _passes_through(node: Node, dtype: torch.dtype) -> bool:
     """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product
     reads it anyway.
     """
-    return type(node) is Map and node.template in ("({0})", rounding(dtype))
+    return type(node) is Map and node.template in ("({0})", rounding_template(dtype))
 
 
-def _address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
+def _print_address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
     """Value number of an operand, and the offset of its elements as text; lines for the digits of
     the batch go to `text`.
 
     `names` of the vectors along its rows and columns.
     """
-    found = matrices(node)
-    parts = [str(found.offset)] * bool(found.offset) + [f"batch * {found.batch}"] * bool(
-        found.batch
+    operand = read_operand(node)
+    parts = [str(operand.offset)] * bool(operand.offset) + [f"batch * {operand.batch}"] * bool(
+        operand.batch
     )
-    for digit in found.digits:
+    for digit in operand.digits:
         name = f"batch_{digit.every}_{digit.extent}"
         line = f"{name} = batch // {digit.every} % {digit.extent}"
         if line not in text:
             text.append(line)
         parts.append(f"{name} * {digit.stride}")
-    parts += [f"{names[0]}[:, None] * {found.row}", f"{names[1]}[None, :] * {found.depth}"]
-    return found.value, f"p{found.value} + " + " + ".join(parts)
+    parts += [f"{names[0]}[:, None] * {operand.row}", f"{names[1]}[None, :] * {operand.depth}"]
+    return operand.value, f"p{operand.value} + " + " + ".join(parts)
 
 
-def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tuple[int, ...]]:
+def _print_kernel(
+    parts: _Attention, method: str, rows: int, columns: int
+) -> tuple[str, tuple[int, ...]]:
     batch, height, width = parts.first.shape
     depth, size = parts.first.left.shape[-1], parts.second.shape[-1]
     padded, out_width = (max(16, 1 << (n - 1).bit_length()) for n in (depth, size))
     ragged = height % rows != 0, width % columns != 0
     digits: list[str] = []
     m = f"(m % {height})" if ragged[0] else "m"
-    query, query_at = _address(parts.first.left, (m, "d"), digits)
-    key, key_at = _address(parts.first.right, ("d", "n"), digits)
-    value, value_at = _address(parts.second.right, ("n", "e"), digits)
+    query, query_at = _print_address(parts.first.left, (m, "d"), digits)
+    key, key_at = _print_address(parts.first.right, ("d", "n"), digits)
+    value, value_at = _print_address(parts.second.right, ("n", "e"), digits)
     in_depth = [f"(d < {depth})[{{}}]"] * (padded != depth)
     in_size = [f"(e < {size})[None, :]"] * (out_width != size)
     words: dict[str, int | str] = {
@@ -326,18 +355,18 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         "ROW_OK": f"row_ok = (m < {height})[:, None]" if ragged[0] else "",
         "COLUMN_OK": f"column_ok = (n < {width})[None, :]" if ragged[1] else "",
         "PRECISION": "" if method == "half" else f', input_precision="{method}"',
-        **_rounded(method),
-        "TYPED": _typed(parts.second.right.dtype),
+        **_rounding_lines(method),
+        "TYPED": _cast_text(parts.second.right.dtype),
         "TO64": ".to(tl.int64)"
         if max(batch * height * max(width, depth), 1) > _INT32_REACH
         else "",
         "BM": rows,
         "BN": columns,
     }
-    reads, _ = values_of(parts.scores)
-    result_reads, writes = values_of(parts.result)
-    scores = triton_tail(parts.scores, rows, columns, ragged)[:-1]
-    score = parts.scores.statements[-1].needs[0].name
+    reads, _ = list_values(parts.scores)
+    result_reads, writes = list_values(parts.result)
+    scores = print_triton_epilogue(parts.scores, rows, columns, ragged)[:-1]
+    score = parts.scores.statements[-1].operands[0].name
     outside = 'float("-inf")' if parts.softmax else "0.0"
     scores.append(
         f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}"
@@ -349,37 +378,37 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     ]
     finish += ['acc = tl.where(top == float("-inf"), 0.0, acc)'] * parts.safe
     finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
-    finish += triton_tail(parts.result, rows, out_width, (ragged[0], out_width != size))
-    finish += _total_lines(parts.total, height) if parts.total else []
+    finish += print_triton_epilogue(parts.result, rows, out_width, (ragged[0], out_width != size))
+    finish += _print_logsumexp(parts.total, height) if parts.total else []
     lines: list[str] = []
     blocks = {"SCORES": scores, "WEIGHTS": weights, "FINISH": finish}
     for line in _BODY.strip().splitlines():
         indent, word = line[: len(line) - len(line.lstrip())], line.strip()
         lines += (
-            [indent + one for one in blocks.get(word, [])]
+            [indent + value_number for value_number in blocks.get(word, [])]
             if word in blocks
-            else _filled(line, words)
+            else _fill_words(line, words)
         )
     totals = (parts.total.value,) if parts.total else ()
     ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes, *totals)))
-    head = ", ".join(f"p{one}" for one in ordered) + "):\n"
-    return headed(head + "\n".join("    " + line for line in lines) + "\n"), ordered
+    head = ", ".join(f"p{value_number}" for value_number in ordered) + "):\n"
+    return add_prelude(head + "\n".join("    " + line for line in lines) + "\n"), ordered
 
 
-def _total_lines(output: Output, height: int) -> list[str]:
+def _print_logsumexp(output: Output, height: int) -> list[str]:
     """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from,
     infinity behind the last row.
     """
     padded = output.spec.shape[2]
     inside = f"(m < {height})[:, None]" if padded > height else ""
-    made = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
-    made = f'tl.where({inside}, {made}, float("inf"))' if inside else made
+    stored = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
+    stored = f'tl.where({inside}, {stored}, float("inf"))' if inside else stored
     return [
-        f"tl.store(p{output.value} + batch * {padded} + m[:, None], {made}, mask=(m < {padded})[:, None])"
+        f"tl.store(p{output.value} + batch * {padded} + m[:, None], {stored}, mask=(m < {padded})[:, None])"
     ]
 
 
-def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:
+def _fill_words(line: str, words: Mapping[str, int | str]) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     for word in sorted(words, key=len, reverse=True):
         line = line.replace(word, str(words[word]))
@@ -392,7 +421,7 @@ def _mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
-def _rounded(method: str) -> dict[str, str]:
+def _rounding_lines(method: str) -> dict[str, str]:
     """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does
     that itself.
     """
@@ -407,5 +436,28 @@ def _rounded(method: str) -> dict[str, str]:
     }
 
 
-def _typed(dtype: torch.dtype) -> str:
+def _cast_text(dtype: torch.dtype) -> str:
     return f".to(tl.{str(dtype).removeprefix('torch.')})" if dtype in _HALVES else ""
+
+
+def _matches(families: Collection[str], nodes: tuple[Node, ...]) -> bool:
+    """A fused operator, or two products of which one is made of the other's elements."""
+    return "attention" in families or (
+        "gemm" in families and "conv" not in families and is_attention(nodes)
+    )
+
+
+TEMPLATE = Template(
+    family="attention",
+    summary="Fused attention operators, and two matrix products with element-wise steps or a "
+    "softmax between; no score is in memory.",
+    architectures="sm_80 and newer",
+    dtypes="fp32, fp16, bf16",
+    propose=_propose,
+    lower=_lower,
+    # a mask may hide keys
+    fusion=FusionRules("product", target_names(HANDLERS), partial_reads=target_names(HANDLERS)),
+    handlers=HANDLERS,
+    matches_expressions=_matches,
+    is_shortlisted=True,
+)

@@ -19,24 +19,31 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.program import Program, TensorSpec
+from torch_cudal1.device.specs import max_shared_bytes
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
-from torch_cudal1.kernels.proposal import Kernel, Proposal, shared_limit
+from torch_cudal1.kernels.codegen.prelude import POINTERS, add_prelude
+from torch_cudal1.kernels.proposal import KernelSource, Proposal
+from torch_cudal1.kernels.template import (
+    FusionRules,
+    LoweredKernels,
+    ProposalRequest,
+    Template,
+    Workload,
+)
 from torch_cudal1.kernels.templates.attention_step import (
     HALVES,
+    TARGETS,
     BackwardStep,
     StepTensor,
-    read_step,
+    is_backward,
+    read_backward,
 )
 
-__all__ = ["FAMILY", "gradients", "gradients_of"]
-
-FAMILY = "attention_backward"
+__all__ = ["TEMPLATE"]
 
 _DELTA_ROWS = 32
 # elements of a head -> rows that a program keeps, rows that it takes at a time, warps, stages; best
@@ -52,14 +59,14 @@ _HALF_TILES = {
     128: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
 }
 # bytes of shared memory at least for an element of fp32 tiles that stay: two tensors, two pieces
-_PIECES = 16
+_SPLIT_BYTES_PER_ELEMENT = 16
 # rows at most under a causal mask: in larger blocks than PyTorch's a NaN that the mask hides would
 # reach further than there
-_CAUSAL_BLOCK = 64
+_MAX_CAUSAL_ROWS = 64
 # rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not
 # theirs (Triton 3.6)
-_LEAST_OTHER = 32
-_TENSOR_MEMORY = range(
+_MIN_TF32_ROWS = 32
+_TENSOR_MEMORY_SM = range(
     100, 120
 )  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
 
@@ -71,8 +78,8 @@ class _Tile:
     """
 
     method: str
-    own: int
-    other: int
+    rows: int
+    rows_per_step: int
     warps: int
     stages: int
 
@@ -81,7 +88,7 @@ class _Tile:
         """The last argument of a product."""
         return "" if self.method == "half" else f', input_precision="{self.method}"'
 
-    def rounded(self, *names: str) -> str:
+    def print_rounding(self, *names: str) -> str:
         """Statements that round operands of plain TF32 products to the nearest, as the tensor cores
         would cut them off.
         """
@@ -90,61 +97,61 @@ class _Tile:
         )
 
 
-def gradients(
-    program: Program, sm: int, rights: Collection[str], most: int
-) -> tuple[Proposal, ...]:
-    """At most `most` proposals, best guess first. Raises NotLowerableError with what the kernels do
-    not serve.
-    """
-    step = read_step(program)
+def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+    step = read_backward(workload.program)
     methods = (
         ("half",)
         if step.query.dtype in HALVES
-        else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+        else (("tf32",) if "matmul" in request.tf32_ops else ()) + ("tf32x3", "bf16x6")
     )
-    width = _padded(max(step.query.shape[3], step.value.shape[3]))
-    found = [
+    width = _pad_to_power(max(step.query.shape[3], step.value.shape[3]))
+    configs = [
         (method, *tile)
-        for tile in _tiles(step)
+        for tile in _choose_tiles(step)
         for method in methods
-        if _fits(method, tile, width, sm)
+        if _fits(method, tile, width, request.sm)
     ]
     names = ("method", "own", "other", "warps", "stages")
-    return tuple(Proposal(FAMILY, dict(zip(names, one, strict=True))) for one in found[:most])
+    return tuple(
+        Proposal("attention_backward", dict(zip(names, config, strict=True)))
+        for config in configs[: request.limit]
+    )
 
 
-def gradients_of(
-    program: Program, proposal: Proposal
-) -> tuple[tuple[Kernel, ...], Mapping[int, TensorSpec]]:
-    """The kernels in launch order and the specs of all that they write. Raises NotLowerableError,
-    or ProgramError for nonsense.
-    """
-    step, specs = read_step(program), value_specs(program)
-    tile = _tile(proposal, step)
+def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    step, specs = read_backward(workload.program), value_specs(workload.program)
+    tile = _read_tile(proposal, step)
     kernels = [
-        _kernel(
+        _make_kernel(
             "delta",
-            _delta_text(step),
-            _blocks(step.query, _DELTA_ROWS),
+            _print_delta(step),
+            _count_blocks(step.query, _DELTA_ROWS),
             _Tile("half", _DELTA_ROWS, 0, 4, 1),
             step,
         )
     ]
     if "query" in step.results:
         kernels.append(
-            _kernel("queries", _queries_text(step, tile), _blocks(step.query, tile.own), tile, step)
+            _make_kernel(
+                "queries",
+                _print_queries(step, tile),
+                _count_blocks(step.query, tile.rows),
+                tile,
+                step,
+            )
         )
     if {"key", "value"} & step.results.keys():
         kernels.append(
-            _kernel("keys", _keys_text(step, tile), _blocks(step.key, tile.own), tile, step)
+            _make_kernel(
+                "keys", _print_keys(step, tile), _count_blocks(step.key, tile.rows), tile, step
+            )
         )
     scratch = TensorSpec("float32", step.delta.shape, step.delta.strides, "cuda")
-    return tuple(kernels), {one.value: specs[one.value] for one in step.results.values()} | {
-        step.delta.value: scratch
-    }
+    written = {result.value: specs[result.value] for result in step.results.values()}
+    return LoweredKernels(tuple(kernels), written | {step.delta.value: scratch})
 
 
-def _tiles(step: BackwardStep) -> tuple[tuple[int, int, int, int], ...]:
+def _choose_tiles(step: BackwardStep) -> tuple[tuple[int, int, int, int], ...]:
     """Tiles for its heads and mask."""
     table = _HALF_TILES if step.query.dtype in HALVES else _TILES
     tiles = next(
@@ -152,130 +159,144 @@ def _tiles(step: BackwardStep) -> tuple[tuple[int, int, int, int], ...]:
         for size, tiles in table.items()
         if max(step.query.shape[3], step.value.shape[3]) <= size
     )
-    return tuple(tile for tile in tiles if not step.causal or max(tile[:2]) <= _CAUSAL_BLOCK)
+    return tuple(tile for tile in tiles if not step.causal or max(tile[:2]) <= _MAX_CAUSAL_ROWS)
 
 
 def _fits(method: str, tile: tuple[int, int, int, int], width: int, sm: int) -> bool:
     """Whether the memories of a multiprocessor hold what a program keeps, for heads of `width`
     elements.
     """
-    own, other, *_ = tile
-    if _misread(method, other):
+    row_block, column_block, *_ = tile
+    if _reads_out_of_bounds(method, column_block):
         return False
-    if method == "half" or own < 64 or sm not in _TENSOR_MEMORY:
-        return method == "half" or _PIECES * own * width <= shared_limit(sm)
-    return (own, other) == (64, 32) and width <= (32 if method == "bf16x6" else 64)
+    if method == "half" or row_block < 64 or sm not in _TENSOR_MEMORY_SM:
+        return method == "half" or _SPLIT_BYTES_PER_ELEMENT * row_block * width <= max_shared_bytes(
+            sm
+        )
+    return (row_block, column_block) == (64, 32) and width <= (32 if method == "bf16x6" else 64)
 
 
-def _misread(method: str, other: int) -> bool:
+def _reads_out_of_bounds(method: str, other: int) -> bool:
     """Whether the compiled kernel would read outside its shared memory."""
-    return method.startswith("tf32") and other < _LEAST_OTHER
+    return method.startswith("tf32") and other < _MIN_TF32_ROWS
 
 
-def _tile(proposal: Proposal, step: BackwardStep) -> _Tile:
-    own, other, warps, stages = (
+def _read_tile(proposal: Proposal, step: BackwardStep) -> _Tile:
+    row_block, column_block, warps, stages = (
         proposal.number(name, 0) for name in ("own", "other", "warps", "stages")
     )
-    method, tiles = proposal.config.get("method"), _tiles(step)
+    method, tiles = proposal.config.get("method"), _choose_tiles(step)
     allowed = ("half",) if step.query.dtype in HALVES else ("tf32", "tf32x3", "bf16x6")
-    if (own, other, warps, stages) not in tiles or method not in allowed:
+    if (row_block, column_block, warps, stages) not in tiles or method not in allowed:
         raise ProgramError(
             "proposal", f"{dict(proposal.config)}: none of the tiles {tiles} with one of {allowed}"
         )
-    if _misread(str(method), other):
+    if _reads_out_of_bounds(str(method), column_block):
         raise ProgramError(
             "proposal",
-            f"{dict(proposal.config)}: {method} with {other} rows at a time, expected {_LEAST_OTHER}",
+            f"{dict(proposal.config)}: {method} with {column_block} rows at a time, expected {_MIN_TF32_ROWS}",
         )
-    return _Tile(str(method), own, other, warps, stages)
+    return _Tile(str(method), row_block, column_block, warps, stages)
 
 
-def _blocks(tensor: StepTensor, rows: int) -> int:
+def _count_blocks(tensor: StepTensor, rows: int) -> int:
     return math.prod(tensor.shape[:2]) * math.ceil(tensor.shape[2] / rows)
 
 
-def _kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> Kernel:
+def _make_kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> KernelSource:
     """A kernel from its text; of all tensors it takes those that the text names."""
-    taken = {one.value: one for one in step.tensors if f"p{one.value} +" in body}
+    arguments_by_value = {
+        tensor.value: tensor for tensor in step.tensors if f"p{tensor.value} +" in body
+    }
     lines = [line for line in body.splitlines() if line.strip()]
-    text = headed(
-        ", ".join(f"p{value}" for value in taken)
+    text = add_prelude(
+        ", ".join(f"p{value}" for value in arguments_by_value)
         + "):\n"
         + "\n".join("    " + line for line in lines)
         + "\n"
     )
     symbol = f"attention_{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    arguments = tuple((value, POINTERS[one.dtype]) for value, one in taken.items())
-    return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, grid, tile.warps, tile.stages)
+    arguments = tuple(
+        (value, POINTERS[tensor.dtype]) for value, tensor in arguments_by_value.items()
+    )
+    return KernelSource(
+        symbol, text.replace("SYMBOL", symbol), arguments, grid, tile.warps, tile.stages
+    )
 
 
-def _delta_text(step: BackwardStep) -> str:
+def _print_delta(step: BackwardStep) -> str:
     rows, size = step.query.shape[2], step.value.shape[3]
-    inside = _mask(
-        [*_test("m", rows, _DELTA_ROWS, "[:, None]"), *_test("e", size, _padded(size), "[None, :]")]
+    inside = _load_mask(
+        [
+            *_bounds_test("m", rows, _DELTA_ROWS, "[:, None]"),
+            *_bounds_test("e", size, _pad_to_power(size), "[None, :]"),
+        ]
     )
     return f"""
-block = tl.program_id(0){step.wide}
+block = tl.program_id(0){step.offset_cast}
 head = block // {math.ceil(rows / _DELTA_ROWS)}
 m = block % {math.ceil(rows / _DELTA_ROWS)} * {_DELTA_ROWS} + tl.arange(0, {_DELTA_ROWS})
-e = tl.arange(0, {_padded(size)})
+e = tl.arange(0, {_pad_to_power(size)})
 out = tl.load({step.out.tile("head", "m", "e")}{inside}).to(tl.float32)
 grad = tl.load({step.grad.tile("head", "m", "e")}{inside}).to(tl.float32)
-tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_test("m", rows, _DELTA_ROWS))})
+tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_bounds_test("m", rows, _DELTA_ROWS))})
 """
 
 
-def _queries_text(step: BackwardStep, tile: _Tile) -> str:
+def _print_queries(step: BackwardStep, tile: _Tile) -> str:
     """Of a block of queries, with keys and values of as many rows as the mask lets them see."""
     (_, _, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
-    in_rows, in_columns = _test("m", rows, tile.own), _test("n", columns, tile.other)
+    in_rows, in_columns = (
+        _bounds_test("m", rows, tile.rows),
+        _bounds_test("n", columns, tile.rows_per_step),
+    )
     in_depth, in_size = (
-        _test("d", depth, _padded(depth), "[None, :]"),
-        _test("e", size, _padded(size), "[None, :]"),
+        _bounds_test("d", depth, _pad_to_power(depth), "[None, :]"),
+        _bounds_test("e", size, _pad_to_power(size), "[None, :]"),
     )
     tall, wide = (
         [f"{test}[:, None]" for test in in_rows],
         [f"{test}[:, None]" for test in in_columns],
     )
-    seen = ["(m[:, None] >= n[None, :])"] * step.causal + [
+    visible = ["(m[:, None] >= n[None, :])"] * step.causal + [
         f"{test}[None, :]" for test in in_columns
     ]
     last = (
-        f"min({columns}, (block % {math.ceil(rows / tile.own)} + 1) * {tile.own})"
+        f"min({columns}, (block % {math.ceil(rows / tile.rows)} + 1) * {tile.rows})"
         if step.causal
         else columns
     )
-    made = step.results["query"]
+    result = step.results["query"]
     return f"""
-block = tl.program_id(0){step.wide}
-head = block // {math.ceil(rows / tile.own)}
-shared = {_keys_head(step)}
-m = block % {math.ceil(rows / tile.own)} * {tile.own} + tl.arange(0, {tile.own})
-d = tl.arange(0, {_padded(depth)})
-e = tl.arange(0, {_padded(size)})
-query = tl.load({step.query.tile("head", "m", "d")}{_mask([*tall, *in_depth])})
-grad = tl.load({step.grad.tile("head", "m", "e")}{_mask([*tall, *in_size])})
-total = tl.load({step.logsumexp.row("head", "m")}{_mask(in_rows)})[:, None]
-delta = tl.load({step.delta.row("head", "m")}{_mask(in_rows)})[:, None]
-{tile.rounded("query", "grad")}
-made = tl.zeros([{tile.own}, {_padded(depth)}], tl.float32)
-for start in range(0, {last}, {tile.other}):
-    n = start + tl.arange(0, {tile.other}){step.wide}
-    key = tl.load({step.key.tile("shared", "n", "d")}{_mask([*wide, *in_depth])})
-    value = tl.load({step.value.tile("shared", "n", "e")}{_mask([*wide, *in_size])})
-    {tile.rounded("key", "value")}
+block = tl.program_id(0){step.offset_cast}
+head = block // {math.ceil(rows / tile.rows)}
+shared = {_print_keys_head(step)}
+m = block % {math.ceil(rows / tile.rows)} * {tile.rows} + tl.arange(0, {tile.rows})
+d = tl.arange(0, {_pad_to_power(depth)})
+e = tl.arange(0, {_pad_to_power(size)})
+query = tl.load({step.query.tile("head", "m", "d")}{_load_mask([*tall, *in_depth])})
+grad = tl.load({step.grad.tile("head", "m", "e")}{_load_mask([*tall, *in_size])})
+total = tl.load({step.logsumexp.row("head", "m")}{_load_mask(in_rows)})[:, None]
+delta = tl.load({step.delta.row("head", "m")}{_load_mask(in_rows)})[:, None]
+{tile.print_rounding("query", "grad")}
+made = tl.zeros([{tile.rows}, {_pad_to_power(depth)}], tl.float32)
+for start in range(0, {last}, {tile.rows_per_step}):
+    n = start + tl.arange(0, {tile.rows_per_step}){step.offset_cast}
+    key = tl.load({step.key.tile("shared", "n", "d")}{_load_mask([*wide, *in_depth])})
+    value = tl.load({step.value.tile("shared", "n", "e")}{_load_mask([*wide, *in_size])})
+    {tile.print_rounding("key", "value")}
     score = tl.dot(query, tl.trans(key){tile.precision}) * {step.scale}
-    {_biased(step.bias, [*tall, *(f"{test}[None, :]" for test in in_columns)])}
+    {_print_bias(step.bias, [*tall, *(f"{test}[None, :]" for test in in_columns)])}
     weight = libdevice.exp(score - total)
     slope = weight * (tl.dot(grad, tl.trans(value){tile.precision}) - delta)
-    {_masked("slope", seen)}
-    {tile.rounded("slope")}
-    made = made + tl.dot(slope{_typed(step)}, key{tile.precision})
-tl.store({made.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, *in_depth])})
+    {_print_mask("slope", visible)}
+    {tile.print_rounding("slope")}
+    made = made + tl.dot(slope{_cast_text(step)}, key{tile.precision})
+tl.store({result.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, *in_depth])})
 """
 
 
-def _keys_text(step: BackwardStep, tile: _Tile) -> str:
+def _print_keys(step: BackwardStep, tile: _Tile) -> str:
     """Of a block of keys and values, with the queries that see them; scores lie on their side, so
     that no product turns them.
     """
@@ -284,18 +305,27 @@ def _keys_text(step: BackwardStep, tile: _Tile) -> str:
         step.key.shape[2],
         step.value.shape[3],
     )
-    in_rows, in_columns = _test("m", rows, tile.other), _test("n", columns, tile.own)
+    in_rows, in_columns = (
+        _bounds_test("m", rows, tile.rows_per_step),
+        _bounds_test("n", columns, tile.rows),
+    )
     in_depth, in_size = (
-        _test("d", depth, _padded(depth), "[None, :]"),
-        _test("e", size, _padded(size), "[None, :]"),
+        _bounds_test("d", depth, _pad_to_power(depth), "[None, :]"),
+        _bounds_test("e", size, _pad_to_power(size), "[None, :]"),
     )
     tall, wide = (
         [f"{test}[:, None]" for test in in_rows],
         [f"{test}[:, None]" for test in in_columns],
     )
-    seen = ["(m[None, :] >= n[:, None])"] * step.causal + [f"{test}[None, :]" for test in in_rows]
-    blocks, own = math.ceil(columns / tile.own), step.key.shape[1]
-    first = f"block % {blocks} * {tile.own} // {tile.other} * {tile.other}" if step.causal else 0
+    visible = ["(m[None, :] >= n[:, None])"] * step.causal + [
+        f"{test}[None, :]" for test in in_rows
+    ]
+    blocks, key_heads = math.ceil(columns / tile.rows), step.key.shape[1]
+    first = (
+        f"block % {blocks} * {tile.rows} // {tile.rows_per_step} * {tile.rows_per_step}"
+        if step.causal
+        else 0
+    )
     stores = [
         f"tl.store({step.results[name].tile('shared', 'n', along)}, {text}{_store_mask([*wide, *inside])})"
         for name, along, text, inside in (
@@ -305,57 +335,57 @@ def _keys_text(step: BackwardStep, tile: _Tile) -> str:
         if name in step.results
     ]
     text = f"""
-block = tl.program_id(0){step.wide}
+block = tl.program_id(0){step.offset_cast}
 shared = block // {blocks}
-n = block % {blocks} * {tile.own} + tl.arange(0, {tile.own})
-d = tl.arange(0, {_padded(depth)})
-e = tl.arange(0, {_padded(size)})
-key = tl.load({step.key.tile("shared", "n", "d")}{_mask([*wide, *in_depth])})
-value = tl.load({step.value.tile("shared", "n", "e")}{_mask([*wide, *in_size])})
-{tile.rounded("key", "value")}
-made_key = tl.zeros([{tile.own}, {_padded(depth)}], tl.float32)
-made_value = tl.zeros([{tile.own}, {_padded(size)}], tl.float32)
-for each in range(0, {step.shared}):
-    head = (shared // {own} * {heads} + shared % {own} * {step.shared} + each)
-    for start in range({first}, {rows}, {tile.other}):
-        m = start + tl.arange(0, {tile.other}){step.wide}
-        query = tl.load({step.query.tile("head", "m", "d")}{_mask([*tall, *in_depth])})
-        grad = tl.load({step.grad.tile("head", "m", "e")}{_mask([*tall, *in_size])})
-        total = tl.load({step.logsumexp.row("head", "m")}{_mask(in_rows)})[None, :]
-        delta = tl.load({step.delta.row("head", "m")}{_mask(in_rows)})[None, :]
-        {tile.rounded("query", "grad")}
+n = block % {blocks} * {tile.rows} + tl.arange(0, {tile.rows})
+d = tl.arange(0, {_pad_to_power(depth)})
+e = tl.arange(0, {_pad_to_power(size)})
+key = tl.load({step.key.tile("shared", "n", "d")}{_load_mask([*wide, *in_depth])})
+value = tl.load({step.value.tile("shared", "n", "e")}{_load_mask([*wide, *in_size])})
+{tile.print_rounding("key", "value")}
+made_key = tl.zeros([{tile.rows}, {_pad_to_power(depth)}], tl.float32)
+made_value = tl.zeros([{tile.rows}, {_pad_to_power(size)}], tl.float32)
+for each in range(0, {step.queries_per_key}):
+    head = (shared // {key_heads} * {heads} + shared % {key_heads} * {step.queries_per_key} + each)
+    for start in range({first}, {rows}, {tile.rows_per_step}):
+        m = start + tl.arange(0, {tile.rows_per_step}){step.offset_cast}
+        query = tl.load({step.query.tile("head", "m", "d")}{_load_mask([*tall, *in_depth])})
+        grad = tl.load({step.grad.tile("head", "m", "e")}{_load_mask([*tall, *in_size])})
+        total = tl.load({step.logsumexp.row("head", "m")}{_load_mask(in_rows)})[None, :]
+        delta = tl.load({step.delta.row("head", "m")}{_load_mask(in_rows)})[None, :]
+        {tile.print_rounding("query", "grad")}
         score = tl.dot(key, tl.trans(query){tile.precision}) * {step.scale}
-        {_biased(step.bias, [*wide, *(f"{test}[None, :]" for test in in_rows)], turned=True)}
+        {_print_bias(step.bias, [*wide, *(f"{test}[None, :]" for test in in_rows)], transposed=True)}
         weight = libdevice.exp(score - total)
-        {_masked("weight", seen)}
+        {_print_mask("weight", visible)}
         slope = weight * (tl.dot(value, tl.trans(grad){tile.precision}) - delta)
-        {_masked("slope", seen)}
-        {tile.rounded("weight", "slope")}
-        made_value = made_value + tl.dot(weight{_typed(step)}, grad{tile.precision})
-        made_key = made_key + tl.dot(slope{_typed(step)}, query{tile.precision})
+        {_print_mask("slope", visible)}
+        {tile.print_rounding("weight", "slope")}
+        made_value = made_value + tl.dot(weight{_cast_text(step)}, grad{tile.precision})
+        made_key = made_key + tl.dot(slope{_cast_text(step)}, query{tile.precision})
 """
     return text + "\n".join(stores)
 
 
-def _keys_head(step: BackwardStep) -> str:
-    heads, own = step.query.shape[1], step.key.shape[1]
+def _print_keys_head(step: BackwardStep) -> str:
+    heads, key_heads = step.query.shape[1], step.key.shape[1]
     return (
         "head"
-        if step.shared == 1
-        else f"(head // {heads} * {own} + head % {heads} // {step.shared})"
+        if step.queries_per_key == 1
+        else f"(head // {heads} * {key_heads} + head % {heads} // {step.queries_per_key})"
     )
 
 
-def _padded(size: int) -> int:
+def _pad_to_power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
+def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
     """That a position is inside, where a tile may reach beyond."""
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
 
 
-def _mask(tests: list[str]) -> str:
+def _load_mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
@@ -363,24 +393,39 @@ def _store_mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}" if tests else ""
 
 
-def _biased(bias: StepTensor | None, tests: list[str], *, turned: bool = False) -> str:
-    """A line that adds the bias, where there is one; `turned`: to scores that lie on their side."""
+def _print_bias(bias: StepTensor | None, tests: list[str], *, transposed: bool = False) -> str:
+    """A line that adds the bias, where there is one; `transposed`: to scores that lie on their side."""
     if bias is None:
         return ""
-    addresses = (bias.turned if turned else bias.tile)("head", "m", "n")
-    return f"score = score + tl.load({addresses}{_mask(tests)}).to(tl.float32)"
+    addresses = (bias.transposed_tile if transposed else bias.tile)("head", "m", "n")
+    return f"score = score + tl.load({addresses}{_load_mask(tests)}).to(tl.float32)"
 
 
-def _masked(name: str, tests: list[str]) -> str:
+def _print_mask(name: str, tests: list[str]) -> str:
     """A line that makes 0 of what is masked or beyond the edge, whatever a NaN or an infinity made
     of it.
     """
     return f"{name} = tl.where({' & '.join(tests)}, {name}, 0.0)" if tests else ""
 
 
-def _typed(step: BackwardStep) -> str:
+def _cast_text(step: BackwardStep) -> str:
     return (
         f".to(tl.{str(step.query.dtype).removeprefix('torch.')})"
         if step.query.dtype in HALVES
         else ""
     )
+
+
+TEMPLATE = Template(
+    family="attention_backward",
+    summary="Backwards of the fused attention operators, without atomic additions: the same bits in "
+    "every run.",
+    architectures="sm_80 and newer",
+    dtypes="fp32, fp16, bf16",
+    propose=_propose,
+    lower=_lower,
+    # a mask may hide keys; a group of its own, for its kernels take no further step in
+    fusion=FusionRules("product", TARGETS, takes_epilogue=False, partial_reads=TARGETS),
+    matches_program=is_backward,
+    is_shortlisted=True,
+)

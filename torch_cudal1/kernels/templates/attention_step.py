@@ -20,9 +20,9 @@ from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.kernels.expr.affine import row_major
-from torch_cudal1.kernels.templates.attention import MOST_DEPTH
+from torch_cudal1.kernels.templates.attention import MAX_HEAD_ELEMENTS
 
-__all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_step"]
+__all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_backward"]
 
 TARGETS = attention_names.targets(attention_names.BACKWARDS)
 HALVES = (torch.float16, torch.bfloat16)
@@ -46,7 +46,7 @@ class StepTensor:
         """
         return f"{self._head(head)} + {rows}[:, None] * {self.strides[2]} + {columns}[None, :] * {self.strides[3]}"
 
-    def turned(self, head: str, rows: str, columns: str) -> str:
+    def transposed_tile(self, head: str, rows: str, columns: str) -> str:
         """As `tile`, of the transposed matrix."""
         return f"{self._head(head)} + {columns}[:, None] * {self.strides[3]} + {rows}[None, :] * {self.strides[2]}"
 
@@ -84,20 +84,30 @@ class BackwardStep:
     causal: bool
 
     @property
-    def shared(self) -> int:
+    def queries_per_key(self) -> int:
         """Heads of queries for each of keys and values."""
         return self.query.shape[1] // self.key.shape[1]
 
     @property
-    def wide(self) -> str:
+    def offset_cast(self) -> str:
         """What makes a number one of 64 bits, where an offset needs them."""
-        return ".to(tl.int64)" if max(one.reach for one in self.tensors) > _INT32_REACH else ""
+        return (
+            ".to(tl.int64)" if max(tensor.reach for tensor in self.tensors) > _INT32_REACH else ""
+        )
 
     @property
     def tensors(self) -> tuple[StepTensor, ...]:
         """All of them."""
-        given = (self.grad, self.query, self.key, self.value, self.out, self.logsumexp, self.delta)
-        return (*given, *([] if self.bias is None else [self.bias]), *self.results.values())
+        operands = (
+            self.grad,
+            self.query,
+            self.key,
+            self.value,
+            self.out,
+            self.logsumexp,
+            self.delta,
+        )
+        return (*operands, *([] if self.bias is None else [self.bias]), *self.results.values())
 
 
 def is_backward(program: Program) -> bool:
@@ -109,7 +119,7 @@ def is_backward(program: Program) -> bool:
     )
 
 
-def read_step(program: Program) -> BackwardStep:
+def read_backward(program: Program) -> BackwardStep:
     """Read the step. Raises NotLowerableError with what the kernels do not serve."""
     if not is_backward(program):
         raise NotLowerableError("no backward of fused attention by itself")
@@ -124,11 +134,11 @@ def read_step(program: Program) -> BackwardStep:
         *("grad_out", "query", "key", "value", "out", "logsumexp"),
         *["attn_bias"] * (bound.get("attn_bias") is not None),
     ]
-    tensors = {name: _tensor(bound[name], specs) for name in names}
-    _check(step.target, bound, tensors)
+    tensors = {name: _read_tensor(bound[name], specs) for name in names}
+    _refuse_unserved(step.target, bound, tensors)
     results = dict(zip(("query", "key", "value"), step.outs, strict=False))
-    wanted = {value for value in program.outputs if value is not None}
-    if not wanted <= set(results.values()):
+    requested = {value for value in program.outputs if value is not None}
+    if not requested <= set(results.values()):
         raise NotLowerableError("a result that is no gradient of queries, keys or values")
     batch, heads, rows, depth = tensors["query"].shape
     scale = bound.get("scale")
@@ -145,23 +155,27 @@ def read_step(program: Program) -> BackwardStep:
             (batch, heads, rows),
             row_major((batch, heads, rows)),
         ),
-        bias=_spread(tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])),
+        bias=_broadcast_bias(
+            tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])
+        ),
         results={
-            name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted
+            name: _read_tensor(Value(value), specs)
+            for name, value in results.items()
+            if value in requested
         },
-        scale=_single(1 / math.sqrt(depth) if scale is None else scale),
+        scale=_round_to_fp32(1 / math.sqrt(depth) if scale is None else scale),
         causal=bool(bound.get("is_causal")),
     )
 
 
-def _tensor(value: object, specs: Mapping[int, TensorSpec]) -> StepTensor:
+def _read_tensor(value: object, specs: Mapping[int, TensorSpec]) -> StepTensor:
     if not isinstance(value, Value) or value.index not in specs:
         raise NotLowerableError("an operand that is no tensor")
     spec = specs[value.index]
     return StepTensor(value.index, spec.torch_dtype, spec.shape, spec.strides)
 
 
-def _spread(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | None:
+def _broadcast_bias(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | None:
     """The bias as large as all scores; in a dimension of one element every step is none."""
     if bias is None:
         return None
@@ -171,14 +185,16 @@ def _spread(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | Non
     return StepTensor(bias.value, bias.dtype, shape, strides)
 
 
-def _single(number: float) -> float:
+def _round_to_fp32(number: float) -> float:
     """The number as eager's kernels get it."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTensor]) -> None:
+def _refuse_unserved(
+    target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTensor]
+) -> None:
     query, key, value = (tensors[name].shape for name in ("query", "key", "value"))
-    matrices = [one for name, one in tensors.items() if name != "logsumexp"]
+    matrices = [tensor for name, tensor in tensors.items() if name != "logsumexp"]
     total = tensors["logsumexp"]
     problems = {
         "no dropout": bool(bound.get("dropout_p")),
@@ -193,10 +209,10 @@ def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTens
         "no packed sequences": any(
             bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")
         ),
-        "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
+        "tensors of one type, fp32 or a half one": len({tensor.dtype for tensor in matrices}) > 1
         or matrices[0].dtype not in (torch.float32, *HALVES),
         "heads in a dimension of their own, of some elements": any(
-            len(one.shape) != 4 or 0 in one.shape for one in matrices
+            len(tensor.shape) != 4 or 0 in tensor.shape for tensor in matrices
         ),
         "one log-sum-exp in fp32 a row": total.dtype != torch.float32
         or total.shape[:2] != query[:2]
@@ -204,11 +220,12 @@ def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTens
         or total.shape[3:] not in ((), (1,)),
         "keys and values of as many heads, which divide the queries'": key[:3] != value[:3]
         or bool(query[1] % key[1]),
-        f"heads of at most {MOST_DEPTH} elements": max(query[3], value[3]) > MOST_DEPTH,
+        f"heads of at most {MAX_HEAD_ELEMENTS} elements": max(query[3], value[3])
+        > MAX_HEAD_ELEMENTS,
         "a causal mask of as many queries as keys, where operators disagree about others": "efficient"
         not in target
         and bool(bound.get("is_causal"))
         and query[2] != key[2],
     }
-    if wanted := [text for text, broken in problems.items() if broken]:
-        raise NotLowerableError(f"kernels for gradients of attention serve {wanted[0]}")
+    if unserved := [text for text, broken in problems.items() if broken]:
+        raise NotLowerableError(f"kernels for gradients of attention serve {unserved[0]}")

@@ -14,78 +14,110 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
-from torch_cudal1.kernels.codegen.loop_nest import schedule_tail
-from torch_cudal1.kernels.expr.from_program import Trace
+from torch_cudal1.kernels.codegen.epilogue import CudaEpilogue, print_cuda_epilogue
+from torch_cudal1.kernels.codegen.loop_nest import build_epilogue_nest
+from torch_cudal1.kernels.expr.from_program import TracedProgram
 from torch_cudal1.kernels.expr.nodes import Conv
-from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
-from torch_cudal1.kernels.templates.conv_tiles import Layout, Schedule, layout, read, schedules
-from torch_cudal1.kernels.templates.depthwise import depthwise, depthwise_proposals, is_depthwise
+from torch_cudal1.kernels.ops.convolutions import HANDLERS, Convolution, find_convolution
+from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
+from torch_cudal1.kernels.template import (
+    FusionRules,
+    LoweredKernels,
+    ProblemModel,
+    ProposalRequest,
+    Template,
+    Workload,
+    keep_lowerable,
+    target_names,
+)
+from torch_cudal1.kernels.templates.conv_tiles import (
+    BlockLayout,
+    ConvSchedule,
+    choose_schedules,
+    estimate_s,
+    lay_out,
+    read_schedule,
+)
+from torch_cudal1.kernels.templates.depthwise import (
+    is_depthwise,
+    lower_depthwise,
+    propose_depthwise,
+)
 
-__all__ = ["convolved", "proposals"]
+__all__ = ["TEMPLATE"]
 
 _WARPGROUPS = 2
 _REACH = 2**31 - 1
 # of k: fp32 sums of so few are so exact that the tensor core's truncation shows after every second
 # step
-_SHALLOW = 256
+_MAX_SHALLOW_DEPTH = 256
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _TiledConv:
     """A convolution, how it is cut, and what follows from that."""
 
     conv: Convolution
-    schedule: Schedule
-    layout: Layout
-    tail: CudaTail
+    schedule: ConvSchedule
+    layout: BlockLayout
+    epilogue: CudaEpilogue
 
 
-def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
-    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these
-    kernels do not run.
-    """
-    _, conv = convolution_of(tuple(o.node for o in traced.outputs))
+def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+    conv = _read_convolution(workload.traced)
     if is_depthwise(conv):
-        return depthwise_proposals(conv, most)
-    if sm != 90:
+        proposals = propose_depthwise(conv, request.limit)
+    elif request.sm != 90:
         return ()  # wgmma is sm_90's own
-    return tuple(one.proposal() for one in schedules(conv, 1 if "conv" in rights else 3, most))
+    else:
+        products = 1 if "conv" in request.tf32_ops else 3
+        schedules = choose_schedules(conv, products, request.limit)
+        proposals = tuple(schedule.proposal() for schedule in schedules)
+    return keep_lowerable(_lower, workload, proposals)
 
 
-def convolved(
-    traced: Trace, proposal: Proposal, first: int
-) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    if "rows" in proposal.config:
+        return LoweredKernels((lower_depthwise(workload.traced, proposal),), workload.output_specs)
+    kernels, scratch = _lower_tiled(workload.traced, proposal, workload.program.value_count)
+    return LoweredKernels(kernels, workload.output_specs | scratch)
+
+
+def _read_convolution(traced: TracedProgram) -> Convolution:
+    return find_convolution(tuple(output.node for output in traced.outputs))[1]
+
+
+def _lower_tiled(
+    traced: TracedProgram, proposal: Proposal, first: int
+) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
     """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the island
     has another form.
     """
-    if "rows" in proposal.config:
-        return (depthwise(traced, proposal),), {}
-    node, conv = convolution_of(tuple(o.node for o in traced.outputs))
+    node, conv = find_convolution(tuple(o.node for o in traced.outputs))
     _check_memory(conv)
-    schedule = read(proposal)
-    made = layout(conv, schedule)
-    tail = cuda_tail(schedule_tail(traced.outputs, node))
-    cut = _Cut(conv, schedule, made, tail)
-    sizes = _sizes(cut, _aligned_pairs(node, traced, made)) | {"SKIPS": int(node.transposed)}
+    schedule = read_schedule(proposal)
+    block_layout = lay_out(conv, schedule)
+    tail = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
+    cut = _TiledConv(conv, schedule, block_layout, tail)
+    sizes = _define_sizes(cut, _has_aligned_pairs(node, traced, block_layout)) | {
+        "SKIPS": int(node.transposed)
+    }
     floats = (
         conv.groups
         * sizes["OCB"]
         * sizes["SLOTS"]
-        * made.steps
+        * block_layout.steps
         * sizes["BN"]
         * 8
         * schedule.products
     )
     scratch = {first: TensorSpec("float32", (floats,), (1,), "cuda")}
-    text, name = _text(cut, sizes)
+    text, name = _print_text(cut, sizes)
     defines = tuple(sorted(sizes.items()))
     tiles = math.prod(
         -(-a.places // t)
@@ -94,36 +126,38 @@ def convolved(
     grid = conv.images * conv.groups * tiles * sizes["CLASSES"] * sizes["OCB"]
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")
-    weights, also = (conv.weight, first), (conv.weight,) if node.transposed else ()
-    results = (conv.input, first, *also, tail.written, *tail.reads)
-    pack = Kernel(
+    weights, raw_weights = (conv.weight, first), (conv.weight,) if node.transposed else ()
+    results = (conv.input, first, *raw_weights, tail.written, *tail.reads)
+    pack = KernelSource(
         f"pack_{name}",
         text,
         tuple((v, "*") for v in weights),
         -(-floats // 256),
         8,
-        cuda=Cuda(defines, 0),
+        cuda=CudaOptions(defines, 0),
     )
-    work = Cuda(defines, made.shared_bytes)
-    main = Kernel(
+    work = CudaOptions(defines, block_layout.shared_bytes)
+    main = KernelSource(
         f"convolve_{name}", text, tuple((v, "*") for v in results), grid, 4 * _WARPGROUPS, cuda=work
     )
     return (pack, main), scratch
 
 
 def _check_memory(conv: Convolution) -> None:
-    image = sum(s * (n - 1) for s, n in zip(conv.input_strides[1:], _extents(conv), strict=True))
+    image = sum(
+        s * (n - 1) for s, n in zip(conv.input_strides[1:], _input_extents(conv), strict=True)
+    )
     if conv.input_strides[4] != 1 or image > _REACH or min(conv.input_strides) < 0:
         raise NotLowerableError(
             "the input's last axis is not contiguous, or an image is beyond 2^31 elements"
         )
 
 
-def _extents(conv: Convolution) -> tuple[int, ...]:
+def _input_extents(conv: Convolution) -> tuple[int, ...]:
     return (conv.groups * conv.channels, *(a.size for a in conv.axes))
 
 
-def _aligned_pairs(node: Conv, traced: Trace, made: Layout) -> bool:
+def _has_aligned_pairs(node: Conv, traced: TracedProgram, block_layout: BlockLayout) -> bool:
     """Whether two neighbours along x are one aligned float2 of the output."""
     spec = traced.outputs[0].spec
     steps = [
@@ -131,56 +165,63 @@ def _aligned_pairs(node: Conv, traced: Trace, made: Layout) -> bool:
     ]
     same = spec.shape == node.shape and spec.strides[-1] == 1
     return (
-        made.together == 2
+        block_layout.together == 2
         and same
         and spec.shape[-1] % 2 == 0
         and all(step % 2 == 0 for step in steps)
     )
 
 
-def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
-    conv, one, made = cut.conv, cut.schedule, cut.layout
+def _define_sizes(cut: _TiledConv, pairs: bool) -> dict[str, int]:
+    conv, schedule, block_layout = cut.conv, cut.schedule, cut.layout
     z, y, x = conv.axes
-    columns = made.together * one.columns
-    found = {
+    columns = block_layout.together * schedule.columns
+    sizes = {
         "N": conv.images,
         "GROUPS": conv.groups,
         "C": conv.channels,
         "OC": conv.outputs,
-        "CB": one.channels,
-        "CR": min(one.channels, conv.channels),
-        "CHUNKS": -(-conv.channels // one.channels),
-        "BO": one.columns,
-        "NX": made.together,
+        "CB": schedule.channels,
+        "CR": min(schedule.channels, conv.channels),
+        "CHUNKS": -(-conv.channels // schedule.channels),
+        "BO": schedule.columns,
+        "NX": block_layout.together,
         "BN": columns,
-        "OCB": -(-conv.outputs // one.columns),
-        "MW": one.wide,
+        "OCB": -(-conv.outputs // schedule.columns),
+        "MW": schedule.wide,
         "GROUPS_OF_4": _WARPGROUPS,
-        "BLOCKS": one.blocks,
-        "PLANE": made.plane,
-        "VEC": made.vector,
-        "X_SHIFT": made.shift,
-        "KX": made.taps,
-        "ZG": one.taps,
-        "KS": made.steps,
-        "STAGES": one.stages,
-        "BOXES": made.boxes,
-        "ZERO": made.zeros,
-        "TAPS_ZY": made.table // made.steps // 4 * one.taps,
-        "CLASSES": len(z.classes) * len(y.classes) * (1 if made.together > 1 else len(x.classes)),
+        "BLOCKS": schedule.blocks,
+        "PLANE": block_layout.plane,
+        "VEC": block_layout.vector,
+        "X_SHIFT": block_layout.shift,
+        "KX": block_layout.taps,
+        "ZG": schedule.taps,
+        "KS": block_layout.steps,
+        "STAGES": schedule.stages,
+        "BOXES": block_layout.boxes,
+        "ZERO": block_layout.zeros,
+        "TAPS_ZY": block_layout.table // block_layout.steps // 4 * schedule.taps,
+        "CLASSES": len(z.classes)
+        * len(y.classes)
+        * (1 if block_layout.together > 1 else len(x.classes)),
         "CLASS_Y": len(y.classes),
-        "CLASS_X": 1 if made.together > 1 else len(x.classes),
-        "SLOTS": sum(_slots(cut)),
-        "ACC": one.wide * columns // 2,
+        "CLASS_X": 1 if block_layout.together > 1 else len(x.classes),
+        "SLOTS": sum(_count_slots(cut)),
+        "ACC": schedule.wide * columns // 2,
         "PAIRS": int(pairs),
-        "STAGED": made.staged,
-        "PRODUCTS": one.products,
-        "PROMOTE": 1 if conv.depth <= _SHALLOW else 2,
+        "STAGED": block_layout.staged,
+        "PRODUCTS": schedule.products,
+        "PROMOTE": 1 if conv.depth <= _MAX_SHALLOW_DEPTH else 2,
     }
     for name, axis, tile, low, box in zip(
-        "ZYX", conv.axes, (one.z, one.y, one.x), made.low, made.box, strict=True
+        "ZYX",
+        conv.axes,
+        (schedule.z, schedule.y, schedule.x),
+        block_layout.low,
+        block_layout.box,
+        strict=True,
     ):
-        found |= {
+        sizes |= {
             f"I{name}": axis.size,
             f"O{name}": axis.out,
             f"Q{name}": axis.places,
@@ -192,14 +233,14 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
             f"STEP_{name}": axis.step,
             f"WK_{name}": axis.weight_step,
         }
-    found |= {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
-    return found | {
+    sizes |= {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
+    return sizes | {
         f"WS_{n}": s
         for n, s in zip(("G", "OC", "C", "Z", "Y", "X"), conv.weight_strides, strict=True)
     }
 
 
-def _slots(cut: _Cut) -> list[int]:
+def _count_slots(cut: _TiledConv) -> list[int]:
     """Slots of each class."""
     z, y, x = cut.conv.axes
     alone = 1 if cut.layout.together > 1 else len(x.classes)
@@ -212,18 +253,18 @@ def _slots(cut: _Cut) -> list[int]:
     ]
 
 
-def _text(cut: _Cut, sizes: dict[str, int]) -> tuple[str, str]:
+def _print_text(cut: _TiledConv, sizes: dict[str, int]) -> tuple[str, str]:
     """The C++ text, and the name its kernels share."""
     text = (files("torch_cudal1.kernels.templates") / "conv.cu").read_text()
-    steps, widths = _steps(cut, sizes)
+    steps, widths = _print_steps(cut, sizes)
     words = {
-        "MULTIPLY_DEFINITION": _multiply(widths),
-        "CLASS_FUNCTIONS": _functions(cut),
+        "MULTIPLY_DEFINITION": _print_multiply(widths),
+        "CLASS_FUNCTIONS": _print_class_functions(cut),
         "STEP_DEFINITION": steps,
-        "TAIL_DEFINITION": cut.tail.text,
-        "TAIL_PARAMETERS": cut.tail.parameters,
-        "TAIL_ARGUMENTS": cut.tail.arguments,
-        "INDEX": "i64" if "i64 row" in cut.tail.text else "int",
+        "TAIL_DEFINITION": cut.epilogue.text,
+        "TAIL_PARAMETERS": cut.epilogue.parameters,
+        "TAIL_ARGUMENTS": cut.epilogue.arguments,
+        "INDEX": "i64" if "i64 row" in cut.epilogue.text else "int",
     }
     head, _, body = text.partition("typedef unsigned int u32")
     body = "typedef unsigned int u32" + body
@@ -236,27 +277,29 @@ def _text(cut: _Cut, sizes: dict[str, int]) -> tuple[str, str]:
     ), digest
 
 
-def _functions(cut: _Cut) -> str:
+def _print_class_functions(cut: _TiledConv) -> str:
     """Facts of the classes as functions: a table would be module memory."""
     z, y, x = cut.conv.axes
     lines = []
     for name, axis in (("z", z), ("y", y), ("x", x)):
-        lines.append(_function(f"{name}_count", [c.count for c in axis.classes]))
+        lines.append(_print_function(f"{name}_count", [c.count for c in axis.classes]))
         lines.append(
-            _function(f"{name}_low", [c.low - axis.low if c.count else 0 for c in axis.classes])
+            _print_function(
+                f"{name}_low", [c.low - axis.low if c.count else 0 for c in axis.classes]
+            )
         )
-        lines.append(_function(f"{name}_index", [c.index for c in axis.classes]))
+        lines.append(_print_function(f"{name}_index", [c.index for c in axis.classes]))
     lines.append(
-        _function("x_first", [(c.low - x.low) // x.step if c.count else 0 for c in x.classes])
+        _print_function("x_first", [(c.low - x.low) // x.step if c.count else 0 for c in x.classes])
     )
     before = [0]
-    for count in _slots(cut):
+    for count in _count_slots(cut):
         before.append(before[-1] + count)
-    lines.append(_function("slots_before", before))
+    lines.append(_print_function("slots_before", before))
     return "\n".join(lines)
 
 
-def _function(name: str, values: list[int]) -> str:
+def _print_function(name: str, values: list[int]) -> str:
     text = str(values[-1])
     for i in range(len(values) - 2, -1, -1):
         if str(values[i]) != text or "?" in text:
@@ -264,33 +307,33 @@ def _function(name: str, values: list[int]) -> str:
     return f"__device__ __forceinline__ int {name}(int i) {{ return {text}; }}"
 
 
-def _steps(cut: _Cut, sizes: dict[str, int]) -> tuple[str, set[int]]:
+def _print_steps(cut: _TiledConv, sizes: dict[str, int]) -> tuple[str, set[int]]:
     """The products of each step of a slot, and the widths they have: classes along x that do not
     meet a tap are left out.
 
     Each class has an instruction of its own: accumulators that are now one part, now another of an
     instruction's make ptxas wait for every product (C7511).
     """
-    made, one = cut.layout, cut.schedule
+    block_layout, schedule = cut.layout, cut.schedule
     lines, widths = [], set()
-    for step in range(made.steps):
-        tap = step * 8 // one.channels % made.taps
-        for kind in _meeting(cut, tap) if made.together > 1 else [0]:
-            columns, start = one.columns, kind * one.columns
+    for step in range(block_layout.steps):
+        tap = step * 8 // schedule.channels % block_layout.taps
+        for kind in _find_classes_at(cut, tap) if block_layout.together > 1 else [0]:
+            columns, start = schedule.columns, kind * schedule.columns
             widths.add(columns)
-            test = f"if constexpr (S == {step}) " if made.together > 1 else ""
+            test = f"if constexpr (S == {step}) " if block_layout.together > 1 else ""
             body = " ".join(
                 f"MULTIPLY<{columns}, {row * (sizes['BN'] // 2) + start // 2}>(sum, a[{row}], weights + {start // 8 * 16});"
-                for row in range(one.wide)
+                for row in range(schedule.wide)
             )
             lines.append(f"  {test}{{ {body} }}")
-    if made.together == 1:
+    if block_layout.together == 1:
         lines = lines[:1]
     head = "template <int S>\n__device__ __forceinline__ void step(float (&sum)[ACC], u32 (&a)[MW][4], u64 weights) {"
     return "\n".join([head, *lines, "}"]), widths
 
 
-def _meeting(cut: _Cut, tap: int) -> list[int]:
+def _find_classes_at(cut: _TiledConv, tap: int) -> list[int]:
     """The classes that meet a tap of the common grid."""
     x = cut.conv.axes[2]
     firsts = [(c.low - x.low) // x.step for c in x.classes]
@@ -301,18 +344,19 @@ def _meeting(cut: _Cut, tap: int) -> list[int]:
     ]
 
 
-def _multiply(widths: set[int]) -> str:
+def _print_multiply(widths: set[int]) -> str:
     """`MULTIPLY<WIDTH, FIRST>(d, a, b)`: one instruction of 64 x WIDTH x 8; its accumulators must
     be named one by one.
     """
     bodies = "\n".join(
-        f"  if constexpr (WIDTH == {width}) {{\n{_wgmma(width)}\n  }}" for width in sorted(widths)
+        f"  if constexpr (WIDTH == {width}) {{\n{_print_wgmma(width)}\n  }}"
+        for width in sorted(widths)
     )
     head = "template <int WIDTH, int FIRST>\n__device__ __forceinline__ void MULTIPLY(float (&d)[ACC], const u32 (&a)[4], u64 b) {"
     return f"{head}\n{bodies}\n}}"
 
 
-def _wgmma(columns: int) -> str:
+def _print_wgmma(columns: int) -> str:
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[FIRST + {i}])' for i in range(count))
@@ -322,3 +366,35 @@ def _wgmma(columns: int) -> str:
         "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 {{{registers}}}, {{{inputs}}}, %{count + 4}, p, 1, 1;\\n}}"
         : {outputs}
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));"""
+
+
+def _describe(conv: Convolution) -> dict[str, int]:
+    sizes = {name: getattr(conv, name) for name in ("images", "groups", "channels", "outputs")}
+    for name, axis in zip("zyx", conv.axes, strict=True):
+        sizes |= {
+            f"places_{name}": axis.places,
+            f"taps_{name}": axis.taps,
+            f"stride_{name}": axis.stride,
+        }
+    return sizes
+
+
+def _bound_s(conv: Convolution, proposal: Proposal) -> float | None:
+    """None for a depthwise tile, which has rows."""
+    return None if "rows" in proposal.config else estimate_s(conv, read_schedule(proposal))
+
+
+TEMPLATE = Template(
+    family="conv",
+    summary="Convolutions over one to three dimensions, transposed, grouped and depthwise ones "
+    "included, with the element-wise steps after them.",
+    architectures="sm_90; depthwise ones sm_80 and newer",
+    dtypes="fp32",
+    propose=_propose,
+    lower=_lower,
+    # a stride may leave input elements out
+    fusion=FusionRules("product", target_names(HANDLERS), partial_reads=target_names(HANDLERS)),
+    handlers=HANDLERS,
+    problem=ProblemModel(_read_convolution, _describe, _bound_s),
+    is_shortlisted=True,
+)

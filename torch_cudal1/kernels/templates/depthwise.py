@@ -11,13 +11,13 @@ import hashlib
 from importlib.resources import files
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
-from torch_cudal1.kernels.codegen.loop_nest import schedule_tail
-from torch_cudal1.kernels.expr.from_program import Trace
-from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.codegen.epilogue import CudaEpilogue, print_cuda_epilogue
+from torch_cudal1.kernels.codegen.loop_nest import build_epilogue_nest
+from torch_cudal1.kernels.expr.from_program import TracedProgram
+from torch_cudal1.kernels.ops.convolutions import Convolution, find_convolution
+from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 
-__all__ = ["depthwise", "depthwise_proposals", "is_depthwise"]
+__all__ = ["lower_depthwise", "propose_depthwise", "is_depthwise"]
 
 _ROWS = (8, 16, 4, 2, 1)
 _MAX_TAPS, _MAX_PRODUCTS = 64, 600  # they are unrolled, and the weights of a plane lie in registers
@@ -35,7 +35,7 @@ def is_depthwise(conv: Convolution) -> bool:
     )
 
 
-def depthwise_proposals(conv: Convolution, most: int) -> tuple[Proposal, ...]:
+def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
     """At most `most` ways: how many outputs a thread makes below one another."""
     _, y, x = conv.axes
     width = min(32, max(4, 1 << (x.out - 1).bit_length()))
@@ -47,11 +47,11 @@ def depthwise_proposals(conv: Convolution, most: int) -> tuple[Proposal, ...]:
     return tuple(Proposal("conv", {"rows": rows, "width": width}) for rows in fitting[:most])
 
 
-def depthwise(traced: Trace, proposal: Proposal) -> Kernel:
+def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
     """The kernel. Raises NotLowerableError when the island has another form, ProgramError when the
     proposal is nonsense.
     """
-    node, conv = convolution_of(tuple(o.node for o in traced.outputs))
+    node, conv = find_convolution(tuple(o.node for o in traced.outputs))
     rows, width = proposal.number("rows", 0), proposal.number("width", 0)
     _, y, x = conv.axes
     if not is_depthwise(conv) or conv.input_strides[4] != 1 or min(conv.input_strides) < 0:
@@ -62,23 +62,23 @@ def depthwise(traced: Trace, proposal: Proposal) -> Kernel:
         raise ProgramError(
             "proposal", f"{rows} rows and {width} columns for {y.taps} x {x.taps} taps"
         )
-    tail = cuda_tail(schedule_tail(traced.outputs, node))
-    sizes = _sizes(conv, rows, width)
+    tail = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
+    sizes = _define_sizes(conv, rows, width)
     grid = -(-sizes["UNITS"] * width // 256)
     if grid > _REACH:
         raise NotLowerableError(f"{grid} blocks")
-    text, name = _text(tail, sizes)
+    text, name = _print_text(tail, sizes)
     values = (conv.input, conv.weight, tail.written, *tail.reads)
-    cuda = Cuda(tuple(sorted(sizes.items())))
-    return Kernel(
+    cuda = CudaOptions(tuple(sorted(sizes.items())))
+    return KernelSource(
         f"depthwise_{name}", text, tuple((value, "*") for value in values), grid, 8, cuda=cuda
     )
 
 
-def _sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
+def _define_sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
     z, y, x = conv.axes
     outputs = conv.groups * conv.outputs
-    found = {
+    sizes = {
         "ROWS": rows,
         "LX": width,
         "OC": outputs,
@@ -87,7 +87,7 @@ def _sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
         "WS_OC": conv.weight_strides[1],
     }
     for name, axis, step in zip("ZYX", conv.axes, conv.weight_strides[3:], strict=True):
-        found |= {
+        sizes |= {
             f"I{name}": axis.size,
             f"O{name}": axis.out,
             f"S_{name}": axis.stride,
@@ -96,10 +96,10 @@ def _sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
             f"K{name}": axis.taps,
             f"WS_{name}": step,
         }
-    return found | {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
+    return sizes | {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
 
 
-def _text(tail: CudaTail, sizes: dict[str, int]) -> tuple[str, str]:
+def _print_text(tail: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str]:
     head, _, body = (
         (files("torch_cudal1.kernels.templates") / "depthwise.cu")
         .read_text()

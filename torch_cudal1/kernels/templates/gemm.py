@@ -1,390 +1,170 @@
-"""Matrix products with their epilogues: which methods and schedules to try, and the Triton kernels
-among them.
+"""The template of matrix products: which methods and schedules to propose, and how each is lowered.
 
-    method        inputs  arithmetic                                                        may be used
-    bf16x6        fp32    three bf16 pieces, six products, summed to fp32 every `depth` of k     always: at most cuBLAS fp32's error
-    tf32x3        fp32    two tf32 pieces, three products, summed likewise                    always
-    tf32          fp32    one tf32 product                                                  where the user allows TF32
-    half          16 bit  tensor cores, fp32 sums                                           always
-    fold          any     fp32 products and sums, row by row: matrix times few vectors       always
-    packed-*      fp32    `packed`: pieces laid out in memory first, sm_90                    see there
+    tile methods      `gemm_tiled`: Triton kernels that read their operands as they go
+    packed methods    `split_precision`: CUDA C++ for sm_90 that lays pieces of fp32 out in memory first
+    fold              the product as a sum of element-wise products, row by row: a loop nest
 
-The kernels move every operand tile once per tile of C; B is read from the L2 by a band of `group`
-rows of tiles. With `split` > 1 programs share a tile's k: partial sums go through a scratch tensor
-and are added in order, so results repeat bit for bit. NaN and infinity go through all of them as
-through fp32 products: the pieces of an infinity are not finite, so the split methods take small
-products that are NaN for 0, and the main product decides. Their pieces end at 2^-134: of inputs
-below 2^-110 fewer bits than fp32's 24 remain, where the packed methods keep them all. Nothing here
-decides which is fastest: the judge measures.
+With `split` > 1 programs share a tile's k: partial sums go through a scratch tensor and are added in
+order, so results repeat bit for bit. `gemm_tiles` orders the schedules by a bound.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
-
-from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.epilogue import triton_tail, values_of
-from torch_cudal1.kernels.codegen.loop_nest import Nest, schedule_operand, schedule_tail
-from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
-from torch_cudal1.kernels.expr.affine import Form, row_major
-from torch_cudal1.kernels.expr.from_program import Output, Trace
-from torch_cudal1.kernels.expr.nodes import (
-    Dot,
-    Leaf,
-    Node,
-    Reduce,
-    View,
-    broadcast,
-    every,
-    pointwise,
-    replaced,
-    reshape,
+from torch_cudal1.kernels.codegen.loop_nest import build_nest
+from torch_cudal1.kernels.codegen.multi_kernel import read_tile
+from torch_cudal1.kernels.codegen.tiles import choose_tiles
+from torch_cudal1.kernels.expr.from_program import Output, TracedProgram
+from torch_cudal1.kernels.ops.matmul import HANDLERS, Product
+from torch_cudal1.kernels.proposal import KernelSource, Proposal
+from torch_cudal1.kernels.template import (
+    FusionRules,
+    KernelResources,
+    LoweredKernels,
+    ProblemModel,
+    ProposalRequest,
+    Template,
+    Workload,
+    keep_lowerable,
+    target_names,
 )
-from torch_cudal1.kernels.ops.matmul import Operand, Product, product_of, product_with
-from torch_cudal1.kernels.proposal import Kernel, Proposal
-from torch_cudal1.kernels.templates.gemm_tiles import FP32_METHODS, METHODS, Schedule, read
+from torch_cudal1.kernels.templates.gemm_tiled import (
+    GemmParts,
+    fold_product,
+    lower_tiled,
+    read_parts,
+    split_k,
+    split_k_as_batch,
+)
+from torch_cudal1.kernels.templates.gemm_tiles import (
+    METHODS,
+    TILED,
+    GemmSchedule,
+    choose_schedules,
+    estimate_s,
+    read_schedule,
+)
+from torch_cudal1.kernels.templates.loop_nest_template import lower_loop_nest, lower_stages
+from torch_cudal1.kernels.templates.split_precision import lower_split_precision
 
-__all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
+__all__ = ["TEMPLATE"]
 
-_INT32_REACH = 2**31 - 1
-_NOWHERE = -1  # the number of an operand that is in no memory
-_PRECISION = {
-    "bf16x6": ', input_precision="bf16x6"',
-    "tf32x3": ', input_precision="tf32x3"',
-    "tf32": ', input_precision="tf32"',
-    "half": "",
-}
-_BODY = """
-    block = tl.program_id(0)
-    piece = block % SPLIT
-    block = block // SPLIT
-    batch = block // (HIGH * WIDE)
-    block = block % (HIGH * WIDE)
-    band = block // (GROUP * WIDE)
-    rows = min(GROUP, HIGH - band * GROUP)
-    block = block % (GROUP * WIDE)
-    m = (band * GROUP + block % rows)TO64 * BM + tl.arange(0, BM)
-    n = (block // rows)TO64 * BN + tl.arange(0, BN)
-    left = pLEFT + LEFT_OFFSET + LEFT_PLANE + (LEFT_M * LEFT_ROW)[:, None]
-RIGHT_POINTER    acc = tl.zeros([BM, BN], tl.float32)
-    first = piece * LENGTH
-    for start in range(first, END, BK):
-        k = startTO64 + tl.arange(0, BK)
-        x = tl.load(left + k[None, :] * LEFT_DEPTHLEFT_MASK)
-RIGHT_TILEROUNDING        acc = tl.dot(x, y, accPRECISION)
-"""
-_POINTER = "    right = pRIGHT + RIGHT_OFFSET + RIGHT_PLANE + (RIGHT_N * RIGHT_ROW)[None, :]\n"
-_READ = "        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)\n"
-_ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
+_MAX_FOLD_TILES = 2  # tried for a product with few columns
+# rows of the other operand, where the weight is made from few bits: a fold reads it again for each
+_MAX_FOLDED_ROWS, _MAX_ROWS_FOLD_FIRST = 16, 4
 
 
-@dataclass(frozen=True)
-class Parts:
-    """An island around a product: what is traced, the product, the nest of what follows it, and the
-    one that makes `product.right` if that does not lie in memory.
-    """
-
-    traced: Trace
-    dot: Dot
-    product: Product
-    tail: Nest
-    weight: Nest | None = None
-
-
-def parts_of(traced: Trace) -> Parts:
-    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise
-    steps after it.
-
-    Its right operand may be made in the island (from few bits); what else is computed first is
-    refused.
-    """
-    nodes = tuple(o.node for o in traced.outputs)
-    dots = every(Dot, nodes)
-    if (
-        len(dots) == 1
-        and len(dots[0].shape) == 2
-        and not isinstance(_below_views(dots[0].right), Leaf)
-    ):
-        dot, weight = dots[0], _made(dots[0].right)
-        product = product_with(dot, Operand(_NOWHERE, 1, dot.right.shape[1]))
+def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+    parts = read_parts(workload.traced)
+    if parts.weight is None:
+        schedules = list(
+            choose_schedules(parts.product, request.sm, request.tf32_ops, request.limit)
+        )
     else:
-        (dot, product), weight = product_of(nodes), None
-    return Parts(traced, dot, product, schedule_tail(traced.outputs, dot), weight)
+        schedules = _choose_for_made_weight(parts.product, request)
+    proposals: list[Proposal] = []
+    for schedule in schedules:
+        if schedule.method == "fold":
+            proposals += _propose_folds(fold_product(parts))
+        else:
+            proposals.append(schedule.proposal())
+    return keep_lowerable(_lower, workload, proposals)
 
 
-def _made(right: Node) -> Nest:
-    spec = TensorSpec(
-        str(right.dtype).removeprefix("torch."), right.shape, row_major(right.shape), "cuda"
-    )
-    return schedule_operand(Output(_NOWHERE, right, spec))
-
-
-def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> Kernel:
-    """The kernel that computes the product in tiles, with its tail. Raises ProgramError when the
-    proposal is nonsense for it.
+def _choose_for_made_weight(product: Product, request: ProposalRequest) -> list[GemmSchedule]:
+    """Folds read the weight once for each row of the other operand, tiles make it once for each
+    band of rows.
     """
-    schedule, product = read(proposal), parts.product
-    _check_method(schedule, product)
-    masks = product.m % schedule.rows != 0, product.n % schedule.columns != 0
-    reads, writes = values_of(parts.tail)
-    right = values_of(parts.weight)[0] if parts.weight is not None else (product.right.value,)
-    values = tuple(dict.fromkeys((product.left.value, *right, *reads, *writes)))
-    lines = [
-        line for line in _main_loop(product, schedule, parts.weight).splitlines() if line.strip()
-    ]
-    if masks[0]:
-        lines.append(f"    row_ok = (m < {product.m})[:, None]")
-    if masks[1]:
-        lines.append(f"    column_ok = (n < {product.n})[None, :]")
-    if schedule.split > 1:
-        plane = product.batch * product.m * product.n
-        lines.append(
-            f"    p{writes[0]} = p{writes[0]} + piece{'.to(tl.int64)' if plane * schedule.split > _INT32_REACH else ''} * {plane}"
-        )
-    lines += [f"    row = (batch * {product.m} + m)[:, None]", "    column = n[None, :]"]
-    lines += [
-        "    " + line for line in triton_tail(parts.tail, schedule.rows, schedule.columns, masks)
-    ]
-    text = headed(", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n")
-    symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    grid = _tiles(product, schedule) * schedule.split
-    arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
-    return Kernel(
-        symbol, text.replace("SYMBOL", symbol), arguments, grid, schedule.warps, schedule.stages
-    )
+    tiled = choose_schedules(product, request.sm, request.tf32_ops, request.limit, TILED)
+    fold = GemmSchedule("fold", warps=4)
+    if product.m > _MAX_FOLDED_ROWS:
+        return list(tiled)
+    few = tiled[: request.limit - _MAX_FOLD_TILES]
+    return [fold, *few] if product.m <= _MAX_ROWS_FOLD_FIRST else [*few, fold]
 
 
-def split_outputs(
-    parts: Parts, split: int, scratch: int
-) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
-    """The product alone, into scratch value `scratch`, a plane for each of `split` pieces; and the
-    outputs made of those planes.
-    """
-    shape = (split, *parts.dot.shape)
-    spec = TensorSpec("float32", shape, row_major(shape), "cuda")
-    plane = Dot(parts.dot.shape, torch.float32, parts.dot.left, parts.dot.right)
-    alone = Output(scratch, plane, replace(spec, shape=shape[1:], strides=spec.strides[1:]))
-    leaf = Leaf(shape, torch.float32, scratch, spec.strides)
-    total = _plane(leaf, 0)
-    for piece in range(1, split):
-        total = pointwise("({0} + {1})", total, _plane(leaf, piece), dtype=torch.float32)
-    outputs = tuple(
-        replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)}))
-        for o in parts.traced.outputs
-    )
-    return replace(parts, dot=plane, tail=schedule_tail((alone,), plane)), outputs, spec
+def _propose_folds(outputs: tuple[Output, ...]) -> list[Proposal]:
+    configs = choose_tiles(build_nest(outputs))[:_MAX_FOLD_TILES]
+    return [Proposal("gemm", {"method": "fold", **config}) for config in configs]
 
 
-def split_as_batch(
-    parts: Parts, split: int, scratch: int
-) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
-    """As `split_outputs`, with the pieces of k as the matrices of a batch. Raises NotLowerableError
-    where k has no such pieces.
-    """
-    product = parts.product
-    if product.batch > 1 or product.k % split:
-        raise NotLowerableError(
-            f"k = {product.k} of a batch of {product.batch} in {split} equal pieces"
-        )
-    _, outputs, spec = split_outputs(parts, split, scratch)
-    length = product.k // split
-    left, right = (replace(one, batch=one.depth * length) for one in (product.left, product.right))
-    pieces = Dot((split, product.m, product.n), torch.float32, parts.dot.left, parts.dot.right)
-    tail = schedule_tail(
-        (
-            Output(
-                scratch, pieces, replace(spec, shape=pieces.shape, strides=row_major(pieces.shape))
-            ),
-        ),
-        pieces,
-    )
-    return (
-        Parts(
-            parts.traced,
-            pieces,
-            replace(product, batch=split, k=length, left=left, right=right),
-            tail,
-        ),
-        outputs,
-        spec,
-    )
+def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    traced, scratch_value = workload.traced, workload.program.value_count
+    schedule, parts = read_schedule(proposal), read_parts(traced)
+    if schedule.method == "fold":
+        return _lower_fold(workload, proposal, parts)
+    specs = dict(traced.leaves) | workload.output_specs
+    if schedule.split == 1:
+        kernels, scratch = _lower_product(parts, proposal, specs, scratch_value)
+        return LoweredKernels(kernels, workload.output_specs | scratch)
+    split = split_k_as_batch if _is_packed(proposal) else split_k
+    planes, outputs, spec = split(parts, schedule.split, scratch_value)
+    specs[scratch_value] = spec
+    kernels, scratch = _lower_product(planes, proposal, specs, scratch_value + 1)
+    nest = build_nest(outputs)
+    config = Proposal("elementwise", choose_tiles(nest)[0])
+    stage = (nest, read_tile(nest, config), config.number("warps", 4))
+    sums = lower_stages((stage,), traced.family, specs)
+    written = {scratch_value: spec} | scratch | dict(sums.written)
+    return LoweredKernels((*kernels, *sums.kernels), written)
 
 
-def folded(parts: Parts) -> tuple[Output, ...]:
-    """The outputs with the product as a sum of element-wise products, for the kernels that fold
-    rows.
-    """
-    dot = parts.dot
-    lead, (m, k), n = dot.shape[:-2], dot.left.shape[-2:], dot.right.shape[-1]
-    left = reshape(dot.left, (*lead, m, 1, k))
-    turned = _turned(dot.right)
-    shape = (*lead, m, n, k)
-    both = pointwise(
-        "({0} * {1})",
-        broadcast(left, shape),
-        broadcast(turned, shape),
-        dtype=dot.dtype,
-        shape=shape,
-    )
-    total: Node = reshape(
-        Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape
-    )
-    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in parts.traced.outputs)
+def _lower_fold(workload: Workload, proposal: Proposal, parts: GemmParts) -> LoweredKernels:
+    config = {name: value for name, value in proposal.config.items() if name != "method"}
+    folded = TracedProgram(fold_product(parts), workload.traced.leaves, "reduction")
+    return lower_loop_nest(replace(workload, expressions=folded), Proposal("reduction", config))
 
 
-def _below_views(node: Node) -> Node:
-    while isinstance(node, View):
-        node = node.source
-    return node
+def _lower_product(
+    parts: GemmParts, proposal: Proposal, specs: Mapping[int, TensorSpec], scratch_value: int
+) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
+    if _is_packed(proposal):
+        return lower_split_precision(parts, proposal, scratch_value)
+    return (lower_tiled(parts, proposal, specs),), {}
 
 
-def _turned(right: Node) -> Node:
-    """(..., k, n) as (..., 1, n, k)."""
-    from torch_cudal1.kernels.expr.views import permuted
-
-    rank = len(right.shape)
-    turned = permuted(right, (*range(rank - 2), rank - 1, rank - 2))
-    return reshape(turned, (*turned.shape[:-2], 1, *turned.shape[-2:]))
+def _is_packed(proposal: Proposal) -> bool:
+    return str(proposal.config.get("method")).startswith("packed")
 
 
-def _plane(leaf: Leaf, piece: int) -> Node:
-    return View(leaf.shape[1:], leaf.dtype, leaf, lambda index: (Form(piece), *index))
-
-
-def _typed(node: Node, dtype: torch.dtype) -> Node:
-    return node if node.dtype == dtype else pointwise("({0})", node, dtype=dtype)
-
-
-def _check_method(schedule: Schedule, product: Product) -> None:
-    if (
-        schedule.method not in METHODS
-        or schedule.method.startswith("packed")
-        or schedule.method == "fold"
-    ):
-        raise ProgramError("proposal", f"method {schedule.method!r} is none of the tiled ones")
-    if (schedule.method in FP32_METHODS) != (product.dtype is torch.float32):
-        raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
-
-
-def _tiles(product: Product, schedule: Schedule) -> int:
-    return (
-        product.batch
-        * math.ceil(product.m / schedule.rows)
-        * math.ceil(product.n / schedule.columns)
-    )
-
-
-def _made_tile(weight: Nest, product: Product, schedule: Schedule, *, ragged: bool) -> str:
-    """Lines that make a tile of the right operand: each is read again for every band of `rows`,
-    from the L2.
-    """
-    n = f"(n % {product.n})" if product.n % schedule.columns else "n"
-    lines = [
-        "row = k[:, None]",
-        *[f"row_ok = (k < {product.k})[:, None]"] * ragged,
-        f"column = {n}[None, :]",
-    ]
-    lines += triton_tail(weight, schedule.depth, schedule.columns, (ragged, False))[:-1]
-    made = weight.statements[-1].needs[0].name
-    kind = str(product.dtype).removeprefix("torch.")
-    lines.append(
-        f"y = tl.where(row_ok, {made}, 0.0).to(tl.{kind})"
-        if ragged
-        else f"y = {made}.to(tl.{kind})"
-    )
-    return "".join(f"        {line}\n" for line in lines)
-
-
-def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str:
-    length = math.ceil(product.k / schedule.split / schedule.depth) * schedule.depth
-    ragged = product.k % schedule.depth != 0
-    high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
-    left_m, left_mask = _edge("m", product.m, schedule.rows, product.left)
-    to64 = ".to(tl.int64)" if _wide(product) else ""
-    right_n, right_mask = _edge("n", product.n, schedule.columns, product.right)
-    words = {
-        "SPLIT": schedule.split,
-        "HIGH": high,
-        "WIDE": wide,
-        "GROUP": min(schedule.group, high),
-        "LENGTH": length,
-        "END": product.k if schedule.split == 1 else f"min({product.k}, first + {length})",
-        "BM": schedule.rows,
-        "BN": schedule.columns,
-        "BK": schedule.depth,
-        "LEFT_M": left_m,
-        "RIGHT_N": right_n,
-        "LEFT_MASK": _mask(
-            [f"(k < {product.k})[None, :]"] * ragged + [f"{test}[:, None]" for test in left_mask]
-        ),
-        "RIGHT_MASK": _mask(
-            [f"(k < {product.k})[:, None]"] * ragged + [f"{test}[None, :]" for test in right_mask]
-        ),
-        "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
-        "PRECISION": _PRECISION[schedule.method],
-        "TO64": to64,
-        **_operand_words("LEFT", product.left, to64),
-        **_operand_words("RIGHT", product.right, to64),
+def _describe(product: Product) -> dict[str, int]:
+    layout = {
+        "left_along_k": int(product.left.depth == 1),
+        "right_along_k": int(product.right.depth == 1),
     }
-    text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
-    text = text.replace(
-        "RIGHT_TILE",
-        _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged),
+    return {name: getattr(product, name) for name in ("batch", "m", "n", "k")} | layout
+
+
+def _bound_s(product: Product, proposal: Proposal) -> float:
+    return estimate_s(product, read_schedule(proposal))
+
+
+def _estimate_resources(proposal: Proposal) -> KernelResources:
+    """Of a tiled method; what the others need is part of their lowered kernels."""
+    method = proposal.config.get("method")
+    if method not in METHODS or method == "fold" or _is_packed(proposal):
+        return KernelResources()
+    stages, depth, rows, columns, warps = (
+        proposal.number(name, 1) for name in ("stages", "depth", "rows", "columns", "warps")
     )
-    for word in sorted(words, key=len, reverse=True):
-        text = text.replace(word, str(words[word]))
-    return text
+    pipeline_bytes = stages * depth * (rows + columns) * METHODS[str(method)].bytes_per_element
+    return KernelResources(pipeline_bytes, rows * columns // (32 * max(1, warps)))
 
 
-def _edge(name: str, size: int, tile: int, operand: Operand) -> tuple[str, list[str]]:
-    """How rows beyond the edge stay in memory: masked where rows are neighbours and 16-byte loads
-    survive that, else wrapped.
-
-    What they compute is not stored.
-    """
-    if size % tile == 0:
-        return name, []
-    if operand.row == 1 and size % 16 == 0:
-        return name, [f"({name} < {size})"]
-    return f"({name} % {size})", []
-
-
-def _mask(tests: list[str]) -> str:
-    return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
-
-
-def _plane_at(operand: Operand, to64: str) -> str:
-    """Where the matrix of a batch begins, as text."""
-    digits = [
-        f"(batch // {one.every} % {one.extent}){to64} * {one.stride}" for one in operand.digits
-    ]
-    return " + ".join(digits) or f"batch{to64} * {operand.batch}"
-
-
-def _operand_words(side: str, operand: Operand, to64: str) -> dict[str, int | str]:
-    return {
-        f"p{side}": f"p{operand.value}",
-        f"{side}_OFFSET": operand.offset,
-        f"{side}_PLANE": _plane_at(operand, to64),
-        f"{side}_ROW": operand.row,
-        f"{side}_DEPTH": operand.depth,
-    }
-
-
-def _wide(product: Product) -> bool:
-    """Whether an address needs 64 bits."""
-    reach = [product.batch * product.m * product.n]
-    for operand, rows in ((product.left, product.m), (product.right, product.n)):
-        reach.append(
-            operand.offset
-            + operand.reach(product.batch)
-            + operand.row * rows
-            + operand.depth * (product.k + 256)
-        )
-    return max(reach) > _INT32_REACH
+TEMPLATE = Template(
+    family="gemm",
+    summary="Matrix products and batches of them, with the element-wise steps after them; a weight "
+    "of few bits is made on the way.",
+    architectures="sm_80 and newer; `packed` methods on sm_90",
+    dtypes="fp32, fp16, bf16; weights in int8, uint8 and fp8",
+    propose=_propose,
+    lower=_lower,
+    fusion=FusionRules("product", target_names(HANDLERS)),
+    handlers=HANDLERS,
+    problem=ProblemModel(lambda traced: read_parts(traced).product, _describe, _bound_s),
+    estimate_resources=_estimate_resources,
+    is_shortlisted=True,
+)

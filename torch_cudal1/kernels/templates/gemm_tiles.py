@@ -15,16 +15,19 @@ from dataclasses import asdict, dataclass
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.ops.matmul import Product, streamed
-from torch_cudal1.kernels.proposal import Proposal, shared_limit
+from torch_cudal1.device.specs import H200, max_shared_bytes
+from torch_cudal1.kernels.ops.matmul import Product, put_streamed_left
+from torch_cudal1.kernels.proposal import Proposal
 
-__all__ = ["FP32_METHODS", "METHODS", "TILED", "Schedule", "in_order", "read", "schedules"]
-
-_SMS, _BYTES_PER_S, _LAUNCH_S = (
-    132,
-    4.0e12,
-    3e-6,
-)  # H200; elsewhere only ratios matter, and the judge measures
+__all__ = [
+    "FP32_METHODS",
+    "METHODS",
+    "TILED",
+    "GemmSchedule",
+    "order_by_bound",
+    "read_schedule",
+    "choose_schedules",
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Method:
     """
 
     itemsize: int
-    tf32_right: bool
+    needs_tf32: bool
     sm: int
     flops_per_s: float
     bytes_per_element: int
@@ -56,12 +59,12 @@ METHODS = {
     "fold": Method(0, False, 80, 1.0e13, 0),
 }
 FP32_METHODS = frozenset(name for name, method in METHODS.items() if method.itemsize == 4)
-_SAME_METHOD = 1.5  # how much slower than its bound another schedule of a method counts
-_FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too often
+_SAME_METHOD_PENALTY = 1.5  # how much slower than its bound another schedule of a method counts
+_MAX_FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too often
 
 
 @dataclass(frozen=True)
-class Schedule:
+class GemmSchedule:
     """How a product is cut: a tile of `rows` x `columns` and `depth` of k, `split` programs a tile,
     tiles in bands of `group` rows.
 
@@ -143,40 +146,40 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
 }
 TILED = tuple(_TILES)  # methods that read their operands as they go
 _PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
-_LEAST_STREAMED = 8  # rows of the other operand: below, tiles are almost empty
+_MIN_STREAMED_ROWS = 8  # rows of the other operand: below, tiles are almost empty
 
 
-def schedules(
+def choose_schedules(
     product: Product,
     sm: int,
     rights: Collection[str] = (),
     most: int = 8,
     methods: Iterable[str] = METHODS,
-) -> tuple[Schedule, ...]:
+) -> tuple[GemmSchedule, ...]:
     """At most `most` schedules of `methods` for `product` on `sm`, smallest bound first. `rights`:
     op classes that may use TF32.
 
     Of a method the first few should differ in what the bound does not know.
     """
-    found = [
+    schedules = [
         s
         for name in methods
-        if _may_serve(name, product, sm, rights)
-        for s in _of_method(name, product, sm)
+        if _serves(name, product, sm, rights)
+        for s in _schedules_of_method(name, product, sm)
     ]
-    return in_order(product, found)[:most]
+    return order_by_bound(product, schedules)[:most]
 
 
-def in_order(product: Product, found: Iterable[Schedule]) -> tuple[Schedule, ...]:
+def order_by_bound(product: Product, schedules: Iterable[GemmSchedule]) -> tuple[GemmSchedule, ...]:
     """Smallest bound first, where each further schedule of a method counts as slower."""
-    ranked: list[tuple[float, Schedule]] = []
-    for one in sorted(found, key=lambda s: bound_s(product, s)):
-        before = sum(s.method == one.method for _, s in ranked)
-        ranked.append((bound_s(product, one) * _SAME_METHOD**before, one))
-    return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0]))
+    ranked: list[tuple[float, GemmSchedule]] = []
+    for schedule in sorted(schedules, key=lambda s: estimate_s(product, s)):
+        before = sum(s.method == schedule.method for _, s in ranked)
+        ranked.append((estimate_s(product, schedule) * _SAME_METHOD_PENALTY**before, schedule))
+    return tuple(schedule for _, schedule in sorted(ranked, key=lambda pair: pair[0]))
 
 
-def read(proposal: Proposal) -> Schedule:
+def read_schedule(proposal: Proposal) -> GemmSchedule:
     """The schedule of a proposal. Raises ProgramError for numbers that no kernel is made for."""
     method = proposal.config.get("method")
     if proposal.family != "gemm" or method not in METHODS:
@@ -186,7 +189,7 @@ def read(proposal: Proposal) -> Schedule:
         )
     names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote", "cluster")
     numbers = {name: proposal.number(name, 1) for name in names}
-    schedule = Schedule(str(method), **numbers)
+    schedule = GemmSchedule(str(method), **numbers)
     if method == "fold":
         return schedule
     sizes = (schedule.rows, schedule.columns, schedule.depth)
@@ -214,7 +217,7 @@ def read(proposal: Proposal) -> Schedule:
     return schedule
 
 
-def _check_packed(schedule: Schedule) -> None:
+def _check_packed(schedule: GemmSchedule) -> None:
     never = schedule.promote == 0
     if schedule.method == "packed-stream" and (schedule.promote != 1 or schedule.columns > 128):
         raise ProgramError(
@@ -238,15 +241,15 @@ def _check_packed(schedule: Schedule) -> None:
         )
 
 
-def bound_s(product: Product, schedule: Schedule) -> float:
+def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     """Seconds that `schedule` cannot go below, roughly; for ordering."""
     method, size = METHODS[schedule.method], product.dtype.itemsize
     if schedule.method == "packed-stream":
-        product, _ = streamed(product)
+        product, _ = put_streamed_left(product)
     operands = size * product.batch * (product.m + product.n) * product.k
     moved = operands + 4 * product.batch * product.m * product.n
     if schedule.method == "fold":
-        return moved / _BYTES_PER_S + _LAUNCH_S
+        return moved / H200.bytes_per_s + H200.launch_s
     tiles = (
         product.batch
         * math.ceil(product.m / schedule.rows)
@@ -258,8 +261,15 @@ def bound_s(product: Product, schedule: Schedule) -> float:
         1.0, 0.35 + 0.65 * area / 16384
     )  # small tiles wait for the shared memory more than they compute
     per_sm = max(1, min(4, 65536 // (area * 2)))  # programs an SM runs side by side
-    waves = math.ceil(tiles / (_SMS * per_sm)) * per_sm if tiles > _SMS else 1
-    work = 2.0 * area * product.k / schedule.split * waves / (method.flops_per_s * share / _SMS)
+    waves = math.ceil(tiles / (H200.sm_count * per_sm)) * per_sm if tiles > H200.sm_count else 1
+    work = (
+        2.0
+        * area
+        * product.k
+        / schedule.split
+        * waves
+        / (method.flops_per_s * share / H200.sm_count)
+    )
     launches = 1
     if schedule.split > 1:
         moved += 8 * schedule.split * product.batch * product.m * product.n
@@ -271,22 +281,22 @@ def bound_s(product: Product, schedule: Schedule) -> float:
             else operands
         )
         extra = (
-            (8 + 2 * _PIECES[schedule.method]) / 4 * packed / _BYTES_PER_S
+            (8 + 2 * _PIECES[schedule.method]) / 4 * packed / H200.bytes_per_s
         )  # read twice, written in pieces
-        return max(work, moved / _BYTES_PER_S) + extra + (2 + launches) * _LAUNCH_S
-    return max(work, moved / _BYTES_PER_S) + launches * _LAUNCH_S
+        return max(work, moved / H200.bytes_per_s) + extra + (2 + launches) * H200.launch_s
+    return max(work, moved / H200.bytes_per_s) + launches * H200.launch_s
 
 
-def _may_serve(name: str, product: Product, sm: int, rights: Collection[str]) -> bool:
+def _serves(name: str, product: Product, sm: int, rights: Collection[str]) -> bool:
     method = METHODS[name]
     if (
         sm < method.sm
         or (method.exact_sm and sm != method.sm)
-        or (method.tf32_right and "matmul" not in rights)
+        or (method.needs_tf32 and "matmul" not in rights)
     ):
         return False
     if name == "fold":
-        return min(product.m, product.n) <= _FOLD_COLUMNS
+        return min(product.m, product.n) <= _MAX_FOLD_COLUMNS
     if name in _PACKED and (product.left.digits or product.right.digits):
         return False  # they walk a batch by one stride
     return method.itemsize == product.dtype.itemsize and (
@@ -294,61 +304,65 @@ def _may_serve(name: str, product: Product, sm: int, rights: Collection[str]) ->
     )
 
 
-def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
+def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmSchedule]:
     if name == "fold":
-        yield Schedule("fold", warps=4)
+        yield GemmSchedule("fold", warps=4)
         return
     if name in _PACKED:
-        yield from _of_packed(name, product)
+        yield from _schedules_of_packed(name, product)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
         if rows >= 2 * max(16, product.m) or columns >= 2 * max(16, product.n):
             continue
         shared = stages * depth * (rows + columns) * METHODS[name].bytes_per_element
-        if shared > shared_limit(sm):
-            stages = max(2, stages * shared_limit(sm) // shared)
-        for split in _splits(product, rows, columns):
+        if shared > max_shared_bytes(sm):
+            stages = max(2, stages * max_shared_bytes(sm) // shared)
+        for split in _choose_splits(product, rows, columns):
             steps = math.ceil(
                 product.k / split / depth
             )  # stages beyond them hold nothing, and keep programs off the SM
-            yield Schedule(name, rows, columns, depth, warps, min(stages, max(1, steps)), 8, split)
+            yield GemmSchedule(
+                name, rows, columns, depth, warps, min(stages, max(1, steps)), 8, split
+            )
 
 
-def _of_packed(name: str, product: Product) -> Iterable[Schedule]:
+def _schedules_of_packed(name: str, product: Product) -> Iterable[GemmSchedule]:
     """A product of which one tile would be mostly empty costs more to pack than it saves."""
     least = min(product.m, product.n) if name == "packed-stream" else product.m
-    if least < (_LEAST_STREAMED if name == "packed-stream" else 64) or product.k < 32:
+    if least < (_MIN_STREAMED_ROWS if name == "packed-stream" else 64) or product.k < 32:
         return
     if name == "packed-stream":
         try:
-            product, _ = streamed(product)
+            product, _ = put_streamed_left(product)
         except NotLowerableError:
             return
     for columns, stages, promote, group, cluster in _PACKED[name]:
         if columns > max(64, 2 * product.n) or 128 * cluster >= 2 * product.m:
             continue
         tiles = product.batch * math.ceil(product.m / 128) * math.ceil(product.n / columns)
-        for split in _even_splits(product, tiles):
-            yield Schedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
+        for split in _choose_even_splits(product, tiles):
+            yield GemmSchedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
 
 
-def _even_splits(product: Product, tiles: int) -> tuple[int, ...]:
+def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:
     """1, and the power of two that fills the SMs where tiles leave more than half of them idle;
     pieces are whole depths of k.
     """
-    if product.batch > 1 or tiles > _SMS // 2:
+    if product.batch > 1 or tiles > H200.sm_count // 2:
         return (1,)
-    split = 1 << int(math.log2(2 * _SMS / tiles))
+    split = 1 << int(math.log2(2 * H200.sm_count / tiles))
     while split > 1 and (product.k % (64 * split) or product.k // split < 512):
         split //= 2
     return (1, split) if split > 1 else (1,)
 
 
-def _splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:
+def _choose_splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:
     """1, and what fills the SMs once or twice when tiles alone do not; a piece keeps 256 of k."""
     tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
-    most = product.k // 256
-    wanted = {1} | {
-        split for times in (1, 2) if 1 < (split := min(most, times * _SMS // tiles)) <= 64
+    max_split = product.k // 256
+    splits = {1} | {
+        split
+        for times in (1, 2)
+        if 1 < (split := min(max_split, times * H200.sm_count // tiles)) <= 64
     }
-    return tuple(sorted(wanted))
+    return tuple(sorted(splits))

@@ -23,9 +23,16 @@ from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.ops.recurrent_ops import TARGETS
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
+from torch_cudal1.kernels.template import (
+    FusionRules,
+    LoweredKernels,
+    ProposalRequest,
+    Template,
+    Workload,
+)
 
-__all__ = ["is_recurrent", "recurred", "recurrences"]
+__all__ = ["TEMPLATE"]
 
 _MODES = {
     "lstm": (0, 4),
@@ -33,15 +40,15 @@ _MODES = {
     "rnn_tanh": (2, 1),
     "rnn_relu": (3, 1),
 }  # MODE and GATES of recurrent.cu
-_BLOCKS, _RING, _LONG = 8, 4, 256
-_MOST_SEQUENCES, _LONGEST_ROW, _MOST_CLUSTERS = (
+_BLOCKS, _RING_STAGES, _MAX_HIDDEN = 8, 4, 256
+_MAX_SEQUENCES, _MAX_ROW_ELEMENTS, _MAX_CLUSTERS = (
     16,
     512,
     16,
 )  # registers; registers; eight-block clusters that fit a GPU at once
-_SHARED, _SCRATCH = 200 << 10, 1 << 30  # bytes
-_METHOD = {"method": "resident"}
-_NAMES = (
+_MAX_SHARED_BYTES, _MAX_SCRATCH_BYTES = 200 << 10, 1 << 30  # bytes
+_CONFIG = {"method": "resident"}
+_ARGUMENT_NAMES = (
     "input",
     "hx",
     "params",
@@ -84,10 +91,10 @@ class _Stack:
         """Of a layer and direction that reads rows of `width`: those that project, and the one that
         recurs.
         """
-        return (2 if width > _LONG else 1) + 1
+        return (2 if width > _MAX_HIDDEN else 1) + 1
 
 
-def is_recurrent(program: Program) -> bool:
+def _is_recurrent(program: Program) -> bool:
     """Whether it is one recurrent step and nothing else."""
     return (
         len(program.steps) == 1
@@ -96,45 +103,44 @@ def is_recurrent(program: Program) -> bool:
     )
 
 
-def recurrences(program: Program, sm: int) -> tuple[Proposal, ...]:
-    """The one way there is, if there is one for this step and architecture. Raises
-    NotLowerableError with the reason.
-    """
-    _sizes(_stack(program))
-    return (Proposal("recurrent", _METHOD),) if sm >= 90 else ()
+def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+    """The one way there is, where blocks form clusters."""
+    _define_sizes(_read_stack(workload.program))
+    return (Proposal("recurrent", _CONFIG),) if request.sm >= 90 else ()
 
 
-def recurred(
-    program: Program, proposal: Proposal
-) -> tuple[tuple[Kernel, ...], Mapping[int, TensorSpec]]:
-    """The kernels in launch order and the specs of all that they write. Raises NotLowerableError,
-    or ProgramError for nonsense.
-    """
-    if dict(proposal.config) != _METHOD:
-        raise ProgramError("proposal", f"config {dict(proposal.config)}; expected {_METHOD}")
-    stack, specs, free = _stack(program), value_specs(program), program.value_count
-    sizes = _sizes(stack)
+def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    program = workload.program
+    if dict(proposal.config) != _CONFIG:
+        raise ProgramError("proposal", f"config {dict(proposal.config)}; expected {_CONFIG}")
+    stack, specs, next_value = _read_stack(program), value_specs(program), program.value_count
+    sizes = _define_sizes(stack)
     written = {value: specs[value] for value in stack.outs}
-    each, both = stack.steps * stack.sequences * stack.hidden, stack.directions == 2
-    between, products, flags = free, free + 1, free + 2
+    layer_elements, bidirectional = (
+        stack.steps * stack.sequences * stack.hidden,
+        stack.directions == 2,
+    )
+    between, products, flags = next_value, next_value + 1, next_value + 2
     if stack.layers > 1:
         shape = (
             (2, stack.steps, stack.sequences, 2 * stack.hidden)
-            if both
-            else (stack.layers - 1, each)
+            if bidirectional
+            else (stack.layers - 1, layer_elements)
         )
-        written[between] = _dense("float32", shape)
-    sets = 2 if both else stack.layers
-    written[products] = _dense("float32", (sets, stack.steps, _BLOCKS, stack.sequences, stack.rows))
-    written[flags] = _dense("int32", (sizes["FLAGS"],))
-    if (taken := 4 * sum(spec.numel for spec in written.values())) > _SCRATCH:
-        raise NotLowerableError(f"{taken} bytes of scratch; at most {_SCRATCH}")
-    launches = (
-        _both_ways(stack, between, products, flags)
-        if both
-        else _wave(stack, between, products, flags)
+        written[between] = _dense_spec("float32", shape)
+    sets = 2 if bidirectional else stack.layers
+    written[products] = _dense_spec(
+        "float32", (sets, stack.steps, _BLOCKS, stack.sequences, stack.rows)
     )
-    return _kernels(stack, sizes, flags, launches), written
+    written[flags] = _dense_spec("int32", (sizes["FLAGS"],))
+    if (scratch_bytes := 4 * sum(spec.numel for spec in written.values())) > _MAX_SCRATCH_BYTES:
+        raise NotLowerableError(f"{scratch_bytes} bytes of scratch; at most {_MAX_SCRATCH_BYTES}")
+    launches = (
+        _plan_bidirectional(stack, between, products, flags)
+        if bidirectional
+        else _plan_wave(stack, between, products, flags)
+    )
+    return LoweredKernels(_make_kernels(stack, sizes, flags, launches), written)
 
 
 @dataclass(frozen=True)
@@ -146,35 +152,41 @@ class _Launch:
     clusters: int
 
 
-def _wave(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
+def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
     """All layers of one direction."""
     clusters = stack.clusters(stack.width) + (stack.layers - 1) * stack.clusters(stack.hidden)
-    if clusters > _MOST_CLUSTERS:
+    if clusters > _MAX_CLUSTERS:
         raise NotLowerableError(
-            f"{clusters} clusters; at most {_MOST_CLUSTERS} are on a GPU at once"
+            f"{clusters} clusters; at most {_MAX_CLUSTERS} are on a GPU at once"
         )
-    arguments, layers = _arguments(stack, stack.weights)
+    arguments, layers = _list_arguments(stack, stack.weights)
     middle = "between" if stack.layers > 1 else "nullptr"
-    body = f"const Layer layers[] = {layers}; stack(input, hidden, {_cell(stack, 'cell')}, layers, result, last, "
-    body += f"{_cell(stack, 'last_cell')}, {middle}, products, flags);"
+    body = f"const Layer layers[] = {layers}; stack(input, hidden, {_cell_or_null(stack, 'cell')}, layers, result, last, "
+    body += f"{_cell_or_null(stack, 'last_cell')}, {middle}, products, flags);"
     scratch = [(between, "float* between")] if stack.layers > 1 else []
-    own = [
+    arguments_before = [
         (stack.input, "const float* input"),
         *arguments,
         (stack.outs[0], "float* result"),
-        *_last(stack),
+        *_list_last_states(stack),
         *scratch,
     ]
-    return [_Launch(body, (*own, (products, "float* products"), (flags, "u32* flags")), clusters)]
+    return [
+        _Launch(
+            body,
+            (*arguments_before, (products, "float* products"), (flags, "u32* flags")),
+            clusters,
+        )
+    ]
 
 
-def _both_ways(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
+def _plan_bidirectional(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
     """A launch for each layer; what is between them lies in two halves of one buffer in turn."""
-    found = []
+    launches = []
     half = stack.steps * stack.sequences * 2 * stack.hidden
     dense = f"{stack.sequences * 2 * stack.hidden}, {2 * stack.hidden}"
     for layer in range(stack.layers):
-        arguments, directions = _arguments(stack, stack.weights[2 * layer : 2 * layer + 2])
+        arguments, directions = _list_arguments(stack, stack.weights[2 * layer : 2 * layer + 2])
         first, top = layer == 0, layer == stack.layers - 1
         source = (
             "input, IN_STEP, IN_SEQUENCE"
@@ -185,49 +197,49 @@ def _both_ways(stack: _Stack, between: int, products: int, flags: int) -> list[_
             "result, OUT_STEP, OUT_SEQUENCE" if top else f"between + {layer % 2 * half}, {dense}"
         )
         body = f"const Layer layers[] = {directions}; both_ways<{'INPUT' if first else '2 * HIDDEN'}>({layer}, {source}, hidden, "
-        body += f"{_cell(stack, 'cell')}, layers, {target}, last, {_cell(stack, 'last_cell')}, products, flags);"
-        given = (
+        body += f"{_cell_or_null(stack, 'cell')}, layers, {target}, last, {_cell_or_null(stack, 'last_cell')}, products, flags);"
+        launch_arguments = (
             [(stack.input, "const float* input")] * first
             + arguments
             + [(stack.outs[0], "float* result")] * top
-            + _last(stack)
+            + _list_last_states(stack)
         )
-        given += [(between, "float* between")] * (stack.layers > 1) + [
+        launch_arguments += [(between, "float* between")] * (stack.layers > 1) + [
             (products, "float* products"),
             (flags, "u32* flags"),
         ]
         width = stack.width if first else 2 * stack.hidden
-        found.append(_Launch(body, tuple(given), 2 * stack.clusters(width)))
-    return found
+        launches.append(_Launch(body, tuple(launch_arguments), 2 * stack.clusters(width)))
+    return launches
 
 
-def _arguments(
+def _list_arguments(
     stack: _Stack, weights: tuple[tuple[int, ...], ...]
 ) -> tuple[list[tuple[int, str]], str]:
     """States and weights as arguments, and the initialiser of an array of `Layer`."""
-    found = [(stack.states[0], "const float* hidden")]
-    found += [(stack.states[1], "const float* cell")] if stack.mode == 0 else []
+    operands = [(stack.states[0], "const float* hidden")]
+    operands += [(stack.states[1], "const float* cell")] if stack.mode == 0 else []
     rows = []
     for number, values in enumerate(weights):
         names = [f"w{number}_{i}" for i in range(len(values))]
-        found += [
+        operands += [
             (value, f"const float* {name}") for value, name in zip(values, names, strict=True)
         ]
         rows.append("{" + ", ".join((*names, "nullptr", "nullptr")[:4]) + "}")
-    return found, "{" + ", ".join(rows) + "}"
+    return operands, "{" + ", ".join(rows) + "}"
 
 
-def _last(stack: _Stack) -> list[tuple[int, str]]:
+def _list_last_states(stack: _Stack) -> list[tuple[int, str]]:
     return list(zip(stack.outs[1:], ("float* last", "float* last_cell"), strict=False))
 
 
-def _cell(stack: _Stack, name: str) -> str:
+def _cell_or_null(stack: _Stack, name: str) -> str:
     return name if stack.mode == 0 else "nullptr"
 
 
-def _kernels(
+def _make_kernels(
     stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list[_Launch]
-) -> tuple[Kernel, ...]:
+) -> tuple[KernelSource, ...]:
     body = (files("torch_cudal1.kernels.templates") / "recurrent.cu").read_text()
     tails = [(launch.body, ", ".join(text for _, text in launch.arguments)) for launch in launches]
     # everything that changes the code is in the name, which thus stands for one machine code
@@ -242,33 +254,38 @@ def _kernels(
     for number, (code, parameters) in enumerate(tails):
         text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
-    clearing = Kernel(
-        f"clear_{digest}", text, ((flags, "*"),), -(-sizes["FLAGS"] // 256), 8, cuda=Cuda(defines)
+    clearing = KernelSource(
+        f"clear_{digest}",
+        text,
+        ((flags, "*"),),
+        -(-sizes["FLAGS"] // 256),
+        8,
+        cuda=CudaOptions(defines),
     )
-    cuda = Cuda(defines, _shared(stack), _BLOCKS)
+    cuda = CudaOptions(defines, _count_shared_bytes(stack), _BLOCKS)
     pointers = [tuple((value, "*") for value, _ in launch.arguments) for launch in launches]
     grids = [launch.clusters * _BLOCKS for launch in launches]
     recurring = [
-        Kernel(f"recur{number}_{digest}", text, given, grid, warps, cuda=cuda)
-        for number, (given, grid) in enumerate(zip(pointers, grids, strict=True))
+        KernelSource(f"recur{number}_{digest}", text, pointer_arguments, grid, warps, cuda=cuda)
+        for number, (pointer_arguments, grid) in enumerate(zip(pointers, grids, strict=True))
     ]
     return (clearing, *recurring)
 
 
-def _shared(stack: _Stack) -> int:
+def _count_shared_bytes(stack: _Stack) -> int:
     """Bytes of shared memory: of who projects its ring, of who recurs two states, a ring and the
     gates.
     """
     widest = max(stack.width, (stack.layers > 1) * stack.hidden * stack.directions)
-    projects = _RING * stack.sequences * -(-widest // 32) * 32
-    recurs = stack.sequences * (2 * stack.hidden + (_RING + 1) * stack.rows)
-    if (needed := 4 * max(projects, recurs)) > _SHARED:
-        raise NotLowerableError(f"{needed} bytes of shared memory; at most {_SHARED}")
+    projects = _RING_STAGES * stack.sequences * -(-widest // 32) * 32
+    recurs = stack.sequences * (2 * stack.hidden + (_RING_STAGES + 1) * stack.rows)
+    if (needed := 4 * max(projects, recurs)) > _MAX_SHARED_BYTES:
+        raise NotLowerableError(f"{needed} bytes of shared memory; at most {_MAX_SHARED_BYTES}")
     return needed
 
 
-def _sizes(stack: _Stack) -> dict[str, int]:
-    _shared(stack)
+def _define_sizes(stack: _Stack) -> dict[str, int]:
+    _count_shared_bytes(stack)
     return {
         "MODE": stack.mode,
         "GATES": stack.gates,
@@ -287,27 +304,27 @@ def _sizes(stack: _Stack) -> dict[str, int]:
     }
 
 
-def _stack(program: Program) -> _Stack:
+def _read_stack(program: Program) -> _Stack:
     """Read the step. Raises NotLowerableError with what the kernels do not serve."""
-    if not is_recurrent(program):
+    if not _is_recurrent(program):
         raise NotLowerableError("no recurrent step by itself")
     (step,) = program.steps
     assert isinstance(step, Aten)
-    if len(step.args) != len(_NAMES) or step.kwargs:
+    if len(step.args) != len(_ARGUMENT_NAMES) or step.kwargs:
         raise NotLowerableError(
-            f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_NAMES)}"
+            f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_ARGUMENT_NAMES)}"
         )
-    bound: dict[str, Any] = dict(zip(_NAMES, step.args, strict=True))
+    bound: dict[str, Any] = dict(zip(_ARGUMENT_NAMES, step.args, strict=True))
     specs = value_specs(program)
     mode, gates = _MODES[step.target.split(".")[1]]
     states = bound["hx"] if isinstance(bound["hx"], tuple) else (bound["hx"],)
     directions, batch_first = 1 + bool(bound["bidirectional"]), bool(bound["batch_first"])
-    each = 4 if bound["has_biases"] else 2
+    weights_per_cell = 4 if bound["has_biases"] else 2
     params, layers = bound["params"], int(bound["num_layers"])
-    given = (bound["input"], *states, *params)
+    operands = (bound["input"], *states, *params)
     if (
-        not all(isinstance(value, Value) for value in given)
-        or len(params) != each * layers * directions
+        not all(isinstance(value, Value) for value in operands)
+        or len(params) != weights_per_cell * layers * directions
     ):
         raise NotLowerableError("weights of another form, such as those of a projected LSTM")
     source, result = specs[bound["input"].index], specs[step.outs[0]]
@@ -327,15 +344,16 @@ def _stack(program: Program) -> _Stack:
         input=bound["input"].index,
         states=tuple(value.index for value in states),
         weights=tuple(
-            tuple(v.index for v in params[i : i + each]) for i in range(0, len(params), each)
+            tuple(v.index for v in params[i : i + weights_per_cell])
+            for i in range(0, len(params), weights_per_cell)
         ),
         outs=tuple(step.outs),
     )
-    _check(stack, specs, source, result)
+    _refuse_unserved(stack, specs, source, result)
     return stack
 
 
-def _check(
+def _refuse_unserved(
     stack: _Stack, specs: Mapping[int, TensorSpec], source: TensorSpec, result: TensorSpec
 ) -> None:
     dense = [
@@ -347,20 +365,33 @@ def _check(
     problems = {
         "float32 only": any(spec.dtype != "float32" for spec in (source, result, *dense)),
         "a hidden size of 64, 128, 192 or 256": stack.hidden % 64 != 0
-        or not 0 < stack.hidden <= _LONG,
-        f"at most {_MOST_SEQUENCES} sequences": stack.sequences > _MOST_SEQUENCES,
-        f"rows of at most {_LONGEST_ROW}": max(widths) > _LONGEST_ROW,
+        or not 0 < stack.hidden <= _MAX_HIDDEN,
+        f"at most {_MAX_SEQUENCES} sequences": stack.sequences > _MAX_SEQUENCES,
+        f"rows of at most {_MAX_ROW_ELEMENTS}": max(widths) > _MAX_ROW_ELEMENTS,
         "dense states and weights, features next to each other": source.strides[2] != 1
         or result.strides[2] != 1
-        or any(spec.strides != _dense(spec.dtype, spec.shape).strides for spec in dense),
+        or any(spec.strides != _dense_spec(spec.dtype, spec.shape).strides for spec in dense),
         "hidden states as wide as the result of a cell": shapes
         != {(stack.gates * stack.hidden, stack.hidden)},
         "at least one step": stack.steps < 1,
     }
-    if wanted := [text for text, broken in problems.items() if broken]:
-        raise NotLowerableError(f"recurrent kernels serve {wanted[0]}")
+    if unserved := [text for text, broken in problems.items() if broken]:
+        raise NotLowerableError(f"recurrent kernels serve {unserved[0]}")
 
 
-def _dense(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+def _dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return TensorSpec(dtype, shape, strides, "cuda")
+
+
+TEMPLATE = Template(
+    family="recurrent",
+    summary="LSTM, GRU and plain RNN layers of small batches, a whole stack in one launch.",
+    architectures="sm_90 and newer",
+    dtypes="fp32",
+    propose=_propose,
+    lower=_lower,
+    # a group of its own: its kernels take no further step in
+    fusion=FusionRules("sequence", TARGETS, takes_epilogue=False),
+    matches_program=_is_recurrent,
+)

@@ -29,16 +29,16 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
-from torch_cudal1.kernels.ops.matmul import Operand, Product, streamed
-from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
-from torch_cudal1.kernels.templates.gemm import Parts
-from torch_cudal1.kernels.templates.gemm_tiles import Schedule, read
+from torch_cudal1.kernels.codegen.epilogue import CudaEpilogue, print_cuda_epilogue
+from torch_cudal1.kernels.ops.matmul import Operand, Product, put_streamed_left
+from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
+from torch_cudal1.kernels.templates.gemm_tiled import GemmParts
+from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, read_schedule
 
-__all__ = ["packed"]
+__all__ = ["lower_split_precision"]
 
 _TWO = (1, 2, 3)  # HALF, PLANES, PRODUCTS
-_PIECES = {
+_PIECES_OF_METHOD = {
     "packed-f16x3": _TWO,
     "packed-stream": _TWO,
     "packed-bf16x6": (0, 3, 6),
@@ -46,15 +46,15 @@ _PIECES = {
 }
 _FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")  # one text in three parts
 _STREAM = "packed_stream.cu"  # and a fourth
-_PITCH = 320  # bytes of a row of the streamed operand in the ring
+_STREAM_PITCH_BYTES = 320  # bytes of a row of the streamed operand in the ring
 _DEPTH, _ROWS = 64, 128
 _REACH = 2**31 - 1
 _THREADS = {"measure": 256, "pack": 256, "multiply": 384}
 
 
-def packed(
-    parts: Parts, proposal: Proposal, first: int
-) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+def lower_split_precision(
+    parts: GemmParts, proposal: Proposal, first: int
+) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
     """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError
     when the tail has no C++ form.
     """
@@ -62,14 +62,18 @@ def packed(
         raise NotLowerableError(
             "a weight that is made in the island; packing reads operands from memory"
         )
-    schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
+    schedule, product, tail = (
+        read_schedule(proposal),
+        parts.product,
+        print_cuda_epilogue(parts.epilogue),
+    )
     swapped = False
     if stream := schedule.method == "packed-stream":
-        product, swapped = streamed(product)
-    if product.dtype is not torch.float32 or schedule.method not in _PIECES:
+        product, swapped = put_streamed_left(product)
+    if product.dtype is not torch.float32 or schedule.method not in _PIECES_OF_METHOD:
         raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
-    _, planes, _ = _PIECES[schedule.method]
-    sizes = _sizes(product, schedule) | {"STREAM": int(stream), "SWAPPED": int(swapped)}
+    _, planes, _ = _PIECES_OF_METHOD[schedule.method]
+    sizes = _define_sizes(product, schedule) | {"STREAM": int(stream), "SWAPPED": int(swapped)}
     if (
         max(product.m * product.k, product.n * product.k, sizes["M_PAD"] * sizes["CHUNKS"] * 64)
         > _REACH
@@ -78,56 +82,60 @@ def packed(
     scratch: dict[int, TensorSpec] = {}
     sides = ((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))
     for i, (batch, rows) in list(enumerate(sides))[int(stream) :]:
-        scratch[first + i] = _dense("float32", (batch, sizes["SEGMENTS"], rows, 4))
-        scratch[first + 2 + i] = _dense("int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH))
-        scratch[first + 4 + i] = _dense("int32", (batch, rows, 2))
+        scratch[first + i] = _dense_spec("float32", (batch, sizes["SEGMENTS"], rows, 4))
+        scratch[first + 2 + i] = _dense_spec(
+            "int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH)
+        )
+        scratch[first + 4 + i] = _dense_spec("int32", (batch, rows, 2))
     operands = (product.left.value, product.right.value)
-    facts, pieces = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
-    text, name = _text(schedule, tail, sizes)
+    row_sizes, piece_values = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
+    text, name = _print_text(schedule, tail, sizes)
     defines = tuple(sorted((sizes | {"PAIRS": int(tail.pairs)}).items()))
     if stream:
         a, b = operands
         values = {
-            "measure": (b, facts[1]),
-            "pack": (b, facts[1], pieces[1], pieces[3]),
-            "multiply": (a, b, pieces[1], pieces[3], tail.written, *tail.reads),
+            "measure": (b, row_sizes[1]),
+            "pack": (b, row_sizes[1], piece_values[1], piece_values[3]),
+            "multiply": (a, b, piece_values[1], piece_values[3], tail.written, *tail.reads),
         }
-        return _kernels(text, name, defines, values), scratch
+        return _make_kernels(text, name, defines, values), scratch
     values = {
-        "measure": (*operands, *facts),
-        "pack": (*operands, *facts, *pieces),
-        "multiply": (*operands, *pieces, tail.written, *tail.reads),
+        "measure": (*operands, *row_sizes),
+        "pack": (*operands, *row_sizes, *piece_values),
+        "multiply": (*operands, *piece_values, tail.written, *tail.reads),
     }
-    return _kernels(text, name, defines, values), scratch
+    return _make_kernels(text, name, defines, values), scratch
 
 
-def _kernels(
+def _make_kernels(
     text: str,
     name: str,
     defines: tuple[tuple[str, int], ...],
     values: Mapping[str, tuple[int, ...]],
-) -> tuple[Kernel, ...]:
+) -> tuple[KernelSource, ...]:
     sizes = dict(defines)
-    left = sizes["BM"] * (_PITCH if sizes["STREAM"] else sizes["PLANES"] * 2 * _DEPTH)
-    ring = 1024 + sizes["STAGES"] * (left + sizes["PLANES"] * sizes["BN"] * 2 * _DEPTH + 16)
+    left_bytes = sizes["BM"] * (
+        _STREAM_PITCH_BYTES if sizes["STREAM"] else sizes["PLANES"] * 2 * _DEPTH
+    )
+    ring = 1024 + sizes["STAGES"] * (left_bytes + sizes["PLANES"] * sizes["BN"] * 2 * _DEPTH + 16)
     shared = {
         "measure": 8 * 128 * 16,
         "pack": sizes["PLANES"] * 128 * _DEPTH * 2 + 512,
         "multiply": ring,
     }
     clusters = {"measure": 1, "pack": 1, "multiply": sizes["CLUSTER"]}
-    made = []
-    for kind, grid in _grids(sizes).items():
+    kernels = []
+    for kind, grid in _count_blocks(sizes).items():
         arguments = tuple((value, "*") for value in values[kind])
-        cuda = Cuda(defines, shared[kind], clusters[kind])
-        made.append(
-            Kernel(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda)
+        cuda = CudaOptions(defines, shared[kind], clusters[kind])
+        kernels.append(
+            KernelSource(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda)
         )
-    return tuple(made)
+    return tuple(kernels)
 
 
-def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
-    half, planes, products = _PIECES[schedule.method]
+def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
+    half, planes, products = _PIECES_OF_METHOD[schedule.method]
     blocks = product.batch * math.ceil(
         min(product.m, product.n) / 128
     )  # at least so many measure a segment
@@ -158,12 +166,12 @@ def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
         "SEGMENTS": segments,
         "SEGMENT": math.ceil(chunks / segments),
         "PACK_CHUNKS": 4,
-        **_operand("A", product.left, product.batch),
-        **_operand("B", product.right, product.batch),
+        **_define_operand("A", product.left, product.batch),
+        **_define_operand("B", product.right, product.batch),
     }
 
 
-def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
+def _define_operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
     if operand.digits:
         raise NotLowerableError("a batch whose matrices lie at no single stride")
     shared = operand.batch == 0
@@ -176,7 +184,7 @@ def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
     }
 
 
-def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
+def _count_blocks(sizes: Mapping[str, int]) -> dict[str, int]:
     """Blocks of each kernel, in launch order."""
     packed = (("B", "N"),) if sizes["STREAM"] else (("A", "M"), ("B", "N"))
     rows = sum(
@@ -189,7 +197,9 @@ def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple[str, str]:
+def _print_text(
+    schedule: GemmSchedule, tail: CudaEpilogue, sizes: Mapping[str, int]
+) -> tuple[str, str]:
     """The C++ text, and the name its kernels share."""
     parts = (*_FILES, _STREAM) if sizes["STREAM"] else _FILES
     text = "".join((files("torch_cudal1.kernels.templates") / name).read_text() for name in parts)
@@ -199,8 +209,10 @@ def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple
     ]
     name = f"{schedule.method.removeprefix('packed-')}_{digest}"
     words = {
-        "WGMMA_DEFINITION": _wgmma(
-            schedule.columns, "f16" if sizes["HALF"] else "bf16", held=bool(sizes["STREAM"])
+        "WGMMA_DEFINITION": _print_wgmma(
+            schedule.columns,
+            "f16" if sizes["HALF"] else "bf16",
+            register_operand=bool(sizes["STREAM"]),
         ),
         "TAIL_DEFINITION": tail.text,
         "TAIL_PARAMETERS": tail.parameters,
@@ -217,15 +229,15 @@ def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple
     return head + body, name
 
 
-def _wgmma(columns: int, kind: str, *, held: bool) -> str:
+def _print_wgmma(columns: int, kind: str, *, register_operand: bool) -> str:
     """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named
     one by one.
 
-    `held`: as `WGMMA_HELD`, whose first operand is in registers.
+    `register_operand`: as `WGMMA_HELD`, whose first operand is in registers.
     """
     count = columns // 2
-    if held:
-        return _wgmma_held(count, columns, kind)
+    if register_operand:
+        return _print_wgmma_register_operand(count, columns, kind)
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""__device__ __forceinline__ void WGMMA(float (&d)[{count}], u64 a, u64 b, int add) {{
@@ -237,19 +249,19 @@ def _wgmma(columns: int, kind: str, *, held: bool) -> str:
 }}"""
 
 
-def _wgmma_held(count: int, columns: int, kind: str) -> str:
+def _print_wgmma_register_operand(count: int, columns: int, kind: str) -> str:
     registers = ", ".join(f"%{i}" for i in range(count))
-    left = ", ".join(f"%{count + i}" for i in range(4))
+    lhs_registers = ", ".join(f"%{count + i}" for i in range(4))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""__device__ __forceinline__ void WGMMA_HELD(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
   asm volatile(
       "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, {{{left}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, {{{lhs_registers}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
       : {outputs}
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }}"""
 
 
-def _dense(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+def _dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return TensorSpec(dtype, shape, strides, "cuda")

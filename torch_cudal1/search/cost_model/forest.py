@@ -1,8 +1,8 @@
 """A random forest for regression, small enough to be fitted during a search: all trees grow
 together, level by level.
 
-Each tree sees whole groups of rows (islands), drawn with repetition: rows of one island resemble
-each other, so trees that have not seen the island are the honest ones to ask about it (`held_out`).
+Each tree sees whole groups of rows (fusion groups), drawn with repetition: rows of one fusion group resemble
+each other, so trees that have not seen the fusion group are the honest ones to ask about it (`predict_out_of_bag`).
 Splits are at quantiles, half of the features are tried at a level of a tree, a leaf's mean is drawn
 towards its parent's. The same rows give the same forest.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 __all__ = ["Forest", "fit"]
 
 _TREES, _DEPTH, _BINS = 24, 6, 24
-_LEAST = 2.0  # rows of a leaf, repetitions counted
-_PRIOR = 1.0  # rows that the parent's mean counts as
+_MIN_LEAF_WEIGHT = 2.0  # rows of a leaf, repetitions counted
+_PARENT_WEIGHT = 1.0  # rows that the parent's mean counts as
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Forest:
 
     def predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation over the trees, for each of (rows, columns)."""
-        found = self._by_tree(rows)
-        return found.mean(0), found.std(0)
+        predictions = self._by_tree(rows)
+        return predictions.mean(0), predictions.std(0)
 
-    def held_out(self, rows: Tensor) -> Tensor:
+    def predict_out_of_bag(self, rows: Tensor) -> Tensor:
         """For the rows it was fitted to: the mean over trees that have not seen a row's group; NaN
         where all have.
         """
-        apart = (~self.seen).to(rows.dtype)
-        return (self._by_tree(rows) * apart).sum(0) / apart.sum(0)
+        is_out_of_bag = (~self.seen).to(rows.dtype)
+        return (self._by_tree(rows) * is_out_of_bag).sum(0) / is_out_of_bag.sum(0)
 
     def _by_tree(self, rows: Tensor) -> Tensor:
         node = torch.zeros(len(self.leaves), len(rows), dtype=torch.long)
         for features, cuts in zip(self.features, self.cuts, strict=True):
-            node = _below(rows, node, features, cuts)
+            node = _descend(rows, node, features, cuts)
         return self.leaves.gather(1, node)
 
 
@@ -75,34 +75,34 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
     ).T  # as many edges lie below a value
     node = torch.zeros(_TREES, len(rows), dtype=torch.long)
     features, cuts = [], []
-    means = _means(
+    means = _node_means(
         node, weights, values, 1, torch.zeros(_TREES, 1, dtype=torch.float64), prior=1e-9
     )
     for level in range(_DEPTH):
-        feature, cut = _best_tests(bins, node, weights, values, 1 << level, dice)
+        feature, cut = _choose_splits(bins, node, weights, values, 1 << level, dice)
         features.append(feature)
         cuts.append(
             torch.where(cut < _BINS - 1, edges[feature, cut.clamp(max=_BINS - 2)], torch.inf)
         )
-        node = _below(rows, node, features[-1], cuts[-1])
-        means = _means(node, weights, values, 2 << level, means.repeat_interleave(2, 1))
+        node = _descend(rows, node, features[-1], cuts[-1])
+        means = _node_means(node, weights, values, 2 << level, means.repeat_interleave(2, 1))
     return Forest(tuple(features), tuple(cuts), means, weights > 0)
 
 
-def _below(rows: Tensor, node: Tensor, features: Tensor, cuts: Tensor) -> Tensor:
+def _descend(rows: Tensor, node: Tensor, features: Tensor, cuts: Tensor) -> Tensor:
     """The nodes of the next level: (trees, rows)."""
     values = rows.T.gather(0, features.gather(1, node)) if rows.shape[1] else torch.zeros_like(node)
     return 2 * node + (values > cuts.gather(1, node))
 
 
-def _means(
+def _node_means(
     node: Tensor,
     weights: Tensor,
     values: Tensor,
     nodes: int,
     parents: Tensor,
     *,
-    prior: float = _PRIOR,
+    prior: float = _PARENT_WEIGHT,
 ) -> Tensor:
     """Of each node, with the parent's mean as so many rows more: one that is empty has its
     parent's.
@@ -112,30 +112,38 @@ def _means(
     return (total + prior * parents) / (size + prior)
 
 
-def _best_tests(
+def _choose_splits(
     bins: Tensor, node: Tensor, weights: Tensor, values: Tensor, nodes: int, dice: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Column and bin of each node's test, (trees, nodes): those whose two sides have the least
     variance. No bin: none is useful.
     """
     trees, columns = len(node), bins.shape[1]
-    tried = torch.rand(trees, columns, generator=dice).argsort(1)[:, : (columns + 1) // 2]
-    own = (torch.arange(trees)[:, None] * nodes + node)[:, None, :] * (tried.shape[1] * _BINS)
-    place = (own + torch.arange(tried.shape[1])[:, None] * _BINS + bins.T[tried]).flatten()
+    features = torch.rand(trees, columns, generator=dice).argsort(1)[:, : (columns + 1) // 2]
+    offsets = (torch.arange(trees)[:, None] * nodes + node)[:, None, :] * (
+        features.shape[1] * _BINS
+    )
+    bins_of_rows = (
+        offsets + torch.arange(features.shape[1])[:, None] * _BINS + bins.T[features]
+    ).flatten()
 
     def below(amount: Tensor) -> Tensor:
         """Sums over the rows of a node up to each bin: (trees, nodes, columns tried, bins)."""
-        spread = amount[:, None, :].expand(-1, tried.shape[1], -1).flatten()
-        total = torch.bincount(place, spread, trees * nodes * tried.shape[1] * _BINS)
+        amounts = amount[:, None, :].expand(-1, features.shape[1], -1).flatten()
+        total = torch.bincount(bins_of_rows, amounts, trees * nodes * features.shape[1] * _BINS)
         return total.view(trees, nodes, -1, _BINS).cumsum(3)
 
     size, total = below(weights), below(weights * values)
-    others, rest = size[..., -1:] - size, total[..., -1:] - total
+    other_size, other_total = size[..., -1:] - size, total[..., -1:] - total
     gain = (
         total**2 / size.clamp(min=1e-9)
-        + rest**2 / others.clamp(min=1e-9)
+        + other_total**2 / other_size.clamp(min=1e-9)
         - total[..., -1:] ** 2 / size[..., -1:].clamp(min=1e-9)
     )
-    best, at = gain.masked_fill((size < _LEAST) | (others < _LEAST), 0.0).flatten(2).max(2)
-    column, cut = tried.gather(1, at // _BINS), at % _BINS
+    best, at = (
+        gain.masked_fill((size < _MIN_LEAF_WEIGHT) | (other_size < _MIN_LEAF_WEIGHT), 0.0)
+        .flatten(2)
+        .max(2)
+    )
+    column, cut = features.gather(1, at // _BINS), at % _BINS
     return column, cut.masked_fill(best <= 1e-12, _BINS - 1)

@@ -1,8 +1,7 @@
-"""What one search knows of earlier timings, and adds to them: the file is read when first asked, a
-family's model is made once.
+"""Chooses which kernels a search compiles, by a cost model of this machine's timings.
 
-A model is made anew when its family has got new timings, so later islands of a search learn from
-earlier ones.
+The file of timings is read at the first question. A family's model is fitted once, and again after
+new timings of that family: later fusion groups of a search learn from earlier ones.
 """
 
 from __future__ import annotations
@@ -13,97 +12,104 @@ from pathlib import Path
 
 from torch_cudal1 import kernels
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Program
-from torch_cudal1.kernels.features import island_of
+from torch_cudal1.kernels.features import extract_features
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, learn
-from torch_cudal1.search.cost_model.timings import Timing, add, read, timing_of
-from torch_cudal1.search.evolution.expected_order import chosen
-from torch_cudal1.search.evolution.generation import next_generation
-from torch_cudal1.search.evolution.mutators import legal
-from torch_cudal1.store.cache.files import NotStored
+from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model
+from torch_cudal1.search.cost_model.timings import (
+    KernelTiming,
+    append_timings,
+    make_timing,
+    read_timings,
+)
+from torch_cudal1.search.evolution.expected_order import select_proposals
+from torch_cudal1.search.evolution.generation import propose_generation
+from torch_cudal1.search.evolution.mutators import filter_legal
 
 __all__ = ["Learner"]
 
-_WIDE = 24  # proposals of a family that a model looks at; without one its own first ones are taken
+# proposals of a family that a model ranks; without a model its first ones are taken
+_MAX_RANKED_PROPOSALS = 24
 
 
 @dataclass
 class Learner:
-    """The timings in the file `path`, for islands on `sm` whose products may use what `rights` say."""
+    """The timings in the file `path` and the models fitted to them, for fusion groups on `sm`;
+    `rights` as for `kernels.propose`.
+    """
 
     path: Path
     sm: int
     rights: Collection[str]
-    _timings: list[Timing] | None = None
-    _models: dict[str, CostModel | Unknown] = field(default_factory=dict)
+    _timings: list[KernelTiming] | None = None
+    _models: dict[str, CostModel | Refusal] = field(default_factory=dict)
 
-    def model(self, family: str) -> CostModel | Unknown:
+    def get_model(self, family: str) -> CostModel | Refusal:
         """The cost model of a family, or why there is none."""
         if self._timings is None:
-            self._timings = read(self.path)
+            self._timings = read_timings(self.path)
         if family not in self._models:
-            self._models[family] = model = learn(self._timings, family)
-            told = (
+            self._models[family] = model = fit_cost_model(self._timings, family)
+            details = (
                 {"why_not": model.reason}
-                if isinstance(model, Unknown)
+                if isinstance(model, Refusal)
                 else {"errors": model.errors}
             )
-            telemetry.record("search", "cost_model", family, **told)
+            telemetry.record("search", "cost_model", family, **details)
         return self._models[family]
 
-    def chosen(
-        self, program: Program, found: tuple[Proposal, ...], count: int
+    def select_proposals(
+        self, program: Program, first: tuple[Proposal, ...], count: int
     ) -> tuple[Proposal, ...]:
-        """At most `count` proposals for an island's `program`; `found` are its family's first ones,
-        which stand without a model.
+        """At most `count` proposals for a fusion group's `program`. `first`: the first ones of its
+        family, which are taken without a model.
         """
-        model = self.model(found[0].family) if found else Unknown("no kernel serves here")
-        island = None if isinstance(model, Unknown) else island_of(program)
-        if island is None:
-            return found[:count]
-        return chosen(
-            kernels.propose(program, self.sm, self.rights, most=_WIDE), island, model, count
-        )
+        model = self.get_model(first[0].family) if first else Refusal("no kernel serves here")
+        features = None if isinstance(model, Refusal) else extract_features(program)
+        if features is None:
+            return first[:count]
+        ranked = kernels.propose(program, self.sm, self.rights, most=_MAX_RANKED_PROPOSALS)
+        return select_proposals(ranked, features, model, count)
 
-    def note(self, program: Program, us: Mapping[Proposal, float]) -> None:
-        """Keep what a race has measured of an island's kernels."""
-        island = island_of(program)
-        if island is None or not us:
+    def record_times(self, program: Program, times_us: Mapping[Proposal, float]) -> None:
+        """Store the microseconds of a fusion group's kernels."""
+        features = extract_features(program)
+        if features is None or not times_us:
             return
-        fresh = [
-            timing_of(island, proposal, one)
-            for proposal, one in us.items()
-            if island.bound_us(proposal) < float("inf")
+        added = [
+            make_timing(features, proposal, us)
+            for proposal, us in times_us.items()
+            if features.lower_bound_us(proposal) < float("inf")
         ]
-        self._timings = [*(self._timings if self._timings is not None else read(self.path)), *fresh]
-        self._models.pop(island.family, None)
-        if isinstance(kept := add(self.path, fresh), NotStored):
-            telemetry.record("search", "timings_not_kept", island.family, reason=kept.reason)
+        before = self._timings if self._timings is not None else read_timings(self.path)
+        self._timings = [*before, *added]
+        self._models.pop(features.family, None)
+        if isinstance(stored := append_timings(self.path, added), Refusal):
+            telemetry.record("search", "timings_not_kept", features.family, reason=stored.reason)
 
-    def children(
+    def propose_children(
         self,
         program: Program,
-        us: Mapping[Proposal, float],
+        times_us: Mapping[Proposal, float],
         failed: Collection[Proposal],
         count: int,
     ) -> tuple[Proposal, ...]:
-        """At most `count` of the next generation of an island's kernels; () where none is hoped
-        for.
+        """At most `count` of the next generation of a fusion group's kernels; () where the cost
+        model expects no gain.
         """
-        family = next((one.family for one in us), "")
-        model = self.model(family)
-        island = None if isinstance(model, Unknown) else island_of(program)
-        if island is None:
+        family = next((proposal.family for proposal in times_us), "")
+        model = self.get_model(family)
+        features = None if isinstance(model, Refusal) else extract_features(program)
+        if features is None:
             return ()
-        own = kernels.propose(program, self.sm, self.rights, most=_WIDE)
-        return next_generation(
-            us,
-            own,
-            lambda some: legal(program, some, self.sm),
-            island,
+        return propose_generation(
+            times_us,
+            kernels.propose(program, self.sm, self.rights, most=_MAX_RANKED_PROPOSALS),
+            lambda proposals: filter_legal(program, proposals, self.sm),
+            features,
             model,
             count=count,
             failed=failed,
-            seed=len(us) + len(failed),
+            seed=len(times_us) + len(failed),
         )

@@ -1,9 +1,8 @@
-"""A cost model of a family of kernels: a forest on the logarithm of time over bound, and whether it
-is to be believed.
+"""A cost model of a family of kernels: a random forest on the logarithm of time over lower bound.
 
-It is believed only where it orders kernels of islands it has not seen better than the bound does,
-on the very records it was made from: a machine on which it does not help keeps the order of the
-bound. Times come out with a spread, which is that of its trees.
+It is used only where it orders kernels of fusion groups it was not fitted to better than the lower
+bound does, by cross-validation on its own records: a machine on which it does not help keeps the
+order of the bound. Predictions come with a spread, which is that of the trees.
 """
 
 from __future__ import annotations
@@ -15,31 +14,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_cudal1.kernels.features import Island
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.kernels.features import KernelFeatures
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.forest import Forest, fit
-from torch_cudal1.search.cost_model.timings import Config, Timing
+from torch_cudal1.search.cost_model.timings import Config, KernelTiming
 
-__all__ = ["CostModel", "Guess", "Unknown", "learn"]
+__all__ = ["CostModel", "Prediction", "fit_cost_model", "pairwise_rank_error"]
 
-_MOST = 2000  # newest records: more are fitted no better, and slower
-_LEAST, _ISLANDS = 24, 6  # records and islands, below which nothing is claimed
-_BETTER = 0.9  # of the bound's error in ordering unseen islands' kernels
-_SAME = 0.02  # log2 of a ratio of times below which an order is no matter
-_ABSENT = -1.0
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """No model, and why."""
-
-    reason: str
+_MAX_TIMINGS = 2000  # the newest: more are fitted no better, and slower
+_MIN_TIMINGS, _MIN_GROUPS = 24, 6  # below which no model is fitted
+_MAX_ERROR_RATIO = 0.9  # of the bound's error in ordering kernels of fusion groups held out
+_TIE_LOG2 = 0.02  # of a ratio of times below which their order does not count
+_ABSENT_FEATURE = -1.0
 
 
 @dataclass(frozen=True)
-class Guess:
+class Prediction:
     """Expected microseconds, and the factor by which the trees differ (1.0: not at all; infinite:
-    no tree knows such a kernel).
+    no tree was fitted to such a kernel).
     """
 
     us: float
@@ -58,8 +51,8 @@ class Guess:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A believed forest. `columns` names its features; `errors`: of the model and of the bound on
-    unseen islands.
+    """A forest that passed cross-validation. `columns` names its features; `errors`: pairwise rank
+    errors of the model and of the bound on fusion groups held out.
     """
 
     family: str
@@ -67,80 +60,93 @@ class CostModel:
     forest: Forest
     errors: tuple[float, float]
 
-    def guess(self, island: Island, proposals: Sequence[Proposal]) -> list[Guess]:
-        """For each proposal. One with a word that was never measured has its bound's time and an
-        infinite factor.
+    def predict(self, features: KernelFeatures, proposals: Sequence[Proposal]) -> list[Prediction]:
+        """The time of each proposal's kernel. A config with a word that was never measured gets its
+        bound's time and an infinite factor.
         """
-        bounds = [island.bound_us(one) for one in proposals]
-        named = [
-            _named(island.sizes, one.config, bound)
-            for one, bound in zip(proposals, bounds, strict=True)
+        bounds_us = [features.lower_bound_us(proposal) for proposal in proposals]
+        rows = [
+            _name_features(features.sizes, proposal.config, bound_us)
+            for proposal, bound_us in zip(proposals, bounds_us, strict=True)
         ]
-        means, spreads = self.forest.predict(_table(named, self.columns))
-        found = []
-        for names, bound, mean, spread in zip(
-            named, bounds, means.tolist(), spreads.tolist(), strict=True
+        means, spreads = self.forest.predict(_tabulate(rows, self.columns))
+        predictions = []
+        for row, bound_us, mean, spread in zip(
+            rows, bounds_us, means.tolist(), spreads.tolist(), strict=True
         ):
-            strange = any("=" in name and name not in self.columns for name in names)
-            found.append(Guess(bound * 2**mean, math.inf if strange else 2**spread))
-        return found
+            is_unseen = any("=" in name and name not in self.columns for name in row)
+            factor = math.inf if is_unseen else 2**spread
+            predictions.append(Prediction(bound_us * 2**mean, factor))
+        return predictions
 
 
-def learn(timings: Sequence[Timing], family: str) -> CostModel | Unknown:
+def fit_cost_model(timings: Sequence[KernelTiming], family: str) -> CostModel | Refusal:
     """The model of a family from its newest records, or why there is none."""
-    known = [one for one in timings if one.family == family][-_MOST:]
-    islands = {
-        island: number for number, island in enumerate(dict.fromkeys(one.island for one in known))
+    newest = [timing for timing in timings if timing.family == family][-_MAX_TIMINGS:]
+    number_of = {
+        group: number
+        for number, group in enumerate(dict.fromkeys(timing.group for timing in newest))
     }
-    if len(known) < _LEAST or len(islands) < _ISLANDS:
-        return Unknown(
-            f"{len(known)} timings of {len(islands)} islands; a model takes {_LEAST} of {_ISLANDS}"
+    if len(newest) < _MIN_TIMINGS or len(number_of) < _MIN_GROUPS:
+        return Refusal(
+            f"{len(newest)} timings of {len(number_of)} fusion groups; "
+            f"a model takes {_MIN_TIMINGS} of {_MIN_GROUPS}"
         )
-    named = [_named(one.sizes, one.config, one.bound_us) for one in known]
+    named = [_name_features(timing.sizes, timing.config, timing.bound_us) for timing in newest]
     columns = tuple(sorted({name for names in named for name in names}))
-    rows, groups = _table(named, columns), torch.tensor([islands[one.island] for one in known])
-    values = torch.tensor([math.log2(one.us / one.bound_us) for one in known], dtype=torch.float64)
+    rows = _tabulate(named, columns)
+    groups = torch.tensor([number_of[timing.group] for timing in newest])
+    values = torch.tensor(
+        [math.log2(timing.us / timing.bound_us) for timing in newest], dtype=torch.float64
+    )
     forest = fit(rows, values, groups)
-    logs = values + torch.tensor([math.log2(one.bound_us) for one in known], dtype=torch.float64)
+    logs = values + torch.tensor(
+        [math.log2(timing.bound_us) for timing in newest], dtype=torch.float64
+    )
     bounds = logs - values
-    errors = disorder(logs, bounds + forest.held_out(rows), groups), disorder(logs, bounds, groups)
-    if errors[0] > _BETTER * errors[1] or not errors[1]:
-        return Unknown(
-            f"on unseen islands its order is off by {errors[0]:.3f}, the bound's by {errors[1]:.3f}"
+    errors = (
+        pairwise_rank_error(logs, bounds + forest.predict_out_of_bag(rows), groups),
+        pairwise_rank_error(logs, bounds, groups),
+    )
+    if errors[0] > _MAX_ERROR_RATIO * errors[1] or not errors[1]:
+        return Refusal(
+            f"on unseen fusion groups its order is off by {errors[0]:.3f}, "
+            f"the bound's by {errors[1]:.3f}"
         )
     return CostModel(family, columns, forest, errors)
 
 
-def disorder(times: Tensor, guesses: Tensor, groups: Tensor) -> float:
-    """How much a guess is wrong about the order within groups: the part of all differences
-    (logarithms) that it has the other way.
+def pairwise_rank_error(times: Tensor, predictions: Tensor, groups: Tensor) -> float:
+    """How wrong predictions are about the order within groups: the part of all pairwise differences
+    (of logarithms) that they have the other way round.
 
-    Half of them for one that guesses blindly, 0 for one that is right.
+    0.5 for a blind prediction, 0 for a right one.
     """
     wrong = total = 0.0
     for group in groups.unique():
-        own = (groups == group) & ~guesses.isnan()
-        apart = times[own][:, None] - times[own]
-        ahead = guesses[own][:, None] - guesses[own]
-        apart = apart.masked_fill(apart < _SAME, 0.0)
-        wrong += float((apart * (ahead < 0)).sum() + 0.5 * (apart * (ahead == 0)).sum())
-        total += float(apart.sum())
+        members = (groups == group) & ~predictions.isnan()
+        gaps = times[members][:, None] - times[members]
+        predicted_gaps = predictions[members][:, None] - predictions[members]
+        gaps = gaps.masked_fill(gaps < _TIE_LOG2, 0.0)
+        wrong += float(
+            (gaps * (predicted_gaps < 0)).sum() + 0.5 * (gaps * (predicted_gaps == 0)).sum()
+        )
+        total += float(gaps.sum())
     return wrong / total if total else 0.0
 
 
-def _named(sizes: Mapping[str, int], config: Config, bound_us: float) -> dict[str, float]:
+def _name_features(sizes: Mapping[str, int], config: Config, bound_us: float) -> dict[str, float]:
     """Features by name: logarithms of numbers, words as flags."""
-    found = {f"size {name}": math.log2(1 + value) for name, value in sizes.items()} | {
-        "bound": math.log2(bound_us)
-    }
+    features = {f"size {name}": math.log2(1 + value) for name, value in sizes.items()}
+    features["bound"] = math.log2(bound_us)
     for name, value in config.items():
         if isinstance(value, str):
-            found[f"{name}={value}"] = 1.0
+            features[f"{name}={value}"] = 1.0
         else:
-            found[name] = math.log2(1 + value)
-    return found
+            features[name] = math.log2(1 + value)
+    return features
 
 
-def _table(named: Sequence[Mapping[str, float]], columns: Sequence[str]) -> Tensor:
-    rows = [[names.get(column, _ABSENT) for column in columns] for names in named]
+def _tabulate(named: Sequence[Mapping[str, float]], columns: Sequence[str]) -> Tensor:
+    rows = [[names.get(column, _ABSENT_FEATURE) for column in columns] for names in named]
     return torch.tensor(rows, dtype=torch.float64).reshape(len(named), len(columns))

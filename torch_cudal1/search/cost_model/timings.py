@@ -1,7 +1,7 @@
 """What races have measured on this machine, kept beside the decisions: one file a GPU model,
 contract and version of this package.
 
-    <cache>/timings/<digest>.jsonl    a line a kernel: its island's sizes, its config, its bound, microseconds
+    <cache>/timings/<digest>.jsonl    a line a kernel: its fusion group's sizes, its config, its bound, microseconds
 
 A line is appended by one write that begins with a line end, so whoever is killed in the middle
 spoils his own line only, and a line that does not parse is passed over. A file beyond its limit is
@@ -19,24 +19,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.version import __version__
-from torch_cudal1.ir.records import Contract, Miss, Target
-from torch_cudal1.kernels.features import Island
+from torch_cudal1.ir.records import Contract, Target
+from torch_cudal1.kernels.features import KernelFeatures
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.store.cache.build_files import timings_home
+from torch_cudal1.store.cache.build_files import timings_folder
 from torch_cudal1.store.cache.entry_file import digest_of
-from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
+from torch_cudal1.store.cache.files import Stored, read_file, write_file
 
-__all__ = ["Config", "Timing", "add", "parsed", "path_of", "read", "timing_of"]
+__all__ = [
+    "Config",
+    "KernelTiming",
+    "append_timings",
+    "parse_timings",
+    "timings_path",
+    "read_timings",
+    "make_timing",
+]
 
 Config: TypeAlias = Mapping[str, int | str | bool]
 
-_LIMIT_BYTES = 1 << 20  # some 3000 lines
+_MAX_FILE_BYTES = 1 << 20  # some 3000 lines
 
 
 @dataclass(frozen=True)
-class Timing:
-    """A kernel of a `family` for an island of `sizes` took `us` microseconds. Raises ValueError for
+class KernelTiming:
+    """A kernel of a `family` for a fusion group of `sizes` took `us` microseconds. Raises ValueError for
     what is no number.
     """
 
@@ -48,7 +57,8 @@ class Timing:
 
     def __post_init__(self) -> None:
         if not all(
-            isinstance(one, (int, float)) and 0 < one < math.inf for one in (self.bound_us, self.us)
+            isinstance(number, (int, float)) and 0 < number < math.inf
+            for number in (self.bound_us, self.us)
         ):
             raise ValueError(
                 f"{self.us!r} us with a bound of {self.bound_us!r}; expected two positive numbers"
@@ -63,33 +73,33 @@ class Timing:
             raise ValueError(f"config {self.config!r}; expected words, flags and whole numbers")
 
     @property
-    def island(self) -> tuple[tuple[str, int], ...]:
-        """What all timings of one island have in common."""
+    def group(self) -> tuple[tuple[str, int], ...]:
+        """What all timings of one fusion group have in common."""
         return tuple(sorted(self.sizes.items()))
 
 
-def timing_of(island: Island, proposal: Proposal, us: float) -> Timing:
+def make_timing(group: KernelFeatures, proposal: Proposal, us: float) -> KernelTiming:
     """A measurement as it is kept. Raises ValueError for what is no time."""
-    return Timing(
-        island.family,
-        island.sizes,
+    return KernelTiming(
+        group.family,
+        group.sizes,
         dict(proposal.config),
-        round(island.bound_us(proposal), 4),
+        round(group.lower_bound_us(proposal), 4),
         round(us, 4),
     )
 
 
-def path_of(root: Path, target: Target, contract: Contract) -> Path:
+def timings_path(root: Path, target: Target, contract: Contract) -> Path:
     """The file below a cache's folder. The GPU's name and the contract tell times apart; another
     version has other kernels.
     """
     name = digest_of([target.device, target.arch, target.sku, contract.digest, __version__])
-    return timings_home(root) / f"{name[:32]}.jsonl"
+    return timings_folder(root) / f"{name[:32]}.jsonl"
 
 
-def add(path: Path, timings: Sequence[Timing]) -> Stored | NotStored:
+def append_timings(path: Path, timings: Sequence[KernelTiming]) -> Stored | Refusal:
     """Append to the file; one that grew beyond its limit keeps its newer half."""
-    data = b"".join(b"\n" + _line(one) for one in timings) + b"\n"
+    data = b"".join(b"\n" + _encode_line(timing) for timing in timings) + b"\n"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -99,41 +109,41 @@ def add(path: Path, timings: Sequence[Timing]) -> Stored | NotStored:
         finally:
             os.close(file)
     except OSError as error:
-        return NotStored(f"{path} was not written: {type(error).__name__}: {error}")
-    return Stored(path) if size <= _LIMIT_BYTES else _halved(path)
+        return Refusal(f"{path} was not written: {type(error).__name__}: {error}")
+    return Stored(path) if size <= _MAX_FILE_BYTES else _drop_older_half(path)
 
 
-def read(path: Path) -> list[Timing]:
+def read_timings(path: Path) -> list[KernelTiming]:
     """What the file holds, oldest first; nothing where it is absent or refused."""
-    data = read_file(path, 2 * _LIMIT_BYTES)
-    return [] if isinstance(data, Miss) else parsed(data)
+    data = read_file(path, 2 * _MAX_FILE_BYTES)
+    return [] if isinstance(data, Refusal) else parse_timings(data)
 
 
-def parsed(data: bytes) -> list[Timing]:
+def parse_timings(data: bytes) -> list[KernelTiming]:
     """The timings among the lines of `data`; whatever else is there is passed over."""
-    return [one for line in data.splitlines() if (one := _timing(line)) is not None]
+    return [timing for line in data.splitlines() if (timing := _decode_line(line)) is not None]
 
 
-def _halved(path: Path) -> Stored | NotStored:
-    kept = read(path)
-    while sum(len(_line(one)) + 1 for one in kept) > _LIMIT_BYTES // 2:
-        kept = kept[(len(kept) + 7) // 8 :]
-    return write_file(path, b"".join(_line(one) + b"\n" for one in kept))
+def _drop_older_half(path: Path) -> Stored | Refusal:
+    timings = read_timings(path)
+    while sum(len(_encode_line(timing)) + 1 for timing in timings) > _MAX_FILE_BYTES // 2:
+        timings = timings[(len(timings) + 7) // 8 :]
+    return write_file(path, b"".join(_encode_line(timing) + b"\n" for timing in timings))
 
 
-def _line(one: Timing) -> bytes:
-    return json.dumps(asdict(one), separators=(",", ":"), allow_nan=False).encode()
+def _encode_line(timing: KernelTiming) -> bytes:
+    return json.dumps(asdict(timing), separators=(",", ":"), allow_nan=False).encode()
 
 
-def _timing(line: bytes) -> Timing | None:
+def _decode_line(line: bytes) -> KernelTiming | None:
     try:
-        found: dict[str, Any] = json.loads(line)
-        return Timing(
-            found["family"],
-            dict(found["sizes"]),
-            dict(found["config"]),
-            found["bound_us"],
-            found["us"],
+        fields: dict[str, Any] = json.loads(line)
+        return KernelTiming(
+            fields["family"],
+            dict(fields["sizes"]),
+            dict(fields["config"]),
+            fields["bound_us"],
+            fields["us"],
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -13,10 +13,10 @@ import random
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["bucketed", "contrasting", "softmax_draw", "standard_scores"]
+__all__ = ["group_by_score", "draw_contrasting", "draw_by_softmax", "standardise_scores"]
 
 
-def standard_scores(scores: Sequence[float]) -> list[float]:
+def standardise_scores(scores: Sequence[float]) -> list[float]:
     """Logarithms less their mean, in standard deviations; zeros where all are equal. Scores are
     positive, larger is better.
     """
@@ -27,36 +27,40 @@ def standard_scores(scores: Sequence[float]) -> list[float]:
     return [(log - mean) / deviation if deviation > 1e-9 else 0.0 for log in logs]
 
 
-def bucketed(scores: Sequence[float], width: float) -> list[tuple[float, list[int]]]:
+def group_by_score(scores: Sequence[float], width: float) -> list[tuple[float, list[int]]]:
     """Positions by buckets of `width` standard deviations, worst first: mean standard score,
     positions.
     """
-    standard = standard_scores(scores)
-    found: dict[int, list[int]] = {}
+    standard = standardise_scores(scores)
+    positions_by_bucket: dict[int, list[int]] = {}
     for index, score in enumerate(standard):
-        found.setdefault(math.floor((score - min(standard)) / width), []).append(index)
+        positions_by_bucket.setdefault(math.floor((score - min(standard)) / width), []).append(
+            index
+        )
     return [
         (statistics.fmean(standard[i] for i in members), members)
-        for _, members in sorted(found.items())
+        for _, members in sorted(positions_by_bucket.items())
     ]
 
 
-def softmax_draw(scores: Sequence[float], tau: float, count: int, dice: random.Random) -> list[int]:
+def draw_by_softmax(
+    scores: Sequence[float], tau: float, count: int, dice: random.Random
+) -> list[int]:
     """Positions without repetition, each draw with probability ~ exp(score / tau) among what is
     left.
     """
-    left = list(range(len(scores)))
+    remaining = list(range(len(scores)))
     drawn: list[int] = []
-    while left and len(drawn) < count:
-        highest = max(scores[i] for i in left)
-        weights = [math.exp((scores[i] - highest) / tau) for i in left]
-        (index,) = dice.choices(left, weights)
-        left.remove(index)
+    while remaining and len(drawn) < count:
+        highest = max(scores[i] for i in remaining)
+        weights = [math.exp((scores[i] - highest) / tau) for i in remaining]
+        (index,) = dice.choices(remaining, weights)
+        remaining.remove(index)
         drawn.append(index)
     return drawn
 
 
-def contrasting(
+def draw_contrasting(
     scores: Sequence[float],
     dice: random.Random,
     *,
@@ -67,6 +71,6 @@ def contrasting(
     """Positions of `count` distinct buckets, one of each; fewer where there are fewer: two of one
     speed are no contrast.
     """
-    buckets = bucketed(scores, width)
-    drawn = softmax_draw([mean for mean, _ in buckets], tau, count, dice)
+    buckets = group_by_score(scores, width)
+    drawn = draw_by_softmax([mean for mean, _ in buckets], tau, count, dice)
     return [dice.choice(buckets[index][1]) for index in drawn]

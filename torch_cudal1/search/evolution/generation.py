@@ -1,8 +1,8 @@
-"""The next generation of an island's kernels: children of those that were measured, as far as the
+"""The next generation of a fusion group's kernels: children of those that were measured, as far as the
 cost model hopes for them.
 
 Parents come from distinct buckets of performance, so that what made one fast meets what the other
-does differently. The model's guesses are first moved by how far it was off on this very island. No
+does differently. The model's guesses are first moved by how far it was off on this very fusion group. No
 child was measured before, none is an illegal one.
 """
 
@@ -14,32 +14,35 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from torch_cudal1.kernels.features import Island
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.kernels.features import KernelFeatures
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.search.cost_model.predictor import CostModel, Unknown
-from torch_cudal1.search.evolution.buckets import contrasting
-from torch_cudal1.search.evolution.mutators import child_of
+from torch_cudal1.search.cost_model.predictor import CostModel
+from torch_cudal1.search.evolution.buckets import draw_contrasting
+from torch_cudal1.search.evolution.mutators import make_child
 
-__all__ = ["Draw", "Legal", "next_generation"]
+__all__ = ["Draw", "Legal", "propose_generation"]
 
 Draw: TypeAlias = Callable[[Sequence[float], random.Random], list[int]]
 Legal: TypeAlias = Callable[[Sequence[Proposal]], Sequence[Proposal]]
 
-_PAIRS = 96  # drawn: many children are illegal or known
-_HOPE = 0.97  # of the best time so far must be within the spread of a child's guess
+_MAX_PAIRS = 96  # drawn: many children are illegal or known
+_MIN_IMPROVEMENT_RATIO = (
+    0.97  # of the best time so far must be within the spread of a child's guess
+)
 
 
-def next_generation(
+def propose_generation(
     measured: Mapping[Proposal, float],
     family: Collection[Proposal],
     legal: Legal,
-    island: Island,
-    model: CostModel | Unknown,
+    group: KernelFeatures,
+    model: CostModel | Refusal,
     *,
     count: int,
     failed: Collection[Proposal] = (),
     seed: int = 0,
-    draw: Draw = contrasting,
+    draw: Draw = draw_contrasting,
 ) -> tuple[Proposal, ...]:
     """At most `count` children of the `measured` (microseconds by proposal), most promising first;
     () where none is hoped for.
@@ -48,26 +51,31 @@ def next_generation(
     with the children. `failed`: tried without a time. `draw`: positions of parents by their scores.
     Without a model there is no generation: blind children would cost compilers.
     """
-    if isinstance(model, Unknown):
+    if isinstance(model, Refusal):
         return ()
     pool = [
-        one
-        for one in _pool(measured, family, draw, random.Random(seed))
-        if one not in measured and one not in failed
+        proposal
+        for proposal in _make_pool(measured, family, draw, random.Random(seed))
+        if proposal not in measured and proposal not in failed
     ]
-    fit = [one for one in legal(pool) if math.isfinite(island.bound_us(one))]
-    if not fit:
+    feasible = [
+        proposal for proposal in legal(pool) if math.isfinite(group.lower_bound_us(proposal))
+    ]
+    if not feasible:
         return ()
-    best_us, shift = min(measured.values(), default=math.inf), _shift(measured, island, model)
-    hoped = [
+    best_us, shift = (
+        min(measured.values(), default=math.inf),
+        _estimate_bias(measured, group, model),
+    )
+    promising = [
         (guess.us, at)
-        for at, guess in enumerate(model.guess(island, fit))
-        if math.isfinite(guess.factor) and shift * guess.low_us < _HOPE * best_us
+        for at, guess in enumerate(model.predict(group, feasible))
+        if math.isfinite(guess.factor) and shift * guess.low_us < _MIN_IMPROVEMENT_RATIO * best_us
     ]
-    return tuple(fit[at] for _, at in sorted(hoped)[:count])
+    return tuple(feasible[at] for _, at in sorted(promising)[:count])
 
 
-def _pool(
+def _make_pool(
     measured: Mapping[Proposal, float],
     family: Collection[Proposal],
     draw: Draw,
@@ -75,15 +83,19 @@ def _pool(
 ) -> list[Proposal]:
     """Children of drawn parents, and whoever of the family was not measured; each once."""
     parents, scores = list(measured), [1 / us for us in measured.values()]
-    pairs = [[parents[at] for at in draw(scores, dice)] for _ in range(_PAIRS if parents else 0)]
-    return list(dict.fromkeys([*family, *(child_of(pair, family, dice) for pair in pairs)]))
+    pairs = [
+        [parents[at] for at in draw(scores, dice)] for _ in range(_MAX_PAIRS if parents else 0)
+    ]
+    return list(dict.fromkeys([*family, *(make_child(pair, family, dice) for pair in pairs)]))
 
 
-def _shift(measured: Mapping[Proposal, float], island: Island, model: CostModel) -> float:
-    """The factor by which this island's kernels are slower than the model says, on average."""
+def _estimate_bias(
+    measured: Mapping[Proposal, float], group: KernelFeatures, model: CostModel
+) -> float:
+    """The factor by which this fusion group's kernels are slower than the model says, on average."""
     if not measured:
         return 1.0
-    guesses = model.guess(island, list(measured))
+    guesses = model.predict(group, list(measured))
     return math.exp(
         statistics.fmean(
             math.log(us / guess.us) for us, guess in zip(measured.values(), guesses, strict=True)

@@ -1,4 +1,4 @@
-"""One file with entries and aliases for many machines: written whole or not at all, and read with
+"""One file with entries and decision records for many machines: written whole or not at all, and read with
 suspicion.
 
 The container is a safetensors file: one uint8 tensor a file, uncompressed, and a manifest
@@ -27,8 +27,8 @@ from typing import Any, BinaryIO
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.entry_file import digest_of
-from torch_cudal1.store.cache.handed_over import replacing
-from torch_cudal1.store.cache.inventory import Held, Inventory, position_of
+from torch_cudal1.store.cache.files import write_atomically
+from torch_cudal1.store.cache.inventory import CacheFile, Inventory, parse_cache_path
 
 __all__ = ["Bundle", "Manifest", "Member", "open_bundle", "write_bundle"]
 
@@ -50,14 +50,14 @@ class Member:
     """A file of a bundle."""
 
     layer: int
-    place: str
+    relative_path: str
     size_bytes: int
     sha256: str
 
     @property
     def name(self) -> str:
         """Its path below the folder of an imported bundle."""
-        return f"{self.layer}/{self.place}"
+        return f"{self.layer}/{self.relative_path}"
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,12 @@ class Manifest:
     @property
     def families(self) -> tuple[str, ...]:
         """Target families, such as "cuda-sm_90"."""
-        found = {
-            position.family for member in self.members if (position := position_of(member.place))
+        families = {
+            cache_path.family
+            for member in self.members
+            if (cache_path := parse_cache_path(member.relative_path))
         }
-        return tuple(sorted(found))
+        return tuple(sorted(families))
 
     def header(self) -> bytes:
         """The header's bytes, as safetensors wants them: JSON padded with spaces to eight bytes."""
@@ -117,22 +119,22 @@ class Bundle:
         """Every member with its bytes, one at a time. Raises SupplyError where they are not what
         the manifest says.
         """
-        position = self._start
+        offset = self._start
         for member in self.manifest.members:
-            self._file.seek(position)
+            self._file.seek(offset)
             data = self._file.read(member.size_bytes)
-            position += member.size_bytes
+            offset += member.size_bytes
             if len(data) != member.size_bytes:
                 raise SupplyError(
                     self.path,
                     "size",
                     f"{member.name} ends after {len(data)} of {member.size_bytes} bytes",
                 )
-            if (found := hashlib.sha256(data).hexdigest()) != member.sha256:
+            if (actual := hashlib.sha256(data).hexdigest()) != member.sha256:
                 raise SupplyError(
                     self.path,
                     "digest",
-                    f"{member.name} has sha256 {found}, the manifest says {member.sha256}",
+                    f"{member.name} has sha256 {actual}, the manifest says {member.sha256}",
                 )
             yield member, data
 
@@ -151,9 +153,9 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             )
         length = int.from_bytes(file.read(8), "little")
         if status.st_size < 8 or not 2 <= length <= min(HEADER_LIMIT_BYTES, status.st_size - 8):
-            found = f"{status.st_size} bytes with a header of {length}, expected at most {HEADER_LIMIT_BYTES} within the file"
+            came = f"{status.st_size} bytes with a header of {length}, expected at most {HEADER_LIMIT_BYTES} within the file"
             raise SupplyError(
-                path, "form", f"{found}; it is truncated, or not a bundle of `cudal1 export`"
+                path, "form", f"{came}; it is truncated, or not a bundle of `cudal1 export`"
             )
         manifest = _manifest(path, file.read(length))
         expected = 8 + length + manifest.size_bytes
@@ -175,7 +177,7 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
     if path.exists():
         with open_bundle(path):  # a slip of the hand must not cost a user's file
             pass
-    sources = _layered((*inventory.entries, *inventory.aliases))
+    sources = _assign_layers((*inventory.entries, *inventory.records))
     manifest = Manifest(tuple(member for member, _ in sources))
     layers = max((member.layer for member in manifest.members), default=-1) + 1
     if (
@@ -183,11 +185,11 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
         or manifest.size_bytes > TOTAL_LIMIT_BYTES
         or layers > LAYERS_LIMIT
     ):
-        found = f"{len(sources)} files of {manifest.size_bytes} bytes in {layers} layers"
-        found += f", expected at most {FILES_LIMIT} of {TOTAL_LIMIT_BYTES} in {LAYERS_LIMIT}"
-        raise SupplyError(path, "count", f"{found}; export fewer keys or families at a time")
-    with replacing(path) as file:
-        _fill(file, path, manifest, [held.path for _, held in sources])
+        came = f"{len(sources)} files of {manifest.size_bytes} bytes in {layers} layers"
+        came += f", expected at most {FILES_LIMIT} of {TOTAL_LIMIT_BYTES} in {LAYERS_LIMIT}"
+        raise SupplyError(path, "count", f"{came}; export fewer keys or families at a time")
+    with write_atomically(path) as file:
+        _fill(file, path, manifest, [file.path for _, file in sources])
     return manifest
 
 
@@ -206,16 +208,16 @@ def _fill(file: BinaryIO, path: Path, manifest: Manifest, sources: Sequence[Path
             )
 
 
-def _layered(found: Sequence[Held]) -> list[tuple[Member, Held]]:
+def _assign_layers(files: Sequence[CacheFile]) -> list[tuple[Member, CacheFile]]:
     """Files of the same place in layers of their own, in the order given; sorted by name, which is
     the order in the file.
     """
-    seen: dict[str, int] = {}
-    made = []
-    for held in found:
-        layer = seen[held.place] = seen.get(held.place, -1) + 1
-        made.append((Member(layer, held.place, held.size_bytes, held.sha256), held))
-    return sorted(made, key=lambda pair: pair[0].name)
+    layers: dict[str, int] = {}
+    layered = []
+    for file in files:
+        layer = layers[file.relative_path] = layers.get(file.relative_path, -1) + 1
+        layered.append((Member(layer, file.relative_path, file.size_bytes, file.sha256), file))
+    return sorted(layered, key=lambda pair: pair[0].name)
 
 
 def _manifest(path: Path, header: bytes) -> Manifest:
@@ -279,16 +281,16 @@ def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
         raise SupplyError(
             path, "form", f"record {[name, size, sha256]!r}; expected a name, a size and a sha256"
         )
-    layered = _LAYERED.fullmatch(name)
-    position = position_of(layered["place"]) if layered else None
-    if layered is None or position is None:
+    match = _LAYERED.fullmatch(name)
+    cache_path = parse_cache_path(match["place"]) if match else None
+    if match is None or cache_path is None:
         raise SupplyError(
             path,
             "names",
-            f"{name!r} is no place of an entry or alias; nothing else may be in a bundle",
+            f"{name!r} is no place of an entry or decision record; nothing else may be in a bundle",
         )
-    if not 0 < size <= position.limit_bytes:
+    if not 0 < size <= cache_path.limit_bytes:
         raise SupplyError(
-            path, "size", f"{name} announces {size} bytes, expected 1 to {position.limit_bytes}"
+            path, "size", f"{name} announces {size} bytes, expected 1 to {cache_path.limit_bytes}"
         )
-    return Member(int(layered["layer"]), layered["place"], size, sha256)
+    return Member(int(match["layer"]), match["place"], size, sha256)

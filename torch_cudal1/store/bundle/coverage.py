@@ -12,17 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Entry, Miss
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Entry
 from torch_cudal1.store.cache.decision_record import call_name
 from torch_cudal1.store.cache.inventory import Inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.cache.quarantine import reason_for
+from torch_cudal1.store.cache.quarantine import find_quarantine_reason
 
-__all__ = ["Coverage", "Deployment", "Wanted", "coverage_of"]
+__all__ = ["Coverage", "Deployment", "Requirement", "report_coverage"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirement:
     """Regions that something needs, in order. `left_out`: why there is none to decide, if there is
     none.
 
@@ -71,47 +72,53 @@ class Coverage:
         return self.status != "missing"
 
 
-def coverage_of(
-    wanted: Sequence[Wanted],
+def report_coverage(
+    requirements: Sequence[Requirement],
     deployments: Sequence[Deployment],
     inventory: Inventory,
     cache: LocalCache,
 ) -> tuple[Coverage, ...]:
-    """One line for each region of `wanted` on each of `deployments`, in that order; one more for a
+    """One line for each region of `requirements` on each of `deployments`, in that order; one more for a
     whole call that needs it.
     """
-    shelf: dict[tuple[str, str], list[Entry]] = {}
-    for held in inventory.entries:
-        if isinstance(held.content, Entry):
-            shelf.setdefault((held.position.family, held.position.name), []).append(held.content)
+    entries_by_key: dict[tuple[str, str], list[Entry]] = {}
+    for file in inventory.entries:
+        if isinstance(file.content, Entry):
+            entries_by_key.setdefault((file.cache_path.family, file.cache_path.name), []).append(
+                file.content
+            )
     rows: list[Coverage] = []
-    for one in wanted:
-        for place in deployments:
-            rows += _of_one(one, place, shelf, cache)
+    for requirement in requirements:
+        for deployment in deployments:
+            rows += _cover_regions(requirement, deployment, entries_by_key, cache)
     return tuple(rows)
 
 
-def _of_one(
-    one: Wanted,
-    place: Deployment,
-    shelf: Mapping[tuple[str, str], Sequence[Entry]],
+def _cover_regions(
+    requirement: Requirement,
+    deployment: Deployment,
+    entries_by_key: Mapping[tuple[str, str], Sequence[Entry]],
     cache: LocalCache,
 ) -> Iterator[Coverage]:
-    if one.left_out:
-        yield Coverage(one.source, place.family, "", "", "left out", detail=one.left_out)
+    if requirement.left_out:
+        yield Coverage(
+            requirement.source, deployment.family, "", "", "left out", detail=requirement.left_out
+        )
     chosen: list[Entry] = []
-    for key, name in zip(one.keys, one.names or ("",) * len(one.keys), strict=True):
-        entries = shelf.get((place.family, key), ())
+    for key, name in zip(
+        requirement.keys, requirement.names or ("",) * len(requirement.keys), strict=True
+    ):
+        entries = entries_by_key.get((deployment.family, key), ())
         label = name or next((entry.region_name for entry in entries), "")
-        answers = [(entry, _unusable(entry, place, cache)) for entry in entries]
+        answers = [(entry, _check_usable(entry, deployment, cache)) for entry in entries]
         usable = sorted(
-            (entry for entry, reason in answers if not reason), key=_is_baseline
+            (entry for entry, refusal in answers if refusal is None), key=_is_baseline
         )  # a swap first
         if not usable:
-            reasons = dict.fromkeys(reason for _, reason in answers)
+            reasons = dict.fromkeys(str(refusal) for _, refusal in answers)
             yield Coverage(
-                one.source,
-                place.family,
+                requirement.source,
+                deployment.family,
                 key,
                 label,
                 "missing",
@@ -122,15 +129,22 @@ def _of_one(
         status: Literal["baseline", "decided"] = "baseline" if _is_baseline(entry) else "decided"
         gain = None if status == "baseline" else entry.speedup
         yield Coverage(
-            one.source, place.family, key, label, status, entry.choice.label, gain, _where(entry)
+            requirement.source,
+            deployment.family,
+            key,
+            label,
+            status,
+            entry.choice.label,
+            gain,
+            _where(entry),
         )
         chosen.append(entry)
-    if one.is_call and chosen and len(chosen) == len(one.keys):
-        yield from _whole_call(one, place, chosen, cache)
+    if requirement.is_call and chosen and len(chosen) == len(requirement.keys):
+        yield from _cover_whole_call(requirement, deployment, chosen, cache)
 
 
-def _whole_call(
-    one: Wanted, place: Deployment, chosen: Sequence[Entry], cache: LocalCache
+def _cover_whole_call(
+    requirement: Requirement, deployment: Deployment, chosen: Sequence[Entry], cache: LocalCache
 ) -> Iterator[Coverage]:
     """What a start finds about the call as a whole; nothing where the module's own forward is all
     that could run.
@@ -138,50 +152,63 @@ def _whole_call(
     if len(chosen) == 1 and _is_baseline(chosen[0]) and chosen[0].choice.schedule == "eager":
         return
     candidates = [entry.choice.digest for entry in chosen]
-    known = cache.get_alias(call_name(one.keys), chosen[0].target, chosen[0].contract, candidates)
-    if isinstance(known, Miss):
-        detail = f"the first start times the whole call: {known.reason}"
-        yield Coverage(one.source, place.family, "", "whole call", "not measured", detail=detail)
+    record = cache.get_decision_record(
+        call_name(requirement.keys), chosen[0].target, chosen[0].contract, candidates
+    )
+    if isinstance(record, Refusal):
+        detail = f"the first start times the whole call: {record.reason}"
+        yield Coverage(
+            requirement.source, deployment.family, "", "whole call", "not measured", detail=detail
+        )
         return
-    winner = str(known.get("winner"))
+    winner = str(record.get("winner"))
     runs = "the module's own forward" if winner == "eager" else winner
     yield Coverage(
-        one.source,
-        place.family,
+        requirement.source,
+        deployment.family,
         "",
         "whole call",
         "measured",
         runs,
-        detail=str(known.get("note", "")),
+        detail=str(record.get("note", "")),
     )
 
 
-def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
-    """Why a process there would not use `entry`; "" if it would."""
-    asked, held = place.contract, entry.contract
-    if held.version != TOLERANCE_VERSION:
-        return f"judged under tolerance version {held.version}, this package asks for {TOLERANCE_VERSION}"
-    if (held.precision, held.assume_finite) != (asked.precision, asked.assume_finite):
-        return f"judged under precision {held.precision!r}" + (
-            ", assuming finite values" if held.assume_finite else ""
-        )
+def _check_usable(entry: Entry, deployment: Deployment, cache: LocalCache) -> Refusal | None:
+    """Why a process there would not use `entry`."""
+    contract, judged = deployment.contract, entry.contract
+    if judged.version != TOLERANCE_VERSION:
+        versions = f"{judged.version}, this package asks for {TOLERANCE_VERSION}"
+        return Refusal(f"judged under tolerance version {versions}")
+    if (judged.precision, judged.assume_finite) != (contract.precision, contract.assume_finite):
+        finite = ", assuming finite values" if judged.assume_finite else ""
+        return Refusal(f"judged under precision {judged.precision!r}{finite}")
     if entry.evidence.get("granularity") == "island":
-        return "a kernel for a part of a model, never timed alone"
+        return Refusal("a kernel for a part of a model, never timed alone")
     if _is_baseline(entry):
-        others = []  # a baseline cannot be wrong, so it serves everywhere
+        differences = []  # a baseline cannot be wrong, so it serves everywhere
     else:
-        pairs = (("", place.sku, entry.target.sku), ("torch ", place.torch, entry.target.torch))
-        others = [f"{label}{there}" for label, wanted, there in pairs if wanted and wanted != there]
-    if others:
-        return f"judged on {', '.join(others)}"
-    looked_up = cache.get(entry.region_key, entry.target, entry.contract)
-    if isinstance(looked_up, Miss):
-        return f"a look-up refuses it: {looked_up.reason}"
-    if not looked_up.vouched_by:
-        return looked_up.stale or "nobody vouches for it"
+        pairs = (
+            ("", deployment.sku, entry.target.sku),
+            ("torch ", deployment.torch, entry.target.torch),
+        )
+        differences = [
+            f"{label}{actual}"
+            for label, required, actual in pairs
+            if required and required != actual
+        ]
+    if differences:
+        return Refusal(f"judged on {', '.join(differences)}")
+    answer = cache.get(entry.region_key, entry.target, entry.contract)
+    if isinstance(answer, Refusal):
+        return Refusal(f"a look-up refuses it: {answer.reason}")
+    if not answer.vouched_by:
+        return Refusal(answer.stale or "nobody vouches for it")
     if _is_baseline(entry):
-        return ""
-    return looked_up.stale or reason_for(
+        return None
+    if answer.stale:
+        return Refusal(answer.stale)
+    return find_quarantine_reason(
         (cache.root, *cache.read_only), entry.region_key, entry.choice.digest
     )
 
@@ -197,5 +224,5 @@ def _where(entry: Entry) -> str:
         if entry.contract.rights
         else ""
     )
-    beside = f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""
-    return f"judged on {entry.target.sku}, torch {entry.target.torch}{rights}{beside}"
+    reason_text = f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""
+    return f"judged on {entry.target.sku}, torch {entry.target.torch}{rights}{reason_text}"

@@ -20,20 +20,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch_cudal1.core.errors import SupplyError
-from torch_cudal1.ir.records import Miss
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.bundle.bundle_file import Bundle, Manifest, Member, open_bundle
-from torch_cudal1.store.cache.files import NotStored, files_under, hold, read_file, write_file
-from torch_cudal1.store.cache.inventory import held_in
+from torch_cudal1.store.cache.files import files_under, hold_lock, read_file, write_file
+from torch_cudal1.store.cache.inventory import decode_file
 
 __all__ = [
     "IMPORT_LOCK",
-    "Imported",
+    "ImportReport",
     "import_bundle",
-    "imported_bundles",
-    "imported_roots",
-    "left_behind",
+    "list_imported_bundles",
+    "list_imported_roots",
+    "list_interrupted",
 ]
 
 IMPORT_LOCK = "import.lock"
@@ -46,19 +47,25 @@ _TICK_NS = 2 * 10**9  # the coarsest clock of a file system in use
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportReport:
     """A bundle that is in the cache folder now; `already`: it was there, whole."""
 
     digest: str
     root: Path
     entries: int
-    aliases: int
+    records: int
     families: tuple[str, ...]
     size_bytes: int
     already: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`, whose key for decision records is "aliases", as their folder is named."""
+        return {
+            "aliases" if name == "records" else name: value for name, value in vars(self).items()
+        }
 
-def imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
+
+def list_imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     """The folders of imported bundles, the latest import first."""
     return tuple(
         sorted(
@@ -68,19 +75,19 @@ def imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     )
 
 
-def imported_roots(cache_dir: Path) -> tuple[Path, ...]:
+def list_imported_roots(cache_dir: Path) -> tuple[Path, ...]:
     """What is in those folders, for `LocalCache.read_only`: the latest import first, its layers in
     order.
     """
-    found = imported_bundles(cache_dir)
+    bundles = list_imported_bundles(cache_dir)
     return tuple(
         layer
-        for bundle in found
+        for bundle in bundles
         for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name))
     )
 
 
-def left_behind(cache_dir: Path) -> tuple[Path, ...]:
+def list_interrupted(cache_dir: Path) -> tuple[Path, ...]:
     """What killed imports left. One that is at work holds the lock `IMPORT_LOCK`."""
     return tuple(
         _folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*"))
@@ -89,7 +96,7 @@ def left_behind(cache_dir: Path) -> tuple[Path, ...]:
 
 def import_bundle(
     path: Path, cache_dir: Path, progress: Callable[[str, float | None], None] | None = None
-) -> Imported:
+) -> ImportReport:
     """Check the bundle `path` and make it readable from `cache_dir`. All of it or nothing; doing it
     twice changes nothing.
 
@@ -103,7 +110,7 @@ def import_bundle(
             raise SupplyError(
                 path, "count", "it holds no entry; export with keys that `cudal1 list` shows"
             )
-        with hold(home / IMPORT_LOCK, _LOCK_S) as lock:
+        with hold_lock(home / IMPORT_LOCK, _LOCK_S) as lock:
             final = home / manifest.digest
             if lock.held:
                 _sweep(home, keep=_INCOMING + manifest.digest)
@@ -121,12 +128,12 @@ def import_bundle(
                     say,
                 )
             _put_first(final)
-    aliases = sum(member.place.startswith("v1/alias/") for member in manifest.members)
-    return Imported(
+    records = sum(member.relative_path.startswith("v1/alias/") for member in manifest.members)
+    return ImportReport(
         manifest.digest,
         final,
-        len(manifest.members) - aliases,
-        aliases,
+        len(manifest.members) - records,
+        records,
         manifest.families,
         manifest.size_bytes,
         already,
@@ -153,17 +160,17 @@ def _bring_in(
 
 
 def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], None]) -> None:
-    done, total = 0, bundle.manifest.size_bytes
+    read_bytes, total = 0, bundle.manifest.size_bytes
     for member, data in bundle.files():
-        say(f"importing {member.name}", done / total)
-        done += member.size_bytes
+        say(f"importing {member.name}", read_bytes / total)
+        read_bytes += member.size_bytes
         if _lies_in(incoming, member):
             continue  # checked and written by an import that was killed
-        held = held_in(data, member.place, incoming / member.name)
-        if isinstance(held, Miss):
-            raise SupplyError(bundle.path, "content", f"{member.name}: {held.reason}")
+        file = decode_file(data, member.relative_path, incoming / member.name)
+        if isinstance(file, Refusal):
+            raise SupplyError(bundle.path, "content", f"{member.name}: {file.reason}")
         stored = write_file(incoming / member.name, data)
-        if isinstance(stored, NotStored):
+        if isinstance(stored, Refusal):
             raise SupplyError(
                 bundle.path,
                 "disk",
@@ -185,8 +192,10 @@ def _put_first(final: Path) -> None:
     """Stamp the folder later than every other import, also where a clock was ahead or the file
     system's ticks are coarse.
     """
-    others = [one.stat().st_mtime_ns for one in _folders(final.parent, _DIGEST) if one != final]
-    stamp = max(time.time_ns(), max(others, default=0) + _TICK_NS)
+    stamps = [
+        folder.stat().st_mtime_ns for folder in _folders(final.parent, _DIGEST) if folder != final
+    ]
+    stamp = max(time.time_ns(), max(stamps, default=0) + _TICK_NS)
     with contextlib.suppress(
         OSError
     ):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
@@ -209,7 +218,7 @@ def _lies_in(folder: Path, member: Member) -> bool:
     if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size_bytes:
         return False
     data = read_file(path, member.size_bytes)
-    return not isinstance(data, Miss) and hashlib.sha256(data).hexdigest() == member.sha256
+    return not isinstance(data, Refusal) and hashlib.sha256(data).hexdigest() == member.sha256
 
 
 def _sweep(home: Path, *, keep: str) -> None:
@@ -242,11 +251,11 @@ def _remove(folder: Path) -> None:
 def _folders(home: Path, name: re.Pattern[str]) -> Iterator[Path]:
     """Real folders of `home` whose name fits; links are not followed, a missing home has none."""
     try:
-        with os.scandir(home) as found:
+        with os.scandir(home) as entries:
             yield from [
-                Path(one.path)
-                for one in found
-                if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+                Path(entry.path)
+                for entry in entries
+                if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             ]
     except OSError:
         return

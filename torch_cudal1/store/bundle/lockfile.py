@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch_cudal1.core.errors import SupplyError
-from torch_cudal1.ir.records import Entry, Miss
-from torch_cudal1.store.cache.files import read_file
-from torch_cudal1.store.cache.handed_over import replacing
-from torch_cudal1.store.cache.inventory import Held, Inventory
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Entry
+from torch_cudal1.store.cache.files import read_file, write_atomically
+from torch_cudal1.store.cache.inventory import CacheFile, Inventory
 
 __all__ = [
-    "Difference",
+    "LockDifference",
     "Lock",
-    "LockedAlias",
+    "LockedRecord",
     "LockedEntry",
-    "differences",
-    "lock_of",
+    "diff_lock",
+    "make_lock",
     "read_lock",
     "write_lock",
 ]
@@ -65,7 +65,7 @@ class LockedEntry:
 
 
 @dataclass(frozen=True)
-class LockedAlias:
+class LockedRecord:
     """One remembered measurement of a whole call, or of a graph."""
 
     family: str
@@ -87,7 +87,7 @@ class Lock:
     """
 
     entries: tuple[LockedEntry, ...]
-    aliases: tuple[LockedAlias, ...]
+    records: tuple[LockedRecord, ...]
     families: tuple[str, ...] = ()
     targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LockDifference:
     """One line of `lock --check`."""
 
     kind: Literal["missing", "changed", "extra"]
@@ -112,37 +112,37 @@ class Difference:
     detail: str
 
 
-def lock_of(
+def make_lock(
     inventory: Inventory,
     *,
     families: Sequence[str] = (),
     targets: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Lock:
     """The lock of what is in `inventory`, in a stable order."""
-    entries = sorted((_locked(held) for held in inventory.entries), key=lambda one: one.purpose)
-    aliases = sorted(
-        (_locked_alias(held) for held in inventory.aliases), key=lambda one: one.purpose
+    entries = sorted((_lock_entry(file) for file in inventory.entries), key=lambda one: one.purpose)
+    records = sorted(
+        (_lock_record(file) for file in inventory.records), key=lambda one: one.purpose
     )
-    return Lock(tuple(entries), tuple(aliases), tuple(sorted(families)), dict(targets or {}))
+    return Lock(tuple(entries), tuple(records), tuple(sorted(families)), dict(targets or {}))
 
 
-def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
+def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
     """What the folders lack, hold in another version, or hold beside the lock; none: they agree.
 
-    An alias that the lock does not know is not told: it speaks of a graph or of a set of choices
+    A decision record that the lock does not know is not told: it speaks of a graph or of a set of choices
     that the lock does not have.
     """
-    present = lock_of(inventory.only(lock.keys, lock.families or None))
-    found: list[Difference] = []
-    there = {one.purpose: one for one in present.entries}
+    present = make_lock(inventory.only(lock.keys, lock.families or None))
+    rows: list[LockDifference] = []
+    unlocked = {row.purpose: row for row in present.entries}
     if lock.targets:  # made under one precision; what others were judged under is not its business
         contracts = {entry.contract for entry in lock.entries}
-        there = {purpose: one for purpose, one in there.items() if one.contract in contracts}
+        unlocked = {purpose: row for purpose, row in unlocked.items() if row.contract in contracts}
     for entry in lock.entries:
-        now = there.pop(entry.purpose, None)
-        if now is None:
-            found.append(
-                Difference(
+        present_entry = unlocked.pop(entry.purpose, None)
+        if present_entry is None:
+            rows.append(
+                LockDifference(
                     "missing",
                     entry.family,
                     entry.key,
@@ -150,13 +150,15 @@ def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
                     f"{entry.runs}, judged on {entry.sku}",
                 )
             )
-        elif now.digest != entry.digest:
-            found.append(
-                Difference("changed", entry.family, entry.key, entry.region, _changes(entry, now))
+        elif present_entry.digest != entry.digest:
+            rows.append(
+                LockDifference(
+                    "changed", entry.family, entry.key, entry.region, _changes(entry, present_entry)
+                )
             )
-    for extra in there.values():
-        found.append(
-            Difference(
+    for extra in unlocked.values():
+        rows.append(
+            LockDifference(
                 "extra",
                 extra.family,
                 extra.key,
@@ -164,18 +166,18 @@ def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
                 f"{extra.runs}, judged on {extra.sku}",
             )
         )
-    aliases = {one.purpose: one.digest for one in present.aliases}
-    for alias in lock.aliases:
-        digest = aliases.get(alias.purpose)
-        if digest != alias.digest:
+    records = {row.purpose: row.digest for row in present.records}
+    for record in lock.records:
+        digest = records.get(record.purpose)
+        if digest != record.digest:
             kind: Literal["missing", "changed"] = "missing" if digest is None else "changed"
-            what = "the measured whole call" if alias.candidates else "the remembered graph"
-            found.append(
-                Difference(
-                    kind, alias.family, alias.name, what, "a start measures or traces it again"
+            label = "the measured whole call" if record.candidates else "the remembered graph"
+            rows.append(
+                LockDifference(
+                    kind, record.family, record.name, label, "a start measures or traces it again"
                 )
             )
-    return tuple(sorted(found, key=lambda one: (one.kind, one.family, one.key)))
+    return tuple(sorted(rows, key=lambda one: (one.kind, one.family, one.key)))
 
 
 def write_lock(lock: Lock, path: Path) -> None:
@@ -188,18 +190,18 @@ def write_lock(lock: Lock, path: Path) -> None:
         "families": list(lock.families),
         "targets": {name: list(keys) for name, keys in lock.targets.items()},
         "entries": [asdict(entry) for entry in lock.entries],
-        "aliases": [asdict(alias) for alias in lock.aliases],
+        "aliases": [asdict(record) for record in lock.records],
     }
     if path.exists():
         read_lock(path)  # a slip of the hand must not cost a user's file
-    with replacing(path) as file:
+    with write_atomically(path) as file:
         file.write((json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
 def read_lock(path: Path) -> Lock:
     """The lock in `path`. Raises SupplyError for a file that is not one."""
     data = read_file(path, _LIMIT_BYTES)
-    if isinstance(data, Miss):
+    if isinstance(data, Refusal):
         raise SupplyError(path, "form", f"{data.reason}; `cudal1 lock` writes it")
     try:
         body = json.loads(data)
@@ -208,8 +210,8 @@ def read_lock(path: Path) -> Lock:
                 path, "format", f"format {body['format']!r}, this version reads {FORMAT}"
             )
         lock = Lock(
-            tuple(LockedEntry(**_checked(LockedEntry, one)) for one in body["entries"]),
-            tuple(LockedAlias(**_checked(LockedAlias, one)) for one in body["aliases"]),
+            tuple(LockedEntry(**_check_fields(LockedEntry, pin)) for pin in body["entries"]),
+            tuple(LockedRecord(**_check_fields(LockedRecord, pin)) for pin in body["aliases"]),
             tuple(map(_text, body["families"])),
             {name: tuple(map(_text, keys)) for name, keys in body["targets"].items()},
         )
@@ -219,8 +221,8 @@ def read_lock(path: Path) -> Lock:
         raise SupplyError(
             path, "form", f"not a lock of `cudal1 lock`: {type(error).__name__}: {error}"
         ) from error
-    for kind in (lock.entries, lock.aliases):
-        if len({one.purpose for one in kind}) != len(kind):
+    for pins in (lock.entries, lock.records):
+        if len({pin.purpose for pin in pins}) != len(pins):
             raise SupplyError(
                 path,
                 "names",
@@ -229,20 +231,20 @@ def read_lock(path: Path) -> Lock:
     return lock
 
 
-def _locked(held: Held) -> LockedEntry:
-    entry = held.content
+def _lock_entry(file: CacheFile) -> LockedEntry:
+    entry = file.content
     if not isinstance(entry, Entry):
-        raise TypeError(f"{held.place} holds no entry")
+        raise TypeError(f"{file.relative_path} holds no entry")
     timing = entry.evidence.get("timing") or {}
     if entry.choice.origin == "baseline" or entry.evidence.get("granularity") == "island":
         timing = {}  # nothing was gained, or not measured alone
     before, after = timing.get("baseline_us"), timing.get("candidate_us")
     return LockedEntry(
-        family=held.position.family,
-        contract=held.position.contract,
+        family=file.cache_path.family,
+        contract=file.cache_path.contract,
         key=entry.region_key,
         sku=entry.target.sku,
-        digest=held.digest,
+        digest=file.digest,
         region=entry.region_name,
         runs=entry.choice.label,
         precision=entry.contract.precision,
@@ -250,47 +252,55 @@ def _locked(held: Held) -> LockedEntry:
         triton=entry.target.triton,
         driver=entry.target.driver,
         package=entry.package,
-        speedup=_rounded(timing.get("speedup")),
-        low=_rounded(timing.get("low")),
-        saved_us=_rounded(before - after)
+        speedup=_round(timing.get("speedup")),
+        low=_round(timing.get("low")),
+        saved_us=_round(before - after)
         if isinstance(before, (int, float)) and isinstance(after, (int, float))
         else None,
     )
 
 
-def _locked_alias(held: Held) -> LockedAlias:
-    return LockedAlias(
-        held.position.family, held.position.contract, held.position.name, held.made_for, held.digest
+def _lock_record(file: CacheFile) -> LockedRecord:
+    return LockedRecord(
+        file.cache_path.family,
+        file.cache_path.contract,
+        file.cache_path.name,
+        file.made_for,
+        file.digest,
     )
 
 
-def _changes(was: LockedEntry, now: LockedEntry) -> str:
+def _changes(locked: LockedEntry, present: LockedEntry) -> str:
     """What a reader would ask: which facts are others. Equal facts under another digest: another
     run of the judge.
     """
     names = [
-        one.name
-        for one in fields(LockedEntry)
-        if one.name != "digest" and getattr(was, one.name) != getattr(now, one.name)
+        fact.name
+        for fact in fields(LockedEntry)
+        if fact.name != "digest" and getattr(locked, fact.name) != getattr(present, fact.name)
     ]
-    changes = ", ".join(f"{name} {getattr(was, name)} -> {getattr(now, name)}" for name in names)
+    changes = ", ".join(
+        f"{name} {getattr(locked, name)} -> {getattr(present, name)}" for name in names
+    )
     return changes or "the same choice, judged again"
 
 
-def _rounded(value: Any) -> float | None:
+def _round(value: Any) -> float | None:
     """Four digits: the digest pins the exact numbers, a diff is for people."""
     return float(f"{value:.4g}") if isinstance(value, (int, float)) else None
 
 
-def _checked(kind: type[LockedEntry | LockedAlias], record: Any) -> dict[str, Any]:
+def _check_fields(kind: type[LockedEntry | LockedRecord], record: Any) -> dict[str, Any]:
     """`record` with exactly the fields of `kind`, texts and numbers where they belong."""
     if not isinstance(record, dict):
         raise TypeError(f"{record!r}, expected an object")
-    for one in fields(kind):
-        number = one.name in ("speedup", "low", "saved_us")
-        value = record[one.name]
+    for column in fields(kind):
+        number = column.name in ("speedup", "low", "saved_us")
+        value = record[column.name]
         if not (value is None or type(value) in (int, float) if number else isinstance(value, str)):
-            raise TypeError(f"{one.name} is {value!r}, expected {'a number' if number else 'text'}")
+            raise TypeError(
+                f"{column.name} is {value!r}, expected {'a number' if number else 'text'}"
+            )
     return record
 
 

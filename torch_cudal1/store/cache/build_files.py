@@ -22,53 +22,60 @@ from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import triton_version
 from torch_cudal1.store.cache.files import files_under, size_of
 
-__all__ = ["Kept", "built_home", "built_path", "kept_under", "timings_home", "versions_name"]
+__all__ = [
+    "BuildCount",
+    "build_folder",
+    "build_path",
+    "count_builds",
+    "timings_folder",
+    "name_versions",
+]
 
 _TEMPLATES = Path(__file__).parents[2] / "kernels"
 _ENDINGS = (".safetensors", ".json")
 
 
 @dataclass(frozen=True)
-class Kept:
+class BuildCount:
     """How many compilations are kept, and what they take."""
 
     count: int
     size_bytes: int
 
 
-def built_home(cache_dir: Path) -> Path:
+def build_folder(cache_dir: Path) -> Path:
     """The folder of all compiled kernels of a cache."""
     return cache_dir / "built"
 
 
-def timings_home(cache_dir: Path) -> Path:
+def timings_folder(cache_dir: Path) -> Path:
     """The folder of what races have measured of them, which `search.cost_model.timings` fills."""
     return cache_dir / "timings"
 
 
-def built_path(cache_dir: Path, key: str) -> Path:
+def build_path(cache_dir: Path, key: str) -> Path:
     """Where the kernel of that key lies, as compiled by the versions installed here."""
-    return built_home(cache_dir) / versions_name() / key[:2] / f"{key}.safetensors"
+    return build_folder(cache_dir) / name_versions() / key[:2] / f"{key}.safetensors"
 
 
-def kept_under(cache_dir: Path) -> Kept:
+def count_builds(cache_dir: Path) -> BuildCount:
     """What is kept now, of all versions; files that vanish meanwhile count as gone."""
-    home = built_home(cache_dir)
+    home = build_folder(cache_dir)
     sizes = [size_of(path) for ending in _ENDINGS for path in files_under(home, ending)]
-    return Kept(len(sizes), sum(sizes))
+    return BuildCount(len(sizes), sum(sizes))
 
 
 @cache
-def versions_name() -> str:
+def name_versions() -> str:
     """The name of the folder for what is compiled here now: readable, and another one after each
     change of a template.
     """
-    return f"{__version__}-torch{torch.__version__}-triton{triton_version() or 'none'}-{_templates()[:16]}"
+    return f"{__version__}-torch{torch.__version__}-triton{triton_version() or 'none'}-{_digest_templates()[:16]}"
 
 
-def _templates() -> str:
+def _digest_templates() -> str:
     """Digest of the templates: who works on them must not meet the kernels of yesterday."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(_TEMPLATES.rglob("*.[pc][yu]")):
-        found.update(path.relative_to(_TEMPLATES).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.relative_to(_TEMPLATES).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

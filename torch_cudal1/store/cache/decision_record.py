@@ -1,10 +1,10 @@
-"""An alias as one JSON file, and back: a small record that leads to entries, such as the region
+"""An decision record as one JSON file, and back: a small record that leads to entries, such as the region
 keys of a captured graph.
 
     {"body": {"name", "family", "contract", "value"}, "digest": sha256 of the canonical JSON of body, "signatures": [...]}
 
 The body says where the file belongs; one that lies elsewhere, is damaged or holds anything more is
-a `Miss`. Signatures are optional and stand beside the digest, as in an entry. It opens no file and
+a `Refusal`. Signatures are optional and stand beside the digest, as in an entry. It opens no file and
 verifies no signature.
 """
 
@@ -16,15 +16,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_cudal1.ir.records import Contract, Miss, Target
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Contract, Target
 from torch_cudal1.store.cache.entry_file import digest_of, plain, unplain
 from torch_cudal1.store.trust.signatures import Signature, Signer, signatures_from, with_signature
 
-__all__ = ["Alias", "call_name", "decode_alias", "encode_alias", "open_alias", "sign_alias"]
+__all__ = [
+    "DecisionRecord",
+    "call_name",
+    "decode_record",
+    "encode_record",
+    "open_record",
+    "sign_record",
+]
 
 
 @dataclass(frozen=True)
-class Alias:
+class DecisionRecord:
     """A whole file: its object, the digest of its body, and the signatures over that, not yet
     verified.
     """
@@ -34,7 +42,7 @@ class Alias:
     signatures: tuple[Signature, ...]
 
 
-def encode_alias(name: str, value: Mapping[str, Any], target: Target, contract: Contract) -> bytes:
+def encode_record(name: str, value: Mapping[str, Any], target: Target, contract: Contract) -> bytes:
     """The file's bytes. Raises TypeError or ValueError for a value that is not plain JSON."""
     body = {
         "name": name,
@@ -42,39 +50,41 @@ def encode_alias(name: str, value: Mapping[str, Any], target: Target, contract: 
         "contract": contract.digest,
         "value": plain(value),
     }
-    return _encoded({"body": body, "digest": digest_of(body)})
+    return _encode({"body": body, "digest": digest_of(body)})
 
 
-def open_alias(data: bytes, place: tuple[str, ...]) -> Alias | Miss:
-    """What is in the bytes, if they belong where they lie: `place` is (family, contract, name[:2],
+def open_record(data: bytes, place: tuple[str, ...]) -> DecisionRecord | Refusal:
+    """What is in the bytes, if they belong where they lie: `relative_path` is (family, contract, name[:2],
     file name).
     """
     try:
         record = json.loads(data)
         body = record["body"]
         if record["digest"] != digest_of(body):
-            return Miss("unreadable: digest differs")
+            return Refusal("unreadable: digest differs")
         if place != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
-            return Miss(f"unreadable: it holds the alias {body['name']!r} of {body['family']}")
+            return Refusal(
+                f"unreadable: it holds the decision record {body['name']!r} of {body['family']}"
+            )
         if not set(record) <= {"body", "digest", "signatures"}:
-            return Miss(
+            return Refusal(
                 f"unreadable: it holds {sorted(record)}; expected body, digest and perhaps signatures"
             )
         signatures = signatures_from(record["signatures"]) if "signatures" in record else ()
         value = unplain(body["value"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        return Miss(f"unreadable: {type(error).__name__}: {error}")
+        return Refusal(f"unreadable: {type(error).__name__}: {error}")
     return (
-        Alias(value, record["digest"], signatures)
+        DecisionRecord(value, record["digest"], signatures)
         if isinstance(value, dict)
-        else Miss("unreadable: expected an object")
+        else Refusal("unreadable: expected an object")
     )
 
 
-def decode_alias(data: bytes, place: tuple[str, ...]) -> dict[str, Any] | Miss:
-    """The object in the bytes, whoever signed it, if they belong at `place`."""
-    opened = open_alias(data, place)
-    return opened if isinstance(opened, Miss) else opened.value
+def decode_record(data: bytes, place: tuple[str, ...]) -> dict[str, Any] | Refusal:
+    """The object in the bytes, whoever signed it, if they belong at `relative_path`."""
+    opened = open_record(data, place)
+    return opened if isinstance(opened, Refusal) else opened.value
 
 
 def call_name(keys: Iterable[str]) -> str:
@@ -84,18 +94,18 @@ def call_name(keys: Iterable[str]) -> str:
     return hashlib.sha256("|".join(["end to end", *keys]).encode()).hexdigest()
 
 
-def sign_alias(data: bytes, place: tuple[str, ...], signer: Signer) -> bytes | Miss:
-    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Miss
-    for what `open_alias` refuses.
+def sign_record(data: bytes, place: tuple[str, ...], signer: Signer) -> bytes | Refusal:
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Refusal
+    for what `open_record` refuses.
     """
-    opened = open_alias(data, place)
-    if isinstance(opened, Miss):
+    opened = open_record(data, place)
+    if isinstance(opened, Refusal):
         return opened
     signatures = with_signature(opened.signatures, signer.sign("alias", opened.digest))
-    return _encoded(
+    return _encode(
         {**json.loads(data), "signatures": [signature.to_json() for signature in signatures]}
     )
 
 
-def _encoded(record: Mapping[str, Any]) -> bytes:
+def _encode(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()

@@ -3,7 +3,7 @@
 The header carries one metadata key, "cudal1", with one canonical JSON text (two keys would make the
 bytes depend on hash order); the tensors are the payloads (cubins as uint8, constants) and the
 golden vectors. Every byte that means something is covered: the text by its own sha256, each tensor
-by a digest in the text. A file that is damaged, foreign or of another format is a `Miss`.
+by a digest in the text. A file that is damaged, foreign or of another format is a `Refusal`.
 
 Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file
 without any reads as ever, and adding or removing one changes no other byte of the text.
@@ -27,15 +27,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Program, canonical_json, tensor_digest
-from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Target
+from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
 from torch_cudal1.store.trust.signatures import Signature, Signer, signatures_from, with_signature
 
 __all__ = [
     "FORMAT",
     "METADATA_KEY",
-    "Opened",
+    "DecodedEntry",
     "decode_entry",
     "decode_golden",
     "digest_of",
@@ -70,7 +71,7 @@ _DAMAGE = (
 
 
 @dataclass(frozen=True)
-class Opened:
+class DecodedEntry:
     """A whole file: its Entry, the digest that all of it hangs on, and the signatures over that
     digest, not yet verified.
     """
@@ -105,29 +106,29 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
         ) from error
 
 
-def decode_entry(data: bytes) -> Entry | Miss:
-    """The Entry in `data`, payload tensors in fresh aligned memory; `Miss("unreadable: ...")` for
+def decode_entry(data: bytes) -> Entry | Refusal:
+    """The Entry in `data`, payload tensors in fresh aligned memory; `Refusal("unreadable: ...")` for
     anything else.
     """
     opened = open_entry(data)
-    return opened if isinstance(opened, Miss) else opened.entry
+    return opened if isinstance(opened, Refusal) else opened.entry
 
 
-def open_entry(data: bytes) -> Opened | Miss:
+def open_entry(data: bytes) -> DecodedEntry | Refusal:
     """`decode_entry`, with what a vouching needs."""
     try:
         header, tensors = _open(data)
-        return Opened(_entry_from(header.body, tensors), header.digest, header.signatures)
+        return DecodedEntry(_entry_from(header.body, tensors), header.digest, header.signatures)
     except _DAMAGE as error:
-        return Miss(f"unreadable: {type(error).__name__}: {error}")
+        return Refusal(f"unreadable: {type(error).__name__}: {error}")
 
 
-def sign_entry(data: bytes, signer: Signer) -> bytes | Miss:
-    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Miss
+def sign_entry(data: bytes, signer: Signer) -> bytes | Refusal:
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Refusal
     for what `open_entry` refuses.
     """
     opened = open_entry(data)
-    if isinstance(opened, Miss):
+    if isinstance(opened, Refusal):
         return opened
     signatures = with_signature(opened.signatures, signer.sign("entry", opened.digest))
     text = canonical_json(
@@ -140,13 +141,13 @@ def sign_entry(data: bytes, signer: Signer) -> bytes | Miss:
     return bytes(save(load(data), metadata={METADATA_KEY: text}))
 
 
-def decode_golden(data: bytes) -> dict[str, torch.Tensor] | Miss:
-    """The golden vectors in `data` by name (may be none), or a Miss like `decode_entry`."""
+def decode_golden(data: bytes) -> dict[str, torch.Tensor] | Refusal:
+    """The golden vectors in `data` by name (may be none), or a Refusal like `decode_entry`."""
     try:
         header, tensors = _open(data)
         return {name: tensors[_GOLDEN + name] for name in header.body["golden"]}
     except _DAMAGE as error:
-        return Miss(f"unreadable: {type(error).__name__}: {error}")
+        return Refusal(f"unreadable: {type(error).__name__}: {error}")
 
 
 def digest_of(value: object) -> str:
@@ -243,18 +244,18 @@ def _metadata(data: bytes) -> _Header:
         raise ValueError(
             f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} within the file"
         )
-    held = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    if set(held) != {METADATA_KEY}:
+    metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    if set(metadata) != {METADATA_KEY}:
         raise ValueError(
-            f"metadata keys {sorted(held)}, expected only {METADATA_KEY!r}: not a file of this package"
+            f"metadata keys {sorted(metadata)}, expected only {METADATA_KEY!r}: not a file of this package"
         )
-    meta = json.loads(held[METADATA_KEY])
-    if not isinstance(meta, dict) or canonical_json(meta) != held[METADATA_KEY]:
+    body = json.loads(metadata[METADATA_KEY])
+    if not isinstance(body, dict) or canonical_json(body) != metadata[METADATA_KEY]:
         raise ValueError("metadata is not a canonical JSON object")
-    digest, signatures = meta.pop("digest", None), meta.pop("signatures", None)
-    if digest != digest_of(meta):
+    digest, signatures = body.pop("digest", None), body.pop("signatures", None)
+    if digest != digest_of(body):
         raise ValueError("digest of the metadata differs")
-    return _Header(meta, digest, () if signatures is None else signatures_from(signatures))
+    return _Header(body, digest, () if signatures is None else signatures_from(signatures))
 
 
 def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry:
@@ -265,11 +266,13 @@ def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry
     }
     choice, region = meta["choice"], meta["region"]
     program = Program.from_json(choice["program"], payloads)  # checks every payload's digest
-    known = {_PAYLOAD + name for name in program.all_payloads()} | {
+    expected_names = {_PAYLOAD + name for name in program.all_payloads()} | {
         _GOLDEN + name for name in meta["golden"]
     }
-    if known != set(tensors):
-        raise ValueError(f"tensors {sorted(known ^ set(tensors))} are not what the metadata names")
+    if expected_names != set(tensors):
+        raise ValueError(
+            f"tensors {sorted(expected_names ^ set(tensors))} are not what the metadata names"
+        )
     check_program(program)
     entry = Entry(
         region_key=_text(region["key"]),

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import inspect
 import os
 import secrets
@@ -24,21 +26,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from filelock import BaseFileLock, FileLock
 
-from torch_cudal1.ir.records import Miss
+from torch_cudal1.core.errors import SupplyError
+from torch_cudal1.core.refusal import Refusal
 
 __all__ = [
     "LockState",
-    "NotStored",
     "Stored",
     "files_under",
-    "hold",
+    "hold_lock",
     "read_file",
     "remove_leftovers",
     "size_of",
+    "write_atomically",
     "write_file",
 ]
 
@@ -69,13 +72,6 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class NotStored:
-    """Nothing was changed on the disk, and why; the caller goes on without."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class LockState:
     """Whether the lock is held; if not, why (read-only folder, time-out), and the caller works
     without exclusion.
@@ -85,31 +81,57 @@ class LockState:
     reason: str = ""
 
 
-def write_file(path: Path, data: bytes) -> Stored | NotStored:
+def write_file(path: Path, data: bytes) -> Stored | Refusal:
     """Replace `path` by `data` in one step. Any refusal of the file system (read-only, full, quota,
-    ...) is a NotStored.
+    ...) is a Refusal.
     """
     try:
         _patiently(lambda: _write(path, data))
     except OSError as error:
-        return NotStored(f"{path} was not written: {type(error).__name__}: {error}")
+        return Refusal(f"{path} was not written: {type(error).__name__}: {error}")
     return Stored(path)
 
 
-def read_file(path: Path, limit_bytes: int) -> bytes | Miss:
-    """The bytes of `path`: Miss("absent") when there is no such file, Miss("unreadable: ...") when
+@contextlib.contextmanager
+def write_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the body ends well, and is gone when it does not.
+
+    For a file that a user names and takes elsewhere (a bundle, a lock). Unlike `write_file` no
+    writer waits for another: the last one to end wins. Raises SupplyError where the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        _remove_abandoned(path)
+        with open(temporary, "xb") as file:
+            with contextlib.suppress(OSError):  # no locks here: what a kill leaves then stays
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SupplyError(
+            path, "disk", f"{type(error).__name__}: {error}; nothing was written"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # gone after the rename
+            temporary.unlink(missing_ok=True)
+
+
+def read_file(path: Path, limit_bytes: int) -> bytes | Refusal:
+    """The bytes of `path`: Refusal("absent") when there is no such file, Refusal("unreadable: ...") when
     it is too large or refused.
     """
     try:
         return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
     except (FileNotFoundError, NotADirectoryError):
-        return Miss("absent")
+        return Refusal("absent")
     except OSError as error:
-        return Miss(f"unreadable: {type(error).__name__}: {error}")
+        return Refusal(f"unreadable: {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
-def hold(path: Path, timeout_s: float) -> Iterator[LockState]:
+def hold_lock(path: Path, timeout_s: float) -> Iterator[LockState]:
     """Hold the lock file `path` among threads and processes; the same thread may hold it twice."""
     lock = FileLock(path.absolute(), is_singleton=True, **_FLOCK_ONLY)
     state = LockState(True)
@@ -183,11 +205,11 @@ def _patiently(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIEN
     return attempt()
 
 
-def _read(path: Path, limit_bytes: int) -> bytes | Miss:
+def _read(path: Path, limit_bytes: int) -> bytes | Refusal:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit_bytes:
-            return Miss(f"unreadable: {size} bytes, expected at most {limit_bytes}")
+            return Refusal(f"unreadable: {size} bytes, expected at most {limit_bytes}")
         return file.read(limit_bytes)
 
 
@@ -202,11 +224,11 @@ def _write(path: Path, data: bytes) -> None:
     ):  # no locks here, or a frozen writer: own name and rename keep the file whole without
         return _replace(path, data)
     try:
-        for left in path.parent.glob(
+        for leftover in path.parent.glob(
             f".{path.name}.*{_TEMPORARY}"
         ):  # no living writer has it: this one holds the lock
             with contextlib.suppress(OSError):
-                left.unlink()
+                leftover.unlink()
         return _replace(path, data)
     finally:
         lock.release()
@@ -235,3 +257,11 @@ def _replace(path: Path, data: bytes) -> None:
             OSError
         ):  # gone after a rename; a disk that refuses even this is purge's work
             temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of `path` that no living writer holds."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError), open(leftover, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink()

@@ -23,16 +23,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_cudal1.ir.records import Entry, Miss
-from torch_cudal1.store.bundle.imported import IMPORT_LOCK, imported_bundles, left_behind
-from torch_cudal1.store.cache.build_files import built_home, versions_name
-from torch_cudal1.store.cache.decision_record import open_alias
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Entry
+from torch_cudal1.store.bundle.imported import IMPORT_LOCK, list_imported_bundles, list_interrupted
+from torch_cudal1.store.cache.build_files import build_folder, name_versions
+from torch_cudal1.store.cache.decision_record import open_record
 from torch_cudal1.store.cache.entry_file import open_entry
-from torch_cudal1.store.cache.files import files_under, hold, read_file, size_of
-from torch_cudal1.store.cache.inventory import held_in
+from torch_cudal1.store.cache.files import files_under, hold_lock, read_file, size_of
+from torch_cudal1.store.cache.inventory import decode_file
 from torch_cudal1.store.hub.hub_layout import PULL_LOCK
 
-__all__ = ["Unused", "compiled", "remove", "unused", "whole"]
+__all__ = ["UnusedFolder", "find_build_folders", "remove_folder", "find_unused", "find_folder"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LEAVING = ".purged-"
@@ -43,7 +44,7 @@ _Facts = tuple[str, str, frozenset[str]]  # a file's place, what it is made for,
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedFolder:
     """A folder that may go, and why. `lock`: the file to hold meanwhile, so that nobody is just
     filling it.
     """
@@ -54,142 +55,148 @@ class Unused:
     lock: Path
 
 
-def unused(cache_dir: Path, hub: str = "") -> Iterator[Unused]:
+def find_unused(cache_dir: Path, hub: str = "") -> Iterator[UnusedFolder]:
     """Every such folder of the cache; `hub` is the setting of that name."""
-    yield from _imports(cache_dir)
-    yield from _commits(cache_dir / "hub", hub)
-    yield from (one for one in compiled(cache_dir) if one.path.name != versions_name())
+    yield from _replaced_imports(cache_dir)
+    yield from _unpinned_commits(cache_dir / "hub", hub)
+    yield from (
+        folder for folder in find_build_folders(cache_dir) if folder.path.name != name_versions()
+    )
 
 
-def compiled(cache_dir: Path) -> Iterator[Unused]:
+def find_build_folders(cache_dir: Path) -> Iterator[UnusedFolder]:
     """Every folder of compiled kernels, of the versions installed here too."""
-    home = built_home(cache_dir)
-    left = _leaving(home)
-    for folder in (*left, *(one for one in _subfolders(home) if one not in left)):
+    home = build_folder(cache_dir)
+    leftovers = _leftovers(home)
+    for folder in (
+        *leftovers,
+        *(folder for folder in _subfolders(home) if folder not in leftovers),
+    ):
         why = (
             "kernels compiled here"
-            if folder.name == versions_name()
+            if folder.name == name_versions()
             else "kernels that other versions compiled"
         )
-        yield Unused(
+        yield UnusedFolder(
             folder,
-            "a purge was killed" if folder in left else why,
+            "a purge was killed" if folder in leftovers else why,
             _size(folder),
             home / _PURGE_LOCK,
         )
 
 
-def whole(folder: Path, why: str) -> Iterator[Unused]:
+def find_folder(folder: Path, why: str) -> Iterator[UnusedFolder]:
     """A folder of ours as it is, if it is there, and what a killed purge left of it."""
-    for one in _subfolders(folder.parent):
-        if one.name in (folder.name, _LEAVING + folder.name):
-            yield Unused(
-                one,
-                why if one.name == folder.name else "a purge was killed",
-                _size(one),
+    for path in _subfolders(folder.parent):
+        if path.name in (folder.name, _LEAVING + folder.name):
+            yield UnusedFolder(
+                path,
+                why if path.name == folder.name else "a purge was killed",
+                _size(path),
                 folder.parent / _PURGE_LOCK,
             )
 
 
-def remove(found: Unused) -> str:
-    """Delete the folder; why it stays, "" if it is gone."""
-    with hold(found.lock, 1.0) as state:
+def remove_folder(folder: UnusedFolder) -> Refusal | None:
+    """Delete the folder, or say why it stays."""
+    with hold_lock(folder.lock, 1.0) as state:
         if not state.held:
-            return f"somebody may be at work there: {found.lock} cannot be held ({state.reason})"
-        leaving = found.path.with_name(_LEAVING + found.path.name.removeprefix(_LEAVING))
+            reason = f"{folder.lock} cannot be held ({state.reason})"
+            return Refusal(f"another process may be at work there: {reason}")
+        leaving = folder.path.with_name(_LEAVING + folder.path.name.removeprefix(_LEAVING))
         try:
-            os.replace(found.path, leaving)
+            os.replace(folder.path, leaving)
             shutil.rmtree(leaving)
         except FileNotFoundError:  # another purge was first
-            return ""
+            return None
         except OSError as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
+            return Refusal(f"{type(error).__name__}: {error}")
+    return None
 
 
-def _imports(cache_dir: Path) -> Iterator[Unused]:
+def _replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
     """Of the bundles, latest first: those that the ones before them replace; and what killed
     imports and purges left.
     """
     home = cache_dir / "imported"
     lock = home / IMPORT_LOCK
-    for folder in (*left_behind(cache_dir), *_leaving(home)):
-        yield Unused(folder, "an import or a purge was killed", _size(folder), lock)
+    for folder in (*list_interrupted(cache_dir), *_leftovers(home)):
+        yield UnusedFolder(folder, "an import or a purge was killed", _size(folder), lock)
     later: dict[tuple[str, str], list[frozenset[str]]] = {}
-    for bundle in imported_bundles(cache_dir):
-        facts = list(_facts(bundle))
+    for bundle in list_imported_bundles(cache_dir):
+        facts = list(_file_facts(bundle))
         if later and all(
-            any(signers <= other for other in later.get((place, made), ()))
-            for place, made, signers in facts
+            any(signers <= later_signers for later_signers in later.get((place, target), ()))
+            for place, target, signers in facts
         ):
-            yield Unused(bundle, "later imports have all that is in it", _size(bundle), lock)
+            yield UnusedFolder(bundle, "later imports have all that is in it", _size(bundle), lock)
             continue
-        for place, made, signers in facts:
-            later.setdefault((place, made), []).append(signers)
+        for place, target, signers in facts:
+            later.setdefault((place, target), []).append(signers)
 
 
-def _facts(bundle: Path) -> Iterator[_Facts]:
+def _file_facts(bundle: Path) -> Iterator[_Facts]:
     """The usable files of an import. One that cannot be read serves nobody."""
     for path in (*files_under(bundle, ".safetensors"), *files_under(bundle, ".json")):
-        place = path.relative_to(bundle).as_posix().partition("/")[2]  # without the layer
+        relative_path = path.relative_to(bundle).as_posix().partition("/")[2]  # without the layer
         data = read_file(path, _LIMIT_BYTES)
-        held = data if isinstance(data, Miss) else held_in(data, place, path)
-        if isinstance(held, Miss) or isinstance(data, Miss):
+        file = data if isinstance(data, Refusal) else decode_file(data, relative_path, path)
+        if isinstance(file, Refusal) or isinstance(data, Refusal):
             continue
         opened = (
-            open_alias(data, tuple(place.split("/")[2:]))
-            if held.position.is_alias
+            open_record(data, tuple(relative_path.split("/")[2:]))
+            if file.cache_path.is_record
             else open_entry(data)
         )
         signers = (
             frozenset()
-            if isinstance(opened, Miss)
-            else frozenset(one.key for one in opened.signatures)
+            if isinstance(opened, Refusal)
+            else frozenset(signature.key for signature in opened.signatures)
         )
         yield (
-            place,
-            repr(held.content.target) if isinstance(held.content, Entry) else held.made_for,
+            relative_path,
+            repr(file.content.target) if isinstance(file.content, Entry) else file.made_for,
             signers,
         )
 
 
-def _commits(home: Path, hub: str) -> Iterator[Unused]:
+def _unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
     name, _, revision = hub.partition("@")
     for repository in (repo for host in _subfolders(home) for repo in _subfolders(host)):
         lock = repository / PULL_LOCK
-        for folder in _leaving(repository):
-            yield Unused(folder, "a purge was killed", _size(folder), lock)
-        pinned = _pinned(repository)
+        for folder in _leftovers(repository):
+            yield UnusedFolder(folder, "a purge was killed", _size(folder), lock)
+        pinned = _pinned_commits(repository)
         if pinned is None:
             continue  # a pin that cannot be read may name any of them
         in_use = pinned | ({revision} if repository.name == name.replace("/", "--") else set())
         for commit in _subfolders(repository):
             if _COMMIT.fullmatch(commit.name) and commit.name not in in_use:
-                yield Unused(
+                yield UnusedFolder(
                     commit, "no pin of its repository names this commit", _size(commit), lock
                 )
 
 
-def _pinned(repository: Path) -> set[str] | None:
+def _pinned_commits(repository: Path) -> set[str] | None:
     """The commits that the pins of a repository name; None where one cannot be read."""
     commits: set[str] = set()
     for path in files_under(repository / "pins", ".json"):
         data = read_file(path, _PIN_LIMIT_BYTES)
         try:
-            commits.add(str(json.loads(b"" if isinstance(data, Miss) else data)["commit"]))
+            commits.add(str(json.loads(b"" if isinstance(data, Refusal) else data)["commit"]))
         except (ValueError, TypeError, LookupError, RecursionError):
             return None
     return commits
 
 
-def _leaving(folder: Path) -> list[Path]:
-    return [one for one in _subfolders(folder) if one.name.startswith(_LEAVING)]
+def _leftovers(folder: Path) -> list[Path]:
+    return [path for path in _subfolders(folder) if path.name.startswith(_LEAVING)]
 
 
 def _subfolders(folder: Path) -> list[Path]:
     """Real folders; links are not followed, and what is not there has none."""
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        return sorted(Path(one.path) for one in found if one.is_dir(follow_symlinks=False))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     return []
 
 

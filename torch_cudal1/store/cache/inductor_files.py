@@ -1,4 +1,4 @@
-"""A folder of Inductor's cache as a JSON value and back, so that an alias may carry it: signed,
+"""A folder of Inductor's cache as a JSON value and back, so that a decision record may carry it: signed,
 copied, withdrawn like any other.
 
 What is in such files is code: Python sources, pickles and machine code that Inductor loads without
@@ -17,19 +17,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.files import NotStored, files_under, read_file, write_file
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.store.cache.files import files_under, read_file, write_file
 
-__all__ = ["LIMIT_BYTES", "pack", "unpack"]
+__all__ = ["LIMIT_BYTES", "pack_folder", "unpack_folder"]
 
-LIMIT_BYTES = 44 << 20  # as base64 below what an alias may have
+LIMIT_BYTES = 44 << 20  # as base64 below what a decision record may have
 _FILES_LIMIT = 10_000
 _PATH = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.+=-]{1,200}(/[A-Za-z0-9_.+=-]{1,200}){0,9}")
 _LEFT_OUT = (".lock", ".tmp")
 
 
-def pack(folder: Path) -> dict[str, list[str]] | Miss:
-    """Every file of `folder` by its path below it: sha256 and base64. A Miss for too much, or a
+def pack_folder(folder: Path) -> dict[str, list[str]] | Refusal:
+    """Every file of `folder` by its path below it: sha256 and base64. A Refusal for too much, or a
     name that is not plain.
     """
     files: dict[str, list[str]] = {}
@@ -39,51 +39,51 @@ def pack(folder: Path) -> dict[str, list[str]] | Miss:
             continue
         name = path.relative_to(folder).as_posix()
         data = read_file(path, LIMIT_BYTES)
-        if isinstance(data, Miss):
-            return Miss(f"{path}: {data.reason}")
+        if isinstance(data, Refusal):
+            return Refusal(f"{path}: {data.reason}")
         size += len(data)
         if size > LIMIT_BYTES or len(files) >= _FILES_LIMIT or not _PATH.fullmatch(name):
-            found = f"{name!r}, after {len(files)} files with {size} bytes"
-            return Miss(
-                f"{found}; expected plain names and at most {_FILES_LIMIT} files with {LIMIT_BYTES} bytes"
+            came = f"{name!r}, after {len(files)} files with {size} bytes"
+            return Refusal(
+                f"{came}; expected plain names and at most {_FILES_LIMIT} files with {LIMIT_BYTES} bytes"
             )
         files[name] = [hashlib.sha256(data).hexdigest(), base64.b64encode(data).decode()]
     return files
 
 
-def unpack(files: Any, folder: Path) -> int | Miss:
-    """Write what `folder` lacks of `files`; how many that were. A Miss names the rule that is
+def unpack_folder(files: Any, folder: Path) -> int | Refusal:
+    """Write what `folder` lacks of `files`; how many that were. A Refusal names the rule that is
     broken; then nothing was written.
     """
     if not isinstance(files, Mapping) or len(files) > _FILES_LIMIT:
-        return Miss(f"a {type(files).__name__}; expected at most {_FILES_LIMIT} files by path")
-    whole: list[tuple[Path, bytes]] = []
+        return Refusal(f"a {type(files).__name__}; expected at most {_FILES_LIMIT} files by path")
+    checked: list[tuple[Path, bytes]] = []
     size = 0
-    for path, data in _checked(files):
-        if isinstance(data, Miss):
+    for path, data in _check_files(files):
+        if isinstance(data, Refusal):
             return data
         size += len(data)
         if size > LIMIT_BYTES:
-            return Miss(f"{path}: more than {LIMIT_BYTES} bytes in all")
-        whole.append((folder / path, data))
+            return Refusal(f"{path}: more than {LIMIT_BYTES} bytes in all")
+        checked.append((folder / path, data))
     written = 0
-    for target, data in whole:
+    for target, data in checked:
         if target.exists() or target.is_symlink():
             continue  # Inductor's own file of that name is of the same source
         stored = write_file(target, data)
-        if isinstance(stored, NotStored):
-            return Miss(stored.reason)
+        if isinstance(stored, Refusal):
+            return Refusal(stored.reason)
         target.with_suffix(".lock").unlink(missing_ok=True)
         written += 1
     return written
 
 
-def _checked(files: Mapping[Any, Any]) -> Iterator[tuple[str, bytes | Miss]]:
+def _check_files(files: Mapping[Any, Any]) -> Iterator[tuple[str, bytes | Refusal]]:
     for name, record in files.items():
         if not (isinstance(name, str) and _PATH.fullmatch(name)) or any(
             part in (".", "..") for part in name.split("/")
         ):
-            yield str(name), Miss(f"{name!r} is no path inside the folder")
+            yield str(name), Refusal(f"{name!r} is no path inside the folder")
             return
         try:
             digest, text = record
@@ -91,13 +91,13 @@ def _checked(files: Mapping[Any, Any]) -> Iterator[tuple[str, bytes | Miss]]:
         except (TypeError, ValueError, binascii.Error) as error:
             yield (
                 name,
-                Miss(f"{name}: {type(error).__name__}: {error}; expected a sha256 and base64"),
+                Refusal(f"{name}: {type(error).__name__}: {error}; expected a sha256 and base64"),
             )
             return
-        found = hashlib.sha256(data).hexdigest()
+        actual = hashlib.sha256(data).hexdigest()
         yield (
             name,
             data
-            if found == digest
-            else Miss(f"{name} has sha256 {found}, its record says {digest!r}"),
+            if actual == digest
+            else Refusal(f"{name} has sha256 {actual}, its record says {digest!r}"),
         )

@@ -15,25 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.ir.records import Contract, Entry, Miss
-from torch_cudal1.store.cache.decision_record import open_alias
-from torch_cudal1.store.cache.entry_file import Opened, digest_of, open_entry, plain
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Contract, Entry
+from torch_cudal1.store.cache.decision_record import open_record
+from torch_cudal1.store.cache.entry_file import DecodedEntry, digest_of, open_entry, plain
 from torch_cudal1.store.cache.files import files_under, read_file
-from torch_cudal1.store.cache.local_cache import Broken, LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import BrokenFile, LocalCache, entry_path
 
 __all__ = [
-    "ALIAS_LIMIT_BYTES",
+    "RECORD_LIMIT_BYTES",
     "ENTRY_LIMIT_BYTES",
-    "Held",
+    "CacheFile",
     "Inventory",
-    "Position",
-    "held_in",
-    "position_of",
+    "CachePath",
+    "decode_file",
+    "parse_cache_path",
     "take_inventory",
 ]
 
 ENTRY_LIMIT_BYTES = 4 << 30
-ALIAS_LIMIT_BYTES = 64 << 20
+RECORD_LIMIT_BYTES = 64 << 20
 _PLACE = re.compile(
     r"v1/(?P<alias>alias/)?(?P<family>[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99})/(?P<contract>[0-9a-f]{12})"
     r"/(?P<start>[0-9a-f]{2})/(?P<name>[0-9a-f]{16,128})\.(?P<suffix>safetensors|json)"
@@ -41,30 +42,30 @@ _PLACE = re.compile(
 
 
 @dataclass(frozen=True)
-class Position:
+class CachePath:
     """A place, read: what a file there must hold."""
 
     family: str
     contract: str
-    name: str  # the region's key, or the alias's name
-    is_alias: bool
+    name: str  # the region's key, or the decision record's name
+    is_record: bool
 
     @property
     def limit_bytes(self) -> int:
         """The largest file that may lie there."""
-        return ALIAS_LIMIT_BYTES if self.is_alias else ENTRY_LIMIT_BYTES
+        return RECORD_LIMIT_BYTES if self.is_record else ENTRY_LIMIT_BYTES
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """A whole file: where it belongs, where it lies, and the Entry or the alias's object in it.
+class CacheFile:
+    """A whole file: where it belongs, where it lies, and the Entry or the decision record's object in it.
 
     `sha256` is of all its bytes; `digest` covers everything but signatures, and is what these and
     revocation lists name.
     """
 
-    place: str
-    position: Position
+    relative_path: str
+    cache_path: CachePath
     path: Path
     sha256: str
     digest: str
@@ -74,7 +75,7 @@ class Held:
     @property
     def made_for(self) -> str:
         """What tells two files of one place apart: the device model of an entry, the candidates
-        that an alias speaks of.
+        that a decision record speaks of.
         """
         if isinstance(self.content, Entry):
             return self.content.target.sku
@@ -88,9 +89,9 @@ class Inventory:
     same purpose hides the later.
     """
 
-    entries: tuple[Held, ...]
-    aliases: tuple[Held, ...]
-    broken: tuple[Broken, ...]
+    entries: tuple[CacheFile, ...]
+    records: tuple[CacheFile, ...]
+    broken: tuple[BrokenFile, ...]
 
     def only(
         self,
@@ -98,133 +99,154 @@ class Inventory:
         families: Collection[str] | None = None,
         contract: Contract | None = None,
     ) -> Inventory:
-        """The entries of these regions and families (None: all) with the aliases that need nothing
+        """The entries of these regions and families (None: all) with the decision records that need nothing
         else.
 
         `contract`: only what was judged under its precision; whatever the rights, which are the
         flags of the process that runs it.
         """
 
-        def wanted(held: Held) -> bool:
-            return families is None or held.position.family in families
+        def wanted(file: CacheFile) -> bool:
+            return families is None or file.cache_path.family in families
 
         entries = tuple(
-            held
-            for held in self.entries
-            if wanted(held)
-            and (keys is None or held.position.name in keys)
-            and (contract is None or _fits(held, contract))
+            file
+            for file in self.entries
+            if wanted(file)
+            and (keys is None or file.cache_path.name in keys)
+            and (contract is None or _has_precision(file, contract))
         )
-        aliases = tuple(filter(wanted, self.aliases))
+        records = tuple(filter(wanted, self.records))
         if keys is not None:
-            known = _known(entries)
-            aliases = tuple(alias for alias in aliases if _speaks_of(alias, known))
-        return Inventory(entries, aliases, self.broken)
+            keys_and_candidates = _keys_and_candidates(entries)
+            records = tuple(
+                record for record in records if _is_about_known(record, keys_and_candidates)
+            )
+        return Inventory(entries, records, self.broken)
 
 
-def position_of(place: str) -> Position | None:
-    """`place` read strictly: plain segments in a fixed order, so no other path, absolute or
+def parse_cache_path(place: str) -> CachePath | None:
+    """`relative_path` read strictly: plain segments in a fixed order, so no other path, absolute or
     upwards, is one. None for all else.
     """
-    found = _PLACE.fullmatch(place)
+    match = _PLACE.fullmatch(place)
     if (
-        found is None
-        or not found["name"].startswith(found["start"])
-        or (found["suffix"] == "json") != bool(found["alias"])
+        match is None
+        or not match["name"].startswith(match["start"])
+        or (match["suffix"] == "json") != bool(match["alias"])
     ):
         return None
-    return Position(found["family"], found["contract"], found["name"], bool(found["alias"]))
+    return CachePath(match["family"], match["contract"], match["name"], bool(match["alias"]))
 
 
-def held_in(data: bytes, place: str, path: Path) -> Held | Miss:
-    """The file `data` as a look-up at `place` would read it; a Miss where it does not decode or
+def decode_file(data: bytes, relative_path: str, path: Path) -> CacheFile | Refusal:
+    """The file `data` as a look-up at `relative_path` would read it; a Refusal where it does not decode or
     belongs elsewhere.
     """
-    position = position_of(place)
-    if position is None:
-        return Miss(f"{place!r} is no place of an entry or alias")
+    cache_path = parse_cache_path(relative_path)
+    if cache_path is None:
+        return Refusal(f"{relative_path!r} is no path of an entry or decision record")
     opened = (
-        open_alias(data, tuple(place.split("/")[2:])) if position.is_alias else open_entry(data)
+        open_record(data, tuple(relative_path.split("/")[2:]))
+        if cache_path.is_record
+        else open_entry(data)
     )
-    if isinstance(opened, Miss):
+    if isinstance(opened, Refusal):
         return opened
-    content = opened.entry if isinstance(opened, Opened) else opened.value
-    if isinstance(content, Entry) and (misplaced := _misplaced(content, place)):
-        return Miss(misplaced)
-    return Held(
-        place, position, path, hashlib.sha256(data).hexdigest(), opened.digest, len(data), content
+    content = opened.entry if isinstance(opened, DecodedEntry) else opened.value
+    if isinstance(content, Entry) and (objection := _check_location(content, relative_path)):
+        return Refusal(objection.reason)
+    return CacheFile(
+        relative_path,
+        cache_path,
+        path,
+        hashlib.sha256(data).hexdigest(),
+        opened.digest,
+        len(data),
+        content,
     )
 
 
-def _misplaced(entry: Entry, place: str) -> str:
-    """Why `entry` does not belong at `place`; "" if it does."""
+def _check_location(entry: Entry, relative_path: str) -> Refusal | None:
+    """Why `entry` does not belong at `relative_path`."""
     try:
-        own = entry_path(Path(), entry.region_key, entry.target, entry.contract).as_posix()
+        expected = entry_path(Path(), entry.region_key, entry.target, entry.contract).as_posix()
     except ValueError as error:
-        return f"unreadable: {error}"
-    return "" if own == place else f"unreadable: it holds the entry of {own}"
+        return Refusal(f"unreadable: {error}")
+    if expected == relative_path:
+        return None
+    return Refusal(f"unreadable: it holds the entry of {expected}")
 
 
 def take_inventory(cache: LocalCache) -> Inventory:
     """Read every file of the cache's folders once, in the order in which a look-up asks them."""
-    found: dict[tuple[str, str], Held] = {}
-    broken: list[Broken] = []
+    files: dict[tuple[str, str], CacheFile] = {}
+    broken: list[BrokenFile] = []
     for root in (cache.root, *cache.read_only):
         for path in (
             *files_under(root / "v1", ".safetensors"),
             *files_under(root / "v1" / "alias", ".json"),
         ):
-            held = _read(path, root)
-            if isinstance(held, Broken):
-                broken.append(held)
-            elif held is not None:
-                found.setdefault((held.place, held.made_for), held)
-    ordered = [found[name] for name in sorted(found)]
-    entries = tuple(held for held in ordered if not held.position.is_alias)
+            file = _read(path, root)
+            if isinstance(file, BrokenFile):
+                broken.append(file)
+            elif file is not None:
+                files.setdefault((file.relative_path, file.made_for), file)
+    ordered = [files[name] for name in sorted(files)]
+    entries = tuple(file for file in ordered if not file.cache_path.is_record)
     return Inventory(
-        entries, tuple(held for held in ordered if held.position.is_alias), tuple(broken)
+        entries, tuple(file for file in ordered if file.cache_path.is_record), tuple(broken)
     )
 
 
-def _read(path: Path, root: Path) -> Held | Broken | None:
-    place = path.relative_to(root).as_posix()
-    position = position_of(place)
-    if position is None:
-        return Broken(path, "it lies where no entry or alias belongs")
-    data = read_file(path, position.limit_bytes)
-    if isinstance(data, Miss):
+def _read(path: Path, root: Path) -> CacheFile | BrokenFile | None:
+    relative_path = path.relative_to(root).as_posix()
+    cache_path = parse_cache_path(relative_path)
+    if cache_path is None:
+        return BrokenFile(path, "it lies where no entry or decision record belongs")
+    data = read_file(path, cache_path.limit_bytes)
+    if isinstance(data, Refusal):
         return (
-            None if data.reason == "absent" else Broken(path, data.reason)
+            None if data.reason == "absent" else BrokenFile(path, data.reason)
         )  # absent: purged since the folder was listed
-    held = held_in(data, place, path)
-    return Broken(path, held.reason) if isinstance(held, Miss) else held
+    file = decode_file(data, relative_path, path)
+    return BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
 
-def _fits(held: Held, contract: Contract) -> bool:
-    own = held.content.contract if isinstance(held.content, Entry) else contract
-    return (own.precision, own.assume_finite) == (contract.precision, contract.assume_finite)
+def _has_precision(file: CacheFile, contract: Contract) -> bool:
+    file_contract = file.content.contract if isinstance(file.content, Entry) else contract
+    return (file_contract.precision, file_contract.assume_finite) == (
+        contract.precision,
+        contract.assume_finite,
+    )
 
 
-def _known(entries: Collection[Held]) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
+def _keys_and_candidates(
+    entries: Collection[CacheFile],
+) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
     """Region keys and candidates of the entries, by family and contract."""
-    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-    for held in entries:
-        keys, candidates = found.setdefault(
-            (held.position.family, held.position.contract), (set(), set())
+    known: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for file in entries:
+        keys, candidates = known.setdefault(
+            (file.cache_path.family, file.cache_path.contract), (set(), set())
         )
-        keys.add(held.position.name)
-        if isinstance(held.content, Entry):
-            candidates.add(held.content.choice.digest)
-    return found
+        keys.add(file.cache_path.name)
+        if isinstance(file.content, Entry):
+            candidates.add(file.content.choice.digest)
+    return known
 
 
-def _speaks_of(alias: Held, known: Mapping[tuple[str, str], tuple[set[str], set[str]]]) -> bool:
-    """Whether everything an alias leads to is known for its own family and contract."""
-    keys, digests = known.get((alias.position.family, alias.position.contract), (set(), set()))
-    content = alias.content if isinstance(alias.content, Mapping) else {}
+def _is_about_known(
+    record: CacheFile, keys_and_candidates: Mapping[tuple[str, str], tuple[set[str], set[str]]]
+) -> bool:
+    """Whether everything a decision record leads to is known for its own family and contract."""
+    keys, digests = keys_and_candidates.get(
+        (record.cache_path.family, record.cache_path.contract), (set(), set())
+    )
+    content = record.content if isinstance(record.content, Mapping) else {}
     regions, candidates = content.get("regions"), content.get("candidates")
     if isinstance(regions, list):
         return all(isinstance(key, str) and key in keys for key in regions)
     return isinstance(candidates, list) and all(
-        isinstance(one, str) and one in digests for one in candidates
+        isinstance(digest, str) and digest in digests for digest in candidates
     )

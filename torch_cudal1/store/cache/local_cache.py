@@ -1,4 +1,4 @@
-"""The cache on disk: one file per (region, target family, contract), and small alias records beside
+"""The cache on disk: one file per (region, target family, contract), and small decision records beside
 them.
 
     <root>/v1/<family>/<contract digest>/<key[:2]>/<key>.safetensors
@@ -23,14 +23,15 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Program
-from torch_cudal1.ir.records import Contract, Entry, Miss, Region, Target
+from torch_cudal1.ir.records import Contract, Entry, Region, Target
 from torch_cudal1.store.cache.decision_record import (
-    Alias,
-    decode_alias,
-    encode_alias,
-    open_alias,
-    sign_alias,
+    DecisionRecord,
+    decode_record,
+    encode_record,
+    open_record,
+    sign_record,
 )
 from torch_cudal1.store.cache.entry_file import (
     decode_entry,
@@ -41,10 +42,9 @@ from torch_cudal1.store.cache.entry_file import (
 )
 from torch_cudal1.store.cache.files import (
     LockState,
-    NotStored,
     Stored,
     files_under,
-    hold,
+    hold_lock,
     read_file,
     remove_leftovers,
     write_file,
@@ -52,41 +52,40 @@ from torch_cudal1.store.cache.files import (
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.trust.signatures import Signature, Signer
 from torch_cudal1.store.trust.trust_policy import (
+    Forbidden,
     Origin,
-    Refused,
     Rules,
-    Sealed,
+    SignedContent,
     Standing,
     Unvouched,
     Vouched,
-    revoked_program,
+    check_revoked_program,
     standing,
 )
 
 __all__ = [
-    "Broken",
-    "Found",
+    "BrokenFile",
+    "EntryFile",
     "Hit",
     "LocalCache",
     "LockState",
-    "NotStored",
-    "Purged",
-    "Signed",
+    "PurgeReport",
+    "SignReport",
     "Stored",
-    "decode_alias",
+    "decode_record",
     "stale_reason",
 ]
 
 _VERSION = "v1"
 _ENTRY_LIMIT_BYTES = 4 << 30
-_ALIAS_LIMIT_BYTES = 64 << 20
+_RECORD_LIMIT_BYTES = 64 << 20
 _SIGN_WAIT_S = 30.0  # for a search of the same key to store its decision
 _KEY = re.compile(r"[0-9a-f]{16,128}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Found:
+class EntryFile:
     """A file of the cache, the entry in it with its digest and signatures, and who vouches for it
     now.
     """
@@ -99,7 +98,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenFile:
     """A file that cannot be used, and why."""
 
     path: Path
@@ -107,31 +106,31 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Purged:
+class PurgeReport:
     """What `purge` deleted, and what it could not."""
 
     entries: tuple[Path, ...]
-    aliases: tuple[Path, ...]
+    records: tuple[Path, ...]
     leftovers: tuple[Path, ...]
-    failed: tuple[Broken, ...]
+    failed: tuple[BrokenFile, ...]
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignReport:
     """What `sign` signed, what had that signature already, and what could not be signed."""
 
     files: tuple[Path, ...]
     unchanged: tuple[Path, ...]
-    failed: tuple[Broken, ...]
+    failed: tuple[BrokenFile, ...]
 
 
 @dataclass(frozen=True)
-class _Lists:
+class _SignLists:
     """The same while it is being done."""
 
     done: list[Path] = field(default_factory=list)
     unchanged: list[Path] = field(default_factory=list)
-    failed: list[Broken] = field(default_factory=list)
+    failed: list[BrokenFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -150,77 +149,73 @@ class LocalCache:
     rules: Rules = field(default_factory=Rules)
     shipped: Path | None = None
 
-    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
         """`get` by the region's key: what makes this a `Source`."""
         return self.get(region.key, target, contract)
 
-    def get(self, key: str, target: Target, contract: Contract) -> Hit | Miss:
+    def get(self, key: str, target: Target, contract: Contract) -> Hit | Refusal:
         """The first fresh entry that somebody vouches for; else a stale one; else one that is to be
         judged first; else why not.
 
         Raises ValueError for a bad key.
         """
-        second: list[Hit] = []  # vouched for, but stale
-        third: list[Hit] = []  # nobody vouches for it
+        stale: list[Hit] = []  # vouched for, but stale
+        unvouched: list[Hit] = []  # nobody vouches for it
         reasons: list[str] = []
-        for root, origin in self._asked():
+        for root, origin in self._lookup_roots():
             path = entry_path(root, key, target, contract)
-            found = self._found(path, root, origin)
-            if isinstance(found, Miss):
-                reasons += [] if found.reason == "absent" else [f"{path}: {found.reason}"]
+            file = self._read_entry_file(path, root, origin)
+            if isinstance(file, Refusal):
+                reasons += [] if file.reason == "absent" else [f"{path}: {file.reason}"]
                 continue
-            if isinstance(found.standing, Vouched):
+            if isinstance(file.standing, Vouched):
                 hit = Hit(
-                    found.entry,
+                    file.entry,
                     str(path),
-                    stale_reason(found.entry.target, target),
-                    found.standing.by,
-                    found.digest,
+                    stale_reason(file.entry.target, target),
+                    file.standing.by,
+                    file.digest,
                 )
                 if hit.stale is None:
                     return hit
-                second.append(hit)
-            elif isinstance(found.standing, Unvouched) and self.rules.policy == "judge":
-                third.append(
-                    Hit(
-                        found.entry, str(path), f"{path}: {found.standing.reason}", "", found.digest
-                    )
+                stale.append(hit)
+            elif isinstance(file.standing, Unvouched) and self.rules.policy == "judge":
+                unvouched.append(
+                    Hit(file.entry, str(path), f"{path}: {file.standing.reason}", "", file.digest)
                 )
             else:
-                reasons.append(f"{path} is refused: {found.standing.reason}")
-        return next(iter((*second, *third)), None) or Miss("; ".join(reasons) or "absent")
+                reasons.append(f"{path} is refused: {file.standing.reason}")
+        return next(iter((*stale, *unvouched)), None) or Refusal("; ".join(reasons) or "absent")
 
     @property
     def own(self) -> LocalCache:
         """The writable folder alone."""
         return LocalCache(self.root, (), self.name, self.rules)
 
-    def revoked(self, program: Program) -> str:
-        """Why `program`, or one nested in it, may not be used, whoever proposes it; "" if nothing
-        speaks against it.
-        """
-        return revoked_program(program, self.rules)
+    def check_revoked(self, program: Program) -> Refusal | None:
+        """Why `program`, or one nested in it, may not be used, wherever it comes from."""
+        return check_revoked_program(program, self.rules)
 
-    def golden(self, hit: Hit) -> dict[str, torch.Tensor] | Miss:
+    def golden(self, hit: Hit) -> dict[str, torch.Tensor] | Refusal:
         """The golden vectors stored with a hit, for re-validation."""
         data = read_file(Path(hit.where), _ENTRY_LIMIT_BYTES)
-        return data if isinstance(data, Miss) else decode_golden(data)
+        return data if isinstance(data, Refusal) else decode_golden(data)
 
     def put(
         self, entry: Entry, golden: Mapping[str, torch.Tensor] | None = None
-    ) -> Stored | NotStored:
-        """Write `entry`, replacing one of the same key. NotStored where the disk refuses or `get`
+    ) -> Stored | Refusal:
+        """Write `entry`, replacing one of the same key. Refusal where the disk refuses or `get`
         could not read it back.
         """
         try:
             path = entry_path(self.root, entry.region_key, entry.target, entry.contract)
             data = encode_entry(entry, golden)
         except (ProgramError, ValueError) as error:
-            return NotStored(str(error))
+            return Refusal(str(error))
         unread = decode_entry(data)
         return (
-            NotStored(f"would not read back: {unread.reason}")
-            if isinstance(unread, Miss)
+            Refusal(f"would not read back: {unread.reason}")
+            if isinstance(unread, Refusal)
             else write_file(path, data)
         )
 
@@ -234,28 +229,28 @@ class LocalCache:
         On a folder that cannot hold a lock, or after `timeout_s`, the body runs all the same and
         the state says why it is not held.
         """
-        with hold(
+        with hold_lock(
             entry_path(self.root, key, target, contract).with_suffix(".search.lock"), timeout_s
         ) as state:
             yield state
 
-    def put_alias(
+    def put_decision_record(
         self, name: str, value: Mapping[str, Any], target: Target, contract: Contract
-    ) -> Stored | NotStored:
+    ) -> Stored | Refusal:
         """Remember a JSON object under `name` (a hex digest), such as the region keys of a Dynamo
         graph.
         """
         try:
-            path = alias_path(self.root, name, target, contract)
-            data = encode_alias(name, value, target, contract)
+            path = record_path(self.root, name, target, contract)
+            data = encode_record(name, value, target, contract)
         except (TypeError, ValueError) as error:
-            return NotStored(str(error))
+            return Refusal(str(error))
         return write_file(path, data)
 
-    def get_alias(
+    def get_decision_record(
         self, name: str, target: Target, contract: Contract, candidates: Sequence[str] | None = None
-    ) -> dict[str, Any] | Miss:
-        """The object of `put_alias`, from the first folder that has a whole one that somebody
+    ) -> dict[str, Any] | Refusal:
+        """The object of `put_decision_record`, from the first folder that has a whole one that somebody
         vouches for.
 
         `candidates`: only one about exactly these (digests, in order); folders for other models of
@@ -264,124 +259,134 @@ class LocalCache:
         """
         reasons: list[str] = []
         for root, origin in self._roots():
-            path = alias_path(root, name, target, contract)
-            found = _read_alias(path, root)
-            if isinstance(found, Miss):
-                reasons += [] if found.reason == "absent" else [f"{path}: {found.reason}"]
+            path = record_path(root, name, target, contract)
+            record = _read_record(path, root)
+            if isinstance(record, Refusal):
+                reasons += [] if record.reason == "absent" else [f"{path}: {record.reason}"]
                 continue
-            stands = standing(Sealed("alias", found.digest, found.signatures), origin, self.rules)
-            if not isinstance(stands, Vouched):
-                reasons.append(f"{path} is refused: {stands.reason}")
-            elif candidates is not None and found.value.get("candidates") != list(candidates):
+            stand = standing(
+                SignedContent("alias", record.digest, record.signatures), origin, self.rules
+            )
+            if not isinstance(stand, Vouched):
+                reasons.append(f"{path} is refused: {stand.reason}")
+            elif candidates is not None and record.value.get("candidates") != list(candidates):
                 reasons.append(f"{path} speaks of other candidates")
             else:
-                return found.value
-        return Miss("; ".join(reasons) or "absent")
+                return record.value
+        return Refusal("; ".join(reasons) or "absent")
 
-    def entries(self) -> Iterator[Found | Broken]:
+    def entries(self) -> Iterator[EntryFile | BrokenFile]:
         """Every entry file of every folder, the writable one first, in path order."""
         for root, origin in self._roots():
             for path in files_under(root / _VERSION, ".safetensors"):
-                found = self._found(path, root, origin)
-                yield Broken(path, found.reason) if isinstance(found, Miss) else found
+                file = self._read_entry_file(path, root, origin)
+                yield BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
-    def sign(self, signer: Signer, match: Callable[[Entry], bool] | None = None) -> Signed:
-        """Sign the writable folder's entries that `match`; None signs all, aliases too. What is
+    def sign(self, signer: Signer, match: Callable[[Entry], bool] | None = None) -> SignReport:
+        """Sign the writable folder's entries that `match`; None signs all, decision records too. What is
         revoked or broken is not signed.
 
         Each entry is read, checked and replaced under its key's lock. A search that stores a new
         decision makes an unsigned file.
         """
-        into = _Lists()
-        for found in list(self.own.entries()):
-            if isinstance(found, Broken):
-                into.failed.extend([found] if match is None else [])
-            elif match is None or match(found.entry):
+        lists = _SignLists()
+        for file in list(self.own.entries()):
+            if isinstance(file, BrokenFile):
+                lists.failed.extend([file] if match is None else [])
+            elif match is None or match(file.entry):
                 with self.lock(
-                    found.entry.region_key,
-                    found.entry.target,
-                    found.entry.contract,
+                    file.entry.region_key,
+                    file.entry.target,
+                    file.entry.contract,
                     timeout_s=_SIGN_WAIT_S,
                 ):
-                    _write_signed(found.path, self._signed_entry(found.path, signer), into)
+                    _write_signed(file.path, self._sign_entry_file(file.path, signer), lists)
         for path in files_under(self.root / _VERSION / "alias", ".json") if match is None else ():
-            _write_signed(path, _sign_alias(path, self.root, signer), into)
-        return Signed(tuple(into.done), tuple(into.unchanged), tuple(into.failed))
+            _write_signed(path, _sign_record(path, self.root, signer), lists)
+        return SignReport(tuple(lists.done), tuple(lists.unchanged), tuple(lists.failed))
 
-    def verify(self) -> tuple[Broken, ...]:
-        """Read every file again, aliases too; the broken ones with their reasons (none: all is
+    def verify(self) -> tuple[BrokenFile, ...]:
+        """Read every file again, decision records too; the broken ones with their reasons (none: all is
         well).
         """
-        broken = [found for found in self.entries() if isinstance(found, Broken)]
+        broken = [file for file in self.entries() if isinstance(file, BrokenFile)]
         for root in (self.root, *self.read_only):
-            aliases = (
-                (path, _read_alias(path, root))
+            records = (
+                (path, _read_record(path, root))
                 for path in files_under(root / _VERSION / "alias", ".json")
             )
             broken += [
-                Broken(path, alias.reason) for path, alias in aliases if isinstance(alias, Miss)
+                BrokenFile(path, record.reason)
+                for path, record in records
+                if isinstance(record, Refusal)
             ]
         return tuple(broken)
 
-    def purge(self, match: Callable[[Entry], bool] | None = None) -> Purged:
+    def purge(self, match: Callable[[Entry], bool] | None = None) -> PurgeReport:
         """Delete entries that `match`, unreadable files, and what killed writers left; None deletes
-        all, aliases too.
+        all, decision records too.
 
-        Only the writable folder is touched. An alias whose entry is gone is the reader's miss.
+        Only the writable folder is touched. A decision record whose entry is gone is the reader's miss.
         """
-        found = list(self.own.entries())
-        doomed = [f.path for f in found if match is None or isinstance(f, Broken) or match(f.entry)]
-        aliases = [
+        files = list(self.own.entries())
+        to_delete = [
+            file.path
+            for file in files
+            if match is None or isinstance(file, BrokenFile) or match(file.entry)
+        ]
+        records = [
             path
             for path in files_under(self.root / _VERSION / "alias", ".json")
-            if match is None or isinstance(_read_alias(path, self.root), Miss)
+            if match is None or isinstance(_read_record(path, self.root), Refusal)
         ]
-        failed: list[Broken] = []
-        gone = tuple(path for path in doomed if _unlink(path, failed))
-        gone_aliases = tuple(path for path in aliases if _unlink(path, failed))
-        return Purged(gone, gone_aliases, remove_leftovers(self.root / _VERSION), tuple(failed))
+        failed: list[BrokenFile] = []
+        deleted = tuple(path for path in to_delete if _unlink(path, failed))
+        deleted_records = tuple(path for path in records if _unlink(path, failed))
+        return PurgeReport(
+            deleted, deleted_records, remove_leftovers(self.root / _VERSION), tuple(failed)
+        )
 
     def _roots(self) -> Iterator[tuple[Path, Origin]]:
         yield self.root, "own"
         for root in self.read_only:
             yield root, "elsewhere"
 
-    def _asked(self) -> Iterator[tuple[Path, Origin]]:
+    def _lookup_roots(self) -> Iterator[tuple[Path, Origin]]:
         yield from self._roots()
         if self.shipped is not None:
             yield self.shipped, "shipped"
 
-    def _found(self, path: Path, root: Path, origin: Origin) -> Found | Miss:
+    def _read_entry_file(self, path: Path, root: Path, origin: Origin) -> EntryFile | Refusal:
         """The whole file at `path`, and how it stands."""
         data = read_file(path, _ENTRY_LIMIT_BYTES)
-        opened = data if isinstance(data, Miss) else open_entry(data)
-        if isinstance(opened, Miss):
+        opened = data if isinstance(data, Refusal) else open_entry(data)
+        if isinstance(opened, Refusal):
             return opened
         entry = opened.entry
         try:
-            own = entry_path(root, entry.region_key, entry.target, entry.contract)
+            expected_path = entry_path(root, entry.region_key, entry.target, entry.contract)
         except ValueError as error:
-            return Miss(f"unreadable: {error}")
-        if own != path:
-            return Miss(f"unreadable: it holds the entry of {own.relative_to(root)}")
-        sealed = Sealed("entry", opened.digest, opened.signatures, entry.choice.program)
-        return Found(
+            return Refusal(f"unreadable: {error}")
+        if expected_path != path:
+            return Refusal(f"unreadable: it holds the entry of {expected_path.relative_to(root)}")
+        sealed = SignedContent("entry", opened.digest, opened.signatures, entry.choice.program)
+        return EntryFile(
             path, entry, opened.digest, opened.signatures, standing(sealed, origin, self.rules)
         )
 
-    def _signed_entry(self, path: Path, signer: Signer) -> tuple[bytes, bytes] | Miss:
+    def _sign_entry_file(self, path: Path, signer: Signer) -> tuple[bytes, bytes] | Refusal:
         """The bytes at `path` before and after signing."""
-        found = self._found(path, self.root, "own")
-        if isinstance(found, Miss):
-            return found
-        if isinstance(found.standing, Refused):
-            return Miss(found.standing.reason)
+        file = self._read_entry_file(path, self.root, "own")
+        if isinstance(file, Refusal):
+            return file
+        if isinstance(file.standing, Forbidden):
+            return Refusal(file.standing.reason)
         data = read_file(path, _ENTRY_LIMIT_BYTES)
-        signed = data if isinstance(data, Miss) else sign_entry(data, signer)
+        signed = data if isinstance(data, Refusal) else sign_entry(data, signer)
         return (
             (data, signed)
             if isinstance(data, bytes) and isinstance(signed, bytes)
-            else Miss(_why(data, signed))
+            else Refusal(_first_reason(data, signed))
         )
 
 
@@ -392,22 +397,22 @@ def entry_path(root: Path, key: str, target: Target, contract: Contract) -> Path
     return (
         root
         / _VERSION
-        / _segment(target.family)
+        / _check_segment(target.family)
         / contract.digest
-        / _checked(key)[:2]
+        / _check_key(key)[:2]
         / f"{key}.safetensors"
     )
 
 
-def alias_path(root: Path, name: str, target: Target, contract: Contract) -> Path:
-    """Where an alias lies. Raises ValueError like `entry_path`."""
+def record_path(root: Path, name: str, target: Target, contract: Contract) -> Path:
+    """Where a decision record lies. Raises ValueError like `entry_path`."""
     return (
         root
         / _VERSION
         / "alias"
-        / _segment(target.family)
+        / _check_segment(target.family)
         / contract.digest
-        / _checked(name)[:2]
+        / _check_key(name)[:2]
         / f"{name}.json"
     )
 
@@ -421,58 +426,64 @@ def stale_reason(judged: Target, here: Target) -> str | None:
     return "judged elsewhere: " + ", ".join(changes) if changes else None
 
 
-def _read_alias(path: Path, root: Path) -> Alias | Miss:
-    data = read_file(path, _ALIAS_LIMIT_BYTES)
-    return data if isinstance(data, Miss) else open_alias(data, _alias_place(path, root))
+def _read_record(path: Path, root: Path) -> DecisionRecord | Refusal:
+    data = read_file(path, _RECORD_LIMIT_BYTES)
+    return data if isinstance(data, Refusal) else open_record(data, _record_segments(path, root))
 
 
-def _alias_place(path: Path, root: Path) -> tuple[str, ...]:
+def _record_segments(path: Path, root: Path) -> tuple[str, ...]:
     return path.relative_to(root / _VERSION / "alias").parts
 
 
-def _sign_alias(path: Path, root: Path, signer: Signer) -> tuple[bytes, bytes] | Miss:
+def _sign_record(path: Path, root: Path, signer: Signer) -> tuple[bytes, bytes] | Refusal:
     """The bytes at `path` before and after signing."""
-    data = read_file(path, _ALIAS_LIMIT_BYTES)
-    signed = data if isinstance(data, Miss) else sign_alias(data, _alias_place(path, root), signer)
+    data = read_file(path, _RECORD_LIMIT_BYTES)
+    signed = (
+        data
+        if isinstance(data, Refusal)
+        else sign_record(data, _record_segments(path, root), signer)
+    )
     return (
         (data, signed)
         if isinstance(data, bytes) and isinstance(signed, bytes)
-        else Miss(_why(data, signed))
+        else Refusal(_first_reason(data, signed))
     )
 
 
-def _why(*answers: bytes | Miss) -> str:
-    return next((answer.reason for answer in answers if isinstance(answer, Miss)), "")
+def _first_reason(*answers: bytes | Refusal) -> str:
+    return next((answer.reason for answer in answers if isinstance(answer, Refusal)), "")
 
 
-def _write_signed(path: Path, made: tuple[bytes, bytes] | Miss, into: _Lists) -> None:
+def _write_signed(
+    path: Path, before_after: tuple[bytes, bytes] | Refusal, lists: _SignLists
+) -> None:
     """Write what was signed, and put `path` on the list where it belongs."""
-    if isinstance(made, Miss):
-        into.failed.append(Broken(path, made.reason))
-    elif made[0] == made[1]:
-        into.unchanged.append(path)
-    elif isinstance(stored := write_file(path, made[1]), NotStored):
-        into.failed.append(Broken(path, stored.reason))
+    if isinstance(before_after, Refusal):
+        lists.failed.append(BrokenFile(path, before_after.reason))
+    elif before_after[0] == before_after[1]:
+        lists.unchanged.append(path)
+    elif isinstance(stored := write_file(path, before_after[1]), Refusal):
+        lists.failed.append(BrokenFile(path, stored.reason))
     else:
-        into.done.append(path)
+        lists.done.append(path)
 
 
-def _checked(key: str) -> str:
+def _check_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ValueError(f"key {key!r}; expected the hex digits of a digest")
     return key
 
 
-def _segment(name: str) -> str:
+def _check_segment(name: str) -> str:
     if not _SEGMENT.fullmatch(name):
         raise ValueError(f"target family {name!r}; expected a plain name such as 'cuda-sm_90'")
     return name
 
 
-def _unlink(path: Path, failed: list[Broken]) -> bool:
+def _unlink(path: Path, failed: list[BrokenFile]) -> bool:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        failed.append(Broken(path, f"{type(error).__name__}: {error}"))
+        failed.append(BrokenFile(path, f"{type(error).__name__}: {error}"))
         return False
     return True

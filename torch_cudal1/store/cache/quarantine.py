@@ -16,10 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.files import NotStored, Stored, files_under, read_file, write_file
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.store.cache.files import Stored, files_under, read_file, write_file
 
-__all__ = ["Quarantined", "hold_back", "lift", "reason_for", "records"]
+__all__ = [
+    "QuarantineRecord",
+    "quarantine_candidate",
+    "lift_quarantine",
+    "find_quarantine_reason",
+    "list_quarantined",
+]
 
 _FOLDER = Path("v1", "quarantine")
 _LIMIT_BYTES = 1 << 20
@@ -27,7 +33,7 @@ _DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Quarantined:
+class QuarantineRecord:
     """A candidate that must not run: of which region, why, since when (ISO 8601, UTC), and seen on
     which machine.
     """
@@ -43,66 +49,68 @@ class Quarantined:
         return self.region_key == region_key and candidate[:_DIGITS] == self.candidate[:_DIGITS]
 
 
-def hold_back(root: Path, record: Quarantined) -> Stored | NotStored:
-    """Write `record` for every later process. NotStored where the file system refuses: then it
+def quarantine_candidate(root: Path, record: QuarantineRecord) -> Stored | Refusal:
+    """Write `record` for every later process. Refusal where the file system refuses: then it
     holds in this process only.
     """
     return write_file(
-        _path(root, record.region_key, record.candidate),
+        _record_path(root, record.region_key, record.candidate),
         json.dumps(asdict(record), sort_keys=True).encode(),
     )
 
 
-def reason_for(roots: Sequence[Path], region_key: str, candidate: str) -> str:
-    """Why that candidate must not run, by the first folder that says so; "" if none does."""
+def find_quarantine_reason(
+    roots: Sequence[Path], region_key: str, candidate: str
+) -> Refusal | None:
+    """Why that candidate must not run, by the first folder that says so."""
     for root in roots:
-        found = _read(_path(root, region_key, candidate))
-        if found is not None:
-            return f"quarantined: {found.reason}"
-    return ""
+        record = _read(_record_path(root, region_key, candidate))
+        if record is not None:
+            return Refusal(f"quarantined: {record.reason}")
+    return None
 
 
-def records(roots: Sequence[Path]) -> tuple[Quarantined, ...]:
+def list_quarantined(roots: Sequence[Path]) -> tuple[QuarantineRecord, ...]:
     """Every record of the folders, in path order."""
-    found = (_read(path) for root in roots for path in files_under(root / _FOLDER, ".json"))
-    return tuple(record for record in found if record is not None)
+    read_records = (_read(path) for root in roots for path in files_under(root / _FOLDER, ".json"))
+    return tuple(record for record in read_records if record is not None)
 
 
-def lift(root: Path, match: Callable[[Quarantined], bool]) -> tuple[Path, ...]:
+def lift_quarantine(root: Path, match: Callable[[QuarantineRecord], bool]) -> tuple[Path, ...]:
     """Delete the records of one folder that `match`; the files deleted. Processes that run keep
     what they know.
     """
-    gone = []
+    deleted = []
     for path in list(files_under(root / _FOLDER, ".json")):
-        found = _read(path)
-        if found is not None and match(found):
+        record = _read(path)
+        if record is not None and match(record):
             with contextlib.suppress(FileNotFoundError):  # another process lifted it
                 path.unlink()
-                gone.append(path)
-    return tuple(gone)
+                deleted.append(path)
+    return tuple(deleted)
 
 
-def _path(root: Path, region_key: str, candidate: str) -> Path:
+def _record_path(root: Path, region_key: str, candidate: str) -> Path:
     return root / _FOLDER / region_key[:2] / f"{region_key}.{candidate[:_DIGITS]}.json"
 
 
-def _read(path: Path) -> Quarantined | None:
+def _read(path: Path) -> QuarantineRecord | None:
     data = read_file(path, _LIMIT_BYTES)
-    if isinstance(data, Miss) and data.reason == "absent":
+    if isinstance(data, Refusal) and data.reason == "absent":
         return None
     key, _, candidate = path.name.removesuffix(".json").partition(".")
-    if isinstance(data, Miss):
-        return Quarantined(key, candidate, f"the record {path} is {data.reason}")
+    if isinstance(data, Refusal):
+        return QuarantineRecord(key, candidate, f"the record {path} is {data.reason}")
     try:
-        record = Quarantined(**json.loads(data))
+        record = QuarantineRecord(**json.loads(data))
     except (ValueError, TypeError) as error:
-        return Quarantined(
+        return QuarantineRecord(
             key, candidate, f"the record {path} is unreadable: {type(error).__name__}: {error}"
         )
     if not record.holds(key, candidate) or not all(
         isinstance(value, str) for value in asdict(record).values()
     ):
-        return Quarantined(
+        return QuarantineRecord(
             key, candidate, f"the record {path} is unreadable: it is about another candidate"
         )
     return record

@@ -1,7 +1,7 @@
 """Asks sources for a region's entry, in order, and keeps every reason for a miss.
 
 A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub.
-A source says "no" with a `Miss`, so nothing is caught here. It judges nothing: a hit that is stale
+A source says "no" with a `Refusal`, so nothing is caught here. It judges nothing: a hit that is stale
 says why, and the pipeline re-validates it.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch_cudal1.ir.records import Contract, Entry, Miss, Region, Target
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Contract, Entry, Region, Target
 
 __all__ = ["Hit", "Resolved", "Source", "SourceMiss", "resolve"]
 
@@ -62,7 +63,7 @@ class Source(Protocol):
     def name(self) -> str:
         """For reports: "local cache", "hub"."""
 
-    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
         """The entry for `region` on `target`'s family under `contract`, or why there is none.
         Raises nothing.
         """
@@ -75,13 +76,13 @@ def resolve(
     such a hit no source is asked.
     """
     misses: list[SourceMiss] = []
-    second: Hit | None = None
+    unusable: Hit | None = None
     for source in sources:
-        found = source.find(region, target, contract)
-        if isinstance(found, Miss):
-            misses.append(SourceMiss(source.name, found.reason))
-        elif found.stale is None:
-            return Resolved(found, tuple(misses))
+        answer = source.find(region, target, contract)
+        if isinstance(answer, Refusal):
+            misses.append(SourceMiss(source.name, answer.reason))
+        elif answer.stale is None:
+            return Resolved(answer, tuple(misses))
         else:
-            second = second or found
-    return Resolved(second, tuple(misses))
+            unusable = unusable or answer
+    return Resolved(unusable, tuple(misses))

@@ -19,14 +19,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import HUB_REPOSITORY
 from torch_cudal1.core.version import __version__
-from torch_cudal1.store.hub.hub_layout import Listed
+from torch_cudal1.store.hub.hub_layout import FileListing
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["Client", "Repo", "Unread"]
+__all__ = ["Client", "Repo", "HubFailure"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ATTEMPTS = 3
@@ -38,7 +39,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Unread:
+class HubFailure(Refusal):
     """Why a question has no answer.
 
     "absent": it is not there; "refused": what came breaks a rule; "unreachable": there was no
@@ -46,7 +47,6 @@ class Unread:
     """
 
     kind: Literal["absent", "refused", "unreachable", "denied", "overtaken"]
-    reason: str
 
     @property
     def is_passing(self) -> bool:
@@ -97,26 +97,26 @@ class Client:
             self.endpoint, self.token, library_name="torch-cudal1", library_version=__version__
         )
 
-    def commit_of(self, repo: Repo) -> str | Unread:
+    def commit_of(self, repo: Repo) -> str | HubFailure:
         """The commit that a revision is now. A commit is its own answer, without a question."""
         if repo.is_pinned:
             return repo.revision
 
-        def ask(_: float) -> str | Unread:
+        def ask(_: float) -> str | HubFailure:
             sha = self.api.model_info(
                 repo.name, revision=repo.revision, timeout=self.timeout_s, expand=["sha"]
             ).sha
             return (
                 sha
                 if sha and _COMMIT.fullmatch(sha)
-                else Unread("refused", f"{repo}: {sha!r} came, expected a commit")
+                else HubFailure(f"{repo}: {sha!r} came, expected a commit", "refused")
             )
 
         return self._patiently(ask, str(repo), self.timeout_s)
 
     def read(
-        self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int
-    ) -> bytes | Unread:
+        self, repo: Repo, path: str, listed: FileListing | None, limit_bytes: int
+    ) -> bytes | HubFailure:
         """The bytes of a file at a commit, which are what `listed` says (None: not known
         beforehand).
         """
@@ -128,16 +128,22 @@ class Client:
         )
 
     def write(
-        self, repo: Repo, files: dict[str, bytes], gone: Sequence[str], *, parent: str, message: str
-    ) -> str | Unread:
+        self,
+        repo: Repo,
+        files: dict[str, bytes],
+        deleted: Sequence[str],
+        *,
+        parent: str,
+        message: str,
+    ) -> str | HubFailure:
         """One commit on top of `parent`, or Unread("overtaken", ...) where the branch has moved on
         meanwhile.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        def send(_: float) -> str | Unread:
+        def send(_: float) -> str | HubFailure:
             added = [CommitOperationAdd(path, data) for path, data in files.items()]
-            removed = [CommitOperationDelete(path) for path in gone]
+            removed = [CommitOperationDelete(path) for path in deleted]
             commit = partial(
                 self.api.create_commit,
                 commit_message=message,
@@ -150,26 +156,26 @@ class Client:
                 ConnectionError
             ) as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
                 hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
-                return Unread("unreachable", f"{repo}: {_first_line(error)}; {hint}")
+                return HubFailure(f"{repo}: {_first_line(error)}; {hint}", "unreachable")
 
         wait_s = self.timeout_s * _PUSH_PATIENCE + sum(map(len, files.values())) / _RATE_BYTES_S
         return self._patiently(send, str(repo), wait_s, attempts=1)
 
-    def create(self, repo: Repo) -> str | Unread:
+    def create(self, repo: Repo) -> str | HubFailure:
         """Make the repository, private, unless it is there; its address."""
 
-        def ask(_: float) -> str | Unread:
+        def ask(_: float) -> str | HubFailure:
             return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
 
         return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
 
     def _read(
-        self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int, until: float
-    ) -> bytes | Unread:
+        self, repo: Repo, path: str, listed: FileListing | None, limit_bytes: int, until: float
+    ) -> bytes | HubFailure:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
-        where, most = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
+        file_name, max_bytes = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
         headers = build_hf_headers(
             token=self.token, library_name="torch-cudal1", library_version=__version__
         )
@@ -184,55 +190,58 @@ class Client:
         ) as response:
             hf_raise_for_status(response)
             answered = {
-                one.headers.get("X-Repo-Commit") or repo.revision
-                for one in (*response.history, response)
+                each_response.headers.get("X-Repo-Commit") or repo.revision
+                for each_response in (*response.history, response)
             }
             if answered != {repo.revision}:
-                return Unread(
+                return HubFailure(
+                    f"{file_name}: the Hub answered for the commit {min(answered - {repo.revision})}",
                     "refused",
-                    f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}",
                 )
-            packed = response.headers.get("Content-Encoding", "identity")
+            encoding = response.headers.get("Content-Encoding", "identity")
             if (
-                packed != "identity"
+                encoding != "identity"
             ):  # a packed answer may unpack to any size before a byte of it is counted
-                return Unread(
+                return HubFailure(
+                    f"{file_name}: it came packed as {encoding!r}, expected 'identity' as asked for",
                     "refused",
-                    f"{where}: it came packed as {packed!r}, expected 'identity' as asked for",
                 )
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
-                if len(data) > most:
-                    return Unread(
+                if len(data) > max_bytes:
+                    return HubFailure(
+                        f"{file_name}: more than {max_bytes} bytes came, expected {max_bytes if listed else 'no more'}",
                         "refused",
-                        f"{where}: more than {most} bytes came, expected {most if listed else 'no more'}",
                     )
                 if time.monotonic() > until:
-                    return Unread(
-                        "unreachable", f"{where}: {len(data)} bytes came in time, expected {most}"
+                    return HubFailure(
+                        f"{file_name}: {len(data)} bytes came in time, expected {max_bytes}",
+                        "unreachable",
                     )
-        return _compared(bytes(data), listed, where)
+        return _compare_digest(bytes(data), listed, file_name)
 
     def _patiently(
         self,
-        ask: Callable[[float], _T | Unread],
-        what: str,
+        ask: Callable[[float], _T | HubFailure],
+        subject: str,
         wait_s: float,
         attempts: int = _ATTEMPTS,
-    ) -> _T | Unread:
+    ) -> _T | HubFailure:
         """The answer of `ask`; asked again while the Hub is at fault and there is time. Never
         longer than `wait_s`.
         """
         until, answer = (
             time.monotonic() + wait_s,
-            Unread("unreachable", f"{what}: no answer in {wait_s:g} s"),
+            HubFailure(f"{subject}: no answer in {wait_s:g} s", "unreachable"),
         )
         for attempt in range(attempts):
-            found = _within(until - time.monotonic(), partial(_answered, ask, until, what), answer)
-            if not isinstance(found, _Again):
-                return found
-            answer = Unread(found.kind, found.reason)
-            pause_s = found.after_s or _PAUSE_S * 2**attempt
+            outcome = _call_within(
+                until - time.monotonic(), partial(_call_hub, ask, until, subject), answer
+            )
+            if not isinstance(outcome, _RetryableFailure):
+                return outcome
+            answer = HubFailure(outcome.reason, outcome.kind)
+            pause_s = outcome.after_s or _PAUSE_S * 2**attempt
             if attempt + 1 == attempts or time.monotonic() + pause_s > until:
                 break
             time.sleep(pause_s)
@@ -240,26 +249,31 @@ class Client:
 
 
 @dataclass(frozen=True)
-class _Again(Unread):
+class _RetryableFailure(HubFailure):
     """An Unread that may be otherwise in a moment; `after_s`: what the Hub asks for."""
 
     after_s: float = 0.0
 
 
-def _compared(data: bytes, listed: Listed | None, where: str) -> bytes | Unread:
+def _compare_digest(data: bytes, listed: FileListing | None, file_name: str) -> bytes | HubFailure:
     if listed is None:
         return data
     if len(data) != listed.size_bytes:
-        return _Again(
-            "unreachable", f"{where}: {len(data)} bytes came, the index says {listed.size_bytes}"
+        return _RetryableFailure(
+            f"{file_name}: {len(data)} bytes came, the index says {listed.size_bytes}",
+            "unreachable",
         )
     digest = hashlib.sha256(data).hexdigest()
     if digest != listed.sha256:
-        return _Again("refused", f"{where}: sha256 is {digest}, the index says {listed.sha256}")
+        return _RetryableFailure(
+            f"{file_name}: sha256 is {digest}, the index says {listed.sha256}", "refused"
+        )
     return data
 
 
-def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _T | Unread:
+def _call_hub(
+    ask: Callable[[float], _T | HubFailure], until: float, subject: str
+) -> _T | HubFailure:
     """`ask`, with the library's errors as values."""
     from huggingface_hub import errors
 
@@ -269,49 +283,57 @@ def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _
     try:
         return ask(until)
     except errors.OfflineModeIsEnabled:
-        return Unread("unreachable", f"{what}: offline mode is on (HF_HUB_OFFLINE)")
+        return HubFailure(f"{subject}: offline mode is on (HF_HUB_OFFLINE)", "unreachable")
     except errors.RepositoryNotFoundError as error:
         hint = (
             "access is restricted"
             if isinstance(error, errors.GatedRepoError)
             else "no such repository, or no right to read it"
         )
-        return Unread("denied", f"{what}: {hint}; check the name and the token (`hf auth login`)")
+        return HubFailure(
+            f"{subject}: {hint}; check the name and the token (`hf auth login`)", "denied"
+        )
     except errors.RevisionNotFoundError:
-        return Unread("refused", f"{what}: the Hub has no such revision")
+        return HubFailure(f"{subject}: the Hub has no such revision", "refused")
     except errors.EntryNotFoundError:
-        return Unread("absent", f"{what}: the Hub has no such file")
+        return HubFailure(f"{subject}: the Hub has no such file", "absent")
     except errors.HfHubHTTPError as error:
-        return _of_status(error, what)
+        return _failure_of_status(error, subject)
     except transport as error:
-        return _Again("unreachable", f"{what}: {type(error).__name__}: {_first_line(error)}")
+        return _RetryableFailure(
+            f"{subject}: {type(error).__name__}: {_first_line(error)}", "unreachable"
+        )
     except (
         ValueError,
         RuntimeError,
     ) as error:  # what is no JSON, a name that the library refuses, a failed upload
-        return Unread("refused", f"{what}: {type(error).__name__}: {_first_line(error)}")
+        return HubFailure(f"{subject}: {type(error).__name__}: {_first_line(error)}", "refused")
 
 
-def _of_status(error: Any, what: str) -> Unread:
+def _failure_of_status(error: Any, subject: str) -> HubFailure:
     status = error.response.status_code
-    reason = f"{what}: the Hub answered {status}: {_first_line(error)}"
+    reason = f"{subject}: the Hub answered {status}: {_first_line(error)}"
     if status in (409, 412):
-        return Unread("overtaken", f"{what}: another commit came first ({status})")
+        return HubFailure(f"{subject}: another commit came first ({status})", "overtaken")
     if status in (408, 429) or status >= 500:
-        asked = str(error.response.headers.get("Retry-After", ""))
-        return _Again("unreachable", reason, float(asked) if asked.isdigit() else 0.0)
-    return Unread("absent" if status == 404 else "denied", reason)
+        retry_after = str(error.response.headers.get("Retry-After", ""))
+        return _RetryableFailure(
+            reason, "unreachable", float(retry_after) if retry_after.isdigit() else 0.0
+        )
+    return HubFailure(reason, "absent" if status == 404 else "denied")
 
 
-def _within(seconds: float, work: Callable[[], _T | Unread], late: Unread) -> _T | Unread:
-    """The answer of `work`, or `late`: a server can hold a thread for ever, and that one is left
+def _call_within(
+    seconds: float, work: Callable[[], _T | HubFailure], late_answer: HubFailure
+) -> _T | HubFailure:
+    """The answer of `work`, or `late_answer`: a server can hold a thread for ever, and that one is left
     behind without anybody waiting.
     """
-    box: list[_T | Unread] = []
+    box: list[_T | HubFailure] = []
     thread = threading.Thread(target=lambda: box.append(work()), name="cudal1-hub", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))
-    return box[0] if box else late
+    return box[0] if box else late_answer
 
 
 def _first_line(error: BaseException) -> str:

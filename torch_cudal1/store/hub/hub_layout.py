@@ -2,7 +2,7 @@
 
     index.json                                    the targets, each with the digest of its index
     targets/<target>/index.json                   per contract: the shards, each with its digest
-    targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and aliases whose key starts with <prefix>, with digests
+    targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and decision records whose key starts with <prefix>, with digests
     targets/<target>/v1/...                       an ordinary cache folder (`store.cache.local_cache`), one for each exact target
 
 <target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do
@@ -19,20 +19,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json
-from torch_cudal1.ir.records import Miss, Target
+from torch_cudal1.ir.records import Target
 from torch_cudal1.store.cache.entry_file import digest_of
 
 __all__ = [
     "INDEX_LIMIT_BYTES",
+    "KIND_LABEL",
     "PULL_LOCK",
     "ROOT_INDEX",
     "Kind",
-    "Listed",
+    "FileListing",
     "Root",
     "Shard",
     "TargetIndex",
-    "by_closeness",
+    "sort_by_closeness",
     "repository_file",
     "shard_file",
     "target_folder",
@@ -62,11 +64,12 @@ _WEIGHTS = {
 _FAMILY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _SUFFIX = {"entry": ".safetensors", "alias": ".json"}
 Kind: TypeAlias = Literal["entry", "alias"]
+KIND_LABEL: Mapping[Kind, str] = {"entry": "entry", "alias": "decision record"}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Listed:
+class FileListing:
     """What an index says about a file: its sha256, its size, and for entries when they were made
     (ISO 8601, UTC).
     """
@@ -76,14 +79,14 @@ class Listed:
     created: str = ""
 
     @classmethod
-    def from_json(cls, data: Any) -> Listed:
+    def from_json(cls, data: Any) -> FileListing:
         """Raises ValueError, TypeError or LookupError for anything that is not one."""
         size = data["size"]
         if type(size) is not int or not 0 < size <= FILE_LIMIT_BYTES:
             raise ValueError(f"size {size!r}, expected 1 to {FILE_LIMIT_BYTES} bytes")
         if not isinstance(data["created"], str) or len(data["created"]) > 40:
             raise ValueError(f"created {data['created']!r}, expected a time")
-        return cls(_matching(_DIGEST, data["sha256"], "a sha256"), size, data["created"])
+        return cls(_match(_DIGEST, data["sha256"], "a sha256"), size, data["created"])
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `from_json`."""
@@ -94,23 +97,23 @@ class Listed:
 class Root:
     """The targets of a repository by their id."""
 
-    targets: Mapping[str, tuple[Target, Listed]] = field(default_factory=dict)
+    targets: Mapping[str, tuple[Target, FileListing]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data: bytes) -> Root | Miss:
+    def read(cls, data: bytes) -> Root | Refusal:
         """The root index in `data`, or which rule it breaks."""
 
         def parse(body: Any) -> Root:
-            found = {}
+            targets = {}
             for name, row in body["targets"].items():
                 target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
                 if name != target_id(target):
                     raise ValueError(
                         f"target {name!r} is named after another target than {target.sku!r} with torch {target.torch}"
                     )
-                _matching(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
-                found[name] = (target, Listed.from_json(row["index"]))
-            return cls(found)
+                _match(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
+                targets[name] = (target, FileListing.from_json(row["index"]))
+            return cls(targets)
 
         return _read(data, parse)
 
@@ -127,17 +130,17 @@ class Root:
 class TargetIndex:
     """The shards of one target: contract digest -> prefix -> file."""
 
-    shards: Mapping[str, Mapping[str, Listed]] = field(default_factory=dict)
+    shards: Mapping[str, Mapping[str, FileListing]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data: bytes) -> TargetIndex | Miss:
+    def read(cls, data: bytes) -> TargetIndex | Refusal:
         """The index of a target in `data`, or which rule it breaks."""
 
         def parse(body: Any) -> TargetIndex:
             return cls(
                 {
-                    _matching(_CONTRACT, contract, "a contract's digest"): {
-                        _matching(_PREFIX, prefix, "a prefix of keys"): Listed.from_json(row)
+                    _match(_CONTRACT, contract, "a contract's digest"): {
+                        _match(_PREFIX, prefix, "a prefix of keys"): FileListing.from_json(row)
                         for prefix, row in shards.items()
                     }
                     for contract, shards in body["contracts"].items()
@@ -164,18 +167,18 @@ class TargetIndex:
 
 @dataclass(frozen=True)
 class Shard:
-    """Entries by region key and aliases by name, with their files."""
+    """Entries by region key and decision records by name, with their files."""
 
-    entries: Mapping[str, Listed] = field(default_factory=dict)
-    aliases: Mapping[str, Listed] = field(default_factory=dict)
+    entries: Mapping[str, FileListing] = field(default_factory=dict)
+    records: Mapping[str, FileListing] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data: bytes) -> Shard | Miss:
+    def read(cls, data: bytes) -> Shard | Refusal:
         """The shard in `data`, or which rule it breaks."""
 
-        def rows(part: Any) -> dict[str, Listed]:
+        def rows(part: Any) -> dict[str, FileListing]:
             return {
-                _matching(_KEY, key, "the hex digits of a key"): Listed.from_json(row)
+                _match(_KEY, key, "the hex digits of a key"): FileListing.from_json(row)
                 for key, row in part.items()
             }
 
@@ -183,7 +186,7 @@ class Shard:
 
     def write(self) -> bytes:
         """Its file."""
-        parts = {"entries": self.entries, "aliases": self.aliases}
+        parts = {"entries": self.entries, "aliases": self.records}
         return _write(
             {
                 part: {key: row.to_json() for key, row in rows.items()}
@@ -195,14 +198,18 @@ class Shard:
         """Itself under `prefix`, or in sixteen parts (and those again) once it is over
         `SPLIT_ROWS`; empty parts are left out.
         """
-        if len(self.entries) + len(self.aliases) <= SPLIT_ROWS or len(prefix) == _LONGEST_PREFIX:
+        if len(self.entries) + len(self.records) <= SPLIT_ROWS or len(prefix) == _LONGEST_PREFIX:
             return {prefix: self}
-        found: dict[str, Shard] = {}
-        for longer in (prefix + digit for digit in "0123456789abcdef"):
-            entries = {key: row for key, row in self.entries.items() if key.startswith(longer)}
-            aliases = {key: row for key, row in self.aliases.items() if key.startswith(longer)}
-            found |= Shard(entries, aliases).split(longer) if entries or aliases else {}
-        return found
+        shards: dict[str, Shard] = {}
+        for longer_prefix in (prefix + digit for digit in "0123456789abcdef"):
+            entries = {
+                key: row for key, row in self.entries.items() if key.startswith(longer_prefix)
+            }
+            records = {
+                key: row for key, row in self.records.items() if key.startswith(longer_prefix)
+            }
+            shards |= Shard(entries, records).split(longer_prefix) if entries or records else {}
+        return shards
 
 
 def target_id(target: Target) -> str:
@@ -212,7 +219,7 @@ def target_id(target: Target) -> str:
 
 def target_folder(name: str) -> str:
     """The folder of a target in the repository."""
-    return f"targets/{_matching(_TARGET, name, 'the id of a target')}"
+    return f"targets/{_match(_TARGET, name, 'the id of a target')}"
 
 
 def target_index_file(name: str) -> str:
@@ -226,18 +233,18 @@ def shard_file(name: str, contract: str, prefix: str) -> str:
 
 
 def repository_file(kind: Kind, key: str, target: Target, contract: str) -> str:
-    """Where an entry or alias lies in the repository, by its contract's digest. Raises ValueError
+    """Where an entry or decision record lies in the repository, by its contract's digest. Raises ValueError
     for what is no digest.
     """
-    _matching(_KEY, key, "the hex digits of a key")
-    _matching(_CONTRACT, contract, "a contract's digest")
+    _match(_KEY, key, "the hex digits of a key")
+    _match(_CONTRACT, contract, "a contract's digest")
     family = target.family if kind == "entry" else f"alias/{target.family}"
     return (
         f"{target_folder(target_id(target))}/v1/{family}/{contract}/{key[:2]}/{key}{_SUFFIX[kind]}"
     )
 
 
-def by_closeness(root: Root, here: Target) -> list[tuple[str, Target]]:
+def sort_by_closeness(root: Root, machine: Target) -> list[tuple[str, Target]]:
     """The targets of this machine's family, the one with the fewest and least weighty differences
     first.
     """
@@ -246,32 +253,34 @@ def by_closeness(root: Root, here: Target) -> list[tuple[str, Target]]:
         return sum(
             weight
             for name, weight in _WEIGHTS.items()
-            if getattr(target, name) != getattr(here, name)
+            if getattr(target, name) != getattr(machine, name)
         )
 
-    same = [
-        (name, target) for name, (target, _) in root.targets.items() if target.family == here.family
+    same_family = [
+        (name, target)
+        for name, (target, _) in root.targets.items()
+        if target.family == machine.family
     ]
-    return sorted(same, key=lambda item: (distance(item[1]), item[0]))
+    return sorted(same_family, key=lambda item: (distance(item[1]), item[0]))
 
 
-def _read(data: bytes, parse: Callable[[Any], _T]) -> _T | Miss:
+def _read(data: bytes, parse: Callable[[Any], _T]) -> _T | Refusal:
     try:
         body = json.loads(data)
         if body["format"] != FORMAT:
-            return Miss(f"index format {body['format']!r}, this version reads {FORMAT}")
+            return Refusal(f"index format {body['format']!r}, this version reads {FORMAT}")
         return parse(body)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        return Miss(f"not an index of this package: {type(error).__name__}: {error}")
+        return Refusal(f"not an index of this package: {type(error).__name__}: {error}")
 
 
 def _write(body: Mapping[str, Any]) -> bytes:
     return canonical_json({"format": FORMAT, **body}).encode()
 
 
-def _matching(pattern: re.Pattern[str], text: Any, what: str) -> str:
+def _match(pattern: re.Pattern[str], text: Any, expected: str) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise ValueError(f"{text!r}, expected {what}")
+        raise ValueError(f"{text!r}, expected {expected}")
     return text
 
 

@@ -7,8 +7,8 @@ A file is taken over only after its digest was compared with the index that name
 with the one above it, and an entry must decode (`store.cache.entry_file`: its own digests, the
 Program's rules) and claim the very place it was listed under. What is on the disk is not asked for
 again, so a process without network finds all that an earlier one needed. What was refused is
-remembered, and a Hub that did not answer is left alone for a while: many regions cost one waiting
-time. The entries are read by `store.cache.local_cache`.
+remembered, and a circuit breaker keeps requests from a Hub that did not answer: many regions cost
+one waiting time. The entries are read by `store.cache.local_cache`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.ir.records import Contract, Miss, Target
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Contract, Target
+from torch_cudal1.store.cache.decision_record import decode_record
 from torch_cudal1.store.cache.entry_file import decode_entry
-from torch_cudal1.store.cache.files import NotStored, read_file, write_file
-from torch_cudal1.store.cache.local_cache import decode_alias
-from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
+from torch_cudal1.store.cache.files import read_file, write_file
+from torch_cudal1.store.hub.hub_client import Client, HubFailure, Repo
 from torch_cudal1.store.hub.hub_layout import (
     INDEX_LIMIT_BYTES,
+    KIND_LABEL,
     ROOT_INDEX,
+    FileListing,
     Kind,
-    Listed,
     Root,
     Shard,
     TargetIndex,
@@ -42,44 +44,45 @@ from torch_cudal1.store.hub.hub_layout import (
     target_index_file,
 )
 
-__all__ = ["Gate", "Kind", "Mirror"]
+__all__ = ["CircuitBreaker", "Kind", "Mirror"]
 
-_LEFT_ALONE_S = 60.0
+_OPEN_S = 60.0
 _T = TypeVar("_T", Root, TargetIndex, Shard)
 
 
 @dataclass
-class Gate:
-    """Whether the Hub may be asked.
+class CircuitBreaker:
+    """Stops requests to a Hub that does not answer.
 
-    Shut for good where there is no network, or once it has cost too much time; for a while after it
-    did not answer.
+    It is open (no request is made) for the rest of the process where there is no network, or once
+    the Hub has cost too much time; for a while after a request without an answer.
     """
 
-    shut: str = ""  # why, if for good
-    budget_s: float = math.inf  # the waiting time of all questions together
+    disabled: str = ""  # why no request is ever made, if so
+    budget_s: float = math.inf  # the waiting time of all requests together
     _spent_s: float = 0.0
-    _until: float = 0.0
+    _open_until: float = 0.0
     _reason: str = ""
 
-    def closed(self) -> Unread | None:
-        """Why the Hub is not asked now; None when it may be."""
-        if self.shut:
-            return Unread("unreachable", self.shut)
+    def check(self) -> HubFailure | None:
+        """Why no request is made now; None when one may be."""
+        if self.disabled:
+            return HubFailure(self.disabled, "unreachable")
         if self._spent_s >= self.budget_s:
             reason = f"this process has waited {self._spent_s:.0f} s for the Hub; `cudal1 pull` fetches everything ahead of time"
-            return Unread("unreachable", reason)
+            return HubFailure(reason, "unreachable")
         return (
-            Unread("unreachable", f"not asked again yet: {self._reason}")
-            if time.monotonic() < self._until
+            HubFailure(f"not asked again yet: {self._reason}", "unreachable")
+            if time.monotonic() < self._open_until
             else None
         )
 
-    def note(self, answer: object, waited_s: float) -> None:
-        """Remember what an answer cost, and one that did not come."""
+    def record_answer(self, answer: object, waited_s: float) -> None:
+        """Add what an answer cost, and open for a while where none came."""
         self._spent_s += waited_s
-        if isinstance(answer, Unread) and answer.is_passing:
-            self._until, self._reason = time.monotonic() + _LEFT_ALONE_S, answer.reason
+        if isinstance(answer, HubFailure) and answer.is_passing:
+            # Many regions are looked up in a row: one time-out is to be paid, not one for each.
+            self._open_until, self._reason = time.monotonic() + _OPEN_S, answer.reason
 
 
 @dataclass
@@ -89,32 +92,38 @@ class Mirror:
     repo: Repo
     client: Client
     root: Path
-    gate: Gate
+    breaker: CircuitBreaker
     _parsed: dict[str, object] = field(default_factory=dict)
-    _refused: dict[str, Unread] = field(default_factory=dict)
+    _refused: dict[str, HubFailure] = field(default_factory=dict)
 
-    def index(self) -> Root | Unread:
+    def index(self) -> Root | HubFailure:
         """The targets. A repository without an index has none."""
-        found = self._index(ROOT_INDEX, None, Root.read)
-        return Root() if isinstance(found, Unread) and found.kind == "absent" else found
+        root_index = self._parse_index(ROOT_INDEX, None, Root.read)
+        return (
+            Root()
+            if isinstance(root_index, HubFailure) and root_index.kind == "absent"
+            else root_index
+        )
 
-    def shards(self, name: str, listed: Listed) -> TargetIndex | Unread:
+    def shards(self, name: str, listed: FileListing) -> TargetIndex | HubFailure:
         """The shards of a target of `index()`."""
-        return self._index(target_index_file(name), listed, TargetIndex.read)
+        return self._parse_index(target_index_file(name), listed, TargetIndex.read)
 
-    def shard(self, name: str, contract: str, prefix: str, listed: Listed) -> Shard | Unread:
+    def shard(
+        self, name: str, contract: str, prefix: str, listed: FileListing
+    ) -> Shard | HubFailure:
         """A shard of `shards()`."""
-        return self._index(shard_file(name, contract, prefix), listed, Shard.read)
+        return self._parse_index(shard_file(name, contract, prefix), listed, Shard.read)
 
     def bring(
-        self, kind: Kind, key: str, target: Target, contract: Contract, target_index: Listed
-    ) -> Path | Unread:
+        self, kind: Kind, key: str, target: Target, contract: Contract, target_index: FileListing
+    ) -> Path | HubFailure:
         """The file of `key` on this disk, if the repository has one for this very target and
         contract.
         """
         name = target_id(target)
         shards = self.shards(name, target_index)
-        if isinstance(shards, Unread):
+        if isinstance(shards, HubFailure):
             return shards
         prefix = shards.covering(contract.digest, key)
         shard = (
@@ -122,11 +131,11 @@ class Mirror:
             if prefix is None
             else self.shard(name, contract.digest, prefix, shards.shards[contract.digest][prefix])
         )
-        if isinstance(shard, Unread):
+        if isinstance(shard, HubFailure):
             return shard
-        listed = (shard.entries if kind == "entry" else shard.aliases).get(key)
+        listed = (shard.entries if kind == "entry" else shard.records).get(key)
         if listed is None:
-            return Unread("absent", f"{self.repo}: no {kind} {key}")
+            return HubFailure(f"{self.repo}: no {KIND_LABEL[kind]} {key}", "absent")
         return self.file(kind, key, target, contract.digest, listed)
 
     def folder(self, name: str) -> Path:
@@ -134,89 +143,84 @@ class Mirror:
         return self.root / target_folder(name)
 
     def file(
-        self, kind: Kind, key: str, target: Target, contract: str, listed: Listed
-    ) -> Path | Unread:
-        """The file of a listed entry or alias, on this disk: whole, and of this very key, target
+        self, kind: Kind, key: str, target: Target, contract: str, listed: FileListing
+    ) -> Path | HubFailure:
+        """The file of a listed entry or decision record, on this disk: whole, and of this very key, target
         and contract.
         """
-        path, check = (
+        path, rule = (
             repository_file(kind, key, target, contract),
-            {"entry": _entry_rule, "alias": _alias_rule}[kind],
+            {"entry": _check_entry, "alias": _check_record}[kind],
         )
-        held = read_file(self.root / path, listed.size_bytes)
-        if isinstance(held, bytes) and _is(held, listed):
+        local = read_file(self.root / path, listed.size_bytes)
+        if isinstance(local, bytes) and _matches_listing(local, listed):
             return self.root / path
-        data = self._taken_over(path, listed) or self._asked(
-            path, listed, lambda data: check(data, key, target, contract)
+        data = self._copy_from_other_commit(path, listed) or self._download(
+            path, listed, lambda data: rule(data, key, target, contract)
         )
-        if isinstance(data, Unread):
+        if isinstance(data, HubFailure):
             return data
         stored = write_file(self.root / path, data)
-        if isinstance(stored, NotStored):
-            return self._remembered(
-                path, Unread("refused", f"{self.repo}: {path} came whole, but {stored.reason}")
+        if isinstance(stored, Refusal):
+            return self._remember_refusal(
+                path, HubFailure(f"{self.repo}: {path} came whole, but {stored.reason}", "refused")
             )
         return stored.path
 
-    def _index(
-        self, path: str, listed: Listed | None, parse: Callable[[bytes], _T | Miss]
-    ) -> _T | Unread:
-        held = self._parsed.get(path)
-        if held is not None:
-            return held  # type: ignore[return-value]  # only `parse` of this path ever put it there
-        data = self._bytes(
-            path,
-            listed,
-            lambda data: found.reason if isinstance(found := parse(data), Miss) else "",
-        )
-        found = data if isinstance(data, Unread) else parse(data)
-        if isinstance(found, Miss):  # only a file that was damaged on this disk gets here
-            return Unread("refused", f"{self.root / path}: {found.reason}")
-        if not isinstance(found, Unread):
-            self._parsed[path] = found
-        return found
+    def _parse_index(
+        self, path: str, listed: FileListing | None, parse: Callable[[bytes], _T | Refusal]
+    ) -> _T | HubFailure:
+        parsed = self._parsed.get(path)
+        if parsed is not None:
+            return parsed  # type: ignore[return-value]  # only `parse` of this path ever put it there
+        data = self._read_or_download(path, listed, lambda data: _as_refusal(parse(data)))
+        index = data if isinstance(data, HubFailure) else parse(data)
+        if isinstance(index, Refusal):  # only a file that was damaged on this disk gets here
+            return HubFailure(f"{self.root / path}: {index.reason}", "refused")
+        if not isinstance(index, HubFailure):
+            self._parsed[path] = index
+        return index
 
-    def _bytes(
-        self, path: str, listed: Listed | None, rule_broken: Callable[[bytes], str]
-    ) -> bytes | Unread:
+    def _read_or_download(
+        self, path: str, listed: FileListing | None, check: Callable[[bytes], Refusal | None]
+    ) -> bytes | HubFailure:
         local = read_file(self.root / path, listed.size_bytes if listed else INDEX_LIMIT_BYTES)
         if (
-            not isinstance(local, Miss)
-            and (listed is None or _is(local, listed))
-            and not rule_broken(local)
+            not isinstance(local, Refusal)
+            and (listed is None or _matches_listing(local, listed))
+            and check(local) is None
         ):
             return local
-        data = self._taken_over(path, listed) or self._asked(path, listed, rule_broken)
-        if not isinstance(data, Unread):
-            write_file(
-                self.root / path, data
-            )  # a disk that refuses costs the next process a question, not this one its answer
+        data = self._copy_from_other_commit(path, listed) or self._download(path, listed, check)
+        if not isinstance(data, HubFailure):
+            # A disk that refuses costs the next process a request, not this one its answer.
+            write_file(self.root / path, data)
         return data
 
-    def _asked(
-        self, path: str, listed: Listed | None, rule_broken: Callable[[bytes], str]
-    ) -> bytes | Unread:
+    def _download(
+        self, path: str, listed: FileListing | None, check: Callable[[bytes], Refusal | None]
+    ) -> bytes | HubFailure:
         """The file from the Hub, if it may be asked and what comes breaks no rule."""
-        if (refused := self._refused.get(path) or self.gate.closed()) is not None:
+        if (refused := self._refused.get(path) or self.breaker.check()) is not None:
             return refused
         started = time.monotonic()
         data = self.client.read(self.repo, path, listed, INDEX_LIMIT_BYTES)
-        self.gate.note(data, time.monotonic() - started)
-        if isinstance(data, Unread):
+        self.breaker.record_answer(data, time.monotonic() - started)
+        if isinstance(data, HubFailure):
             if data.kind == "absent" and listed is not None:
-                data = Unread("refused", f"{data.reason}, which the index names")
-            return data if data.is_passing else self._remembered(path, data)
+                data = HubFailure(f"{data.reason}, which the index names", "refused")
+            return data if data.is_passing else self._remember_refusal(path, data)
         telemetry.record(
             "hub", "fetched", file=path, commit=self.repo.revision, size_bytes=len(data)
         )
-        broken = rule_broken(data)
-        return (
-            self._remembered(path, Unread("refused", f"{self.repo}: {path}: {broken}"))
-            if broken
-            else data
+        refusal = check(data)
+        if refusal is None:
+            return data
+        return self._remember_refusal(
+            path, HubFailure(f"{self.repo}: {path}: {refusal}", "refused")
         )
 
-    def _remembered(self, path: str, refusal: Unread) -> Unread:
+    def _remember_refusal(self, path: str, refusal: HubFailure) -> HubFailure:
         """A file that is refused is so for this commit: a commit never changes."""
         self._refused[path] = refusal
         if refusal.kind == "refused":
@@ -225,7 +229,7 @@ class Mirror:
             )
         return refusal
 
-    def _taken_over(self, path: str, listed: Listed | None) -> bytes | None:
+    def _copy_from_other_commit(self, path: str, listed: FileListing | None) -> bytes | None:
         """The same file from another commit that is on this disk; its digest is the one that was
         checked then.
         """
@@ -233,30 +237,33 @@ class Mirror:
             return None
         for folder in sorted(self.root.parent.glob("*/" + path)):
             data = read_file(folder, listed.size_bytes)
-            if isinstance(data, bytes) and _is(data, listed):
+            if isinstance(data, bytes) and _matches_listing(data, listed):
                 return data
         return None
 
 
-def _is(data: bytes, listed: Listed) -> bool:
+def _matches_listing(data: bytes, listed: FileListing) -> bool:
     return len(data) == listed.size_bytes and hashlib.sha256(data).hexdigest() == listed.sha256
 
 
-def _entry_rule(data: bytes, key: str, target: Target, contract: str) -> str:
-    """Which rule an entry's file breaks; "" for none."""
+def _as_refusal(parsed: object) -> Refusal | None:
+    return Refusal(parsed.reason) if isinstance(parsed, Refusal) else None
+
+
+def _check_entry(data: bytes, key: str, target: Target, contract: str) -> Refusal | None:
+    """Which rule an entry's file breaks."""
     entry = decode_entry(data)
-    if isinstance(entry, Miss):
-        return entry.reason
+    if isinstance(entry, Refusal):
+        return Refusal(entry.reason)
     if entry.target != target:
-        return f"it claims the target {entry.target.sku!r} ({entry.target.family}, torch {entry.target.torch})"
-    same = (entry.region_key, entry.contract.digest) == (key, contract)
-    return (
-        ""
-        if same
-        else f"it holds the entry of {entry.region_key} under contract {entry.contract.digest}"
+        claimed = f"{entry.target.sku!r} ({entry.target.family}, torch {entry.target.torch})"
+        return Refusal(f"it claims the target {claimed}")
+    if (entry.region_key, entry.contract.digest) == (key, contract):
+        return None
+    return Refusal(
+        f"it holds the entry of {entry.region_key} under contract {entry.contract.digest}"
     )
 
 
-def _alias_rule(data: bytes, name: str, target: Target, contract: str) -> str:
-    value = decode_alias(data, (target.family, contract, name[:2], f"{name}.json"))
-    return value.reason if isinstance(value, Miss) else ""
+def _check_record(data: bytes, name: str, target: Target, contract: str) -> Refusal | None:
+    return _as_refusal(decode_record(data, (target.family, contract, name[:2], f"{name}.json")))

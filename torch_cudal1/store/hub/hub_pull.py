@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Target
-from torch_cudal1.store.cache.files import NotStored, hold
-from torch_cudal1.store.hub.hub_client import Unread
-from torch_cudal1.store.hub.hub_layout import PULL_LOCK, Kind, Listed
+from torch_cudal1.store.cache.files import hold_lock
+from torch_cudal1.store.hub.hub_client import HubFailure
+from torch_cudal1.store.hub.hub_layout import KIND_LABEL, PULL_LOCK, FileListing, Kind
 from torch_cudal1.store.hub.hub_mirror import Mirror
 from torch_cudal1.store.hub.hub_source import Hub
 
-__all__ = ["Pulled", "pull"]
+__all__ = ["PullReport", "pull"]
 
 _AT_ONCE = 4
 _LOCK_S = 600.0
@@ -29,7 +30,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PullReport:
     """What a pull did. `folders` are ordinary cache folders, one a target; `complete`: every file
     came or was refused by a rule.
     """
@@ -37,110 +38,124 @@ class Pulled:
     commit: str
     folders: tuple[Path, ...] = ()
     entries: int = 0
-    aliases: int = 0
+    records: int = 0
     refused: tuple[str, ...] = ()
     complete: bool = True
     problem: str = ""  # why the pin was not moved
 
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`, whose key for decision records is "aliases", as their folder is named."""
+        return {
+            "aliases" if name == "records" else name: value for name, value in vars(self).items()
+        }
+
 
 @dataclass(frozen=True)
-class _Wanted:
+class _RemoteFile:
     kind: Kind
     key: str
     target: Target
     contract: str
-    listed: Listed
+    listed: FileListing
 
 
-def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pulled | Unread:
+def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> PullReport | HubFailure:
     """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread
     where nothing could be asked.
     """
-    with hold(
+    with hold_lock(
         hub.folder / PULL_LOCK, _LOCK_S
     ):  # until the commit is pinned a purge would find that nothing leads to it
-        return _pulled(hub, families, progress)
+        return _pull_locked(hub, families, progress)
 
 
-def _pulled(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pulled | Unread:
-    mirror = hub.refreshed()
-    if isinstance(mirror, Unread):
+def _pull_locked(
+    hub: Hub, families: Collection[str] | None, progress: Progress
+) -> PullReport | HubFailure:
+    mirror = hub.open_latest()
+    if isinstance(mirror, HubFailure):
         return mirror
     progress(f"reading the index of {mirror.repo}", None)
     root = mirror.index()
-    if isinstance(root, Unread):
+    if isinstance(root, HubFailure):
         return root
     names = [
         name
         for name, (target, _) in root.targets.items()
         if families is None or target.family in families
     ]
-    problems: list[Unread] = []
-    wanted = [
-        one for name in names for one in _listed_in(mirror, (name, *root.targets[name]), problems)
+    problems: list[HubFailure] = []
+    files = [
+        file
+        for name in names
+        for file in _list_files(mirror, (name, *root.targets[name]), problems)
     ]
-    came: list[_Wanted] = []
+    pulled_files: list[_RemoteFile] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for i, (one, path) in enumerate(
-            zip(wanted, pool.map(lambda one: _bring(mirror, one), wanted), strict=True)
+        for i, (file, path) in enumerate(
+            zip(files, pool.map(lambda one: _fetch_file(mirror, one), files), strict=True)
         ):
-            progress(f"{one.kind} {one.key[:12]}", (i + 1) / len(wanted))
-            if isinstance(path, Unread):
+            progress(f"{KIND_LABEL[file.kind]} {file.key[:12]}", (i + 1) / len(files))
+            if isinstance(path, HubFailure):
                 problems.append(path)
             else:
-                came.append(one)
-    return _pinned(
+                pulled_files.append(file)
+    return _record_pin(
         hub,
         mirror,
         problems,
-        Pulled(
+        PullReport(
             mirror.repo.revision,
             tuple(mirror.folder(name) for name in names),
-            sum(one.kind == "entry" for one in came),
-            sum(one.kind == "alias" for one in came),
+            sum(file.kind == "entry" for file in pulled_files),
+            sum(file.kind == "alias" for file in pulled_files),
         ),
     )
 
 
-def _pinned(hub: Hub, mirror: Mirror, problems: list[Unread], pulled: Pulled) -> Pulled:
+def _record_pin(
+    hub: Hub, mirror: Mirror, problems: list[HubFailure], pulled: PullReport
+) -> PullReport:
     refused = tuple(sorted(problem.reason for problem in problems if not problem.is_passing))
     missing = [problem.reason for problem in problems if problem.is_passing]
     if missing:
         problem = f"{len(missing)} files did not come, the first: {missing[0]}"
-        return Pulled(
-            pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, False, problem
+        return PullReport(
+            pulled.commit, pulled.folders, pulled.entries, pulled.records, refused, False, problem
         )
-    stored = hub.record(mirror)
-    problem = f"the pin was not recorded: {stored.reason}" if isinstance(stored, NotStored) else ""
-    return Pulled(
-        pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, True, problem
+    stored = hub.record_pin(mirror)
+    problem = f"the pin was not recorded: {stored.reason}" if isinstance(stored, Refusal) else ""
+    return PullReport(
+        pulled.commit, pulled.folders, pulled.entries, pulled.records, refused, True, problem
     )
 
 
-def _listed_in(
-    mirror: Mirror, of: tuple[str, Target, Listed], problems: list[Unread]
-) -> list[_Wanted]:
+def _list_files(
+    mirror: Mirror, target_row: tuple[str, Target, FileListing], problems: list[HubFailure]
+) -> list[_RemoteFile]:
     """Every file that the shards of a target list; shards that cannot be read are problems."""
-    name, target, listed = of
+    name, target, listed = target_row
     index = mirror.shards(name, listed)
-    if isinstance(index, Unread):
+    if isinstance(index, HubFailure):
         problems.append(index)
         return []
-    wanted: list[_Wanted] = []
+    files: list[_RemoteFile] = []
     for contract, shards in index.shards.items():
         for prefix, row in shards.items():
             shard = mirror.shard(name, contract, prefix, row)
-            if isinstance(shard, Unread):
+            if isinstance(shard, HubFailure):
                 problems.append(shard)
                 continue
-            wanted += [
-                _Wanted("entry", key, target, contract, each) for key, each in shard.entries.items()
+            files += [
+                _RemoteFile("entry", key, target, contract, listed_file)
+                for key, listed_file in shard.entries.items()
             ]
-            wanted += [
-                _Wanted("alias", key, target, contract, each) for key, each in shard.aliases.items()
+            files += [
+                _RemoteFile("alias", key, target, contract, listed_file)
+                for key, listed_file in shard.records.items()
             ]
-    return wanted
+    return files
 
 
-def _bring(mirror: Mirror, one: _Wanted) -> Path | Unread:
-    return mirror.file(one.kind, one.key, one.target, one.contract, one.listed)
+def _fetch_file(mirror: Mirror, file: _RemoteFile) -> Path | HubFailure:
+    return mirror.file(file.kind, file.key, file.target, file.contract, file.listed)

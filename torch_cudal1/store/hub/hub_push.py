@@ -18,16 +18,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from torch_cudal1.ir.records import Entry, Miss, Target
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ir.records import Entry, Target
 from torch_cudal1.store.cache.files import read_file
-from torch_cudal1.store.cache.inventory import Held, Inventory
-from torch_cudal1.store.cache.local_cache import Broken
-from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
+from torch_cudal1.store.cache.inventory import CacheFile, Inventory
+from torch_cudal1.store.cache.local_cache import BrokenFile
+from torch_cudal1.store.hub.hub_client import Client, HubFailure, Repo
 from torch_cudal1.store.hub.hub_layout import (
     ROOT_INDEX,
+    FileListing,
     Kind,
-    Listed,
     Root,
     Shard,
     TargetIndex,
@@ -36,9 +38,9 @@ from torch_cudal1.store.hub.hub_layout import (
     target_id,
     target_index_file,
 )
-from torch_cudal1.store.hub.hub_mirror import Gate, Mirror
+from torch_cudal1.store.hub.hub_mirror import CircuitBreaker, Mirror
 
-__all__ = ["Offer", "Pushed", "offers_of", "push"]
+__all__ = ["Offer", "PushReport", "list_offers", "push"]
 
 _ATTEMPTS = 10
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -52,13 +54,13 @@ class Offer:
     key: str
     target: Target
     contract: str
-    file: Held
+    file: CacheFile
 
     @property
-    def listed(self) -> Listed:
+    def listed(self) -> FileListing:
         """Its row in the index."""
         content = self.file.content
-        return Listed(
+        return FileListing(
             self.file.sha256,
             self.file.size_bytes,
             content.created if isinstance(content, Entry) else "",
@@ -66,27 +68,33 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushReport:
     """What a push did. `commit` is the branch's commit now; `kept` entries of the repository are
     newer than ours.
     """
 
     commit: str
     entries: int = 0
-    aliases: int = 0
+    records: int = 0
     unchanged: int = 0
     kept: int = 0
-    left_out: tuple[Broken, ...] = ()
+    left_out: tuple[BrokenFile, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`, whose key for decision records is "aliases", as their folder is named."""
+        return {
+            "aliases" if name == "records" else name: value for name, value in vars(self).items()
+        }
 
 
 @dataclass
-class _Change:
+class _CommitDraft:
     """One commit in the making."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
-    done: Pushed = Pushed("")
-    targets: dict[str, tuple[Target, Listed]] = field(default_factory=dict)
+    done: PushReport = PushReport("")
+    targets: dict[str, tuple[Target, FileListing]] = field(default_factory=dict)
 
     def count(self, **more: int) -> None:
         self.done = replace(
@@ -94,59 +102,61 @@ class _Change:
         )
 
 
-def offers_of(inventory: Inventory, families: Collection[str] | None = None) -> tuple[Offer, ...]:
-    """Every entry by its exact target, and the aliases all of whose entries are of one target."""
+def list_offers(inventory: Inventory, families: Collection[str] | None = None) -> tuple[Offer, ...]:
+    """Every entry by its exact target, and the decision records all of whose entries are of one target."""
     offers: list[Offer] = []
-    by_target: dict[Target, list[Held]] = {}
-    for held in inventory.only(families=families).entries:
-        if isinstance(held.content, Entry):
-            by_target.setdefault(held.content.target, []).append(held)
+    by_target: dict[Target, list[CacheFile]] = {}
+    for file in inventory.only(families=families).entries:
+        if isinstance(file.content, Entry):
+            by_target.setdefault(file.content.target, []).append(file)
     for target, entries in by_target.items():
         offers += [
-            Offer("entry", held.position.name, target, held.position.contract, held)
-            for held in entries
+            Offer("entry", file.cache_path.name, target, file.cache_path.contract, file)
+            for file in entries
         ]
-        keys = {held.position.name for held in entries}
-        spoken = (
-            Inventory(tuple(entries), inventory.aliases, ()).only(keys, [target.family]).aliases
+        keys = {file.cache_path.name for file in entries}
+        records = (
+            Inventory(tuple(entries), inventory.records, ()).only(keys, [target.family]).records
         )
         offers += [
-            Offer("alias", held.position.name, target, held.position.contract, held)
-            for held in spoken
+            Offer("alias", file.cache_path.name, target, file.cache_path.contract, file)
+            for file in records
         ]
     return tuple(offers)
 
 
-def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -> Pushed | Unread:
+def push(
+    client: Client, repo: Repo, offers: Sequence[Offer], *, message: str
+) -> PushReport | HubFailure:
     """Bring `offers` to the branch of `repo`; again on top of what is committed meanwhile, and once
     after a lost answer.
     """
-    answer = Unread("overtaken", f"{repo}: no attempt was made")
-    in_doubt: Pushed | None = (
+    answer = HubFailure(f"{repo}: no attempt was made", "overtaken")
+    unconfirmed: PushReport | None = (
         None  # a commit whose answer was lost: the Hub may have made it all the same
     )
     for attempt in range(_ATTEMPTS):
         head = client.commit_of(repo)
-        if isinstance(head, Unread):
+        if isinstance(head, HubFailure):
             return head
         with tempfile.TemporaryDirectory(prefix="cudal1-push-") as folder:
-            change = _merged(
-                Mirror(Repo(repo.name, head), client, Path(folder) / head, Gate()), offers
+            change = _merge(
+                Mirror(Repo(repo.name, head), client, Path(folder) / head, CircuitBreaker()), offers
             )
-        if isinstance(change, Unread):
+        if isinstance(change, HubFailure):
             return change
         if not change.files:
-            return replace(in_doubt or change.done, commit=head)
+            return replace(unconfirmed or change.done, commit=head)
         commit = client.write(repo, change.files, change.gone, parent=head, message=message)
-        if not isinstance(commit, Unread):
+        if not isinstance(commit, HubFailure):
             return replace(change.done, commit=commit)
         answer = commit
-        if commit.kind == "unreachable" and in_doubt is None:
-            in_doubt = change.done
+        if commit.kind == "unreachable" and unconfirmed is None:
+            unconfirmed = change.done
         elif commit.kind == "unreachable":
-            return Unread(
-                commit.kind,
+            return HubFailure(
                 f"{commit.reason}; it may have arrived: push again, what is there is not sent twice",
+                commit.kind,
             )
         elif commit.kind != "overtaken":
             break
@@ -154,12 +164,12 @@ def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -
     return answer
 
 
-def _merged(mirror: Mirror, offers: Sequence[Offer]) -> _Change | Unread:
+def _merge(mirror: Mirror, offers: Sequence[Offer]) -> _CommitDraft | HubFailure:
     """The files of a commit on top of `mirror`'s: ours, and every index that changes with them."""
     root = mirror.index()
-    if isinstance(root, Unread):
+    if isinstance(root, HubFailure):
         return root
-    change = _Change(targets=dict(root.targets))
+    change = _CommitDraft(targets=dict(root.targets))
     named = sorted(((target_id(offer.target), offer) for offer in offers), key=lambda pair: pair[0])
     for name, group in groupby(named, key=lambda pair: pair[0]):
         failed = _merge_target(mirror, name, [offer for _, offer in group], change)
@@ -171,26 +181,26 @@ def _merged(mirror: Mirror, offers: Sequence[Offer]) -> _Change | Unread:
 
 
 def _merge_target(
-    mirror: Mirror, name: str, offers: Sequence[Offer], change: _Change
-) -> Unread | None:
+    mirror: Mirror, name: str, offers: Sequence[Offer], change: _CommitDraft
+) -> HubFailure | None:
     listed = change.targets.get(name)
     index = TargetIndex() if listed is None else mirror.shards(name, listed[1])
-    if isinstance(index, Unread):
+    if isinstance(index, HubFailure):
         return index
     shards = {contract: dict(rows) for contract, rows in index.shards.items()}
-    places = sorted(
+    located_offers = sorted(
         (
             (offer.contract, index.covering(offer.contract, offer.key) or "", offer)
             for offer in offers
         ),
         key=lambda p: p[:2],
     )
-    for (contract, prefix), group in groupby(places, key=lambda place: place[:2]):
+    for (contract, prefix), group in groupby(located_offers, key=lambda place: place[:2]):
         listed_shard = shards.get(contract, {}).get(prefix)
         shard = (
             Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
         )
-        if isinstance(shard, Unread):
+        if isinstance(shard, HubFailure):
             return shard
         merged = _merge_shard(shard, [offer for _, _, offer in group], change)
         if merged == shard:
@@ -201,65 +211,74 @@ def _merge_target(
         shards[contract] = {
             p: row for p, row in shards.get(contract, {}).items() if p != prefix
         } | {
-            p: _add(change, shard_file(name, contract, p), part.write())
+            p: _add_file(change, shard_file(name, contract, p), part.write())
             for p, part in parts.items()
         }
     if shards != index.shards:
         data = TargetIndex(shards).write()
-        change.targets[name] = (offers[0].target, _add(change, target_index_file(name), data))
+        change.targets[name] = (offers[0].target, _add_file(change, target_index_file(name), data))
     return None
 
 
-def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _Change) -> Shard:
-    rows: Mapping[Kind, dict[str, Listed]] = {
+def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _CommitDraft) -> Shard:
+    rows: Mapping[Kind, dict[str, FileListing]] = {
         "entry": dict(shard.entries),
-        "alias": dict(shard.aliases),
+        "alias": dict(shard.records),
     }
     for offer in offers:
-        theirs, ours = rows[offer.kind].get(offer.key), offer.listed
-        if theirs is not None and theirs.sha256 == ours.sha256:
+        remote, local = rows[offer.kind].get(offer.key), offer.listed
+        if remote is not None and remote.sha256 == local.sha256:
             change.count(unchanged=1)
-        elif theirs is not None and _is_later(theirs, ours):
+        elif remote is not None and _is_later(remote, local):
             change.count(kept=1)
-        elif isinstance(data := _read_again(offer), Broken):
+        elif isinstance(data := _reread(offer), BrokenFile):
             change.done = replace(change.done, left_out=(*change.done.left_out, data))
         else:
-            rows[offer.kind][offer.key] = _add(
+            rows[offer.kind][offer.key] = _add_file(
                 change,
                 repository_file(offer.kind, offer.key, offer.target, offer.contract),
                 data,
-                ours,
+                local,
             )
-            change.count(**{"entries" if offer.kind == "entry" else "aliases": 1})
+            change.count(**{"entries" if offer.kind == "entry" else "records": 1})
     return Shard(rows["entry"], rows["alias"])
 
 
-def _add(change: _Change, path: str, data: bytes, listed: Listed | None = None) -> Listed:
+def _add_file(
+    change: _CommitDraft, path: str, data: bytes, listed: FileListing | None = None
+) -> FileListing:
     change.files[path] = data
-    return listed or Listed(hashlib.sha256(data).hexdigest(), len(data))
+    return listed or FileListing(hashlib.sha256(data).hexdigest(), len(data))
 
 
-def _read_again(offer: Offer) -> bytes | Broken:
+def _reread(offer: Offer) -> bytes | BrokenFile:
     """The bytes that were checked, or why they are not pushed: gone or changed since, or no reader
     would take the row of them.
     """
     try:
-        Listed.from_json(offer.listed.to_json())
+        FileListing.from_json(offer.listed.to_json())
     except ValueError as error:
-        return Broken(offer.file.path, f"an index cannot list it: {error}")
+        return BrokenFile(offer.file.path, f"an index cannot list it: {error}")
     data = read_file(offer.file.path, offer.file.size_bytes)
-    if isinstance(data, Miss):
-        return Broken(offer.file.path, data.reason)
-    same = hashlib.sha256(data).hexdigest() == offer.file.sha256
-    return data if same else Broken(offer.file.path, "it changed while it was pushed; push again")
+    if isinstance(data, Refusal):
+        return BrokenFile(offer.file.path, data.reason)
+    is_same = hashlib.sha256(data).hexdigest() == offer.file.sha256
+    return (
+        data
+        if is_same
+        else BrokenFile(offer.file.path, "it changed while it was pushed; push again")
+    )
 
 
-def _is_later(theirs: Listed, ours: Listed) -> bool:
+def _is_later(remote: FileListing, local: FileListing) -> bool:
     """Whether their entry was made after ours. A time that is still to come is a clock gone wrong,
     and counts for nothing.
     """
     try:
-        then, own = datetime.fromisoformat(theirs.created), datetime.fromisoformat(ours.created)
-        return own < then <= datetime.now(UTC)
+        remote_time, local_time = (
+            datetime.fromisoformat(remote.created),
+            datetime.fromisoformat(local.created),
+        )
+        return local_time < remote_time <= datetime.now(UTC)
     except (ValueError, TypeError):  # no time at all, or one without a zone
         return False

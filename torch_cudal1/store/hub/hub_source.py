@@ -7,7 +7,7 @@ what it runs. Entries come from the folder of the target that is closest to this
 outside the writable cache, and `store.cache.local_cache` reads them like any folder that others
 filled: whom to believe about them is asked there, at every look-up.
 
-It raises nothing and never waits long: what fails is a `Miss` with the reason. It does not decide
+It raises nothing and never waits long: what fails is a `Refusal` with the reason. It does not decide
 whether an entry is used.
 """
 
@@ -26,16 +26,17 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.records import Contract, Miss, Region, Target
-from torch_cudal1.store.cache.files import NotStored, Stored, hold, read_file, write_file
+from torch_cudal1.ir.records import Contract, Region, Target
+from torch_cudal1.store.cache.files import Stored, hold_lock, read_file, write_file
 from torch_cudal1.store.cache.local_cache import Hit, LocalCache
-from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
-from torch_cudal1.store.hub.hub_layout import Kind, by_closeness
-from torch_cudal1.store.hub.hub_mirror import Gate, Mirror
+from torch_cudal1.store.hub.hub_client import Client, HubFailure, Repo
+from torch_cudal1.store.hub.hub_layout import Kind, sort_by_closeness
+from torch_cudal1.store.hub.hub_mirror import CircuitBreaker, Mirror
 from torch_cudal1.store.trust.trust_policy import Rules
 
-__all__ = ["Hub", "HubSource", "hub_for", "mirrored_roots", "open_hub"]
+__all__ = ["Hub", "HubSource", "hub_for", "list_mirrored_roots", "open_hub"]
 
 _TARGETS_ASKED = 4  # an entry of a more distant target would be judged again anyway
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -53,39 +54,43 @@ class Hub:
     repo: Repo
     client: Client
     folder: Path
-    gate: Gate = field(default_factory=Gate)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     _mirror: Mirror | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def pinned(self) -> Mirror | Unread:
+    def open_pinned(self) -> Mirror | HubFailure:
         """The repository at the commit that was recorded; where none was, at the commit that the
         revision is now, recorded then.
         """
         with self._lock:
             if self._mirror is None:
-                commit = self.pin() or self._resolved()
-                if isinstance(commit, Unread):
+                commit = self.read_pin() or self._resolve_commit()
+                if isinstance(commit, HubFailure):
                     return commit
                 self._mirror = self._at(commit)
             return self._mirror
 
-    def refreshed(self) -> Mirror | Unread:
+    def open_latest(self) -> Mirror | HubFailure:
         """The repository at the commit that its revision is now, asked anew. The pin is not moved:
-        `record` does that.
+        `record_pin` does that.
         """
-        if (closed := self.gate.closed()) is not None:
-            return closed
+        if (failure := self.breaker.check()) is not None:
+            return failure
         commit = self.client.commit_of(self.repo)
-        patient = Gate(self.gate.shut)  # who pulls waits as long as it takes
-        return commit if isinstance(commit, Unread) else replace(self._at(commit), gate=patient)
+        unlimited = CircuitBreaker(self.breaker.disabled)  # a pull waits as long as it takes
+        return (
+            commit
+            if isinstance(commit, HubFailure)
+            else replace(self._at(commit), breaker=unlimited)
+        )
 
-    def record(self, mirror: Mirror) -> Stored | NotStored:
+    def record_pin(self, mirror: Mirror) -> Stored | Refusal:
         """Make `mirror`'s commit the one that this revision stands for on this machine."""
         with self._lock:
             self._mirror = mirror
         return self._record(mirror.repo.revision)
 
-    def pin(self) -> str | None:
+    def read_pin(self) -> str | None:
         """The commit that is recorded for the revision; a commit is its own. None where there is no
         whole record.
         """
@@ -93,9 +98,12 @@ class Hub:
             return self.repo.revision
         data = read_file(self._pin_file, _PIN_LIMIT_BYTES)
         try:
-            body = {} if isinstance(data, Miss) else json.loads(data)
-            own = (body.get("repo"), body.get("revision")) == (self.repo.name, self.repo.revision)
-            commit = body.get("commit") if own else None
+            body = {} if isinstance(data, Refusal) else json.loads(data)
+            is_about_this = (body.get("repo"), body.get("revision")) == (
+                self.repo.name,
+                self.repo.revision,
+            )
+            commit = body.get("commit") if is_about_this else None
         except (
             ValueError,
             AttributeError,
@@ -109,31 +117,31 @@ class Hub:
         return self.folder / "pins" / f"{quote(self.repo.revision, safe='')}.json"
 
     def _at(self, commit: str) -> Mirror:
-        return Mirror(Repo(self.repo.name, commit), self.client, self.folder / commit, self.gate)
+        return Mirror(Repo(self.repo.name, commit), self.client, self.folder / commit, self.breaker)
 
-    def _resolved(self) -> str | Unread:
+    def _resolve_commit(self) -> str | HubFailure:
         """Ask what the revision is, one process of this machine at a time, so that all of them pin
         the same commit.
         """
-        if (closed := self.gate.closed()) is not None:
-            return closed
-        with hold(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
-            if (commit := self.pin()) is not None:
+        if (failure := self.breaker.check()) is not None:
+            return failure
+        with hold_lock(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
+            if (commit := self.read_pin()) is not None:
                 return commit
             started = time.monotonic()
-            found = self.client.commit_of(self.repo)
-            if isinstance(found, Unread):
-                self.gate.note(
-                    Unread("unreachable", found.reason), time.monotonic() - started
+            commit_now = self.client.commit_of(self.repo)
+            if isinstance(commit_now, HubFailure):
+                self.breaker.record_answer(
+                    HubFailure(commit_now.reason, "unreachable"), time.monotonic() - started
                 )  # without a commit nothing else can be asked
-                return found
-            self._record(found)
+                return commit_now
+            self._record(commit_now)
         telemetry.record(
-            "hub", "pinned", repo=self.repo.name, revision=self.repo.revision, commit=found
+            "hub", "pinned", repo=self.repo.name, revision=self.repo.revision, commit=commit_now
         )
-        return found
+        return commit_now
 
-    def _record(self, commit: str) -> Stored | NotStored:
+    def _record(self, commit: str) -> Stored | Refusal:
         body = {"repo": self.repo.name, "revision": self.repo.revision, "commit": commit}
         at = datetime.now(UTC).isoformat(timespec="seconds")
         return write_file(
@@ -143,13 +151,13 @@ class Hub:
 
 @dataclass(frozen=True)
 class HubSource:
-    """The entries and aliases of a repository, under the rules of whom to believe."""
+    """The entries and decision records of a repository, under the rules of whom to believe."""
 
     hub: Hub
     rules: Rules = field(default_factory=Rules)
     name: str = "hub"
 
-    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
         """The entry of the closest target that has one: what makes this a `Source`."""
         return self._first(
             "entry",
@@ -159,44 +167,50 @@ class HubSource:
             lambda held: held.get(region.key, target, contract),
         )
 
-    def alias(self, name: str, target: Target, contract: Contract) -> dict[str, Any] | Miss:
-        """The object of `LocalCache.put_alias` that was pushed under `name`."""
+    def find_decision_record(
+        self, name: str, target: Target, contract: Contract
+    ) -> dict[str, Any] | Refusal:
+        """The object of `LocalCache.put_decision_record` that was pushed under `name`."""
         return self._first(
-            "alias", name, target, contract, lambda held: held.get_alias(name, target, contract)
+            "alias",
+            name,
+            target,
+            contract,
+            lambda held: held.get_decision_record(name, target, contract),
         )
 
     def _first(
         self,
         kind: Kind,
         key: str,
-        here: Target,
+        machine: Target,
         contract: Contract,
-        read: Callable[[LocalCache], _T | Miss],
-    ) -> _T | Miss:
+        read: Callable[[LocalCache], _T | Refusal],
+    ) -> _T | Refusal:
         """What `read` finds in the folder of the closest target, which is given the file first if
         it lacks it.
         """
-        mirror = self.hub.pinned()
-        root = mirror if isinstance(mirror, Unread) else mirror.index()
-        if isinstance(mirror, Unread) or isinstance(root, Unread):
-            return _missed(key, [root.reason] if isinstance(root, Unread) else [])
+        mirror = self.hub.open_pinned()
+        root = mirror if isinstance(mirror, HubFailure) else mirror.index()
+        if isinstance(mirror, HubFailure) or isinstance(root, HubFailure):
+            return _report_miss(key, [root.reason] if isinstance(root, HubFailure) else [])
         reasons: list[str] = []
-        for name, judged in by_closeness(root, here)[:_TARGETS_ASKED]:
+        for name, judged in sort_by_closeness(root, machine)[:_TARGETS_ASKED]:
             folder = mirror.folder(name)
-            held = LocalCache(
+            cache = LocalCache(
                 folder / "none", (folder,), self.name, self.rules
             )  # nothing in it is this user's own
-            found = read(held)
-            if isinstance(found, Miss):
-                brought = mirror.bring(kind, key, judged, contract, root.targets[name][1])
-                if isinstance(brought, Unread):
-                    reasons += [] if brought.kind == "absent" else [brought.reason]
+            answer = read(cache)
+            if isinstance(answer, Refusal):
+                fetched = mirror.bring(kind, key, judged, contract, root.targets[name][1])
+                if isinstance(fetched, HubFailure):
+                    reasons += [] if fetched.kind == "absent" else [fetched.reason]
                     continue
-                found = read(held)
-            if not isinstance(found, Miss):
-                return found
-            reasons.append(found.reason)
-        return _missed(key, reasons)
+                answer = read(cache)
+            if not isinstance(answer, Refusal):
+                return answer
+            reasons.append(answer.reason)
+        return _report_miss(key, reasons)
 
 
 def hub_for(settings: Settings) -> HubSource | None:
@@ -210,21 +224,23 @@ def open_hub(repo: str, settings: Settings) -> Hub:
     """
     from huggingface_hub import constants
 
-    shut = "the setting 'offline' is on" if settings.offline else ""
-    shut = shut or ("offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "")
-    return _opened(
-        Repo.parse(repo), settings.cache_dir, constants.ENDPOINT, settings.hub_timeout_s, shut
+    disabled = "the setting 'offline' is on" if settings.offline else ""
+    disabled = disabled or (
+        "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
+    )
+    return _open(
+        Repo.parse(repo), settings.cache_dir, constants.ENDPOINT, settings.hub_timeout_s, disabled
     )
 
 
-def mirrored_roots(settings: Settings) -> tuple[Path, ...]:
+def list_mirrored_roots(settings: Settings) -> tuple[Path, ...]:
     """The cache folders that are on this disk of the repository of `settings.hub`, at its pin. Asks
     nobody.
     """
     if not settings.hub:
         return ()
     hub = open_hub(settings.hub, settings)
-    commit = hub.pin()
+    commit = hub.read_pin()
     folder = hub.folder / commit / "targets" if commit else hub.folder / "none"
     return (
         tuple(sorted(path for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
@@ -232,14 +248,16 @@ def mirrored_roots(settings: Settings) -> tuple[Path, ...]:
 
 
 @cache
-def _opened(repo: Repo, cache_dir: Path, endpoint: str, timeout_s: float, shut: str) -> Hub:
+def _open(repo: Repo, cache_dir: Path, endpoint: str, timeout_s: float, disabled: str) -> Hub:
     host = quote(urlsplit(endpoint).netloc or "hub", safe="")
     folder = cache_dir / "hub" / host / repo.name.replace("/", "--")
-    return Hub(repo, Client(timeout_s, endpoint), folder, Gate(shut, timeout_s * _WAITS))
+    return Hub(
+        repo, Client(timeout_s, endpoint), folder, CircuitBreaker(disabled, timeout_s * _WAITS)
+    )
 
 
-def _missed(key: str, reasons: list[str]) -> Miss:
+def _report_miss(key: str, reasons: list[str]) -> Refusal:
     if not reasons:
-        return Miss("absent")
+        return Refusal("absent")
     telemetry.record("hub", "missed", key, reason="; ".join(reasons))
-    return Miss("; ".join(reasons))
+    return Refusal("; ".join(reasons))

@@ -6,7 +6,7 @@ used any more.
     key = "ed25519:<64 hex digits>"                reason = "wrong for NaN on driver 580.65"
 
 A list is read again when its file changes. One that is absent, damaged, says a word that is not
-known, or that everybody may write is a `BadList` naming the file and the line, never an empty list.
+known, or that everybody may write is a `Refusal` naming the file and the line, never an empty list.
 A symbolic link is followed (mounted configuration is one), is told to the log once, and must be
 this user's or root's. Whether a list's content is wise is not checked.
 """
@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.files import NotStored, hold, write_file
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.store.cache.files import hold_lock, write_file
 from torch_cudal1.store.trust.signatures import parse_public
 
 __all__ = [
-    "BadList",
     "Publishers",
     "Revocations",
     "append_revocation",
@@ -47,13 +46,6 @@ RevokedKind: TypeAlias = Literal["entry", "program", "key"]
 _KINDS: tuple[RevokedKind, ...] = ("entry", "program", "key")
 _Item: TypeAlias = tuple[dict[str, Any], int]  # one table of a list, and the line where it begins
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class BadList:
-    """A list that cannot be used: which file, where in it, and what to do."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -81,67 +73,71 @@ class _ListError(Exception):
 
 
 _memo: dict[tuple[str, Path], tuple[object, Any]] = {}
-_told: set[Path] = set()
+_logged_links: set[Path] = set()
 _lock = threading.Lock()
 
 
-def read_publishers(path: Path | None) -> Publishers | BadList:
+def read_publishers(path: Path | None) -> Publishers | Refusal:
     """The allow-list at `path`; an empty one for None."""
     return Publishers() if path is None else _read(path, "publisher", _publishers)
 
 
-def read_revocations(path: Path | None) -> Revocations | BadList:
+def read_revocations(path: Path | None) -> Revocations | Refusal:
     """The revocation list at `path`; an empty one for None."""
     return Revocations() if path is None else _read(path, "revoked", _revocations)
 
 
-def append_revocation(path: Path, kind: RevokedKind, what: str, reason: str) -> None:
+def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) -> None:
     """Add one record at the end of a list, which is made if there is none. Raises SettingError if
     it cannot be used or written.
     """
-    block = f"[[revoked]]\n{kind} = {_quoted(what)}\nreason = {_quoted(reason)}\n"
-    with hold(path.with_name(f".{path.name}.lock"), 30.0):
+    block = f"[[revoked]]\n{kind} = {_quote(subject)}\nreason = {_quote(reason)}\n"
+    with hold_lock(path.with_name(f".{path.name}.lock"), 30.0):
         before = ""
         if path.is_symlink() or path.exists():
-            known = read_revocations(path)
-            if isinstance(known, BadList):
-                raise SettingError("revoked", str(path), f"a list that is whole: {known.reason}")
+            revocations = read_revocations(path)
+            if isinstance(revocations, Refusal):
+                raise SettingError(
+                    "revoked", str(path), f"a list that is whole: {revocations.reason}"
+                )
             before = path.read_text(encoding="utf-8").rstrip("\n")
         text = f"{before}\n\n{block}".lstrip("\n")
         try:
             _revocations(_parse(text.encode(), "revoked"))
         except _ListError as problem:  # never write what would make every look-up refuse
             raise SettingError(
-                "revoked", what, f"a record for the list, which was left as it is: {problem.found}"
+                "revoked",
+                subject,
+                f"a record for the list, which was left as it is: {problem.found}",
             ) from problem
-        done = write_file(path.resolve(), text.encode())
-    if isinstance(done, NotStored):
-        raise SettingError("revoked", str(path), f"a list that can be written: {done.reason}")
+        stored = write_file(path.resolve(), text.encode())
+    if isinstance(stored, Refusal):
+        raise SettingError("revoked", str(path), f"a list that can be written: {stored.reason}")
 
 
-def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | BadList:
+def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Refusal:
     try:
-        seen = _examined(path)
+        state = _examine_file(path)
         with _lock:
-            if (known := _memo.get((word, path))) is not None and known[0] == seen:
-                return known[1]  # type: ignore[no-any-return]
-        made = build(_parse(_content(path), word))
+            if (memo := _memo.get((word, path))) is not None and memo[0] == state:
+                return memo[1]  # type: ignore[no-any-return]
+        built = build(_parse(_content(path), word))
     except _ListError as problem:
         where = f"line {problem.line}: " if problem.line else ""
-        return BadList(f"{path}: {where}{problem.found}")
+        return Refusal(f"{path}: {where}{problem.found}")
     except OSError as error:
         hint = (
             "; restore it, or take it out of the settings"
             if isinstance(error, FileNotFoundError)
             else ""
         )
-        return BadList(f"{path}: {type(error).__name__}: {error.strerror or error}{hint}")
+        return Refusal(f"{path}: {type(error).__name__}: {error.strerror or error}{hint}")
     with _lock:
-        _memo[(word, path)] = (seen, made)
-    return made
+        _memo[(word, path)] = (state, built)
+    return built
 
 
-def _examined(path: Path) -> object:
+def _examine_file(path: Path) -> object:
     """What changes when the file is changed or replaced. Raises _ListError where somebody else
     could do that.
     """
@@ -151,29 +147,29 @@ def _examined(path: Path) -> object:
             raise _ListError(
                 f"a symbolic link made by user {link.st_uid}; expected a file, or a link of yours or root's"
             )
-        _closed_folder(path.parent)
-        if path not in _told:
-            _told.add(path)
+        _check_folder(path.parent)
+        if path not in _logged_links:
+            _logged_links.add(path)
             log.warning(
                 "cudal1 follows the symbolic link %s to %s: who may write either decides whom you trust",
                 path,
                 path.resolve(),
             )
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise _ListError(f"not a regular file ({stat.filemode(found.st_mode)})")
-    if found.st_mode & stat.S_IWOTH:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise _ListError(f"not a regular file ({stat.filemode(status.st_mode)})")
+    if status.st_mode & stat.S_IWOTH:
         raise _ListError(
-            f"everybody may write it ({stat.filemode(found.st_mode)}): chmod o-w it, after a look at what it says"
+            f"everybody may write it ({stat.filemode(status.st_mode)}): chmod o-w it, after a look at what it says"
         )
-    _closed_folder(path.resolve().parent)
+    _check_folder(path.resolve().parent)
     return tuple(
         (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_mode)
-        for s in (link, found)
+        for s in (link, status)
     )
 
 
-def _closed_folder(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     mode = os.stat(folder).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise _ListError(
@@ -195,21 +191,23 @@ def _parse(data: bytes, word: str) -> list[_Item]:
     """The tables of a list with their lines. Raises _ListError."""
     try:
         text = data.decode("utf-8")
-        whole = tomllib.loads(text)
+        document = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise _ListError("not UTF-8", data[: error.start].count(b"\n") + 1) from error
     except RecursionError as error:
         raise _ListError("no TOML: nested too deep") from error
     except tomllib.TOMLDecodeError as error:
-        told = re.search(r"\(at line (\d+), column \d+\)", str(error))  # else: "at end of document"
-        line = int(told.group(1)) if told else text.count("\n") + 1
+        location = re.search(
+            r"\(at line (\d+), column \d+\)", str(error)
+        )  # else: "at end of document"
+        line = int(location.group(1)) if location else text.count("\n") + 1
         raise _ListError(f"no TOML: {str(error).split(' (at ')[0]}", line) from error
-    for name in whole:
+    for name in document:
         if name != word:
             raise _ListError(
                 f"{name!r} is not known here; expected only [[{word}]]", _line_of(text, name)
             )
-    tables = whole.get(word, [])
+    tables = document.get(word, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _ListError(f"{word!r} is no list of tables; write [[{word}]]", _line_of(text, word))
     heads = [
@@ -228,13 +226,13 @@ def _line_of(text: str, word: str) -> int:
 def _publishers(items: list[_Item]) -> Publishers:
     names: dict[str, str] = {}
     for table, line in items:
-        name = _told_text(table, "name", line)
+        name = _require_text(table, "name", line)
         key = parse_public(table.get("key"))
-        if isinstance(key, Miss):
+        if isinstance(key, Refusal):
             raise _ListError(f"the key of {name!r}: {key.reason}", line)
         if key in names:
             raise _ListError(f"the key of {name!r} is already that of {names[key]!r}", line)
-        _only(table, ("name", "key"), line)
+        _check_names(table, ("name", "key"), line)
         names[key] = name
     return Publishers(names)
 
@@ -247,35 +245,35 @@ def _revocations(items: list[_Item]) -> Revocations:
             raise _ListError(
                 f"{len(named)} of {', '.join(_KINDS)} in one record; expected exactly one", line
             )
-        kind, what = named[0], table[named[0]]
-        wrong = parse_public(what) if kind == "key" else _digest(what)
-        if isinstance(wrong, Miss):
-            raise _ListError(f"{kind}: {wrong.reason}", line)
-        reasons[kind][what] = _told_text(table, "reason", line)
-        _only(table, (kind, "reason"), line)
+        kind, subject = named[0], table[named[0]]
+        checked = parse_public(subject) if kind == "key" else _digest(subject)
+        if isinstance(checked, Refusal):
+            raise _ListError(f"{kind}: {checked.reason}", line)
+        reasons[kind][subject] = _require_text(table, "reason", line)
+        _check_names(table, (kind, "reason"), line)
     return Revocations(reasons["entry"], reasons["program"], reasons["key"])
 
 
-def _told_text(table: Mapping[str, Any], name: str, line: int) -> str:
-    found = table.get(name)
-    if not isinstance(found, str) or not found.strip():
-        raise _ListError(f"{name} is {found!r}; expected text", line)
-    return found
+def _require_text(table: Mapping[str, Any], name: str, line: int) -> str:
+    text = table.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise _ListError(f"{name} is {text!r}; expected text", line)
+    return text
 
 
-def _only(table: Mapping[str, Any], known: tuple[str, ...], line: int) -> None:
+def _check_names(table: Mapping[str, Any], allowed: tuple[str, ...], line: int) -> None:
     for name in table:
-        if name not in known:
-            raise _ListError(f"{name!r} is not known here; expected {', '.join(known)}", line)
+        if name not in allowed:
+            raise _ListError(f"{name!r} is not known here; expected {', '.join(allowed)}", line)
 
 
-def _digest(text: Any) -> str | Miss:
+def _digest(text: Any) -> str | Refusal:
     if isinstance(text, str) and _DIGEST.fullmatch(text):
         return text
-    return Miss(f"{text!r} is no digest; expected 64 hex digits (0-9, a-f)")
+    return Refusal(f"{text!r} is no digest; expected 64 hex digits (0-9, a-f)")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A TOML basic string: JSON's escapes are a part of TOML's; what JSON leaves as it is and TOML
     does not is DEL.
     """

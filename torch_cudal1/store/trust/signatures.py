@@ -1,4 +1,4 @@
-"""Ed25519 signatures over the digest of an entry or alias: keys made, read and used. RFC 8032, by
+"""Ed25519 signatures over the digest of an entry or decision record: keys made, read and used. RFC 8032, by
 the library `cryptography`.
 
 What is signed is the kind of record and its digest, and the digest covers region, target, contract,
@@ -6,7 +6,7 @@ Program, payloads and evidence: a signature says nothing about any other file. P
 files of mode 0600 in PKCS #8 PEM, never inside a cache.
 
 It decides nothing about whose signature counts (that is `trust`), and the library is imported when
-a key is first used: without it nothing can be signed, and every signature is `Unverified` with that
+a key is first used: without it nothing can be signed, and every signature is `Refusal` with that
 reason.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ir.records import Miss
+from torch_cudal1.core.refusal import Refusal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -32,7 +32,6 @@ __all__ = [
     "Kind",
     "Signature",
     "Signer",
-    "Unverified",
     "load_signer",
     "new_key",
     "parse_public",
@@ -67,13 +66,6 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Unverified:
-    """A signature that proves nothing, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Signer:
     """A private key in use. `public` is what others put on their list."""
 
@@ -91,20 +83,22 @@ def signatures_from(value: Any) -> tuple[Signature, ...]:
     """
     if not isinstance(value, list) or not 0 < len(value) <= _MAX_SIGNATURES:
         raise ValueError(f"signatures are no list of 1 to {_MAX_SIGNATURES}")
-    found = tuple(_signature(item) for item in value)
-    if list(found) != sorted({signature.key: signature for signature in found}.values()):
+    signatures = tuple(_signature(item) for item in value)
+    if list(signatures) != sorted({signature.key: signature for signature in signatures}.values()):
         raise ValueError("signatures are not in order, or two are by one key")
-    return found
+    return signatures
 
 
-def with_signature(held: Sequence[Signature], new: Signature) -> tuple[Signature, ...]:
-    """`held` and `new`, which replaces one by the same key."""
+def with_signature(signatures: Sequence[Signature], added: Signature) -> tuple[Signature, ...]:
+    """`signatures` and `added`, which replaces one by the same key."""
     return tuple(
-        sorted({**{signature.key: signature for signature in held}, new.key: new}.values())
+        sorted(
+            {**{signature.key: signature for signature in signatures}, added.key: added}.values()
+        )
     )
 
 
-def verify(signature: Signature, kind: Kind, digest: str) -> Unverified | None:
+def verify(signature: Signature, kind: Kind, digest: str) -> Refusal | None:
     """None if the holder of `signature.key` signed exactly this digest as this kind of record, else
     why that is not shown.
     """
@@ -112,26 +106,28 @@ def verify(signature: Signature, kind: Kind, digest: str) -> Unverified | None:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError:
-        return Unverified(LIBRARY_MISSING)
+        return Refusal(LIBRARY_MISSING)
     value = bytes.fromhex(signature.value)
     if len(value) != _SIGNATURE_BYTES:
-        return Unverified(f"the signature has {len(value)} bytes, expected {_SIGNATURE_BYTES}")
+        return Refusal(f"the signature has {len(value)} bytes, expected {_SIGNATURE_BYTES}")
     try:
         Ed25519PublicKey.from_public_bytes(
             bytes.fromhex(signature.key.removeprefix(KEY_PREFIX))
         ).verify(value, _message(kind, digest))
     except InvalidSignature:
-        return Unverified(
+        return Refusal(
             "the signature does not fit: file or signature were altered, or it was made for another file"
         )
     return None
 
 
-def parse_public(text: Any) -> str | Miss:
+def parse_public(text: Any) -> str | Refusal:
     """A public key in the one form it is written in, or why `text` is none."""
     if isinstance(text, str) and _KEY.fullmatch(text):
         return text
-    return Miss(f"{text!r} is no public key; expected {KEY_PREFIX!r} and 64 hex digits (0-9, a-f)")
+    return Refusal(
+        f"{text!r} is no public key; expected {KEY_PREFIX!r} and 64 hex digits (0-9, a-f)"
+    )
 
 
 def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
@@ -231,7 +227,7 @@ def _keep_out(path: Path, folders: Sequence[Path]) -> None:
 
 
 def _message(kind: Kind, digest: str) -> bytes:
-    """What is signed: no other protocol signs these bytes, and no alias can be shown for an entry."""
+    """What is signed: no other protocol signs these bytes, and no decision record can be shown for an entry."""
     return f"torch-cudal1 signature 1\n{kind}\n{digest}\n".encode()
 
 
@@ -239,7 +235,7 @@ def _signature(item: Any) -> Signature:
     if not isinstance(item, Mapping) or set(item) != {"key", "value"}:
         raise ValueError(f"{item!r} is no signature; expected key and value")
     key, value = parse_public(item["key"]), item["value"]
-    if isinstance(key, Miss):
+    if isinstance(key, Refusal):
         raise ValueError(key.reason)
     if not isinstance(value, str) or not _HEX.fullmatch(value):
         raise ValueError("a signature is not in hex digits")

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Call, Program
 from torch_cudal1.store.trust.lists import (
-    BadList,
     Publishers,
     Revocations,
     read_publishers,
@@ -34,15 +34,15 @@ __all__ = [
     "OWN",
     "SHIPPED",
     "Origin",
-    "Refused",
+    "Forbidden",
     "Rules",
-    "Sealed",
+    "SignedContent",
     "Standing",
     "Unvouched",
     "Vouched",
-    "problems",
-    "revoked_program",
-    "short",
+    "find_list_problems",
+    "check_revoked_program",
+    "shorten_key",
     "standing",
 ]
 
@@ -70,9 +70,9 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Sealed:
+class SignedContent:
     """What a vouching is about: a record's kind, digest and signatures; `program` of an entry, None
-    of an alias.
+    of a decision record.
     """
 
     kind: Kind
@@ -89,54 +89,50 @@ class Vouched:
 
 
 @dataclass(frozen=True)
-class Unvouched:
-    """Nobody vouches for it: to be judged here before it is used, or refused, by policy."""
-
-    reason: str
+class Unvouched(Refusal):
+    """No trusted key signed it: validated here before it is used, or refused, by policy."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class Forbidden(Refusal):
     """Not to be used at all: revoked, or a list that would say so cannot be read."""
 
-    reason: str
+
+Standing: TypeAlias = Vouched | Unvouched | Forbidden
 
 
-Standing: TypeAlias = Vouched | Unvouched | Refused
-
-
-def standing(record: Sealed, origin: Origin, rules: Rules) -> Standing:
+def standing(record: SignedContent, origin: Origin, rules: Rules) -> Standing:
     """Who vouches for a whole record found at `origin`. Digest and place were checked before."""
     revoked = read_revocations(rules.revoked)
-    if isinstance(revoked, BadList):
-        return Refused(f"the revocation list cannot be used: {revoked.reason}")
-    if reason := _revoked(record, revoked):
-        return Refused(f"revoked: {reason}")
+    if isinstance(revoked, Refusal):
+        return Forbidden(f"the revocation list cannot be used: {revoked.reason}")
+    if revocation := _find_revocation(record, revoked):
+        return Forbidden(f"revoked: {revocation}")
     if origin != "elsewhere":
         return Vouched(OWN if origin == "own" else "torch-cudal1")
     publishers = read_publishers(rules.publishers)
-    if isinstance(publishers, BadList):
-        return Refused(f"the list of publishers cannot be used: {publishers.reason}")
-    return _signed(record, publishers, revoked)
+    if isinstance(publishers, Refusal):
+        return Forbidden(f"the list of publishers cannot be used: {publishers.reason}")
+    return _check_signatures(record, publishers, revoked)
 
 
-def revoked_program(program: Program, rules: Rules) -> str:
-    """Why a Program, or one nested in it, is not to be used, whoever proposes it; "" if nothing
-    speaks against it.
-    """
+def check_revoked_program(program: Program, rules: Rules) -> Refusal | None:
+    """Why a Program, or one nested in it, is not to be used, wherever it comes from."""
     revoked = read_revocations(rules.revoked)
-    if isinstance(revoked, BadList):
-        return f"the revocation list cannot be used: {revoked.reason}"
-    return _among(program, revoked)
+    if isinstance(revoked, Refusal):
+        return Refusal(f"the revocation list cannot be used: {revoked}")
+    return _find_revoked_program(program, revoked)
 
 
-def problems(rules: Rules) -> tuple[str, ...]:
+def find_list_problems(rules: Rules) -> tuple[str, ...]:
     """What is wrong with the lists, for people who ask before something is loaded."""
     lists = (read_publishers(rules.publishers), read_revocations(rules.revoked))
-    return tuple(found.reason for found in lists if isinstance(found, BadList))
+    return tuple(read_list.reason for read_list in lists if isinstance(read_list, Refusal))
 
 
-def _signed(record: Sealed, publishers: Publishers, revoked: Revocations) -> Standing:
+def _check_signatures(
+    record: SignedContent, publishers: Publishers, revoked: Revocations
+) -> Standing:
     """One good signature is enough; without one, a revoked key refuses, and everything else leaves
     it unvouched.
     """
@@ -147,30 +143,29 @@ def _signed(record: Sealed, publishers: Publishers, revoked: Revocations) -> Sta
     for signature in record.signatures:
         name = publishers.names.get(signature.key)
         if (reason := revoked.key.get(signature.key)) is not None:
-            by_revoked = f"signed with the revoked key {short(signature.key)}: {reason}"
+            by_revoked = f"signed with the revoked key {shorten_key(signature.key)}: {reason}"
         elif name is None:
             reasons.append(
-                f"signed with {short(signature.key)}, which is not on the list of publishers"
+                f"signed with {shorten_key(signature.key)}, which is not on the list of publishers"
             )
         elif (problem := verify(signature, record.kind, record.digest)) is not None:
             reasons.append(f"signed as publisher {name!r}: {problem.reason}")
         else:
             return Vouched(f"publisher {name!r}")
-    return Refused(by_revoked) if by_revoked else Unvouched("; ".join(reasons))
+    return Forbidden(by_revoked) if by_revoked else Unvouched("; ".join(reasons))
 
 
-def _revoked(record: Sealed, revoked: Revocations) -> str:
+def _find_revocation(record: SignedContent, revoked: Revocations) -> Refusal | None:
     if (reason := revoked.entry.get(record.digest)) is not None:
-        return reason
-    return _among(record.program, revoked) if record.program is not None else ""
+        return Refusal(reason)
+    return _find_revoked_program(record.program, revoked) if record.program is not None else None
 
 
-def _among(program: Program, revoked: Revocations) -> str:
+def _find_revoked_program(program: Program, revoked: Revocations) -> Refusal | None:
     if not revoked.program:  # digests of Programs cost hashing their payloads
-        return ""
-    return next(
-        (revoked.program[digest] for digest in _digests(program) if digest in revoked.program), ""
-    )
+        return None
+    reasons = (revoked.program.get(digest) for digest in _digests(program))
+    return next((Refusal(reason) for reason in reasons if reason), None)
 
 
 def _digests(program: Program) -> Iterator[str]:
@@ -180,6 +175,6 @@ def _digests(program: Program) -> Iterator[str]:
             yield from _digests(step.program)
 
 
-def short(key: str) -> str:
+def shorten_key(key: str) -> str:
     """A public key for people: its first digits."""
     return f"{key[: len(KEY_PREFIX) + 12]}…"

@@ -1,10 +1,10 @@
-"""From results to what may be said: the pre-registered comparison, the others with their
+"""Compares the arms of an experiment: the pre-registered comparison, the others with Holm's
 correction, and the tables.
 
 The endpoint is the best speed-up after so many measurements on a held-out task, in logarithms,
-paired by seed and task. A task on which nothing succeeded counts as 1: the reference runs; so does
-one whose best is slower. "Contrastive beats vanilla" is what the primary interval says when it
-excludes 0, and nothing else is. Ties and losses are results.
+paired by seed and task. A task without a success counts as 1, since the reference runs; so does a
+task whose best program is slower. "Contrastive beats vanilla" may be claimed only where the primary
+interval excludes 0. Ties and losses are results.
 """
 
 from __future__ import annotations
@@ -12,45 +12,51 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_cudal1.training.experiments.paired_tests import (
-    Difference,
+    PairedDifference,
     TableRow,
-    auc,
-    holm,
-    paired_difference,
-    table_row,
+    adjust_by_holm,
+    build_table_row,
+    compute_area,
+    estimate_difference,
 )
-from torch_cudal1.training.experiments.plan import ARMS, COMPARISONS, PRIMARY, Plan
+from torch_cudal1.training.experiments.plan import ARMS, COMPARISONS, PRIMARY, Arm, ExperimentPlan
 
 __all__ = [
-    "Comparison",
-    "Summary",
-    "ceilings",
-    "comparisons",
-    "crossed",
-    "stage_rise",
-    "stage_tables",
-    "summaries",
+    "ArmComparison",
+    "ArmSummary",
+    "compute_optimum_means",
+    "compare_arms",
+    "compare_exemplar_effects",
+    "compare_stages",
+    "tabulate_stages",
+    "summarize_arms",
 ]
 
 Results = Sequence[Mapping[str, Any]]
+_NEAR_OPTIMUM = 0.95  # of it counts as reached
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """`kind`: which held-out tasks. `adjusted`: p by Holm over all but the primary comparison,
-    whose p needs none.
+class ArmComparison:
+    """Arm `one` against arm `other`. `kind`: of held-out tasks. `adjusted`: p by Holm over all but
+    the primary comparison, whose p needs no correction.
     """
 
     one: str
     other: str
     kind: str
-    difference: Difference
+    difference: PairedDifference
     primary: bool
     adjusted: float
+
+    @property
+    def name(self) -> str:
+        """Of this comparison among those of a plan."""
+        return f"{self.one} {self.other} {self.kind}"
 
     @property
     def says(self) -> str:
@@ -61,7 +67,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ArmSummary:
     """One arm over its seeds: means, and standard deviations over seeds where there are several."""
 
     arm: str
@@ -70,155 +76,158 @@ class Summary:
     success: float
     speedup: float
     log_speedup: float | None  # of successes; None without any
-    best: Mapping[str, float]  # kind and measurements to geometric mean, such as "shape 64"
+    # kind and measurements, such as "shape 64", to the geometric mean of the best scores
+    best: Mapping[str, float]
     area: Mapping[str, float]
-    deviation: (
-        float | None
-    )  # of log best at the last measurement, held-out shapes or what there is first
-    reached: Mapping[
-        str, float
-    ]  # kind to the share of tasks whose best came within 5 % of the best there is; {} if unknown
-    programs: (
-        float | None
-    )  # different ones that it wrote for a held-out task; None without such tasks
+    # standard deviation over seeds of log best at the last measurement, of the first kind
+    deviation: float | None
+    # kind to the share of tasks whose best came within 5 % of the optimum; {} if that is unknown
+    reached: Mapping[str, float]
+    # mean number of different programs for a held-out task; None without such tasks
+    programs: float | None
 
 
-def comparisons(results: Results, plan: Plan) -> list[Comparison]:
-    """All that both arms have common seeds for; the primary one first."""
-    found = []
+def compare_arms(results: Results, plan: ExperimentPlan) -> list[ArmComparison]:
+    """Every comparison whose two arms have common seeds; the primary one first."""
+    comparisons = []
     last = max(plan.held_out.reported)
-    for one, other in COMPARISONS:
-        for kind in _kinds(results):
-            matrices = _paired(results, (one, ""), (other, ""), kind, last)
+    for arm, baseline_arm in COMPARISONS:
+        for kind in _get_kinds(results):
+            matrices = _pair_by_seed(results, (arm, ""), (baseline_arm, ""), kind, last)
             if matrices is not None:
-                primary = (one, other) == PRIMARY and kind == "shape"
-                found.append(
-                    Comparison(one, other, kind, paired_difference(*matrices), primary, 1.0)
+                difference = estimate_difference(*matrices)
+                is_primary = (arm, baseline_arm) == PRIMARY and kind == "shape"
+                comparisons.append(
+                    ArmComparison(arm, baseline_arm, kind, difference, is_primary, difference.p)
                 )
-    adjusted = holm({f"{c.one} {c.other} {c.kind}": c.difference.p for c in found if not c.primary})
+    adjusted = adjust_by_holm({c.name: c.difference.p for c in comparisons if not c.primary})
     return [
-        Comparison(
-            c.one,
-            c.other,
-            c.kind,
-            c.difference,
-            c.primary,
-            adjusted.get(f"{c.one} {c.other} {c.kind}", c.difference.p),
-        )
-        for c in sorted(found, key=lambda c: not c.primary)
+        replace(c, adjusted=adjusted.get(c.name, c.difference.p))
+        for c in sorted(comparisons, key=lambda c: not c.primary)
     ]
 
 
-def crossed(results: Results, plan: Plan) -> dict[str, Difference]:
+def compare_exemplar_effects(results: Results, plan: ExperimentPlan) -> dict[str, PairedDifference]:
     """The two effects of exemplars apart: trained with or without, tested with or without; on
     held-out shapes.
     """
     last = max(plan.held_out.reported)
-    wanted = {
+    effects = {
         "trained with - without, tested with": (("A6", "bucket"), ("A4", "bucket")),
         "trained with - without, tested without": (("A6", "none"), ("A4", "none")),
         "tested with - without, trained with": (("A6", "bucket"), ("A6", "none")),
         "tested with - without, trained without": (("A4", "bucket"), ("A4", "none")),
     }
-    found = {}
-    for name, (one, other) in wanted.items():
-        matrices = _paired(results, one, other, "shape", last)
+    differences = {}
+    for name, (first_test, second_test) in effects.items():
+        matrices = _pair_by_seed(results, first_test, second_test, "shape", last)
         if matrices is not None:
-            found[name] = paired_difference(*matrices)
-    return found
+            differences[name] = estimate_difference(*matrices)
+    return differences
 
 
-def stage_rise(results: Results) -> dict[str, Difference]:
+def compare_stages(results: Results) -> dict[str, PairedDifference]:
     """Success from stage 1 to stage 2, and log speed-up of the successes from stage 2 to A6 and A4;
     by seed.
     """
-    bases = {one["seed"]: one["stages"] for one in results if not ARMS[one["arm"]].without_analysis}
-    found = {}
+    bases = _get_bases(results)
+    differences = {}
     if bases:
         pairs = [
             (stage["selfsup"]["success"], stage["sft"]["success"])
             for _, stage in sorted(bases.items())
         ]
-        found["success, stage 2 - stage 1"] = _by_seed(pairs)
+        differences["success, stage 2 - stage 1"] = _compare_by_seed(pairs)
     for arm in ("A6", "A4"):
         logs = [
-            (one["exam"]["log_speedup"], one["stages"]["selfsup"]["log_speedup"])
-            for one in results
-            if one["arm"] == arm
+            (result["exam"]["log_speedup"], result["stages"]["selfsup"]["log_speedup"])
+            for result in results
+            if result["arm"] == arm
         ]
-        known = [
+        paired_logs = [
             (after, before) for after, before in logs if after is not None and before is not None
         ]
-        if known:
-            found[f"log speed-up, {arm} - stage 2"] = _by_seed(known)
-    return found
+        if paired_logs:
+            differences[f"log speed-up, {arm} - stage 2"] = _compare_by_seed(paired_logs)
+    return differences
 
 
-def stage_tables(results: Results) -> list[tuple[TableRow, TableRow]]:
+def tabulate_stages(results: Results) -> list[tuple[TableRow, TableRow]]:
     """The paper's table of stages: the best of a task's exam samples, over all tasks and seeds;
     failures as 0 and as 1.
     """
     rows = []
-    bases = {one["seed"]: one["stages"] for one in results if not ARMS[one["arm"]].without_analysis}
+    bases = _get_bases(results)
     for name, stage in (("Stage 1 (SFT)", "sft"), ("Stage 1+2", "selfsup")):
         rows.append(
-            (name, [score for told in bases.values() for score in told[stage]["best"].values()])
+            (name, [score for stages in bases.values() for score in stages[stage]["best"].values()])
         )
     for arm in ARMS.values():
-        rows.append(
-            (
-                f"{arm.name} {arm.title}",
-                [
-                    s
-                    for one in results
-                    if one["arm"] == arm.name
-                    for s in one["exam"]["best"].values()
-                ],
-            )
-        )
+        arm_results = [result for result in results if result["arm"] == arm.name]
+        scores = [score for result in arm_results for score in result["exam"]["best"].values()]
+        rows.append((f"{arm.name} {arm.title}", scores))
     return [
-        (table_row(name, scores, missing=0.0), table_row(name, scores, missing=1.0))
+        (build_table_row(name, scores, missing=0.0), build_table_row(name, scores, missing=1.0))
         for name, scores in rows
         if scores
     ]
 
 
-def summaries(results: Results, plan: Plan) -> list[Summary]:
-    """One line an arm that has results."""
-    found = []
-    for arm in ARMS.values():
-        own = [one for one in results if one["arm"] == arm.name]
-        if not own:
-            continue
-        kinds = _kinds(own)
-        best, area, spread = {}, {}, None
-        for kind in kinds:
-            for k in plan.held_out.reported:
-                logs = _logs(own, "", kind, k)
-                best[f"{kind} {k}"] = math.exp(
-                    statistics.fmean(statistics.fmean(row) for row in logs)
-                )
-            area[kind] = statistics.fmean(_area(one, kind) for one in own)
-            if spread is None and len(own) > 1:
-                spread = statistics.stdev(
-                    statistics.fmean(row)
-                    for row in _logs(own, "", kind, max(plan.held_out.reported))
-                )
-        exams = [one["exam"] for one in own]
-        means = [statistics.fmean(exam[name] for exam in exams) for name in ("success", "speedup")]
-        log_means = [exam["log_speedup"] for exam in exams if exam["log_speedup"] is not None]
-        reached = {kind: _reached(own, kind) for kind in kinds if own[0]["optimum"]}
-        written = [
-            float(len(test["curve"]))
-            for one in own
-            for test in one["held_out"].get(one["own"], {}).values()
-        ]
-        facts = (means[0], means[1], _mean(log_means), best, area, spread, reached, _mean(written))
-        found.append(Summary(arm.name, arm.title, len(own), *facts))
-    return found
+def summarize_arms(results: Results, plan: ExperimentPlan) -> list[ArmSummary]:
+    """One line for each arm that has results."""
+    return [
+        _summarize_arm(arm, arm_results, plan)
+        for arm in ARMS.values()
+        if (arm_results := [result for result in results if result["arm"] == arm.name])
+    ]
 
 
-def ceilings(results: Results) -> dict[str, float]:
+def _summarize_arm(arm: Arm, results: Results, plan: ExperimentPlan) -> ArmSummary:
+    kinds = _get_kinds(results)
+    best = {
+        f"{kind} {k}": math.exp(
+            statistics.fmean(
+                statistics.fmean(row) for row in _log_best_scores(results, "", kind, k)
+            )
+        )
+        for kind in kinds
+        for k in plan.held_out.reported
+    }
+    deviation = None
+    if kinds and len(results) > 1:
+        last_logs = _log_best_scores(results, "", kinds[0], max(plan.held_out.reported))
+        deviation = statistics.stdev(statistics.fmean(row) for row in last_logs)
+    exams = [result["exam"] for result in results]
+    program_counts = [
+        float(len(test["curve"]))
+        for result in results
+        for test in result["held_out"].get(result["own"], {}).values()
+    ]
+    return ArmSummary(
+        arm=arm.name,
+        title=arm.title,
+        seeds=len(results),
+        success=statistics.fmean(exam["success"] for exam in exams),
+        speedup=statistics.fmean(exam["speedup"] for exam in exams),
+        log_speedup=_mean_or_none(
+            [exam["log_speedup"] for exam in exams if exam["log_speedup"] is not None]
+        ),
+        best=best,
+        area={
+            kind: statistics.fmean(_compute_area(result, kind) for result in results)
+            for kind in kinds
+        },
+        deviation=deviation,
+        reached={
+            kind: _compute_near_optimal_share(results, kind)
+            for kind in kinds
+            if results[0]["optimum"]
+        },
+        programs=_mean_or_none(program_counts),
+    )
+
+
+def compute_optimum_means(results: Results) -> dict[str, float]:
     """For training tasks and each kind of held-out ones the geometric mean of the best there is;
     none where it is not known.
     """
@@ -234,68 +243,86 @@ def ceilings(results: Results) -> dict[str, float]:
     }
 
 
-def _paired(
-    results: Results, one: tuple[str, str], other: tuple[str, str], kind: str, k: int
+def _get_bases(results: Results) -> dict[int, Mapping[str, Any]]:
+    """By seed, the metrics of stages 1 and 2 of the arms with analysis, which share them."""
+    return {
+        result["seed"]: result["stages"]
+        for result in results
+        if not ARMS[result["arm"]].without_analysis
+    }
+
+
+def _pair_by_seed(
+    results: Results, first_test: tuple[str, str], second_test: tuple[str, str], kind: str, k: int
 ) -> tuple[list[list[float]], list[list[float]]] | None:
-    """Two (seeds, tasks) matrices over the seeds that both have; None where there is none, or no
-    task of that kind.
+    """Two (seeds, tasks) matrices over the seeds that both tests have, each an arm and a selector;
+    None where there is no such seed, or no task of that kind.
     """
     sides = [
-        {r["seed"]: r for r in results if r["arm"] == arm and (not test or test in r["held_out"])}
-        for arm, test in (one, other)
+        {
+            result["seed"]: result
+            for result in results
+            if result["arm"] == arm and (not selector or selector in result["held_out"])
+        }
+        for arm, selector in (first_test, second_test)
     ]
     seeds = sorted(set(sides[0]) & set(sides[1]))
     if not seeds or not sides[0][seeds[0]]["kinds"].get(kind):
         return None
     first, second = (
-        _logs([side[s] for s in seeds], test, kind, k)
-        for side, (_, test) in zip(sides, (one, other), strict=True)
+        _log_best_scores([side[seed] for seed in seeds], selector, kind, k)
+        for side, (_, selector) in zip(sides, (first_test, second_test), strict=True)
     )
     return first, second
 
 
-def _logs(results: Results, test: str, kind: str, k: int) -> list[list[float]]:
+def _log_best_scores(results: Results, selector: str, kind: str, k: int) -> list[list[float]]:
     return [
-        [math.log(max(1.0, told["best"][str(k)] or 1.0)) for told in _tests(one, test, kind)]
-        for one in results
+        [
+            math.log(max(1.0, test["best"][str(k)] or 1.0))
+            for test in _get_held_out(result, selector, kind)
+        ]
+        for result in results
     ]
 
 
-def _tests(result: Mapping[str, Any], test: str, kind: str) -> list[Mapping[str, Any]]:
-    """The held-out tests of a kind in the order of tasks; with the arm's own exemplars where `test`
-    is "".
+def _get_held_out(result: Mapping[str, Any], selector: str, kind: str) -> list[Mapping[str, Any]]:
+    """The held-out tests of a kind in the order of tasks; with the arm's own exemplars where
+    `selector` is "".
     """
-    told = result["held_out"][test or result["own"]]
-    return [told[task] for task in result["kinds"][kind]]
+    tests = result["held_out"][selector or result["own"]]
+    return [tests[task] for task in result["kinds"][kind]]
 
 
-def _area(result: Mapping[str, Any], kind: str) -> float:
+def _compute_area(result: Mapping[str, Any], kind: str) -> float:
     curves = [
-        [max(1.0, score or 1.0) for score in told["curve"]] or [1.0]
-        for told in _tests(result, "", kind)
+        [max(1.0, score or 1.0) for score in test["curve"]] or [1.0]
+        for test in _get_held_out(result, "", kind)
     ]
-    return statistics.fmean(auc(curve) for curve in curves)
+    return statistics.fmean(compute_area(curve) for curve in curves)
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean_or_none(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _reached(results: Results, kind: str) -> float:
-    """Shares of tasks, over seeds. Noise can lift a score above the optimum as it was measured:
-    that counts.
+def _compute_near_optimal_share(results: Results, kind: str) -> float:
+    """The share of tasks over all seeds whose best is near the optimum. Noise can lift a score
+    above the optimum as it was measured: that counts.
     """
     shares = []
-    for one in results:
-        for task, told in zip(one["kinds"][kind], _tests(one, "", kind), strict=True):
-            optimum, last = one["optimum"][task], told["curve"][-1] if told["curve"] else None
-            shares.append(optimum is None or max(1.0, last or 1.0) >= 0.95 * max(1.0, optimum))
+    for result in results:
+        for task, test in zip(result["kinds"][kind], _get_held_out(result, "", kind), strict=True):
+            optimum, last = result["optimum"][task], test["curve"][-1] if test["curve"] else None
+            shares.append(
+                optimum is None or max(1.0, last or 1.0) >= _NEAR_OPTIMUM * max(1.0, optimum)
+            )
     return statistics.fmean(shares)
 
 
-def _kinds(results: Results) -> list[str]:
+def _get_kinds(results: Results) -> list[str]:
     return [kind for kind, tasks in results[0]["kinds"].items() if tasks] if results else []
 
 
-def _by_seed(pairs: Sequence[tuple[float, float]]) -> Difference:
-    return paired_difference([[after] for after, _ in pairs], [[before] for _, before in pairs])
+def _compare_by_seed(pairs: Sequence[tuple[float, float]]) -> PairedDifference:
+    return estimate_difference([[after] for after, _ in pairs], [[before] for _, before in pairs])

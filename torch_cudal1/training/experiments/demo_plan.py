@@ -3,14 +3,14 @@ parts work, not their worth.
 """
 
 from torch_cudal1.ingest.llm.policy import TinySpec
-from torch_cudal1.training.experiments.plan import HeldOut, Plan
-from torch_cudal1.training.rl_native import GrpoConfig
+from torch_cudal1.training.experiments.plan import ExperimentPlan, HeldOut
+from torch_cudal1.training.grpo import GrpoConfig
 from torch_cudal1.training.stages import SelfsupConfig
 from torch_cudal1.training.supervised import FitConfig
 
 __all__ = ["DEMO"]
 
-DEMO = Plan(
+DEMO = ExperimentPlan(
     name="demonstration",
     device="cpu",
     endpoint="A model of 0.15 M parameters, made from nothing and taught in three stages, in minutes on a CPU; a demonstration.",

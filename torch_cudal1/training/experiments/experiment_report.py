@@ -1,5 +1,5 @@
-"""An experiment, or a single run, as tables for a screen and sections of a page; it computes
-nothing that `comparison` does not.
+"""Shows an experiment, or a single run, as tables for a screen and sections of a page; the figures
+are those of `comparison`.
 
 Every table names its denominator and every figure whether its numbers are replay or live. Plots
 need matplotlib; without it the page says so and keeps its tables.
@@ -13,62 +13,76 @@ from typing import Any
 
 from torch_cudal1.cli.view import plots
 from torch_cudal1.cli.view.article import Figure, Section, Table, article
-from torch_cudal1.cli.view.text import ABSENT, counted
+from torch_cudal1.cli.view.text import ABSENT, count_text
 from torch_cudal1.training.experiments.comparison import (
-    ceilings,
-    comparisons,
-    crossed,
-    stage_rise,
-    stage_tables,
-    summaries,
+    ArmSummary,
+    compare_arms,
+    compare_exemplar_effects,
+    compare_stages,
+    compute_optimum_means,
+    summarize_arms,
+    tabulate_stages,
 )
-from torch_cudal1.training.experiments.exam import best_curves
-from torch_cudal1.training.experiments.paired_tests import Difference, TableRow
-from torch_cudal1.training.experiments.plan import ARMS, Plan
+from torch_cudal1.training.experiments.paired_tests import PairedDifference, TableRow
+from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan
+from torch_cudal1.training.experiments.policy_eval import compute_best_curves
 
-__all__ = ["collected_table", "experiment_page", "paper_table", "run_sections", "tables_of"]
+__all__ = [
+    "build_collect_table",
+    "render_experiment_page",
+    "build_paper_table",
+    "build_run_sections",
+    "build_tables",
+]
 
 Results = Sequence[Mapping[str, Any]]
+_MIN_SEEDS = 8
 Cheats = Mapping[str, Sequence[Mapping[str, float]]]
 _PAPER = ("mean", "max", "p75", "p50", "p25", "geomean", "success", "> 1.01x")
 
 
-def experiment_page(
-    plan: Plan, results: Results, facts: Mapping[str, str], *, cheats: Cheats | None = None
+def render_experiment_page(
+    plan: ExperimentPlan,
+    results: Results,
+    facts: Mapping[str, str],
+    *,
+    cheats: Cheats | None = None,
 ) -> str:
     """The whole page as text."""
-    label = "; ".join(sorted({str(one["label"]) for one in results})) or "no results"
-    size = (
-        f"{counted(len({one['seed'] for one in results}), 'seed')}, {counted(len(results), 'run')}"
-    )
+    label = "; ".join(sorted({str(result["label"]) for result in results})) or "no results"
+    size = f"{count_text(len({result['seed'] for result in results}), 'seed')}, {count_text(len(results), 'run')}"
     intro = f"{plan.endpoint} Numbers: {label}. {size}, plan {plan.digest}."
-    stages = Section("Stages", [*tables_of(plan, results), *_figures(plan, results)])
-    sections = [stages, Section("What may be said", _said(plan, results))]
+    stages = Section("Stages", [*build_tables(plan, results), *_build_figures(results)])
+    sections = [stages, Section("What may be said", _build_comparison_tables(plan, results))]
     if cheats:
-        sections.append(Section("Cheats", _cheats(cheats)))
-    return article(f"Training: {plan.name}", intro, [*sections, _reading()], facts)
+        sections.append(Section("Cheats", _build_cheat_section(cheats)))
+    return article(f"Training: {plan.name}", intro, [*sections, _build_notes()], facts)
 
 
-def tables_of(plan: Plan, results: Results) -> list[Table]:
+def build_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
     """What a terminal shows too: stages in the paper's format in both conventions, arms, collected
     samples.
     """
-    rows = stage_tables(results)
+    rows = tabulate_stages(results)
     tables = [
-        paper_table(
+        build_paper_table(
             [pair[0] for pair in rows],
             "Best of a task's exam samples; tasks x seeds; a failure counts as 0, as in the paper",
         ),
-        paper_table(
+        build_paper_table(
             [pair[1] for pair in rows], "The same; a failure counts as 1, since the reference runs"
         ),
-        *_arm_tables(plan, results),
+        *_build_arm_tables(plan, results),
     ]
-    stages = [one["stages"] for one in results[:1]]
-    return [*tables, *(collected_table(told["collected"]) for told in stages)] if results else []
+    stages = [result["stages"] for result in results[:1]]
+    return (
+        [*tables, *(build_collect_table(base_facts["collected"]) for base_facts in stages)]
+        if results
+        else []
+    )
 
 
-def paper_table(rows: Sequence[TableRow], caption: str) -> Table:
+def build_paper_table(rows: Sequence[TableRow], caption: str) -> Table:
     """In the columns of the paper's tables, and the geometric mean (failures 1)."""
     cells = [
         [
@@ -82,19 +96,19 @@ def paper_table(rows: Sequence[TableRow], caption: str) -> Table:
     return Table(caption, ("stage", *_PAPER), cells)
 
 
-def collected_table(collected: Mapping[str, Mapping[str, int]]) -> Table:
+def build_collect_table(collected: Mapping[str, Mapping[str, int]]) -> Table:
     """Attempts of every generator by what became of them."""
     outcomes = ("ok", "wrong", "compile", "run", "hack", "unstable", "undecodable")
     rows = [
-        [name, str(told["attempts"]), *(str(told.get(outcome, 0)) for outcome in outcomes)]
-        for name, told in collected.items()
+        [name, str(counts["attempts"]), *(str(counts.get(outcome, 0)) for outcome in outcomes)]
+        for name, counts in collected.items()
     ]
     return Table(
         "Stage 1, samples collected (first seed)", ("generator", "attempts", *outcomes), rows
     )
 
 
-def run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Section]:
+def build_run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Section]:
     """A single run of stage 3, step by step."""
     if not curve:
         return []
@@ -106,32 +120,34 @@ def run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Secti
     columns = ("step", "programs", "success", "speedup", "best", "hack", "undecodable")
     rows = [
         [
-            f"{one[name]:.0f}" if name in ("step", "programs") else f"{one[name]:.3f}"
+            f"{point[name]:.0f}" if name in ("step", "programs") else f"{point[name]:.3f}"
             for name in columns
         ]
-        for one in picked
+        for point in picked
     ]
     parts: list[str | Table | Figure] = [Table(f"Stage 3, {label}", columns, rows)]
-    able, why = plots.available()
+    able, reason = plots.available()
     if not able:
-        return [Section("Run", [f"No plots on this page: {why}.", *parts])]
-    steps = [one["step"] for one in curve]
+        return [Section("Run", [f"No plots on this page: {reason}.", *parts])]
+    steps = [point["step"] for point in curve]
     shares = [
-        plots.Curve(name, steps, [one[name] for one in curve])
+        plots.Curve(name, steps, [point[name] for point in curve])
         for name in ("success", "hack", "undecodable")
     ]
-    reward = [plots.Curve("mean of all samples", steps, [one["speedup"] for one in curve])]
+    reward = [plots.Curve("mean of all samples", steps, [point["speedup"] for point in curve])]
     best = [
         plots.Curve(
-            "best so far", [one["programs"] for one in curve], [one["best"] for one in curve]
+            "best so far",
+            [point["programs"] for point in curve],
+            [point["best"] for point in curve],
         )
     ]
     parts += [
-        _drawn(
+        _draw_figure(
             reward, f"Mean speed-up of a sample, failures 0 ({label})", "step", "speed-up", "reward"
         ),
-        _drawn(shares, f"Shares of samples ({label})", "step", "share", "shares"),
-        _drawn(
+        _draw_figure(shares, f"Shares of samples ({label})", "step", "share", "shares"),
+        _draw_figure(
             best,
             f"Geometric mean over tasks of the best so far ({label})",
             "different programs",
@@ -142,38 +158,51 @@ def run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Secti
     return [Section("Run", parts)]
 
 
-def _arm_tables(plan: Plan, results: Results) -> list[Table]:
-    """What arms can do on tasks they were trained on, and on others: apart, so that both fit on a
-    page.
+def _build_arm_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
+    """What arms achieve on the tasks they were trained on, and on held-out ones: two tables, so
+    that both fit on a page.
     """
-    told, ceiling = summaries(results, plan), ceilings(results)
-    trained = [
+    arm_summaries = summarize_arms(results, plan)
+    exam_table = Table(
+        "Arms: exam on training tasks",
+        ("arm", "seeds", "success", "mean", "log mean"),
         [
-            f"{one.arm} {one.title}", str(one.seeds), f"{one.success:.3f}", f"{one.speedup:.3f}",
-            ABSENT if one.log_speedup is None else f"{one.log_speedup:+.3f}",
-        ]
-        for one in told
-    ]  # fmt: skip
-    exam = Table(
-        "Arms: exam on training tasks", ("arm", "seeds", "success", "mean", "log mean"), trained
+            [
+                f"{summary.arm} {summary.title}",
+                str(summary.seeds),
+                f"{summary.success:.3f}",
+                f"{summary.speedup:.3f}",
+                _format_optional(summary.log_speedup, "+.3f"),
+            ]
+            for summary in arm_summaries
+        ],
     )
-    names, kinds = (list(told[0].best), list(told[0].reached)) if told else ([], [])
-    if not names:
-        return [exam]
+    if not arm_summaries or not arm_summaries[0].best:
+        return [exam_table]
+    return [exam_table, _build_held_out_table(plan, results, arm_summaries)]
+
+
+def _build_held_out_table(
+    plan: ExperimentPlan, results: Results, arm_summaries: Sequence[ArmSummary]
+) -> Table:
+    names, kinds = list(arm_summaries[0].best), list(arm_summaries[0].reached)
     rows = [
         [
-            one.arm, *(f"{one.best[name]:.3f}" for name in names), *(f"{one.reached[kind]:.2f}" for kind in kinds),
-            ABSENT if one.programs is None else f"{one.programs:.1f}", ABSENT if one.deviation is None else f"{one.deviation:.3f}",
+            summary.arm,
+            *(f"{summary.best[name]:.3f}" for name in names),
+            *(f"{summary.reached[kind]:.2f}" for kind in kinds),
+            _format_optional(summary.programs, ".1f"),
+            _format_optional(summary.deviation, ".3f"),
         ]
-        for one in told
-    ]  # fmt: skip
-    if ceiling:
-        best = [f"{ceiling[name.split()[0]]:.3f}" for name in names]
+        for summary in arm_summaries
+    ]
+    if optimum_means := compute_optimum_means(results):
+        best = [f"{optimum_means[name.split()[0]]:.3f}" for name in names]
         rows.append(["best", *best, *["1.00"] * len(kinds), ABSENT, ABSENT])
     caption = (
-        "Held-out tasks: geometric mean of the best after so many programs, failures 1, and of the best there is; "
-        f"share of tasks that came within 5 % of that; different programs a task, of {plan.held_out.measurements} at most: "
-        "who wrote few has no more to choose from"
+        "Held-out tasks: geometric mean of the best after so many programs, failures 1, and of the "
+        "best there is; share of tasks that came within 5 % of that; different programs a task, of "
+        f"{plan.held_out.measurements} at most: an arm that wrote few has no more to choose from"
     )
     columns = (
         "arm",
@@ -182,18 +211,25 @@ def _arm_tables(plan: Plan, results: Results) -> list[Table]:
         "programs",
         "sd over seeds",
     )
-    return [exam, Table(caption, columns, rows)]
+    return Table(caption, columns, rows)
 
 
-def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
-    found = comparisons(results, plan)
+def _format_optional(value: float | None, spec: str) -> str:
+    return ABSENT if value is None else format(value, spec)
+
+
+def _build_comparison_tables(plan: ExperimentPlan, results: Results) -> list[str | Table | Figure]:
+    comparisons = compare_arms(results, plan)
     rows = [
         [
-            f"{c.one} - {c.other}, held-out {c.kind}" + (" (primary)" if c.primary else ""), *_interval(c.difference),
-            f"{c.adjusted:.3f}", c.says,
+            f"{comparison.one} - {comparison.other}, held-out {comparison.kind}"
+            + (" (primary)" if comparison.primary else ""),
+            *_format_interval(comparison.difference),
+            f"{comparison.adjusted:.3f}",
+            comparison.says,
         ]
-        for c in found
-    ]  # fmt: skip
+        for comparison in comparisons
+    ]
     last = max(plan.held_out.reported)
     parts: list[str | Table | Figure] = [
         Table(
@@ -202,10 +238,11 @@ def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
             rows,
         )
     ]
-    others = {**stage_rise(results), **crossed(results, plan)}
-    if others:
+    further_differences = {**compare_stages(results), **compare_exemplar_effects(results, plan)}
+    if further_differences:
         rows = [
-            [name, *_interval(d), "yes" if d.excludes_zero else "no"] for name, d in others.items()
+            [name, *_format_interval(difference), "yes" if difference.excludes_zero else "no"]
+            for name, difference in further_differences.items()
         ]
         parts.append(
             Table(
@@ -214,73 +251,80 @@ def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
                 rows,
             )
         )
-    few = len({one["seed"] for one in results})
-    if few < 8:
-        parts.insert(
-            0,
-            f"{counted(few, 'seed')}: intervals over so few say little, whatever they say. An experiment has at least 8.",
+    seeds = len({result["seed"] for result in results})
+    if seeds < _MIN_SEEDS:
+        warning = (
+            f"{count_text(seeds, 'seed')}: intervals over so few say little, whatever they say. "
+            f"An experiment has at least {_MIN_SEEDS}."
         )
+        parts.insert(0, warning)
     return parts
 
 
 _COLUMNS = ("mean", "95 % interval", "seeds x tasks")
 
 
-def _interval(d: Difference) -> tuple[str, str, str]:
+def _format_interval(d: PairedDifference) -> tuple[str, str, str]:
     return f"{d.value:+.3f}", f"[{d.low:+.3f}, {d.high:+.3f}]", f"{d.seeds} x {d.tasks}"
 
 
-def _figures(plan: Plan, results: Results) -> list[str | Figure]:
-    able, why = plots.available()
+def _build_figures(results: Results) -> list[str | Figure]:
+    able, reason = plots.available()
     if not able:
-        return [f"No plots on this page: {why}."]
-    lines: dict[str, list[plots.Curve]] = defaultdict(list)
-    held_out = {kind: best_curves(results, kind) for one in results[:1] for kind in one["kinds"]}
+        return [f"No plots on this page: {reason}."]
+    curves: dict[str, list[plots.Curve]] = defaultdict(list)
     for arm in ARMS:
-        own = [one for one in results if one["arm"] == arm]
-        if not own:
-            continue
-        for name in ("speedup", "success"):
-            lines[name].append(_over_seeds(arm, [one["curve"] for one in own], "step", name))
-        if all("entropy" in point for one in own for point in one["curve"]):
-            lines["entropy"].append(
-                _over_seeds(arm, [one["curve"] for one in own], "step", "entropy")
-            )
-        lines["train"].append(_over_seeds(arm, [one["curve"] for one in own], "programs", "best"))
-        for kind, tasks in own[0]["kinds"].items():
-            if tasks:
-                curves = [
-                    curve
-                    for one, curve in zip(results, held_out[kind], strict=True)
-                    if one["arm"] == arm
-                ]
-                points = [
-                    [{"programs": float(i + 1), "best": y} for i, y in enumerate(curve)]
-                    for curve in curves
-                ]
-                lines[kind].append(_over_seeds(arm, points, "programs", "best"))
-    for kind, value in ceilings(results).items():
-        if places := [x for curve in lines[kind] for x in curve.x]:
+        arm_results = [result for result in results if result["arm"] == arm]
+        if arm_results:
+            for name, curve in _average_arm(arm, arm_results).items():
+                curves[name].append(curve)
+    for kind in results[0]["kinds"] if results else ():
+        for arm, points in _get_held_out_points(results, kind).items():
+            curves[kind].append(_average_over_seeds(arm, points, "programs", "best"))
+    for kind, value in compute_optimum_means(results).items():
+        if places := [x for curve in curves[kind] for x in curve.x]:
             ends = [min(places), max(places)]
-            lines[kind].append(plots.Curve("the best there is", ends, [value, value]))
-    return [_figure_of(name, drawn) for name, drawn in lines.items() if drawn]
+            curves[kind].append(plots.Curve("the best there is", ends, [value, value]))
+    return [_build_figure(name, lines) for name, lines in curves.items() if lines]
 
 
-def _figure_of(name: str, lines: Sequence[plots.Curve]) -> Figure:
+def _average_arm(arm: str, results: Results) -> dict[str, plots.Curve]:
+    """An arm's curves over training, by name of the figure."""
+    step_curves = [result["curve"] for result in results]
+    names = ["speedup", "success"]
+    if all("entropy" in point for curve in step_curves for point in curve):
+        names.append("entropy")
+    curves = {name: _average_over_seeds(arm, step_curves, "step", name) for name in names}
+    return {**curves, "train": _average_over_seeds(arm, step_curves, "programs", "best")}
+
+
+def _get_held_out_points(results: Results, kind: str) -> dict[str, list[list[dict[str, float]]]]:
+    """By arm, the curve of each seed on held-out tasks of a kind; {} where there is no such task."""
+    points: dict[str, list[list[dict[str, float]]]] = {arm: [] for arm in ARMS}
+    best_curves = compute_best_curves(results, kind)
+    for result, best_curve in zip(results, best_curves, strict=True):
+        if result["kinds"].get(kind):
+            points[result["arm"]].append(
+                [{"programs": float(i + 1), "best": best} for i, best in enumerate(best_curve)]
+            )
+    return {arm: curves for arm, curves in points.items() if curves}
+
+
+def _build_figure(name: str, lines: Sequence[plots.Curve]) -> Figure:
     by_step = {
         "speedup": ("Mean speed-up of a training sample, failures 0", "speed-up"),
         "success": ("Share of training samples that succeed", "share"),
         "entropy": ("Entropy of the policy, arms that learn", "nats a token"),
     }
     if name in by_step:
-        return _drawn(lines, by_step[name][0], "step", by_step[name][1], name)
+        return _draw_figure(lines, by_step[name][0], "step", by_step[name][1], name)
     where = "training tasks" if name == "train" else f"held-out tasks ({name})"
-    return _drawn(
+    return _draw_figure(
         lines, f"Geometric mean of the best so far, {where}", "different programs", "speed-up", name
     )
 
 
-def _over_seeds(
+def _average_over_seeds(
     name: str, curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str
 ) -> plots.Curve:
     """Mean over seeds and their range, as far as all of them go."""
@@ -294,12 +338,16 @@ def _over_seeds(
     return plots.Curve(f"{name} {title}", places, [sum(v) / len(v) for v in values], low, high)
 
 
-def _cheats(cheats: Cheats) -> list[str | Table | Figure]:
+def _build_cheat_section(cheats: Cheats) -> list[str | Table | Figure]:
     rows = [
-        [name, *(f"{lines[i]['cheats']:.2f}" for i in (0, len(lines) // 2, -1)), f"{lines[-1]['believed']:.2f}",
-         f"{lines[-1]['reported']:.2f}"]
+        [
+            name,
+            *(f"{lines[i]['cheats']:.2f}" for i in (0, len(lines) // 2, -1)),
+            f"{lines[-1]['believed']:.2f}",
+            f"{lines[-1]['reported']:.2f}",
+        ]
         for name, lines in cheats.items()
-    ]  # fmt: skip
+    ]
     columns = (
         "evaluator",
         "cheats, first step",
@@ -309,26 +357,31 @@ def _cheats(cheats: Cheats) -> list[str | Table | Figure]:
         "speed-up it reports, last",
     )
     parts: list[str | Table | Figure] = [
-        "The same weights trained by an evaluator that compares roughly and trusts the program's own process, and by the judge.",
+        "The same weights trained by an evaluator that compares roughly and trusts the program's own "
+        "process, and by the judge.",
         Table("Share of samples that are cheats", columns, rows),
     ]
     if plots.available()[0]:
         lines = [
-            plots.Curve(name, [p["step"] for p in told], [p["cheats"] for p in told])
-            for name, told in cheats.items()
+            plots.Curve(name, [p["step"] for p in points], [p["cheats"] for p in points])
+            for name, points in cheats.items()
         ]
-        parts.append(_drawn(lines, "Share of samples that are cheats", "step", "share", "cheats"))
+        parts.append(
+            _draw_figure(lines, "Share of samples that are cheats", "step", "share", "cheats")
+        )
     return parts
 
 
-def _drawn(lines: Sequence[plots.Curve], caption: str, x: str, y: str, salt: str) -> Figure:
+def _draw_figure(lines: Sequence[plots.Curve], caption: str, x: str, y: str, salt: str) -> Figure:
     return Figure(
         caption,
-        plots.curves(lines, label=f"{caption}; the numbers are in the tables", x=x, y=y, salt=salt),
+        plots.plot_curves(
+            lines, label=f"{caption}; the numbers are in the tables", x=x, y=y, salt=salt
+        ),
     )
 
 
-def _reading() -> Section:
+def _build_notes() -> Section:
     return Section(
         "How to read this",
         [

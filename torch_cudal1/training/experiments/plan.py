@@ -1,9 +1,9 @@
 """An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes,
 and the comparison that counts.
 
-Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 is what needs no model at
-all. Whatever a plan does not say has a default here; what it says wrongly is refused by name. The
-plan's digest is in every result, so results of different plans never meet in one table.
+Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 needs no model at all.
+Settings that a plan leaves out have defaults here, and wrong ones are refused by name. The plan's
+digest is in every result, so results of different plans never meet in one table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.policy import TinySpec
 from torch_cudal1.ingest.llm.reward import RewardKind
 from torch_cudal1.ingest.llm.selectors import SelectorName
-from torch_cudal1.training.rl_native import GrpoConfig
+from torch_cudal1.training.grpo import GrpoConfig
 from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
 from torch_cudal1.training.supervised import FitConfig
 
-__all__ = ["ARMS", "COMPARISONS", "PRIMARY", "Arm", "HeldOut", "Plan", "built", "read_plan"]
+__all__ = [
+    "ARMS",
+    "COMPARISONS",
+    "PRIMARY",
+    "Arm",
+    "HeldOut",
+    "ExperimentPlan",
+    "build_dataclass",
+    "read_plan",
+]
 
 _T = TypeVar("_T")
 Start: TypeAlias = Literal["uniform", "climb", "sft", "selfsup"]
@@ -45,7 +54,7 @@ class Arm:
     without_analysis: bool = False
 
     def grpo(self, config: GrpoConfig) -> GrpoConfig:
-        """The plan's settings with what is this arm's own."""
+        """The plan's settings with those of this arm."""
         smoothing = config.smoothing if self.smoothed else replace(config.smoothing, clip=None)
         return replace(config, objective=self.objective, smoothing=smoothing)
 
@@ -89,8 +98,8 @@ class HeldOut:
     """How a policy is tested on tasks it was never trained on, without gradients.
 
     `measurements`: different programs a task; `cap`: samples a task, for policies that repeat
-    themselves. `round`: samples between two looks at the database. `seeds`: programs a task that
-    every arm finds there (they show, but do not count as found).
+    themselves. `round`: samples between two views of the database. `seeds`: programs of a task that
+    every arm is shown (they may be exemplars, and do not count as found).
     """
 
     measurements: int = 64
@@ -114,7 +123,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExperimentPlan:
     """All that decides an experiment's outcome but the code and the landscape. `budget`: different
     programs in stage 3.
 
@@ -155,58 +164,59 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Of everything in it but which arms and seeds are run: more of those continue an
-        experiment.
-        """
-        told = dataclasses.asdict(self)
-        told.pop("arms"), told.pop("seeds")
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        """Of all settings but the arms and seeds: with more of those an experiment goes on."""
+        settings = dataclasses.asdict(self)
+        settings.pop("arms"), settings.pop("seeds")
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan in a JSON file. Raises SettingError for a file that is none, an unknown name, or a
-    value of another type.
+def read_plan(path: Path) -> ExperimentPlan:
+    """The plan in a JSON file. Raises SettingError for another file, an unknown name, or a value of
+    another type.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError("plan", str(path), f"a JSON file that can be read ({error})") from error
-    return built(Plan, told, "plan")
+    return build_dataclass(ExperimentPlan, content, "plan")
 
 
-def built(kind: type[_T], told: Any, where: str) -> _T:
+def build_dataclass(dataclass_type: type[_T], content: Any, where: str) -> _T:
     """A dataclass from a JSON object, nested ones too. Raises SettingError naming what is unknown,
     missing or of another type.
     """
-    hints = get_type_hints(kind)
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    if not isinstance(told, dict) or not set(told) <= known:
-        wrong = sorted(set(told) - known) if isinstance(told, dict) else told
-        raise SettingError(where, wrong, f"some of {', '.join(sorted(known))}")
+    hints = get_type_hints(dataclass_type)
+    names = {dataclass_field.name for dataclass_field in fields(dataclass_type)}  # type: ignore[arg-type]
+    if not isinstance(content, dict) or not set(content) <= names:
+        wrong = sorted(set(content) - names) if isinstance(content, dict) else content
+        raise SettingError(where, wrong, f"some of {', '.join(sorted(names))}")
     try:
-        return kind(
-            **{name: _value(hints[name], value, f"{where}.{name}") for name, value in told.items()}
+        return dataclass_type(
+            **{
+                name: _convert_value(hints[name], value, f"{where}.{name}")
+                for name, value in content.items()
+            }
         )
     except TypeError as error:
-        raise SettingError(where, sorted(told), f"all that has no default ({error})") from error
+        raise SettingError(where, sorted(content), f"all that has no default ({error})") from error
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _convert_value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
-        return built(hint, value, where)
+        return build_dataclass(hint, value, where)
     if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_value(get_args(hint)[0], each, where) for each in value)
+        return tuple(_convert_value(get_args(hint)[0], each, where) for each in value)
     options = get_args(hint)
     if isinstance(value, dict):  # X | None with X a dataclass
         for option in options:
             if is_dataclass(option) and isinstance(option, type):
-                return built(option, value, where)
+                return build_dataclass(option, value, where)
     if get_origin(hint) is Literal:
         fits = value in options
     elif options:  # X | None
-        fits = value is None or any(_is(value, option) for option in options)
+        fits = value is None or any(_is_instance(value, option) for option in options)
     else:
-        fits = _is(value, hint)
+        fits = _is_instance(value, hint)
     if not fits:
         raise SettingError(
             where, value, f"{' or '.join(map(str, options)) if options else hint.__name__}"
@@ -214,7 +224,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return (

@@ -1,8 +1,8 @@
-"""The first two parts of an answer, in words that can be checked: which exemplar is better and how
-the two differ; what the new program takes from which.
+"""The analysis and design sections of an answer in words that can be checked: which exemplar is
+better, in which knobs the two differ, and from which of them each knob of the new program comes.
 
-What is true is computed from exemplars and program; what a model claims is marked against that. It
-judges no speed.
+The true analysis is computed from exemplars and program, and a model's claims are marked against
+it. It says nothing about speed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.grammar import KslProgram
 
-__all__ = ["Marks", "analysis_of", "marked"]
+__all__ = ["AnalysisMarks", "write_analysis", "mark_analysis"]
 
-Shown = tuple[Program, float]
+Shown = tuple[KslProgram, float]
 
 
 @dataclass(frozen=True)
-class Marks:
+class AnalysisMarks:
     """How right an analysis is. `better`: it named the better exemplar; the others: shares from 0
     to 1. None: nothing to say.
     """
@@ -28,76 +28,85 @@ class Marks:
     intents: float | None
 
 
-def analysis_of(shown: Sequence[Shown], program: Program) -> str:
+def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
     """The true analysis of a program written after seeing these exemplars: the words from <pa> to
     before <code>.
     """
     return " ".join(
         [
             "<pa>",
-            *_better(shown),
-            *(f"diff={name}" for name in _differing(shown)),
+            *_name_better(shown),
+            *(f"diff={name}" for name in _list_differing_knobs(shown)),
             "<ad>",
-            *_intents(shown, program),
+            *_list_intents(shown, program),
         ]
     )
 
 
-def marked(analysis: str, shown: Sequence[Shown], program: Program) -> Marks:
+def mark_analysis(analysis: str, shown: Sequence[Shown], program: KslProgram) -> AnalysisMarks:
     """What a written analysis got right, against the true one."""
     first, _, second = analysis.removeprefix("<pa>").partition("<ad>")
-    claimed, intents = first.split(), set(second.split())
-    better, true = [word for word in claimed if word.startswith("better=")], _better(shown)
-    differing, wanted = (
+    claimed, claimed_intents = first.split(), set(second.split())
+    claimed_better, true_better = (
+        [word for word in claimed if word.startswith("better=")],
+        _name_better(shown),
+    )
+    claimed_differences, true_differences = (
         {word for word in claimed if word.startswith("diff=")},
-        {f"diff={name}" for name in _differing(shown)},
+        {f"diff={name}" for name in _list_differing_knobs(shown)},
     )
-    right = set(_intents(shown, program))
-    return Marks(
-        better=better == true if true else None,
-        differences=_overlap(differing, wanted),
-        intents=_overlap(intents, right),
+    true_intents = set(_list_intents(shown, program))
+    return AnalysisMarks(
+        better=claimed_better == true_better if true_better else None,
+        differences=_compute_overlap(claimed_differences, true_differences),
+        intents=_compute_overlap(claimed_intents, true_intents),
     )
 
 
-def _overlap(claimed: set[str], true: set[str]) -> float | None:
+def _compute_overlap(claimed: set[str], true: set[str]) -> float | None:
     together = claimed | true
     return len(claimed & true) / len(together) if together else None
 
 
-def _better(shown: Sequence[Shown]) -> list[str]:
+def _name_better(shown: Sequence[Shown]) -> list[str]:
     if len(shown) < 2:
         return []
-    (_, one), (_, two) = shown[:2]
-    return ["better=1" if one > two else "better=2" if two > one else "better=none"]
+    (_, first_score), (_, second_score) = shown[:2]
+    return [
+        "better=1"
+        if first_score > second_score
+        else "better=2"
+        if second_score > first_score
+        else "better=none"
+    ]
 
 
-def _differing(shown: Sequence[Shown]) -> list[str]:
+def _list_differing_knobs(shown: Sequence[Shown]) -> list[str]:
     """Knobs in which two exemplars differ; the template alone where that differs."""
     if len(shown) < 2:
         return []
-    (one, _), (two, _) = shown[:2]
-    if one.template != two.template:
+    (first, _), (second, _) = shown[:2]
+    if first.template != second.template:
         return ["tpl"]
-    return [name for name in one.knobs if one[name] != two[name]]
+    return [name for name in first.knobs if first[name] != second[name]]
 
 
-def _intents(shown: Sequence[Shown], program: Program) -> list[str]:
+def _list_intents(shown: Sequence[Shown], program: KslProgram) -> list[str]:
     """What the program does with each knob: kept from an exemplar (the better one first), raised,
     lowered, or of its own.
     """
     if not shown or program.hack:
         return []
     order = sorted(range(len(shown[:2])), key=lambda i: -shown[i][1])
-    words = [_intent("tpl", program.template, [(i, shown[i][0].template) for i in order])]
+    words = [_name_intent("tpl", program.template, [(i, shown[i][0].template) for i in order])]
     alike = [(i, shown[i][0]) for i in order if shown[i][0].template == program.template]
     return words + [
-        _intent(name, value, [(i, other[name]) for i, other in alike])
+        _name_intent(name, value, [(i, other[name]) for i, other in alike])
         for name, value in program.knobs.items()
     ]
 
 
-def _intent(name: str, value: str, earlier: Sequence[tuple[int, str]]) -> str:
+def _name_intent(name: str, value: str, earlier: Sequence[tuple[int, str]]) -> str:
     for index, other in earlier:
         if other == value:
             return f"{name}:keep{index + 1}"

@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl import torch_source, triton_flat, triton_mm, triton_rows
-from torch_cudal1.training.ksl.analysis import Marks, analysis_of, marked
-from torch_cudal1.training.ksl.frame import Case, cheat, module
-from torch_cudal1.training.ksl.grammar import Device, Program, parse
-from torch_cudal1.training.ksl.ops import facts_of
-from torch_cudal1.training.ksl.sentence import EOS, SPECIAL, prompt_of, vocabulary
-from torch_cudal1.training.ksl.spaces import SPACES, space, templates_of
+from torch_cudal1.training.ksl.analysis import AnalysisMarks, mark_analysis, write_analysis
+from torch_cudal1.training.ksl.grammar import Device, KslProgram, parse_program
+from torch_cudal1.training.ksl.module_template import ShapeCase, render_cheat, render_module
+from torch_cudal1.training.ksl.ops import resolve_task
+from torch_cudal1.training.ksl.sentence import EOS, SPECIAL, list_vocabulary, write_prompt
+from torch_cudal1.training.ksl.spaces import SPACES, get_templates, list_programs
 
 __all__ = ["KslCodec"]
 
@@ -40,42 +41,40 @@ class KslCodec:
         """Every word, separated by single spaces in text; `<pad>`, `<eos>` and `<unk>` are the
         first three.
         """
-        return vocabulary()
-
-    def unsupported(self, task: TrainingTask) -> str:
-        """Why a task cannot be written about, "" if it can."""
-        found = facts_of(task)
-        return found if isinstance(found, str) else ""
+        return list_vocabulary()
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
         """The task and its exemplars as one sentence. Raises ValueError for what the language has
         no words for.
         """
-        return prompt_of(task, exemplars, self.device)
+        return write_prompt(task, exemplars, self.device)
 
-    def decode(self, task: TrainingTask, completion: str) -> Decoded | Undecodable:
+    def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
         """The program after `<code>`, or the whole completion where there is no such word; up to
         `<eos>`.
         """
-        found = self.read(task, completion)
-        if isinstance(found, str):
-            return Undecodable(found)
-        program, analysis = found
+        parsed = self.parse(task, completion)
+        if isinstance(parsed, Refusal):
+            return parsed
+        program, analysis = parsed
         return Decoded(program.text, self.source(task, program), analysis)
 
-    def read(self, task: TrainingTask, completion: str) -> tuple[Program, str] | str:
-        """The program of a completion and its analysis, not rendered; or why there is none."""
-        facts = facts_of(task)
-        if isinstance(facts, str):
-            return facts
+    def parse(self, task: TrainingTask, completion: str) -> tuple[KslProgram, str] | Refusal:
+        """The program of a completion and its analysis, not rendered."""
+        resolved = resolve_task(task)
+        if isinstance(resolved, Refusal):
+            return resolved
+        op, _ = resolved
         words = [word for word in completion.split(EOS)[0].split() if word not in SPECIAL]
-        at = words.index("<code>") + 1 if "<code>" in words else 0
-        program = parse(words[at:], templates_of(self.device, facts[0].kind))
-        return program if isinstance(program, str) else (program, " ".join(words[: max(0, at - 1)]))
+        start = words.index(self.marker) + 1 if self.marker in words else 0
+        program = parse_program(words[start:], get_templates(self.device, op.kind))
+        if isinstance(program, Refusal):
+            return program
+        return program, " ".join(words[: max(0, start - 1)])
 
-    def source(self, task: TrainingTask, program: Program) -> str:
+    def source(self, task: TrainingTask, program: KslProgram) -> str:
         """The source text of a program; the same for the same arguments, always."""
-        return _rendered(task.family, task.shape, task.dtype, program, self.device)
+        return _render_source(task.family, task.shape, task.dtype, program, self.device)
 
     def completion(
         self,
@@ -88,52 +87,61 @@ class KslCodec:
         """The answer that a model should give, for rows of training: with exemplars a true analysis
         first, then the program.
         """
-        found = self.read(task, program)
-        if isinstance(found, str):
-            raise ValueError(f"{task.id}: {found}")
-        told = (
-            analysis_of(self._shown(task, exemplars), found[0]) + " "
-            if analysis and exemplars
-            else ""
-        )
-        return f"{told}<code> {found[0].text} {EOS}"
+        parsed_program = self._parse_program(task, program)
+        analysis_text = ""
+        if analysis and exemplars:
+            analysis_text = write_analysis(self._parse_exemplars(task, exemplars), parsed_program)
+            analysis_text += " "
+        return f"{analysis_text}<code> {parsed_program.text} {EOS}"
 
-    def marks(self, task: TrainingTask, decoded: Decoded, exemplars: Sequence[Exemplar]) -> Marks:
+    def marks(
+        self, task: TrainingTask, decoded: Decoded, exemplars: Sequence[Exemplar]
+    ) -> AnalysisMarks:
         """What the analysis of a completion got right."""
-        found = self.read(task, decoded.program)
-        if isinstance(found, str):
-            raise ValueError(f"{task.id}: {found}")
-        return marked(decoded.analysis, self._shown(task, exemplars), found[0])
+        program = self._parse_program(task, decoded.program)
+        return mark_analysis(decoded.analysis, self._parse_exemplars(task, exemplars), program)
 
-    def programs(self, task: TrainingTask) -> tuple[Program, ...]:
+    def programs(self, task: TrainingTask) -> tuple[KslProgram, ...]:
         """Every program there is for a task, cheats last. Raises ValueError for an unsupported
         task.
         """
-        facts = facts_of(task)
-        if isinstance(facts, str):
-            raise ValueError(facts)
-        return space(self.device, facts[0].kind)
+        resolved = resolve_task(task)
+        if isinstance(resolved, Refusal):
+            raise ValueError(resolved.reason)
+        op, _ = resolved
+        return list_programs(self.device, op.kind)
 
-    def _shown(
+    def _parse_program(self, task: TrainingTask, text: str) -> KslProgram:
+        parsed = self.parse(task, text)
+        if isinstance(parsed, Refusal):
+            raise ValueError(f"{task.id}: {parsed}")
+        return parsed[0]
+
+    def _parse_exemplars(
         self, task: TrainingTask, exemplars: Sequence[Exemplar]
-    ) -> list[tuple[Program, float]]:
-        read = [(self.read(task, exemplar.program), exemplar.score) for exemplar in exemplars]
-        return [(found[0], score) for found, score in read if not isinstance(found, str)]
+    ) -> list[tuple[KslProgram, float]]:
+        """Programs with their scores, without exemplars that are no program."""
+        parsed = [(self.parse(task, exemplar.program), exemplar.score) for exemplar in exemplars]
+        return [
+            (program_and_analysis[0], score)
+            for program_and_analysis, score in parsed
+            if not isinstance(program_and_analysis, Refusal)
+        ]
 
 
 @lru_cache(maxsize=65_536)
-def _rendered(
-    family: str, shape: tuple[int, ...], dtype: str, program: Program, device: Device
+def _render_source(
+    family: str, shape: tuple[int, ...], dtype: str, program: KslProgram, device: Device
 ) -> str:
-    facts = facts_of(TrainingTask("", "", family, shape, dtype))
-    assert not isinstance(facts, str)
-    case = Case(*facts, dtype)
+    resolved = resolve_task(TrainingTask("", "", family, shape, dtype))
+    assert not isinstance(resolved, Refusal)
+    case = ShapeCase(*resolved, dtype)
     if program.hack:
-        return cheat(case, program.hack, device)
+        return render_cheat(case, program.hack, device)
     if device == "cpu":
-        return torch_source.render(case, program)
+        return torch_source.render_torch_module(case, program)
     head, body = _TRITON[program.template](case, program)
-    return module(case, body, head)
+    return render_module(case, body, head)
 
 
 _TRITON = {**triton_flat.RENDERERS, **triton_rows.RENDERERS, **triton_mm.RENDERERS}

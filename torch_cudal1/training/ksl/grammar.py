@@ -1,5 +1,5 @@
-"""Which programs there are: templates, their knobs, and the programs as values. Nothing here knows
-what a template computes.
+"""The grammar of the kernel-schedule language: templates, their knobs, and programs as values. What
+a template computes is the renderers' matter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["HACKS", "Device", "Knob", "Program", "Template", "parse", "programs"]
+from torch_cudal1.core.refusal import Refusal
+
+__all__ = [
+    "HACKS",
+    "Device",
+    "Knob",
+    "KslProgram",
+    "KslTemplate",
+    "parse_program",
+    "enumerate_programs",
+]
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 
@@ -26,7 +36,7 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class Template:
+class KslTemplate:
     """A way to compute a kind of operation. `kind`: see `ops`."""
 
     name: str
@@ -34,9 +44,9 @@ class Template:
     knobs: tuple[Knob, ...]
 
     @property
-    def default(self) -> Program:
+    def default(self) -> KslProgram:
         """The first value of every knob."""
-        return Program(self.name, {knob.name: knob.values[0] for knob in self.knobs})
+        return KslProgram(self.name, {knob.name: knob.values[0] for knob in self.knobs})
 
     def size(self) -> int:
         """How many combinations of its knobs there are."""
@@ -47,7 +57,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Program:
+class KslProgram:
     """A template with a value for each knob; or with a cheat, and the template's default values."""
 
     template: str
@@ -74,45 +84,51 @@ class Program:
         return int(self.knobs[knob])
 
 
-def parse(words: Sequence[str], templates: Mapping[str, Template]) -> Program | str:
-    """The program that words spell, or why they spell none."""
+def parse_program(
+    words: Sequence[str], templates: Mapping[str, KslTemplate]
+) -> KslProgram | Refusal:
+    """The program that words spell."""
     if not words or not words[0].startswith("tpl="):
-        return (
-            f"expected a program to begin with tpl=NAME, got {words[0] if words else 'nothing'!r}"
-        )
+        first = words[0] if words else "nothing"
+        return Refusal(f"expected a program to begin with tpl=NAME, got {first!r}")
     template = templates.get(words[0].removeprefix("tpl="))
     if template is None:
-        return f"{words[0]} is no template of this kind of task; expected one of {', '.join(sorted(templates))}"
-    given = words[1:]
-    if len(given) == 1 and given[0].startswith("hack="):
-        return _cheat(template, given[0], next(iter(templates)))
-    if len(given) != len(template.knobs):
-        return f"{template.name} takes {len(template.knobs)} knobs, got {len(given)}"
+        return Refusal(
+            f"{words[0]} is no template of this kind of task; "
+            f"expected one of {', '.join(sorted(templates))}"
+        )
+    settings = words[1:]
+    if len(settings) == 1 and settings[0].startswith("hack="):
+        return _parse_cheat(template, settings[0], next(iter(templates)))
+    if len(settings) != len(template.knobs):
+        return Refusal(f"{template.name} takes {len(template.knobs)} knobs, got {len(settings)}")
     knobs = {}
-    for knob, word in zip(template.knobs, given, strict=True):
+    for knob, word in zip(template.knobs, settings, strict=True):
         name, _, value = word.partition("=")
         if name != knob.name or value not in knob.values:
-            return f"expected {knob.name}={'|'.join(knob.values)}, got {word!r}"
+            return Refusal(f"expected {knob.name}={'|'.join(knob.values)}, got {word!r}")
         knobs[name] = value
-    return Program(template.name, knobs)
+    return KslProgram(template.name, knobs)
 
 
-def _cheat(template: Template, word: str, first: str) -> Program | str:
+def _parse_cheat(template: KslTemplate, word: str, first: str) -> KslProgram | Refusal:
     name = word.removeprefix("hack=")
     if name not in HACKS or template.name != first:
-        return (
+        return Refusal(
             f"{word} is no cheat of {template.name}; expected one of {', '.join(HACKS)} on {first}"
         )
-    return Program(template.name, template.default.knobs, name)
+    return KslProgram(template.name, template.default.knobs, name)
 
 
-def programs(templates: Sequence[Template], *, hacks: bool = True) -> Iterator[Program]:
+def enumerate_programs(
+    templates: Sequence[KslTemplate], *, hacks: bool = True
+) -> Iterator[KslProgram]:
     """Every program of these templates in a fixed order; the cheats last, on the first template."""
     for template in templates:
         for values in itertools.product(*(knob.values for knob in template.knobs)):
-            yield Program(
+            yield KslProgram(
                 template.name,
                 dict(zip((knob.name for knob in template.knobs), values, strict=True)),
             )
     for name in HACKS if hacks else ():
-        yield Program(templates[0].name, templates[0].default.knobs, name)
+        yield KslProgram(templates[0].name, templates[0].default.knobs, name)

@@ -1,4 +1,4 @@
-"""The operations that programs may stand for: their references as text, and the pieces that
+"""The operations that programs implement: their references as text, and the pieces of code that
 renderers put into kernels.
 
 Every operation is a function of its inputs, without parameters. A shape is a tuple of sizes, named
@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.judge.pool.measured import TrainingTask
 
-__all__ = ["DIMS", "DTYPES", "OPS", "Argument", "Op", "facts_of", "reference", "task_of"]
+__all__ = [
+    "DIMS",
+    "DTYPES",
+    "OPS",
+    "Argument",
+    "Op",
+    "resolve_task",
+    "render_reference",
+    "make_task",
+]
 
 DTYPES = {"float32": "f32", "float16": "f16"}
 DIMS: Mapping[str, tuple[str, ...]] = {
@@ -313,33 +323,39 @@ OPS: Mapping[str, Op] = {
 }
 
 
-def facts_of(task: TrainingTask) -> tuple[Op, dict[str, int]] | str:
-    """The operation of a task and its sizes by name, or why the language has no words for it."""
+def resolve_task(task: TrainingTask) -> tuple[Op, dict[str, int]] | Refusal:
+    """The operation of a task and its sizes by name, if the language has words for it."""
     op = OPS.get(task.family)
     if op is None:
-        return f"{task.id}: {task.family!r} is no operation of the language; expected one of {', '.join(sorted(OPS))}"
+        return Refusal(
+            f"{task.id}: {task.family!r} is no operation of the language; "
+            f"expected one of {', '.join(sorted(OPS))}"
+        )
     dims = DIMS[op.kind]
     if len(task.shape) != len(dims) or min(task.shape, default=0) < 1 or task.dtype not in DTYPES:
-        return f"{task.id}: expected sizes {dims} above 0 and a dtype of {sorted(DTYPES)}, got {task.shape} and {task.dtype!r}"
+        return Refusal(
+            f"{task.id}: expected sizes {dims} above 0 and a dtype of {sorted(DTYPES)}, "
+            f"got {task.shape} and {task.dtype!r}"
+        )
     return op, dict(zip(dims, task.shape, strict=True))
 
 
-def task_of(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TrainingTask:
-    """The task of an operation at a shape. Raises ValueError for one that is not of the language."""
+def make_task(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TrainingTask:
+    """The task of an operation at a shape. Raises ValueError outside the language."""
     sizes = "x".join(map(str, shape))
-    bare = TrainingTask(f"{name}/{sizes}/{DTYPES.get(dtype, dtype)}", "", name, shape, dtype)
-    found = facts_of(bare)
-    if isinstance(found, str):
-        raise ValueError(found)
-    return TrainingTask(bare.id, reference(*found, dtype), name, shape, dtype)
+    task = TrainingTask(f"{name}/{sizes}/{DTYPES.get(dtype, dtype)}", "", name, shape, dtype)
+    resolved = resolve_task(task)
+    if isinstance(resolved, Refusal):
+        raise ValueError(resolved.reason)
+    return TrainingTask(task.id, render_reference(*resolved, dtype), name, shape, dtype)
 
 
-def reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -> str:
+def render_reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -> str:
     """A KernelBench-style module that computes the operation, in the words a user of PyTorch would
     choose.
     """
     arguments = ", ".join(op.names)
-    drawn = ", ".join(_drawn(argument, sizes, dtype) for argument in op.arguments)
+    drawn = ", ".join(_render_input(argument, sizes, dtype) for argument in op.arguments)
     return (
         "import torch\n\n\nclass Model(torch.nn.Module):\n"
         f"    def forward(self, {arguments}):\n        return {op.expression}\n\n\n"
@@ -347,7 +363,7 @@ def reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -> str:
     )
 
 
-def _drawn(argument: Argument, sizes: Mapping[str, int], dtype: str) -> str:
+def _render_input(argument: Argument, sizes: Mapping[str, int], dtype: str) -> str:
     shape = ", ".join(str(sizes[name]) for name in argument.sizes)
     if argument.draw == "labels":
         return f"torch.randint(0, {sizes['C']}, ({shape},))"

@@ -15,21 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.training.ksl.grammar import HACKS, Device, Program, parse
-from torch_cudal1.training.ksl.ops import DIMS, DTYPES, OPS, Op, facts_of
-from torch_cudal1.training.ksl.spaces import SPACES, templates_of
+from torch_cudal1.training.ksl.grammar import HACKS, Device, KslProgram, parse_program
+from torch_cudal1.training.ksl.ops import DIMS, DTYPES, OPS, Op, resolve_task
+from torch_cudal1.training.ksl.spaces import SPACES, get_templates
 
 __all__ = [
     "EOS",
     "SPECIAL",
     "Sentence",
-    "prompt_of",
+    "write_prompt",
     "read_prompt",
-    "score_of",
-    "score_word",
-    "vocabulary",
+    "parse_score",
+    "format_score",
+    "list_vocabulary",
 ]
 
 EOS, _PAD, _UNKNOWN = "<eos>", "<pad>", "<unk>"
@@ -44,7 +45,7 @@ _BETTER = ("1", "2", "none")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A prompt as it was read: what any policy, however simple, may know of a task. `sizes`: (log2,
+    """A parsed prompt: all that a policy may know of a task. `sizes`: (log2,
     divisor) of each dimension.
     """
 
@@ -53,79 +54,79 @@ class Sentence:
     graph: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
     dtype: str
-    exemplars: tuple[tuple[Program, int], ...] = ()
+    exemplars: tuple[tuple[KslProgram, int], ...] = ()
 
 
-def prompt_of(task: TrainingTask, exemplars: Sequence[Exemplar], device: Device) -> str:
+def write_prompt(task: TrainingTask, exemplars: Sequence[Exemplar], device: Device) -> str:
     """The sentence of a task. Raises ValueError for a task or an exemplar that the language has no
     words for.
     """
-    found = facts_of(task)
-    if isinstance(found, str):
-        raise ValueError(found)
-    op, sizes = found
+    resolved = resolve_task(task)
+    if isinstance(resolved, Refusal):
+        raise ValueError(resolved.reason)
+    op, sizes = resolved
     words = ["<task>", device, op.kind, *(f"op={name}" for name in op.graph), "<shape>"]
     for size in sizes.values():
-        words += [f"size={min(size.bit_length() - 1, _SIZES[-1])}", f"div={_divisor(size)}"]
+        words += [f"size={min(size.bit_length() - 1, _SIZES[-1])}", f"div={_find_divisor(size)}"]
     words += ["<dtype>", DTYPES[task.dtype]]
-    for shown in exemplars:
-        program = parse(shown.program.split(), templates_of(device, op.kind))
-        if isinstance(program, str):
+    for exemplar in exemplars:
+        program = parse_program(exemplar.program.split(), get_templates(device, op.kind))
+        if isinstance(program, Refusal):
             raise ValueError(f"{task.id}: an exemplar that is no program: {program}")
-        words += ["<ex>", *program.text.split(), score_word(shown.score)]
+        words += ["<ex>", *program.text.split(), format_score(exemplar.score)]
     return " ".join([*words, "<go>"])
 
 
 def read_prompt(prompt: str) -> Sentence:
-    """What a prompt says. Raises ValueError for text that `prompt_of` did not write."""
+    """What a prompt says. Raises ValueError for text that `write_prompt` did not write."""
     try:
-        head, *shown = prompt.removesuffix(" <go>").split(" <ex> ")
+        head, *exemplar_texts = prompt.removesuffix(" <go>").split(" <ex> ")
         task, rest = head.removeprefix("<task> ").split(" <shape> ")
         shape, dtype = rest.split(" <dtype> ")
         name, kind, *graph = task.split()
-        device = next(one for one in SPACES if one == name)
+        device = next(name_of_device for name_of_device in SPACES if name_of_device == name)
         numbers = [int(word.partition("=")[2]) for word in shape.split()]
     except (ValueError, StopIteration) as error:
         raise ValueError(
             f"expected a prompt of the kernel-schedule language, got {prompt[:120]!r}"
         ) from error
-    exemplars = tuple(_shown(words.split(), device, kind) for words in shown)
+    exemplars = tuple(_parse_exemplar(words.split(), device, kind) for words in exemplar_texts)
     sizes = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     return Sentence(
         device, kind, tuple(word.removeprefix("op=") for word in graph), sizes, dtype, exemplars
     )
 
 
-def _shown(words: Sequence[str], device: Device, kind: str) -> tuple[Program, int]:
-    program = parse(words[:-1], templates_of(device, kind))
-    if isinstance(program, str):
+def _parse_exemplar(words: Sequence[str], device: Device, kind: str) -> tuple[KslProgram, int]:
+    program = parse_program(words[:-1], get_templates(device, kind))
+    if isinstance(program, Refusal):
         raise ValueError(f"an exemplar that is no program: {program}")
     return program, int(words[-1].partition("=")[2])
 
 
-def _divisor(size: int) -> int:
+def _find_divisor(size: int) -> int:
     return int(min(size & -size, _DIVISORS[-1]))
 
 
-def score_word(score: float) -> str:
+def format_score(score: float) -> str:
     """The bin of a speed-up: 24 of equal width in its logarithm from 0.25 to 8, ends included."""
     place = math.log(score / _LOW) / math.log(_HIGH / _LOW)
     return f"score={min(_BINS - 1, max(0, int(place * _BINS)))}"
 
 
-def score_of(word: str) -> float:
+def parse_score(word: str) -> float:
     """The middle of a bin as a speed-up."""
     place = (int(word.partition("=")[2]) + 0.5) / _BINS
     return float(_LOW * (_HIGH / _LOW) ** place)
 
 
 @cache
-def vocabulary() -> tuple[str, ...]:
+def list_vocabulary() -> tuple[str, ...]:
     """Every word, the same for all devices, in a fixed order; `<pad>`, `<eos>` and `<unk>` first."""
-    return tuple(dict.fromkeys(_words()))
+    return tuple(dict.fromkeys(_iterate_words()))
 
 
-def _words() -> Iterator[str]:
+def _iterate_words() -> Iterator[str]:
     yield from SPECIAL
     yield from _MARKS
     yield from SPACES
@@ -146,7 +147,7 @@ def _words() -> Iterator[str]:
     yield from (f"{name}:{intent}" for name in names for intent in _INTENTS)
 
 
-def op_of(sentence: Sentence) -> Op | None:
+def find_op(sentence: Sentence) -> Op | None:
     """The operation a prompt is about, if its graph names just one."""
     named = [op for op in OPS.values() if op.kind == sentence.kind and op.graph == sentence.graph]
     return named[0] if len(named) == 1 else None

@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from torch_cudal1.training.ksl.grammar import Device, Knob, Program, Template, programs
+from torch_cudal1.training.ksl.grammar import (
+    Device,
+    Knob,
+    KslProgram,
+    KslTemplate,
+    enumerate_programs,
+)
 
-__all__ = ["SPACES", "space", "templates_of"]
+__all__ = ["SPACES", "list_programs", "get_templates"]
 
 
-def _template(name: str, **knobs: str) -> Template:
+def _make_template(name: str, **knobs: str) -> KslTemplate:
     """`name` is KIND.ALGORITHM; a knob's values are given in one string."""
-    return Template(
+    return KslTemplate(
         name,
         name.partition(".")[0],
         tuple(Knob(knob, tuple(values.split())) for knob, values in knobs.items()),
@@ -28,23 +34,25 @@ def _template(name: str, **knobs: str) -> Template:
 _SAFE = {"mask": "on off", "acc": "f32 f16"}
 _WIDE = {"mask": "on off", "acc": "f64 f32 f16"}  # PyTorch's own scans on the CPU add up in float64
 _CPU = (
-    _template("chain.blocks", block="64 16 4", fuse="full inplace swapped", **_SAFE),
-    _template("chain.whole", fuse="full inplace swapped", acc="f32 f16"),
-    _template("row.two", rows="64 16 4", **_SAFE),
-    _template("row.online", block="64 256", rows="64 16", **_SAFE),
-    _template("row.whole", acc="f32 f16"),
-    _template("mm.blocks", block_m="64 16", split_k="1 2 4", epilogue="fused swapped", **_SAFE),
-    _template("mm.whole", epilogue="fused split swapped", acc="f32 f16"),
-    _template("diag.blocks", block_m="64 16 4", axis="right swapped", **_SAFE),
-    _template("diag.whole", axis="right swapped", acc="f32 f16"),
-    _template("scan.carry", block="64 256", carry="on off", **_WIDE),
-    _template("scan.matmul", block="64 16", **_WIDE),
-    _template("scan.whole", acc="f64 f32 f16"),
-    _template("pool.shifts", rows="64 16 4", fuse="full inplace", **_SAFE),
-    _template("pool.unfold", acc="f32 f16"),
+    _make_template("chain.blocks", block="64 16 4", fuse="full inplace swapped", **_SAFE),
+    _make_template("chain.whole", fuse="full inplace swapped", acc="f32 f16"),
+    _make_template("row.two", rows="64 16 4", **_SAFE),
+    _make_template("row.online", block="64 256", rows="64 16", **_SAFE),
+    _make_template("row.whole", acc="f32 f16"),
+    _make_template(
+        "mm.blocks", block_m="64 16", split_k="1 2 4", epilogue="fused swapped", **_SAFE
+    ),
+    _make_template("mm.whole", epilogue="fused split swapped", acc="f32 f16"),
+    _make_template("diag.blocks", block_m="64 16 4", axis="right swapped", **_SAFE),
+    _make_template("diag.whole", axis="right swapped", acc="f32 f16"),
+    _make_template("scan.carry", block="64 256", carry="on off", **_WIDE),
+    _make_template("scan.matmul", block="64 16", **_WIDE),
+    _make_template("scan.whole", acc="f64 f32 f16"),
+    _make_template("pool.shifts", rows="64 16 4", fuse="full inplace", **_SAFE),
+    _make_template("pool.unfold", acc="f32 f16"),
 )
 _CUDA = (
-    _template(
+    _make_template(
         "chain.flat",
         block="1024 4096",
         warps="4 8",
@@ -52,10 +60,10 @@ _CUDA = (
         fuse="full split swapped",
         **_SAFE,
     ),
-    _template("row.one", rows="1 2", warps="4 16", persist="off on", **_SAFE),
-    _template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
-    _template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
-    _template(
+    _make_template("row.one", rows="1 2", warps="4 16", persist="off on", **_SAFE),
+    _make_template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
+    _make_template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
+    _make_template(
         "mm.tiles",
         block_m="128 64",
         block_n="128 256",
@@ -65,7 +73,7 @@ _CUDA = (
         group_m="8 1",
         **_SAFE,
     ),
-    _template(
+    _make_template(
         "mm.split",
         block_m="64",
         block_n="64 128",
@@ -74,25 +82,25 @@ _CUDA = (
         warps="4 8",
         mask="on off",
     ),
-    _template(
+    _make_template(
         "diag.tile", block_m="4 1 16", block_n="512 128", warps="4 8", axis="right swapped", **_SAFE
     ),
-    _template("scan.one", rows="1 2", warps="4 8 16", **_SAFE),
-    _template("scan.carry", block="1024 256 4096", warps="4 8 1", carry="on off", **_SAFE),
-    _template(
+    _make_template("scan.one", rows="1 2", warps="4 8 16", **_SAFE),
+    _make_template("scan.carry", block="1024 256 4096", warps="4 8 1", carry="on off", **_SAFE),
+    _make_template(
         "pool.flat", block="512 128", warps="4 1", persist="off on", unroll="on off", **_SAFE
     ),
 )
-SPACES: Mapping[Device, tuple[Template, ...]] = {"cuda": _CUDA, "cpu": _CPU}
+SPACES: Mapping[Device, tuple[KslTemplate, ...]] = {"cuda": _CUDA, "cpu": _CPU}
 
 
 @cache
-def templates_of(device: Device, kind: str) -> Mapping[str, Template]:
+def get_templates(device: Device, kind: str) -> Mapping[str, KslTemplate]:
     """By name, in their order. Raises KeyError for an unknown device."""
     return {template.name: template for template in SPACES[device] if template.kind == kind}
 
 
 @cache
-def space(device: Device, kind: str) -> tuple[Program, ...]:
+def list_programs(device: Device, kind: str) -> tuple[KslProgram, ...]:
     """Every program for a kind of operation on a device."""
-    return tuple(programs(tuple(templates_of(device, kind).values())))
+    return tuple(enumerate_programs(tuple(get_templates(device, kind).values())))

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch_cudal1.training.ksl.frame import Case, module
-from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.grammar import KslProgram
+from torch_cudal1.training.ksl.module_template import ShapeCase, render_module
 
-__all__ = ["render"]
+__all__ = ["render_torch_module"]
 
 
-def render(case: Case, program: Program) -> str:
+def render_torch_module(case: ShapeCase, program: KslProgram) -> str:
     """The source text of a program that is no cheat."""
-    return module(case, _BODIES[program.template](case, program))
+    return render_module(case, _BODIES[program.template](case, program))
 
 
-def _end(program: Program, size: str, block: str) -> str:
+def _loop_end(program: KslProgram, size: str, block: str) -> str:
     """Where a blocked loop ends: without its mask before the last, unfilled block."""
     return size if program["mask"] == "on" else f"{size} // {block} * {block}"
 
 
-def _cast(case: Case, program: Program) -> str:
+def _render_casts(case: ShapeCase, program: KslProgram) -> str:
     """Statements that bring the inputs to the type computed in; results go back by assignment."""
     if program["acc"] == "f32":
         return ""
@@ -34,46 +34,52 @@ def _cast(case: Case, program: Program) -> str:
     return "".join(f"{name} = {name}.to(torch.{dtype})\n" for name in named)
 
 
-def _back(case: Case) -> str:
+def _render_result_cast(case: ShapeCase) -> str:
     return f".to(torch.{case.dtype})"
 
 
-def _steps(case: Case, program: Program) -> tuple[str, ...]:
+def _order_steps(case: ShapeCase, program: KslProgram) -> tuple[str, ...]:
     steps = case.op.torch_steps
     return (*steps[1:], steps[0]) if program["fuse"] == "swapped" else steps
 
 
-def _chain_whole(case: Case, program: Program) -> str:
-    steps = _steps(case, program)
+def _chain_whole(case: ShapeCase, program: KslProgram) -> str:
+    steps = _order_steps(case, program)
     lines = [f"v = {case.op.names[0]}", *steps]
     if program["fuse"] == "inplace":
-        lines = [lines[0] + ".clone()", *map(_in_place, steps)]
-    return _cast(case, program) + "\n".join(lines) + f"\nreturn v{_back(case)}"
+        lines = [lines[0] + ".clone()", *map(_make_in_place, steps)]
+    return (
+        _render_casts(case, program) + "\n".join(lines) + f"\nreturn v{_render_result_cast(case)}"
+    )
 
 
-def _in_place(step: str) -> str:
+def _make_in_place(step: str) -> str:
     """v = v * y -> v.mul_(y), for the plain steps; others write their result over v."""
     for sign, method in ((" * ", "mul_"), (" + ", "add_"), (" - ", "sub_")):
-        left, found, right = step.removeprefix("v = ").partition(sign)
-        if found and left == "v" and all(other not in right for other in (" * ", " + ", "(")):
-            return f"v.{method}({right})"
+        target, operator, operand = step.removeprefix("v = ").partition(sign)
+        if (
+            operator
+            and target == "v"
+            and all(other not in operand for other in (" * ", " + ", "("))
+        ):
+            return f"v.{method}({operand})"
     return f"v.copy_({step.removeprefix('v = ')})"
 
 
-def _chain_blocks(case: Case, program: Program) -> str:
+def _chain_blocks(case: ShapeCase, program: KslProgram) -> str:
     block = program["block"]
     rows = [argument.name for argument in case.op.arguments if argument.sizes[0] == "R"]
     renamed = "".join(f"    {name} = whole_{name}[lo : lo + {block}]\n" for name in rows)
-    steps = _steps(case, program)
+    steps = _order_steps(case, program)
     inner = "".join(
         f"    {line}\n"
-        for line in (map(_in_place, steps) if program["fuse"] == "inplace" else steps)
+        for line in (map(_make_in_place, steps) if program["fuse"] == "inplace" else steps)
     )
     start = f"    v = {rows[0]}{'.clone()' if program['fuse'] == 'inplace' else ''}\n"
     outer = "".join(f"whole_{name} = {name}\n" for name in rows)
     return (
-        f"out = torch.empty_like({rows[0]})\n{_cast(case, program)}{outer}"
-        f"for lo in range(0, {_end(program, str(case.sizes['R']), block)}, {block}):\n"
+        f"out = torch.empty_like({rows[0]})\n{_render_casts(case, program)}{outer}"
+        f"for lo in range(0, {_loop_end(program, str(case.sizes['R']), block)}, {block}):\n"
         f"{renamed}{start}{inner}    out[lo : lo + {block}] = v\nreturn out"
     )
 
@@ -109,48 +115,51 @@ _ONLINE_END: Mapping[str, str] = {
 }
 
 
-def _row_blocks(case: Case, program: Program, inner: str) -> str:
+def _row_blocks(case: ShapeCase, program: KslProgram, inner: str) -> str:
     rows = program["rows"]
     labels = any(argument.draw == "labels" for argument in case.op.arguments)
     body = "".join(f"    {line}\n" for line in inner.splitlines())
     return (
         f"C = {case.sizes['C']}\nout = torch.empty({'x.shape[0]' if labels else 'x.shape'}, dtype=x.dtype)\n"
-        f"{_cast(case, program)}whole_x = x\n{'whole_t = t' if labels else ''}\n"
-        f"for lo in range(0, {_end(program, str(case.sizes['R']), rows)}, {rows}):\n"
+        f"{_render_casts(case, program)}whole_x = x\n{'whole_t = t' if labels else ''}\n"
+        f"for lo in range(0, {_loop_end(program, str(case.sizes['R']), rows)}, {rows}):\n"
         f"    x = whole_x[lo : lo + {rows}]\n{f'    t = whole_t[lo : lo + {rows}]' if labels else ''}\n"
         f"{body}    out[lo : lo + {rows}] = v\nreturn out"
     )
 
 
-def _row_two(case: Case, program: Program) -> str:
+def _row_two(case: ShapeCase, program: KslProgram) -> str:
     return _row_blocks(case, program, _ROW_STEPS[case.op.name])
 
 
-def _row_online(case: Case, program: Program) -> str:
+def _row_online(case: ShapeCase, program: KslProgram) -> str:
     """One pass over blocks of columns keeps running values, a second one writes."""
     exponential, block = case.op.name in _EXPONENTIAL, program["block"]
     step = "".join(f"    {line}\n" for line in _ONLINE_STEP[exponential].splitlines())
     start = _ONLINE_START[exponential]
     if case.op.name == "layer_norm":
         start, step = start + "\nm = x.mean(-1, keepdim=True)", "    p = p - m\n" + step
-    columns = f"for c0 in range(0, {_end(program, 'C', block)}, {block}):\n    p = x[:, c0 : c0 + {block}]\n"
+    columns = f"for c0 in range(0, {_loop_end(program, 'C', block)}, {block}):\n    p = x[:, c0 : c0 + {block}]\n"
     return _row_blocks(case, program, f"{start}\n{columns}{step}{_ONLINE_END[case.op.name]}")
 
 
-def _row_whole(case: Case, program: Program) -> str:
+def _row_whole(case: ShapeCase, program: KslProgram) -> str:
     """PyTorch's own operator where it has one."""
     native = {
         "rms_norm": "torch.nn.functional.rms_norm(x, (x.shape[-1],), b, 1e-5)",
         "l2_normalize": "x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + 1e-6)",
     }
-    return f"{_cast(case, program)}return ({native.get(case.op.name, case.op.expression)}){_back(case)}"
+    return f"{_render_casts(case, program)}return ({native.get(case.op.name, case.op.expression)}){_render_result_cast(case)}"
 
 
-def _mm_whole(case: Case, program: Program) -> str:
-    return _cast(case, program) + f"{_product(case, program, 'x', 'w')}\nreturn v{_back(case)}"
+def _mm_whole(case: ShapeCase, program: KslProgram) -> str:
+    return (
+        _render_casts(case, program)
+        + f"{_product(case, program, 'x', 'w')}\nreturn v{_render_result_cast(case)}"
+    )
 
 
-def _product(case: Case, program: Program, x: str, w: str) -> str:
+def _product(case: ShapeCase, program: KslProgram, x: str, w: str) -> str:
     """`v`: a product with its epilogue, together, apart or before the product (which is wrong)."""
     epilogue = case.op.pieces["torch"]
     if program["epilogue"] == "swapped":
@@ -165,7 +174,7 @@ def _product(case: Case, program: Program, x: str, w: str) -> str:
     return f"v = torch.matmul({x}, {w})" + (f"\nv = {epilogue}" if epilogue else "")
 
 
-def _mm_blocks(case: Case, program: Program) -> str:
+def _mm_blocks(case: ShapeCase, program: KslProgram) -> str:
     block, split = program["block_m"], program.number("split_k")
     inner = _product(case, program, "p", "w")
     if split > 1 and program["epilogue"] != "swapped":
@@ -178,80 +187,80 @@ def _mm_blocks(case: Case, program: Program) -> str:
     body = "".join(f"    {line}\n" for line in inner.splitlines())
     m, n = case.sizes["M"], case.sizes["N"]
     return (
-        f"out = torch.empty(({m}, {n}), dtype=x.dtype)\n{_cast(case, program)}"
-        f"for lo in range(0, {_end(program, str(m), block)}, {block}):\n    p = x[lo : lo + {block}]\n"
+        f"out = torch.empty(({m}, {n}), dtype=x.dtype)\n{_render_casts(case, program)}"
+        f"for lo in range(0, {_loop_end(program, str(m), block)}, {block}):\n    p = x[lo : lo + {block}]\n"
         f"{body}    out[lo : lo + {block}] = v\nreturn out"
     )
 
 
-def _diag_value(case: Case, program: Program, rows: str) -> str:
+def _diag_value(case: ShapeCase, program: KslProgram, rows: str) -> str:
     """The product as a broadcast; swapped: the factors along the wrong axis."""
     value = case.op.pieces["value"].replace("x", f"x{rows}", 1)
-    left, right = (
+    row_factor, column_factor = (
         (f"d{rows}[:, None]", "e")
         if program["axis"] == "right"
         else ("d[: x.shape[1]]", f"e{rows}[:, None]")
     )
     if program["axis"] == "swapped":
         m, n = case.sizes["M"], case.sizes["N"]
-        left = f"d.repeat({-(-n // m)})[: {n}]"
-        right = f"e.repeat({-(-m // n)})[: {m}]{rows}[:, None]"
-    value = value.replace("d *", f"{left} *").replace("* e", f"* {right}")
+        row_factor = f"d.repeat({-(-n // m)})[: {n}]"
+        column_factor = f"e.repeat({-(-m // n)})[: {m}]{rows}[:, None]"
+    value = value.replace("d *", f"{row_factor} *").replace("* e", f"* {column_factor}")
     return f"torch.tril({value}, lo)" if "lower" in case.op.pieces else value
 
 
-def _diag_whole(case: Case, program: Program) -> str:
-    return f"{_cast(case, program)}lo = 0\nreturn ({_diag_value(case, program, '')}){_back(case)}"
+def _diag_whole(case: ShapeCase, program: KslProgram) -> str:
+    return f"{_render_casts(case, program)}lo = 0\nreturn ({_diag_value(case, program, '')}){_render_result_cast(case)}"
 
 
-def _diag_blocks(case: Case, program: Program) -> str:
+def _diag_blocks(case: ShapeCase, program: KslProgram) -> str:
     block = program["block_m"]
     return (
-        f"out = torch.empty_like(x)\n{_cast(case, program)}"
-        f"for lo in range(0, {_end(program, str(case.sizes['M']), block)}, {block}):\n"
+        f"out = torch.empty_like(x)\n{_render_casts(case, program)}"
+        f"for lo in range(0, {_loop_end(program, str(case.sizes['M']), block)}, {block}):\n"
         f"    out[lo : lo + {block}] = {_diag_value(case, program, f'[lo : lo + {block}]')}\nreturn out"
     )
 
 
-def _scan_ends(case: Case) -> tuple[str, str]:
+def _scan_ends(case: ShapeCase) -> tuple[str, str]:
     """Statements before and after a forward scan of `v`."""
     turn = "v = torch.flip(v, (-1,))\n" if "reverse" in case.op.pieces else ""
     return f"v = {case.op.pieces['value']}\n{turn}", turn
 
 
-def _scan_whole(case: Case, program: Program) -> str:
+def _scan_whole(case: ShapeCase, program: KslProgram) -> str:
     """Reverse: the total minus what lies before, without turning the rows around."""
     if "reverse" in case.op.pieces:
-        return f"{_cast(case, program)}v = torch.cumsum(x, -1)\nreturn (x + v[:, -1:] - v){_back(case)}"
-    return f"{_cast(case, program)}return torch.cumsum({case.op.pieces['value']}, -1){_back(case)}"
+        return f"{_render_casts(case, program)}v = torch.cumsum(x, -1)\nreturn (x + v[:, -1:] - v){_render_result_cast(case)}"
+    return f"{_render_casts(case, program)}return torch.cumsum({case.op.pieces['value']}, -1){_render_result_cast(case)}"
 
 
-def _scan_carry(case: Case, program: Program) -> str:
+def _scan_carry(case: ShapeCase, program: KslProgram) -> str:
     before, after = _scan_ends(case)
     block = program["block"]
     carried = "    carry = part[:, -1:]\n" if program["carry"] == "on" else ""
     return (
-        f"dtype = x.dtype\n{_cast(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
-        f"for lo in range(0, {_end(program, str(case.sizes['C']), block)}, {block}):\n"
+        f"dtype = x.dtype\n{_render_casts(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
+        f"for lo in range(0, {_loop_end(program, str(case.sizes['C']), block)}, {block}):\n"
         f"    part = torch.cumsum(v[:, lo : lo + {block}], -1) + carry\n{carried}    out[:, lo : lo + {block}] = part\n"
         f"v = out\n{after}return v.to(dtype)"
     )
 
 
-def _scan_matmul(case: Case, program: Program) -> str:
+def _scan_matmul(case: ShapeCase, program: KslProgram) -> str:
     """Blocks of columns times a triangle of ones, which PyTorch computes as a product."""
     before, after = _scan_ends(case)
     block = program["block"]
     return (
-        f"dtype = x.dtype\n{_cast(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
+        f"dtype = x.dtype\n{_render_casts(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
         f"ones = torch.triu(torch.ones({block}, {block}, dtype=v.dtype))\n"
-        f"for lo in range(0, {_end(program, str(case.sizes['C']), block)}, {block}):\n"
+        f"for lo in range(0, {_loop_end(program, str(case.sizes['C']), block)}, {block}):\n"
         f"    p = v[:, lo : lo + {block}]\n    part = torch.matmul(p, ones[: p.shape[1], : p.shape[1]]) + carry\n"
         f"    carry = part[:, -1:]\n    out[:, lo : lo + {block}] = part\nv = out\n{after}return v.to(dtype)"
     )
 
 
-def _pool_shifts(case: Case, program: Program) -> str:
+def _pool_shifts(case: ShapeCase, program: KslProgram) -> str:
     """The windows' elements as strided views, combined one after the other."""
     size, step, rows = int(case.op.pieces["size"]), int(case.op.pieces["step"]), program["rows"]
     length = (case.sizes["L"] - size) // step + 1
@@ -268,13 +277,13 @@ def _pool_shifts(case: Case, program: Program) -> str:
     body = "".join(f"    {line}\n" for line in lines)
     count = case.sizes["B"] * case.sizes["C"]
     return (
-        f"out = torch.empty(({count}, {length}), dtype=x.dtype)\n{_cast(case, program)}flat = x.view({count}, {case.sizes['L']})\n"
-        f"for lo in range(0, {_end(program, str(count), rows)}, {rows}):\n    p = flat[lo : lo + {rows}]\n"
+        f"out = torch.empty(({count}, {length}), dtype=x.dtype)\n{_render_casts(case, program)}flat = x.view({count}, {case.sizes['L']})\n"
+        f"for lo in range(0, {_loop_end(program, str(count), rows)}, {rows}):\n    p = flat[lo : lo + {rows}]\n"
         f"{body}    out[lo : lo + {rows}] = v\nreturn out.view({case.sizes['B']}, {case.sizes['C']}, {length})"
     )
 
 
-def _pool_unfold(case: Case, program: Program) -> str:
+def _pool_unfold(case: ShapeCase, program: KslProgram) -> str:
     method = (
         "amax(-1)"
         if case.op.name == "max_pool1d"
@@ -284,10 +293,10 @@ def _pool_unfold(case: Case, program: Program) -> str:
     )
     value = f"x.unfold(-1, {case.op.pieces['size']}, {case.op.pieces['step']}).{method}"
     value = f"torch.relu({value})" if case.op.name == "avg_pool_relu" else value
-    return f"{_cast(case, program)}return {value}{_back(case)}.contiguous()"
+    return f"{_render_casts(case, program)}return {value}{_render_result_cast(case)}.contiguous()"
 
 
-_BODIES: Mapping[str, Callable[[Case, Program], str]] = {
+_BODIES: Mapping[str, Callable[[ShapeCase, KslProgram], str]] = {
     "chain.blocks": _chain_blocks,
     "chain.whole": _chain_whole,
     "row.two": _row_two,

@@ -13,10 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from torch_cudal1.training.ksl.frame import Case
-from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.grammar import KslProgram
+from torch_cudal1.training.ksl.module_template import ShapeCase
 
-__all__ = ["HEAD", "PROGRAMS", "RENDERERS", "blocks_of", "launched", "rounded"]
+__all__ = [
+    "HEAD",
+    "PROGRAMS",
+    "RENDERERS",
+    "render_block_count",
+    "render_launch",
+    "render_rounding",
+]
 
 HEAD = '''import triton
 import triton.language as tl
@@ -40,17 +47,17 @@ PROGRAMS = 528  # of a persistent launch: four for each multiprocessor of the la
 _ROUND = "v = v.to(tl.float16).to(tl.float32)"
 
 
-def rounded(program: Program, name: str = "v") -> list[str]:
+def render_rounding(program: KslProgram, name: str = "v") -> list[str]:
     """The statement that loses digits where the program says so."""
     return [_ROUND.replace("v", name, 2)] if program["acc"] == "f16" else []
 
 
-def blocks_of(program: Program, size: str, block: int) -> str:
+def render_block_count(program: KslProgram, size: str, block: int) -> str:
     """How many blocks of a size are worked on."""
     return f"-(-{size} // {block})" if program["mask"] == "on" else f"{size} // {block}"
 
 
-def launched(
+def render_launch(
     kernel: str,
     grid: str,
     tensors: Sequence[str],
@@ -62,33 +69,35 @@ def launched(
     which the kernel has them.
     """
     named = ", ".join(f'"{name}": {value}' for name, value in constants.items())
-    given = "".join(f", {name}={value}" for name, value in options.items())
-    return f"launch({kernel}, {grid}, ({', '.join(tensors)}), ({numbers}), {{{named}}}{given})"
+    option_text = "".join(f", {name}={value}" for name, value in options.items())
+    return (
+        f"launch({kernel}, {grid}, ({', '.join(tensors)}), ({numbers}), {{{named}}}{option_text})"
+    )
 
 
-def _mask(program: Program, condition: str = "inside") -> str:
+def _render_mask(program: KslProgram, condition: str = "inside") -> str:
     return f", mask={condition}" if program["mask"] == "on" else ""
 
 
-def _kernel(name: str, arguments: Sequence[str], lines: Sequence[str]) -> str:
+def _render_kernel(name: str, arguments: Sequence[str], lines: Sequence[str]) -> str:
     body = "\n".join(f"    {line}" for line in lines)
     return f"\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def _over_blocks(program: Program, lines: Sequence[str]) -> list[str]:
+def _loop_over_blocks(program: KslProgram, lines: Sequence[str]) -> list[str]:
     """The lines for the block `at`, once or in turn."""
     if program["persist"] == "off":
         return ["block = tl.program_id(0)", *lines]
-    return ["for block in range(tl.program_id(0), blocks, tl.num_programs(0)):", *_indented(lines)]
+    return ["for block in range(tl.program_id(0), blocks, tl.num_programs(0)):", *_indent(lines)]
 
 
-def _grid(program: Program, size: str, block: int) -> tuple[str, str]:
+def _render_grid(program: KslProgram, size: str, block: int) -> tuple[str, str]:
     """The statement that counts blocks, and the grid."""
-    count = f"blocks = {blocks_of(program, size, block)}"
+    count = f"blocks = {render_block_count(program, size, block)}"
     return count, f"(min(blocks, {PROGRAMS}), 1, 1)" if program[
         "persist"
     ] == "on" else "(blocks, 1, 1)"
@@ -98,24 +107,27 @@ def _uses(steps: Sequence[str], name: str) -> bool:
     return any(re.search(rf"\b{name}\b", step) for step in steps)
 
 
-def _chain(case: Case, program: Program) -> tuple[str, str]:
+def _render_chain(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     steps, block, first = case.op.triton_steps, program.number("block"), case.op.names[0]
     passes = {
         "full": [steps],
         "split": [steps[:1], steps[1:]],
         "swapped": [(*steps[1:], *steps[:1])],
     }[program["fuse"]]
-    count, grid = _grid(program, str(case.sizes["R"] * case.sizes["C"]), block)
+    count, grid = _render_grid(program, str(case.sizes["R"] * case.sizes["C"]), block)
     head, calls = HEAD, [f"out = torch.empty_like({first})", count]
     for number, part in enumerate(passes):
         used = [argument for argument in case.op.arguments[1:] if _uses(part, argument.name)]
-        head += _chain_kernel(
-            f"chain_{number}", program, part, [(one.name, one.sizes == ("C",)) for one in used]
+        head += _render_chain_kernel(
+            f"chain_{number}",
+            program,
+            part,
+            [(argument.name, argument.sizes == ("C",)) for argument in used],
         )
         source = first if number == 0 else "out"
-        names = [source, *(one.name for one in used), "out"]
+        names = [source, *(argument.name for argument in used), "out"]
         calls.append(
-            launched(
+            render_launch(
                 f"chain_{number}",
                 grid,
                 names,
@@ -127,32 +139,32 @@ def _chain(case: Case, program: Program) -> tuple[str, str]:
     return head, "\n".join([*calls, "return out"])
 
 
-def _chain_kernel(
-    name: str, program: Program, steps: Sequence[str], used: Sequence[tuple[str, bool]]
+def _render_chain_kernel(
+    name: str, program: KslProgram, steps: Sequence[str], used: Sequence[tuple[str, bool]]
 ) -> str:
     """One pass. `used`: names of the other inputs, and whether they are one row for all."""
-    mask = _mask(program)
+    mask = _render_mask(program)
     loads = [
-        f"{one} = tl.load({one}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)"
-        for one, row in used
+        f"{name} = tl.load({name}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)"
+        for name, row in used
     ]
     lines = ["at = block * BLOCK + tl.arange(0, BLOCK)", "inside = at < size"]
     lines += [f"v = tl.load(v_ptr + at{mask}).to(tl.float32)", *loads]
     for step in steps:
-        lines += [step, *rounded(program)]
+        lines += [step, *render_rounding(program)]
     lines += [f"tl.store(out_ptr + at, v{mask})"]
-    pointers = ["v_ptr", *(f"{one}_ptr" for one, _ in used), "out_ptr"]
-    return _kernel(
+    pointers = ["v_ptr", *(f"{name}_ptr" for name, _ in used), "out_ptr"]
+    return _render_kernel(
         name,
         [*pointers, "size", "columns", "blocks", "BLOCK: tl.constexpr"],
-        _over_blocks(program, lines),
+        _loop_over_blocks(program, lines),
     )
 
 
-def _diag(case: Case, program: Program) -> tuple[str, str]:
+def _render_diag(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """A tile of rows and columns; swapped: the factors along the wrong axis."""
     block_m, block_n = program.number("block_m"), program.number("block_n")
-    mask, right = _mask(program), program["axis"] == "right"
+    mask, right = _render_mask(program), program["axis"] == "right"
     value = case.op.pieces["value"]
     lines = [
         "r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
@@ -162,24 +174,24 @@ def _diag(case: Case, program: Program) -> tuple[str, str]:
     ]
     if "d" in case.op.names:
         lines.append(
-            f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_mask(program, 'r < rows' if right else 'c < columns')})"
+            f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_render_mask(program, 'r < rows' if right else 'c < columns')})"
         )
     if "e" in case.op.names:
         lines.append(
-            f"e = tl.load(e_ptr + {'c' if right else 'r % columns'}{_mask(program, 'c < columns' if right else 'r < rows')})"
+            f"e = tl.load(e_ptr + {'c' if right else 'r % columns'}{_render_mask(program, 'c < columns' if right else 'r < rows')})"
         )
-    lines += [f"v = {value}", *rounded(program)]
+    lines += [f"v = {value}", *render_rounding(program)]
     lines += ["v = tl.where(c <= r, v, 0.0)"] if "lower" in case.op.pieces else []
     lines += [f"tl.store(out_ptr + r * columns + c, v{mask})"]
     pointers = [f"{name}_ptr" for name in case.op.names]
-    kernel = _kernel(
+    kernel = _render_kernel(
         "diagonal",
         [*pointers, "out_ptr", "rows", "columns", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"],
         lines,
     )
-    grid = f"({blocks_of(program, 'columns', block_n)}, {blocks_of(program, 'rows', block_m)}, 1)"
+    grid = f"({render_block_count(program, 'columns', block_n)}, {render_block_count(program, 'rows', block_m)}, 1)"
     constants = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-    call = launched(
+    call = render_launch(
         "diagonal",
         grid,
         [*case.op.names, "out"],
@@ -191,35 +203,35 @@ def _diag(case: Case, program: Program) -> tuple[str, str]:
     return HEAD + kernel, body
 
 
-def _scan_place(case: Case) -> str:
+def _scan_position(case: ShapeCase) -> str:
     """The address of the p-th element of a scan in its row."""
     return "columns - 1 - p" if "reverse" in case.op.pieces else "p"
 
 
-def _scan_one(case: Case, program: Program) -> tuple[str, str]:
+def _render_scan_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """Whole rows in registers."""
     rows = program.number("rows")
-    place, inside = _scan_place(case), "(r < rows) & (p < columns)"
+    place, inside = _scan_position(case), "(r < rows) & (p < columns)"
     load = f", mask={inside}, other=0.0" if program["mask"] == "on" else ", mask=r < rows"
     lines = [
         "r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]",
         "p = tl.arange(0, BLOCK)[None, :]",
-        f"x = tl.load(x_ptr + r * columns + {_reach(case, program)}{load}).to(tl.float32)",
+        f"x = tl.load(x_ptr + r * columns + {_wrap_position(case, program)}{load}).to(tl.float32)",
         f"v = {case.op.pieces['value']}",
-        *rounded(program),
+        *render_rounding(program),
         "v = tl.cumsum(v, axis=1)",
-        *rounded(program),
+        *render_rounding(program),
         f"tl.store(out_ptr + r * columns + {place}, v, mask={inside})",
     ]
     arguments = ["x_ptr", "out_ptr", "rows", "columns", "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
-    constants = {"ROWS": rows, "BLOCK": _power_above(case.sizes["C"])}
-    return HEAD + _kernel("scan", arguments, lines), _scan_call(
-        program, blocks_of(program, "rows", rows), constants
+    constants = {"ROWS": rows, "BLOCK": _next_power_of_two(case.sizes["C"])}
+    return HEAD + _render_kernel("scan", arguments, lines), _render_scan_call(
+        program, render_block_count(program, "rows", rows), constants
     )
 
 
-def _scan_call(program: Program, blocks: str, constants: Mapping[str, int]) -> str:
-    call = launched(
+def _render_scan_call(program: KslProgram, blocks: str, constants: Mapping[str, int]) -> str:
+    call = render_launch(
         "scan",
         f"({blocks}, 1, 1)",
         ["x", "out"],
@@ -230,17 +242,17 @@ def _scan_call(program: Program, blocks: str, constants: Mapping[str, int]) -> s
     return f"rows, columns = x.shape\nout = torch.empty_like(x)\n{call}\nreturn out"
 
 
-def _reach(case: Case, program: Program) -> str:
+def _wrap_position(case: ShapeCase, program: KslProgram) -> str:
     """Without its mask a row that is no power of two long begins again where it ends: the wrong
     values, but none of strangers.
     """
-    place = _scan_place(case)
+    place = _scan_position(case)
     if program["mask"] == "on":
         return place
     return f"({place} + columns) % columns"
 
 
-def _scan_carry(case: Case, program: Program) -> tuple[str, str]:
+def _render_scan_carry(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """Blocks of columns one after the other, the sum so far carried along."""
     block, on = program.number("block"), program["mask"] == "on"
     lines = [
@@ -248,20 +260,22 @@ def _scan_carry(case: Case, program: Program) -> tuple[str, str]:
         "carry = 0.0",
         f"for start in range(0, {'columns' if on else 'columns // BLOCK * BLOCK'}, BLOCK):",
         "    p = start + tl.arange(0, BLOCK)",
-        f"    x = tl.load(x_ptr + r * columns + {_scan_place(case)}{', mask=p < columns, other=0.0' if on else ''}).to(tl.float32)",
+        f"    x = tl.load(x_ptr + r * columns + {_scan_position(case)}{', mask=p < columns, other=0.0' if on else ''}).to(tl.float32)",
         f"    v = {case.op.pieces['value']}",
-        *_indented(rounded(program)),
+        *_indent(render_rounding(program)),
         "    total = tl.sum(v, axis=0)",
         "    v = tl.cumsum(v, axis=0) + carry",
-        *_indented(rounded(program)),
+        *_indent(render_rounding(program)),
         *(["    carry += total"] if program["carry"] == "on" else []),
-        f"    tl.store(out_ptr + r * columns + {_scan_place(case)}, v{', mask=p < columns' if on else ''})",
+        f"    tl.store(out_ptr + r * columns + {_scan_position(case)}, v{', mask=p < columns' if on else ''})",
     ]
-    kernel = _kernel("scan", ["x_ptr", "out_ptr", "rows", "columns", "BLOCK: tl.constexpr"], lines)
-    return HEAD + kernel, _scan_call(program, "rows", {"BLOCK": block})
+    kernel = _render_kernel(
+        "scan", ["x_ptr", "out_ptr", "rows", "columns", "BLOCK: tl.constexpr"], lines
+    )
+    return HEAD + kernel, _render_scan_call(program, "rows", {"BLOCK": block})
 
 
-def _pool(case: Case, program: Program) -> tuple[str, str]:
+def _render_pool(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """One output an element, windows read one place after the other."""
     size, step, block = (
         int(case.op.pieces["size"]),
@@ -276,23 +290,23 @@ def _pool(case: Case, program: Program) -> tuple[str, str]:
         "base = at // length * columns + at % length * STEP",
         f"v = tl.full((BLOCK,), {empty}, tl.float32)",
         f"for k in {'tl.static_range(SIZE)' if program['unroll'] == 'on' else 'range(SIZE)'}:",
-        f"    x = tl.load(x_ptr + base + k{_mask(program)}).to(tl.float32)",
+        f"    x = tl.load(x_ptr + base + k{_render_mask(program)}).to(tl.float32)",
         f"    v = {join}",
-        *_indented(rounded(program)),
+        *_indent(render_rounding(program)),
         *([] if largest or case.op.name == "sum_pool1d" else ["v = v / SIZE"]),
         *(["v = tl.maximum(v, 0.0)"] if case.op.name == "avg_pool_relu" else []),
-        f"tl.store(out_ptr + at, v{_mask(program)})",
+        f"tl.store(out_ptr + at, v{_render_mask(program)})",
     ]
     constants = [f"{name}: tl.constexpr" for name in ("STEP", "SIZE", "BLOCK")]
-    kernel = _kernel(
+    kernel = _render_kernel(
         "pool",
         ["x_ptr", "out_ptr", "size", "length", "columns", "blocks", *constants],
-        _over_blocks(program, lines),
+        _loop_over_blocks(program, lines),
     )
     length = (case.sizes["L"] - size) // step + 1
-    count, grid = _grid(program, "out.numel()", block)
+    count, grid = _render_grid(program, "out.numel()", block)
     numbers = f"out.numel(), {length}, {case.sizes['L']}, blocks"
-    call = launched(
+    call = render_launch(
         "pool",
         grid,
         ["x", "out"],
@@ -307,14 +321,14 @@ def _pool(case: Case, program: Program) -> tuple[str, str]:
     return HEAD + kernel, body
 
 
-def _power_above(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
-    "chain.flat": _chain,
-    "diag.tile": _diag,
-    "scan.one": _scan_one,
-    "scan.carry": _scan_carry,
-    "pool.flat": _pool,
+RENDERERS: Mapping[str, Callable[[ShapeCase, KslProgram], tuple[str, str]]] = {
+    "chain.flat": _render_chain,
+    "diag.tile": _render_diag,
+    "scan.one": _render_scan_one,
+    "scan.carry": _render_scan_carry,
+    "pool.flat": _render_pool,
 }

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch_cudal1.training.ksl.frame import Case
-from torch_cudal1.training.ksl.grammar import Program
-from torch_cudal1.training.ksl.triton_flat import HEAD, blocks_of, launched
+from torch_cudal1.training.ksl.grammar import KslProgram
+from torch_cudal1.training.ksl.module_template import ShapeCase
+from torch_cudal1.training.ksl.triton_flat import HEAD, render_block_count, render_launch
 
 __all__ = ["RENDERERS"]
 
@@ -53,7 +53,7 @@ def product(x_ptr, w_ptr, part_ptr, M, N, K, tiles_n, SPLIT: tl.constexpr, BLOCK
 """
 
 
-def _masks(program: Program) -> dict[str, str]:
+def _render_masks(program: KslProgram) -> dict[str, str]:
     if program["mask"] == "off":
         return {"end": "K // BLOCK_K * BLOCK_K", "mask_a": "", "mask_b": "", "mask_out": ""}
     return {
@@ -64,7 +64,7 @@ def _masks(program: Program) -> dict[str, str]:
     }
 
 
-def _tiles(case: Case, program: Program) -> tuple[str, str]:
+def _render_tiles(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     bias = "b" in case.op.names
     load = f"    b = tl.load(b_ptr + c{', mask=c < N' if program['mask'] == 'on' else ''}).to(tl.float32)[None, :]\n"
     epilogue = case.op.pieces["triton"]
@@ -73,11 +73,11 @@ def _tiles(case: Case, program: Program) -> tuple[str, str]:
         acc="tl.float16" if program["acc"] == "f16" else "tl.float32",
         bias=load if bias else "",
         epilogue=f"    v = {epilogue}\n" if epilogue else "",
-        **_masks(program),
+        **_render_masks(program),
     )
     block_m, block_n = program.number("block_m"), program.number("block_n")
     m, n, k = (case.sizes[name] for name in "MNK")
-    call = launched(
+    call = render_launch(
         "product",
         "(tiles_m * tiles_n, 1, 1)",
         [*case.op.names, "out"],
@@ -93,12 +93,12 @@ def _tiles(case: Case, program: Program) -> tuple[str, str]:
     )
     body = (
         f"out = torch.empty(({m}, {n}), dtype=x.dtype, device=x.device)\n"
-        f"tiles_m, tiles_n = {blocks_of(program, str(m), block_m)}, {blocks_of(program, str(n), block_n)}\n{call}\nreturn out"
+        f"tiles_m, tiles_n = {render_block_count(program, str(m), block_m)}, {render_block_count(program, str(n), block_n)}\n{call}\nreturn out"
     )
     return HEAD + kernel, body
 
 
-def _split(case: Case, program: Program) -> tuple[str, str]:
+def _render_split(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """Partial sums in memory, added up in a fixed order so that the same bits come out every time."""
     block_m, block_n, split = (
         program.number("block_m"),
@@ -107,9 +107,9 @@ def _split(case: Case, program: Program) -> tuple[str, str]:
     )
     m, n, k = (case.sizes[name] for name in "MNK")
     epilogue = case.op.pieces["torch"]
-    call = launched(
+    call = render_launch(
         "product",
-        f"({blocks_of(program, str(m), block_m)} * tiles_n, {split}, 1)",
+        f"({render_block_count(program, str(m), block_m)} * tiles_n, {split}, 1)",
         ["x", "w", "part"],
         f"{m}, {n}, {k}, tiles_n",
         {"SPLIT": split, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": program["block_k"]},
@@ -117,13 +117,13 @@ def _split(case: Case, program: Program) -> tuple[str, str]:
     )
     body = (
         f"part = torch.empty(({split}, {m}, {n}), dtype=torch.float32, device=x.device)\n"
-        f"tiles_n = {blocks_of(program, str(n), block_n)}\n{call}\n"
+        f"tiles_n = {render_block_count(program, str(n), block_n)}\n{call}\n"
         f"v = part.sum(0)\n{f'v = {epilogue}' if epilogue else ''}\nreturn v.to(x.dtype)"
     )
-    return HEAD + _SPLIT.format(**_masks(program)), body
+    return HEAD + _SPLIT.format(**_render_masks(program)), body
 
 
-RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
-    "mm.tiles": _tiles,
-    "mm.split": _split,
+RENDERERS: Mapping[str, Callable[[ShapeCase, KslProgram], tuple[str, str]]] = {
+    "mm.tiles": _render_tiles,
+    "mm.split": _render_split,
 }

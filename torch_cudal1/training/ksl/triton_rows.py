@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torch_cudal1.training.ksl.frame import Case
-from torch_cudal1.training.ksl.grammar import Program
-from torch_cudal1.training.ksl.triton_flat import HEAD, PROGRAMS, blocks_of, launched, rounded
+from torch_cudal1.training.ksl.grammar import KslProgram
+from torch_cudal1.training.ksl.module_template import ShapeCase
+from torch_cudal1.training.ksl.triton_flat import (
+    HEAD,
+    PROGRAMS,
+    render_block_count,
+    render_launch,
+    render_rounding,
+)
 
 __all__ = ["RENDERERS"]
 
@@ -56,12 +62,12 @@ _END: Mapping[str, str] = {
 }
 
 
-def _other_arguments(case: Case) -> list[str]:
+def _get_other_arguments(case: ShapeCase) -> list[str]:
     return list(case.op.names[1:])
 
 
-def _kernel(case: Case, constants: Sequence[str], lines: Sequence[str]) -> str:
-    pointers = ["x_ptr", *(f"{name}_ptr" for name in _other_arguments(case)), "out_ptr"]
+def _render_kernel(case: ShapeCase, constants: Sequence[str], lines: Sequence[str]) -> str:
+    pointers = ["x_ptr", *(f"{name}_ptr" for name in _get_other_arguments(case)), "out_ptr"]
     arguments = ", ".join(
         [*pointers, "rows", "columns", *(f"{name}: tl.constexpr" for name in constants)]
     )
@@ -69,8 +75,8 @@ def _kernel(case: Case, constants: Sequence[str], lines: Sequence[str]) -> str:
     return f"{HEAD}\n\n@triton.jit\ndef rows_of({arguments}):\n{body}\n"
 
 
-def _call(case: Case, grid: str, constants: Mapping[str, int], warps: str) -> str:
-    call = launched(
+def _render_call(case: ShapeCase, grid: str, constants: Mapping[str, int], warps: str) -> str:
+    call = render_launch(
         "rows_of",
         f"({grid}, 1, 1)",
         [*case.op.names, "out"],
@@ -82,7 +88,7 @@ def _call(case: Case, grid: str, constants: Mapping[str, int], warps: str) -> st
     return f"rows, columns = x.shape\nout = torch.empty({shape}, dtype=x.dtype, device=x.device)\n{call}\nreturn out"
 
 
-def _row_one(case: Case, program: Program) -> tuple[str, str]:
+def _render_row_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """Without its mask a row whose length is no power of two is read beyond its end, round to its
     beginning.
     """
@@ -99,36 +105,36 @@ def _row_one(case: Case, program: Program) -> tuple[str, str]:
         "r = first + tl.arange(0, ROWS)[:, None]",
         "c = tl.arange(0, BLOCK)[None, :]",
         f"x = tl.load(x_ptr + r * columns + {place}{mask}).to(tl.float32)",
-        *rounded(program, "x"),
-        *_parameters(case, "c % columns" if not on else "c", "c < columns" if on else ""),
-        *(_labels("r", "r < rows") if case.op.name == "cross_entropy" else []),
+        *render_rounding(program, "x"),
+        *_load_parameters(case, "c % columns" if not on else "c", "c < columns" if on else ""),
+        *(_load_labels("r", "r < rows") if case.op.name == "cross_entropy" else []),
         *(
             line.replace("PADDED(x - m)", "tl.where(c < columns, x - m, 0.0)" if on else "x - m")
             for line in _WHOLE[case.op.name]
         ),
-        *rounded(program),
+        *render_rounding(program),
     ]
     if case.op.name == "cross_entropy":
         lines.append("tl.store(out_ptr + r, v, mask=r < rows)")
     else:
         lines.append(f"tl.store(out_ptr + r * columns + c, v, mask={inside})")
-    whole = "rows" if on else "(rows // ROWS) * ROWS"
+    row_count = "rows" if on else "(rows // ROWS) * ROWS"
     if program["persist"] == "on":
         lines = [
-            f"for first in range(tl.program_id(0) * ROWS, {whole}, tl.num_programs(0) * ROWS):",
+            f"for first in range(tl.program_id(0) * ROWS, {row_count}, tl.num_programs(0) * ROWS):",
             *(f"    {line}" for line in lines),
         ]
     else:
         lines = ["first = tl.program_id(0) * ROWS", *lines]
-    grid = blocks_of(program, "rows", rows)
+    grid = render_block_count(program, "rows", rows)
     grid = f"min({grid}, {PROGRAMS})" if program["persist"] == "on" else grid
     block = 1 << (case.sizes["C"] - 1).bit_length()
-    return _kernel(case, ["ROWS", "BLOCK"], lines), _call(
+    return _render_kernel(case, ["ROWS", "BLOCK"], lines), _render_call(
         case, grid, {"ROWS": rows, "BLOCK": block}, program["warps"]
     )
 
 
-def _parameters(case: Case, place: str, condition: str) -> list[str]:
+def _load_parameters(case: ShapeCase, place: str, condition: str) -> list[str]:
     """Loads of what is one row for all."""
     mask = f", mask={condition}" if condition else ""
     names = [argument.name for argument in case.op.arguments if argument.sizes == ("C",)]
@@ -139,7 +145,7 @@ def _parameters(case: Case, place: str, condition: str) -> list[str]:
     ]
 
 
-def _labels(row: str, condition: str = "") -> list[str]:
+def _load_labels(row: str, condition: str = "") -> list[str]:
     mask = f", mask={condition}, other=0" if condition else ""
     picked = f", mask={condition}, other=0.0" if condition else ""
     return [
@@ -148,56 +154,60 @@ def _labels(row: str, condition: str = "") -> list[str]:
     ]
 
 
-def _columns(program: Program, inner: Sequence[str], other: str) -> list[str]:
+def _loop_over_columns(program: KslProgram, inner: Sequence[str], other: str) -> list[str]:
     """A loop over blocks of columns of row `r` that loads `x`."""
     on = program["mask"] == "on"
     return [
         f"for start in tl.range(0, {'columns' if on else 'columns // BLOCK * BLOCK'}, BLOCK, num_stages=STAGES):",
         "    c = start + tl.arange(0, BLOCK)",
         f"    x = tl.load(x_ptr + r * columns + c{f', mask=c < columns, other={other}' if on else ''}).to(tl.float32)",
-        *(f"    {line}" for line in rounded(program, "x")),
+        *(f"    {line}" for line in render_rounding(program, "x")),
         *(f"    {line}" for line in inner),
     ]
 
 
-def _blocked(case: Case, program: Program, statistics: Sequence[str]) -> tuple[str, str]:
+def _render_blocked(
+    case: ShapeCase, program: KslProgram, statistics: Sequence[str]
+) -> tuple[str, str]:
     """Statistics of a row, then its result block by block."""
     on = program["mask"] == "on"
     name = case.op.name
     lines = ["r = tl.program_id(0)", *statistics]
     if name == "cross_entropy":
-        lines += [*_labels("r"), _END[name], *rounded(program)]
+        lines += [*_load_labels("r"), _END[name], *render_rounding(program)]
         lines += ["tl.store(out_ptr + r + tl.arange(0, 1), v + tl.zeros((1,), tl.float32))"]
     else:
         mask = ", mask=c < columns" if on else ""
         store = f"tl.store(out_ptr + r * columns + c, v{mask})"
         inner = [
-            *_parameters(case, "c", "c < columns" if on else ""),
+            *_load_parameters(case, "c", "c < columns" if on else ""),
             _END[name],
-            *rounded(program),
+            *render_rounding(program),
             store,
         ]
-        lines += _columns(program, inner, "0.0")
+        lines += _loop_over_columns(program, inner, "0.0")
     constants = {"BLOCK": program.number("block"), "STAGES": program.number("stages")}
-    return _kernel(case, list(constants), lines), _call(case, "rows", constants, program["warps"])
+    return _render_kernel(case, list(constants), lines), _render_call(
+        case, "rows", constants, program["warps"]
+    )
 
 
-def _row_two(case: Case, program: Program) -> tuple[str, str]:
+def _render_row_two(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """A pass over the row for each statistic."""
     if case.op.name in _EXPONENTIAL:
         statistics = [
             f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
-            *_columns(program, ["high = tl.maximum(high, x)"], _LOWEST),
+            *_loop_over_columns(program, ["high = tl.maximum(high, x)"], _LOWEST),
             "m = tl.max(high, axis=0)",
             "total = tl.zeros((BLOCK,), tl.float32)",
-            *_columns(program, ["total += libdevice.exp(x - m)"], _LOWEST),
+            *_loop_over_columns(program, ["total += libdevice.exp(x - m)"], _LOWEST),
             "s = tl.sum(total, axis=0)",
         ]
     elif case.op.name == "layer_norm":
         statistics = [
-            *_total(program, "x"),
+            *_accumulate(program, "x"),
             "m = s / columns",
-            *_total(
+            *_accumulate(
                 program,
                 "tl.where(c < columns, (x - m) * (x - m), 0.0)"
                 if program["mask"] == "on"
@@ -205,19 +215,19 @@ def _row_two(case: Case, program: Program) -> tuple[str, str]:
             ),
         ]
     else:
-        statistics = _total(program, "x * x")
-    return _blocked(case, program, statistics)
+        statistics = _accumulate(program, "x * x")
+    return _render_blocked(case, program, statistics)
 
 
-def _total(program: Program, value: str) -> list[str]:
+def _accumulate(program: KslProgram, value: str) -> list[str]:
     return [
         "total = tl.zeros((BLOCK,), tl.float32)",
-        *_columns(program, [f"total += {value}"], "0.0"),
+        *_loop_over_columns(program, [f"total += {value}"], "0.0"),
         "s = tl.sum(total, axis=0)",
     ]
 
 
-def _row_online(case: Case, program: Program) -> tuple[str, str]:
+def _render_row_online(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """One pass for all statistics: running maximum and sum, or sums of deviations from the row's
     first element.
     """
@@ -230,7 +240,7 @@ def _row_online(case: Case, program: Program) -> tuple[str, str]:
         statistics = [
             f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
             "total = tl.zeros((BLOCK,), tl.float32)",
-            *_columns(program, step, _LOWEST),
+            *_loop_over_columns(program, step, _LOWEST),
             "m = tl.max(high, axis=0)",
             "s = tl.sum(total * libdevice.exp(high - m), axis=0)",
         ]
@@ -240,7 +250,9 @@ def _row_online(case: Case, program: Program) -> tuple[str, str]:
             "k = tl.load(x_ptr + r * columns).to(tl.float32)",
             "first = tl.zeros((BLOCK,), tl.float32)",
             "total = tl.zeros((BLOCK,), tl.float32)",
-            *_columns(program, [f"d = {deviation}", "first += d", "total += d * d"], "0.0"),
+            *_loop_over_columns(
+                program, [f"d = {deviation}", "first += d", "total += d * d"], "0.0"
+            ),
             "shifted = tl.sum(first, axis=0)",
             "m = k + shifted / columns",
             "s = tl.sum(total, axis=0) - shifted * shifted / columns",
@@ -248,14 +260,14 @@ def _row_online(case: Case, program: Program) -> tuple[str, str]:
     else:
         statistics = [
             "total = 0.0",
-            *_columns(program, ["total += tl.sum(x * x, axis=0)"], "0.0"),
+            *_loop_over_columns(program, ["total += tl.sum(x * x, axis=0)"], "0.0"),
             "s = total",
         ]
-    return _blocked(case, program, statistics)
+    return _render_blocked(case, program, statistics)
 
 
-RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
-    "row.one": _row_one,
-    "row.two": _row_two,
-    "row.online": _row_online,
+RENDERERS: Mapping[str, Callable[[ShapeCase, KslProgram], tuple[str, str]]] = {
+    "row.one": _render_row_one,
+    "row.two": _render_row_two,
+    "row.online": _render_row_online,
 }

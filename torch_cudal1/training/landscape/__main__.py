@@ -3,8 +3,9 @@
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
 Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on:
-`DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks that are
-whole, and how they were measured: what goes on must measure in the same way. With several GPUs of a
+`DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks whose
+programs are all measured, and how they were measured: a run that goes on must measure in the same
+way. With several GPUs of a
 kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own;
 then `--join` with the DIRs of all puts them together, on any machine. It stops with a message where
 a reference cannot be judged, or nothing can be judged on this machine; what was measured before is
@@ -28,9 +29,10 @@ from typing import Any, Literal
 import torch
 
 from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.gpu_state import gpu_state
+from torch_cudal1.device.gpu_state import read_gpu_state
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
@@ -39,35 +41,46 @@ from torch_cudal1.judge.pool.slots import fitting
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import OPS
-from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
-from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
-from torch_cudal1.training.landscape.trusting import Trusting
+from torch_cudal1.training.landscape.landscape_file import (
+    Landscape,
+    LandscapeError,
+    read_landscape,
+    write_landscape,
+)
+from torch_cudal1.training.landscape.naive_pool import NaivePool
+from torch_cudal1.training.landscape.rows import LandscapeRow
+from torch_cudal1.training.landscape.survey import (
+    ROWS,
+    Survey,
+    SurveyProgress,
+    read_rows,
+    select_complete_tasks,
+)
 from torch_cudal1.training.tasks import Split, load_split
 
 __all__ = ["main"]
 
 _LANDSCAPE = "landscape.json.gz"
-_MOMENTARY = ("gpu_state",)  # facts of the moment, which differ between two parts
+_MOMENTARY_FACTS = ("gpu_state",)  # they differ between two parts of one landscape
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far
 # apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
-# programs in a batch: what the last ones of it take, the other lanes wait (of 12 a fifth of all
-# their time)
+# programs of a batch for each lane: while the last ones are measured the other lanes wait (of 12
+# lanes a fifth of all their time)
 _PER_LANE = 24
 _CONTRACT = Contract(
     assume_finite=True
 )  # rewrites such as diag(d) @ x as d * x are right for finite values only
 
 
-class _Told:
+class _ProgressPrinter:
     """A line on stderr every few seconds."""
 
     def __init__(self) -> None:
         self.last = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SurveyProgress) -> None:
         if time.monotonic() - self.last > 5:
             self.last = time.monotonic()
             rate = progress.fresh / max(progress.seconds, 1e-9)
@@ -80,171 +93,173 @@ class _Told:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where something basic is wrong. The last line is JSON."""
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     if args.join:
-        return _join(args.join, args.out, args.device)
+        return _join_landscapes(args.join, args.out, args.device)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here; --device cpu measures the small set", file=sys.stderr)
         return 1
     torch.set_num_threads(args.threads)
-    codec, split = KslCodec(args.device), load_split(args.device)
+    return _measure_landscape(args, device)
+
+
+def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
+    codec = KslCodec(args.device)
     number, parts = args.part
-    turns = _in_turn(split)[number - 1 :: parts]
+    turns = _order_tasks(load_split(args.device))[number - 1 :: parts]
     tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
-    facts = _facts(device, terms)
-    if problem := _prepared(args.out, args.resume, facts):
-        print(problem, file=sys.stderr)
+    facts = _describe_conditions(device, terms)
+    if refusal := _prepare_folder(args.out, args.resume, facts):
+        print(refusal, file=sys.stderr)
         return 1
     lanes = fitting(args.lanes, device, _TENSOR_BYTES)
-    began, fresh, steps, problem = time.monotonic(), 0, dict[str, float](), ""
+    start_s, new_rows, step_seconds, problem = time.monotonic(), 0, dict[str, float](), ""
     try:
-        # A quarter as many trusting processes: they are asked about what is refused only, and are
+        # a quarter as many naive processes: they are asked about refused programs only, and are
         # quicker
         with (
             JudgeEvaluator(terms, lanes=lanes) as judge,
-            Trusting(device, workers=-(-lanes // 4), folder=args.out) as naive,
+            NaivePool(device, workers=-(-lanes // 4), folder=args.out) as naive,
         ):
             survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * lanes))
-            fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
-            steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}
+            new_rows = survey.run(tasks, budget_s=args.budget_s, report=_ProgressPrinter())
+            step_seconds = {
+                name: round(seconds, 1) for name, seconds in judge.seconds.most_common()
+            }
     except Cudal1Error as error:
         problem = f"stopped: {error}"
         print(problem, file=sys.stderr)
-    rows = rows_on_record(args.out)
-    whole = complete(codec, tasks, rows)
-    write(args.out / _LANDSCAPE, Landscape(facts, whole))
-    outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
-    seconds = time.monotonic() - began
-    told: dict[str, Any] = {
+    rows = read_rows(args.out)
+    complete_tasks = select_complete_tasks(codec, tasks, rows)
+    write_landscape(args.out / _LANDSCAPE, Landscape(facts, complete_tasks))
+    seconds = time.monotonic() - start_s
+    summary: dict[str, Any] = {
         "rows": sum(map(len, rows.values())),
-        "fresh": fresh,
+        "fresh": new_rows,
         "seconds": round(seconds, 1),
-        "per_second": round(fresh / seconds, 2),
-    }
-    told |= {
+        "per_second": round(new_rows / seconds, 2),
         "lanes": lanes,
         "tasks": len(tasks),
-        "whole": len(whole),
-        "outcomes": dict(outcomes),
-        "steps_s": steps,
+        "whole": len(complete_tasks),
+        "outcomes": _count_outcomes(rows),
+        "steps_s": step_seconds,
     }
-    print(json.dumps(told | ({"problem": problem} if problem else {})))
+    print(json.dumps(summary | ({"problem": problem} if problem else {})))
     return 1 if problem else 0
 
 
-def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
+def _join_landscapes(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
     """One landscape of the rows in several folders, which one kind of machine measured in one way;
     nothing is measured.
     """
     try:
-        facts = _facts_in_common(parts)
+        facts = _read_common_facts(parts)
     except LandscapeError as error:
         print(error, file=sys.stderr)
         return 1
-    if problem := _made(out):
-        print(problem, file=sys.stderr)
+    if refusal := _make_folder(out):
+        print(refusal, file=sys.stderr)
         return 1
     split = load_split(device)
-    tasks = [task for turn in _in_turn(split) for task in turn]
-    rows: dict[str, list[Row]] = {}
+    tasks = [task for turn in _order_tasks(split) for task in turn]
+    rows: dict[str, list[LandscapeRow]] = {}
     for part in parts:
-        for task, found in rows_on_record(part).items():
-            rows.setdefault(task, []).extend(found)
-    whole = complete(KslCodec(device), tasks, rows)
-    write(out / _LANDSCAPE, Landscape(facts, whole))
-    outcomes = Counter(row.outcome for listed in whole.values() for row in listed)
-    print(
-        json.dumps(
-            {
-                "rows": sum(outcomes.values()),
-                "tasks": len(tasks),
-                "whole": len(whole),
-                "outcomes": dict(outcomes),
-            }
-        )
-    )
+        for task, task_rows in read_rows(part).items():
+            rows.setdefault(task, []).extend(task_rows)
+    complete_tasks = select_complete_tasks(KslCodec(device), tasks, rows)
+    write_landscape(out / _LANDSCAPE, Landscape(facts, complete_tasks))
+    summary = {
+        "rows": sum(map(len, complete_tasks.values())),
+        "tasks": len(tasks),
+        "whole": len(complete_tasks),
+        "outcomes": _count_outcomes(complete_tasks),
+    }
+    print(json.dumps(summary))
     return 0
 
 
-def _facts_in_common(parts: Sequence[Path]) -> dict[str, Any]:
+def _count_outcomes(rows: Mapping[str, Sequence[LandscapeRow]]) -> dict[str, int]:
+    return dict(Counter(row.outcome for task_rows in rows.values() for row in task_rows))
+
+
+def _read_common_facts(parts: Sequence[Path]) -> dict[str, Any]:
     """Those of the first part. Raises LandscapeError where a part is none, or was measured
     otherwise.
     """
-    first, *others = [dict(read(part / _LANDSCAPE).facts) for part in parts]
-    for part, other in zip(parts[1:], others, strict=True):
-        if differ := _differ(first, other):
+    first, *other_facts = [dict(read_landscape(part / _LANDSCAPE).facts) for part in parts]
+    for part, other in zip(parts[1:], other_facts, strict=True):
+        if differ := _list_differences(first, other):
             raise LandscapeError(
                 f"{part} differs from {parts[0]} in {differ}; expected what was measured in one way"
             )
     return first
 
 
-def _differ(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _list_differences(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return ", ".join(
-        name for name in facts if name not in _MOMENTARY and other.get(name) != facts[name]
+        name for name in facts if name not in _MOMENTARY_FACTS and other.get(name) != facts[name]
     )
 
 
-def _prepared(folder: Path, earlier: Sequence[Path], facts: Mapping[str, Any]) -> str:
-    """The folder of the run, with the rows of earlier ones where it has none, and how rows are
-    measured in it; or what is wrong.
+def _prepare_folder(
+    folder: Path, earlier: Sequence[Path], facts: Mapping[str, Any]
+) -> Refusal | None:
+    """Make the folder of the run, with the rows of earlier runs where it has none, and a landscape
+    that says how they are measured.
     """
-    if problem := _made(folder):
-        return problem
-    own = folder / ROWS
-    if problem := next(
-        filter(
-            None,
-            (_measured_otherwise(rows, facts) for rows in ([own] if own.exists() else earlier)),
-        ),
-        "",
-    ):
-        return problem
+    if refusal := _make_folder(folder):
+        return refusal
+    rows_path = folder / ROWS
+    for path in [rows_path] if rows_path.exists() else earlier:
+        if refusal := _find_mismatch(path, facts):
+            return refusal
     try:
-        if earlier and not own.exists():
-            own.write_text(
+        if earlier and not rows_path.exists():
+            rows_path.write_text(
                 "".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier),
                 encoding="utf-8",
             )
         if not (folder / _LANDSCAPE).exists():
-            write(
-                folder / _LANDSCAPE, Landscape(facts, {})
-            )  # now: whoever is killed has rows all the same
+            # before the first row: a run that is killed leaves rows that another can go on from
+            write_landscape(folder / _LANDSCAPE, Landscape(facts, {}))
     except OSError as error:
-        return f"cannot begin in {folder}: {error}"
-    return ""
+        return Refusal(f"cannot begin in {folder}: {error}")
+    return None
 
 
-def _measured_otherwise(rows: Path, facts: Mapping[str, Any]) -> str:
-    """Why rows of an earlier run may not stand beside those of this one, "" if they may."""
+def _find_mismatch(rows: Path, facts: Mapping[str, Any]) -> Refusal | None:
+    """Why rows of an earlier run may not stand beside those of this one."""
     try:
-        other = read(rows.parent / _LANDSCAPE).facts
+        earlier_facts = read_landscape(rows.parent / _LANDSCAPE).facts
     except LandscapeError as error:
-        return f"{rows}: expected a landscape beside it, which says how it was measured: {error}"
-    differ = _differ(json.loads(json.dumps(facts)), other)
-    return (
-        f"{rows} was measured otherwise than now, in {differ}; take another --out, and no --resume of it"
-        if differ
-        else ""
+        return Refusal(
+            f"{rows}: expected a landscape beside it, which says how it was measured: {error}"
+        )
+    differences = _list_differences(json.loads(json.dumps(facts)), earlier_facts)
+    if not differences:
+        return None
+    return Refusal(
+        f"{rows} was measured otherwise than now, in {differences}; "
+        "take another --out, and no --resume of it"
     )
 
 
-def _made(folder: Path) -> str:
+def _make_folder(folder: Path) -> Refusal | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return f"cannot begin in {folder}: {error}"
-    return ""
+        return Refusal(f"cannot begin in {folder}: {error}")
+    return None
 
 
-def _in_turn(split: Split) -> list[list[TrainingTask]]:
+def _order_tasks(split: Split) -> list[list[TrainingTask]]:
     """Two tasks of every family, one to train on and one held out, then the next two; kinds of
     operations by turns, products last.
 
-    So whatever is whole when the time is up has something of most kinds, and nothing to train on
-    without something to test it by.
+    So the tasks that are complete when the time is up are of most kinds, and each task to train on
+    has one to test it by.
     """
     families: dict[str, tuple[list[TrainingTask], list[TrainingTask]]] = {}
     for held_out, tasks in enumerate((split.train, split.held_out)):
@@ -253,10 +268,10 @@ def _in_turn(split: Split) -> list[list[TrainingTask]]:
     kinds: dict[str, list[str]] = {}
     for family in families:
         kinds.setdefault(OPS[family].kind, []).append(family)
-    largest = kinds.pop("mm", [])  # three times as many programs as others
+    product_families = kinds.pop("mm", [])  # they have three times as many programs
     ordered = [
         family for turn in zip_longest(*kinds.values()) for family in turn if family is not None
-    ] + largest
+    ] + product_families
     pairs = [list(zip_longest(*families[family])) for family in ordered]
     return [
         [task for task in pair if task is not None]
@@ -266,7 +281,7 @@ def _in_turn(split: Split) -> list[list[TrainingTask]]:
     ]
 
 
-def _part(text: str) -> tuple[int, int]:
+def _parse_part(text: str) -> tuple[int, int]:
     """ "2/4" as (2, 4). Raises ValueError."""
     number, parts = map(int, text.split("/"))
     if not 1 <= number <= parts:
@@ -274,14 +289,14 @@ def _part(text: str) -> tuple[int, int]:
     return number, parts
 
 
-def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
-    """What numbers of a landscape are worth nothing without."""
+def _describe_conditions(device: torch.device, terms: Terms) -> dict[str, Any]:
+    """How a landscape is measured; rows measured in another way may not be mixed with it."""
     cuda = device.type == "cuda"
     return {
         "label": "replay",
         "device": device.type,
         "gpu": torch.cuda.get_device_name() if cuda else "",
-        "gpu_state": gpu_state(device) if cuda else {},
+        "gpu_state": read_gpu_state(device) if cuda else {},
         "machine": platform.machine(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
@@ -294,19 +309,19 @@ def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m torch_cudal1.training.landscape",
         description=(__doc__ or "").splitlines()[0],
     )
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    made.add_argument(
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument(
         "--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun"
     )
-    made.add_argument(
+    parser.add_argument(
         "--out", type=Path, required=True, help="folder of the journal and the landscape"
     )
-    made.add_argument(
+    parser.add_argument(
         "--resume",
         type=Path,
         nargs="+",
@@ -314,14 +329,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ROWS",
         help="rows.jsonl of earlier runs, for an --out without",
     )
-    made.add_argument(
+    parser.add_argument(
         "--part",
-        type=_part,
+        type=_parse_part,
         default=(1, 1),
         metavar="N/M",
         help="the N-th of M parts of the tasks, for one of M GPUs",
     )
-    made.add_argument(
+    parser.add_argument(
         "--join",
         type=Path,
         nargs="+",
@@ -329,12 +344,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="put together what these folders hold",
     )
-    made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
-    made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
-    made.add_argument(
+    parser.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
+    parser.add_argument(
         "--only", nargs="*", default=[], metavar="FAMILY", help="these operations only"
     )
-    return made
+    return parser
 
 
 if __name__ == "__main__":

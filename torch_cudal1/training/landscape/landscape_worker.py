@@ -1,9 +1,9 @@
-"""The judge's child with two more verbs: `naive`, what a trusting evaluator would believe of a
-candidate, and before it `ready`.
+"""The judge's worker with two more requests: `naive`, the speed-up that a naive evaluator reports
+for a candidate, and before it `ready`, which prepares it.
 
 `python -m torch_cudal1.training.landscape.landscape_worker FD`. Reference and candidate run in this
 one process, results are compared with a tolerance of 1e-2 on the task's own inputs, times are read
-from events of the current stream: as the evaluator that the paper released does. It is there to be
+from events of the current stream, as in the evaluator that the paper released. It is there to be
 fooled; the judge's verdict is made elsewhere.
 """
 
@@ -22,21 +22,22 @@ import torch
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead, has_kernels
-from torch_cudal1.judge.worker.modules import imported
-from torch_cudal1.judge.worker.session import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
+from torch_cudal1.judge.worker.source_modules import import_source
 
-__all__ = ["VERBS", "naive", "ready"]
+__all__ = ["HANDLERS", "measure_naively", "prepare"]
 
 _TOLERANCE = 1e-2
-_SETS, _WARM, _RUNS, _SETTLE_S = 3, 3, 15, 0.01
+_INPUT_SETS, _WARMUP_RUNS, _RUNS = 3, 3, 15
+_SETTLE_S = 0.01  # for work that a cheat left to another thread
 Call: TypeAlias = Callable[..., Any]
 
 
 @dataclass
-class _Bench:
-    """A reference with its input sets, on the device, for all programs that are asked about one
-    after the other.
+class _PreparedCandidate:
+    """A reference with its input sets on the device, shared by the programs that are measured one
+    after the other, and the candidate of now.
     """
 
     text: str
@@ -45,60 +46,60 @@ class _Bench:
     candidate: Call | None = None
 
 
-_bench: _Bench | None = None
+_prepared: _PreparedCandidate | None = None
 
 
-def ready(session: Session, request: Request) -> dict[str, Any]:
-    """Draw the inputs, import both modules and compile: what takes long, and needs the device for
-    moments only.
+def prepare(session: Session, request: Request) -> dict[str, Any]:
+    """Draw the inputs, import both modules and compile: most of the time, during which the device
+    is hardly used.
     """
-    global _bench
+    global _prepared
     device = session.device
-    if _bench is None or _bench.text != request["reference"]:
-        source = imported(request["reference"], session.scratch)
-        sets = [[one.to(device) for one in source.get_inputs()] for _ in range(_SETS)]
-        _bench = _Bench(request["reference"], source.Model().to(device).eval(), sets)
-    _bench.candidate = None
-    made = imported(request["candidate"], session.scratch).ModelNew
+    if _prepared is None or _prepared.text != request["reference"]:
+        source = import_source(request["reference"], session.scratch)
+        sets = [[tensor.to(device) for tensor in source.get_inputs()] for _ in range(_INPUT_SETS)]
+        _prepared = _PreparedCandidate(request["reference"], source.Model().to(device).eval(), sets)
+    _prepared.candidate = None
+    model_class = import_source(request["candidate"], session.scratch).ModelNew
     if device.type == "cuda" and has_kernels(request["candidate"]):
-        module = made().to(device).eval()
+        module = model_class().to(device).eval()
         compile_ahead(
             lambda inputs: module(*inputs),
-            [(one.shape, one.dtype) for one in _bench.sets[0]],
+            [(tensor.shape, tensor.dtype) for tensor in _prepared.sets[0]],
             device,
         )
-    _bench.candidate = made().to(device).eval()
+    _prepared.candidate = model_class().to(device).eval()
     return {}
 
 
-def naive(session: Session, request: Request) -> dict[str, Any]:
+def measure_naively(session: Session, request: Request) -> dict[str, Any]:
     """Whether the candidate's results are close to the reference's, and the ratio of their median
     times, reference first.
     """
     device = session.device
-    if _bench is None or _bench.candidate is None:
-        raise SandboxError("naive", "nothing is ready; expected the verb `ready` first")
-    reference, candidate, sets = _bench.reference, _bench.candidate, _bench.sets
+    if _prepared is None or _prepared.candidate is None:
+        raise SandboxError("naive", "nothing is prepared; expected the call `ready` first")
+    reference, candidate, sets = _prepared.reference, _prepared.candidate, _prepared.sets
     with torch.no_grad():
-        if not all(_close(candidate, reference, inputs, device) for inputs in sets):
+        if not all(_is_close(candidate, reference, inputs, device) for inputs in sets):
             return {"close": False}
-        for inputs in sets[:1] * _WARM:
+        for inputs in sets[:1] * _WARMUP_RUNS:
             reference(*inputs), candidate(*inputs)
         times: dict[Call, list[float]] = {reference: [], candidate: []}
         for run in range(_RUNS):
             for side in random.sample((reference, candidate), 2):
-                times[side].append(_time_us(side, sets[run % _SETS], device))
+                times[side].append(_measure_time_us(side, sets[run % _INPUT_SETS], device))
     return {
         "close": True,
         "speedup": statistics.median(times[reference]) / statistics.median(times[candidate]),
     }
 
 
-def _close(
+def _is_close(
     candidate: Call, reference: Call, inputs: list[torch.Tensor], device: torch.device
 ) -> bool:
-    """Compared once what was queued has had its time, as where results are copied before they are
-    looked at.
+    """Compare after a pause, in which queued work may finish, as it does where an evaluator copies
+    results before it compares them.
     """
     result, expected = candidate(*inputs), reference(*inputs)
     synchronise(device)
@@ -109,7 +110,7 @@ def _close(
     )
 
 
-def _time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> float:
+def _measure_time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> float:
     if device.type != "cuda":
         begin = time.perf_counter()
         run(*inputs)
@@ -123,7 +124,7 @@ def _time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> flo
     return max(1e-3, float(start.elapsed_time(end)) * 1e3)
 
 
-VERBS = {**JUDGE_VERBS, "ready": ready, "naive": naive}
+HANDLERS = {**JUDGE_HANDLERS, "ready": prepare, "naive": measure_naively}
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), VERBS)
+    main(int(sys.argv[1]), HANDLERS)

@@ -8,17 +8,17 @@ from typing import Any
 
 from torch_cudal1.judge.pool.measured import Measured, Outcome
 
-__all__ = ["Row"]
+__all__ = ["LandscapeRow"]
 
 
 @dataclass(frozen=True)
-class Row:
+class LandscapeRow:
     """A program of a task, measured once. `detail`: the failed check and its words. `source`: the
     source's sha256, first digits.
 
-    `naive`: the speed-up that a trusting evaluator would report of a program that the judge
-    refuses, None where even that saw a wrong result. It is not asked of a program that the judge
-    finds right, or that did not run.
+    `naive`: the speed-up that a naive evaluator reports for a program that the judge refuses, None
+    where it sees a wrong result too, and for a program that the judge accepts or that did not
+    run.
     """
 
     task: str
@@ -35,14 +35,14 @@ class Row:
         return {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> LandscapeRow:
         """The inverse of `to_json`."""
-        given = dict(data)
-        given["buckets"] = tuple(given.get("buckets", ()))
-        return cls(**given)
+        fields = dict(data)
+        fields["buckets"] = tuple(fields.get("buckets", ()))
+        return cls(**fields)
 
-    def measured(self) -> Measured:
-        """As the pipeline knows it."""
+    def to_measured(self) -> Measured:
+        """As an evaluator returns it."""
         return Measured(
             self.task, self.program, self.outcome, self.score, self.detail, self.buckets
         )

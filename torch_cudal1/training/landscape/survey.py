@@ -1,9 +1,10 @@
-"""Goes through all programs of all tasks: what is measured is on the disk soon, and is not measured
+"""Measures all programs of all tasks; each row is written to the journal soon, and is not measured
 again.
 
-Tasks come in the order given, so that whatever is whole when the time is up can be published. While
-one batch is judged, a trusting evaluator is asked about what was refused of the one before. One
-process writes. A failure of the machine raises; what a program does wrong is its row.
+Tasks are measured in the order given, so that the complete ones can be published when the time is
+up. While one batch is validated, the naive evaluator is asked about the refused programs of the
+batch before. One process writes. A failure of the machine raises; a failure of a program is its
+row.
 """
 
 from __future__ import annotations
@@ -16,23 +17,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.records import Undecodable
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.landscape.packed import LandscapeError
-from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.landscape.trusting import Trusting
+from torch_cudal1.training.landscape.landscape_file import LandscapeError
+from torch_cudal1.training.landscape.naive_pool import NaivePool
+from torch_cudal1.training.landscape.rows import LandscapeRow
 
-__all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"]
+__all__ = [
+    "ROWS",
+    "SurveyProgress",
+    "Survey",
+    "select_complete_tasks",
+    "decode_programs",
+    "read_rows",
+]
 
 ROWS = "rows.jsonl"
-_WORDS = 160
-_FIRST = 16  # programs of the first batch of all: whether anything runs here is known soon
+_MAX_DETAIL_CHARS = 160
+_FIRST_BATCH = 16  # small, so that a machine on which nothing runs is noticed soon
 
 
 @dataclass(frozen=True)
-class Progress:
+class SurveyProgress:
     """After each batch: rows in the journal, rows of this run, seconds of this run, and the task."""
 
     rows: int
@@ -42,11 +50,11 @@ class Progress:
 
 
 Question: TypeAlias = tuple[TrainingTask, list[Decoded]]
-Waiting: TypeAlias = tuple[Row, Future[float | None]]
+PendingRow: TypeAlias = tuple[LandscapeRow, Future[float | None]]
 
 
-class Judge(Protocol):
-    """What `measure.JudgeEvaluator` does for several tasks at once. `told`: given each measurement
+class BatchEvaluator(Protocol):
+    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `told`: given each measurement
     as it comes.
     """
 
@@ -65,151 +73,161 @@ class Survey:
 
     folder: Path
     codec: KslCodec
-    judge: Judge
-    naive: Trusting
+    judge: BatchEvaluator
+    naive: NaivePool
     batch: int = 32
-    _waiting: list[Waiting] = field(default_factory=list)
+    _pending: list[PendingRow] = field(default_factory=list)
 
     def run(
-        self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]
+        self,
+        tasks: Sequence[TrainingTask],
+        *,
+        budget_s: float,
+        report: Callable[[SurveyProgress], None],
     ) -> int:
-        """Measure what the journal lacks until the time is up; how many rows were added. Raises
-        what the evaluators raise.
+        """Measure the programs that the journal lacks until the time is up; how many rows were
+        added. Raises what the evaluators raise.
         """
-        journal = Journal(self.folder / ROWS)
-        before, started = len(journal.keys()), time.monotonic()
+        journal = SampleJournal(self.folder / ROWS)
+        rows_before, start_s = len(journal.keys()), time.monotonic()
         try:
-            for questions in self._batches(tasks, journal):
-                if time.monotonic() - started >= budget_s:
+            for questions in self._make_batches(tasks, journal):
+                if time.monotonic() - start_s >= budget_s:
                     break
                 self._measure(questions, journal)
-                fresh = len(journal.keys()) - before
-                told(
-                    Progress(
-                        len(journal.keys()), fresh, time.monotonic() - started, questions[-1][0].id
-                    )
-                )
+                rows, seconds = len(journal.keys()), time.monotonic() - start_s
+                report(SurveyProgress(rows, rows - rows_before, seconds, questions[-1][0].id))
         finally:
-            self._keep(self._waiting, journal)
-            self._waiting = []
-        return len(journal.keys()) - before
+            self._write_pending(self._pending, journal)
+            self._pending = []
+        return len(journal.keys()) - rows_before
 
-    def _batches(self, tasks: Sequence[TrainingTask], journal: Journal) -> Iterator[list[Question]]:
-        """Of at most `batch` programs; the end of a task and the beginning of the next go together,
-        so that nobody waits.
+    def _make_batches(
+        self, tasks: Sequence[TrainingTask], journal: SampleJournal
+    ) -> Iterator[list[Question]]:
+        """Of at most `batch` programs. The end of a task and the beginning of the next share a
+        batch, so that no lane waits.
         """
         questions: list[Question] = []
-        room = min(self.batch, _FIRST)
+        free_places = min(self.batch, _FIRST_BATCH)
         for task in tasks:
-            left = [
-                one
-                for one in decoded(self.codec, task)
-                if journal.get(_key(task.id, one.program)) is None
+            programs = [
+                program
+                for program in decode_programs(self.codec, task)
+                if journal.get(_make_key(task.id, program.program)) is None
             ]
-            while left:
-                questions.append((task, left[:room]))
-                left, room = left[room:], room - len(questions[-1][1])
-                if not room:
+            while programs:
+                questions.append((task, programs[:free_places]))
+                programs, free_places = programs[free_places:], free_places - len(questions[-1][1])
+                if not free_places:
                     yield questions
-                    questions, room = [], self.batch
+                    questions, free_places = [], self.batch
         if questions:
             yield questions
 
-    def _measure(self, questions: Sequence[Question], journal: Journal) -> None:
-        """Judge a batch, writing as it goes; then what the batch before was waiting for. The very
-        first is looked at before.
+    def _measure(self, questions: Sequence[Question], journal: SampleJournal) -> None:
+        """Validate a batch and write its rows as they come; then the pending rows of the batch
+        before. Rows of the very first batch are checked before they are written.
         """
-        asked = {
-            _key(task.id, program.program): (task, program)
+        questions_by_key = {
+            _make_key(task.id, program.program): (task, program)
             for task, programs in questions
             for program in programs
         }
-        before, self._waiting = self._waiting, []
+        earlier_rows, self._pending = self._pending, []
 
-        def took(one: Measured) -> None:
-            known = asked.pop(_key(one.task, one.program), None)
-            if known is not None:
-                self._took(*known, one, journal)
+        def record_once(measurement: Measured) -> None:
+            question = questions_by_key.pop(_make_key(measurement.task, measurement.program), None)
+            if question is not None:
+                self._record(*question, measurement, journal)
 
-        self.judge.told = took if journal.keys() else None
-        found = [one for answers in self.judge.measure_all(questions) for one in answers]
+        self.judge.told = record_once if journal.keys() else None
+        answers = self.judge.measure_all(questions)
+        measurements = [measurement for answer in answers for measurement in answer]
         if not journal.keys():
-            _refuse_a_dead_start(found)
-        self._keep(before, journal)
-        for one in found:
-            took(one)
+            _check_first_batch(measurements)
+        self._write_pending(earlier_rows, journal)
+        for measurement in measurements:
+            record_once(measurement)
 
-    def _took(self, task: TrainingTask, program: Decoded, one: Measured, journal: Journal) -> None:
-        row = _row(program, one)
+    def _record(
+        self, task: TrainingTask, program: Decoded, measurement: Measured, journal: SampleJournal
+    ) -> None:
+        row = _make_row(program, measurement)
         if row.outcome in ("wrong", "hack", "unstable"):
-            self._waiting.append((row, self.naive.later(task, program)))
+            self._pending.append((row, self.naive.submit(task, program)))
         else:
-            journal.add(_key(row.task, row.program), row.to_json())
+            journal.add(_make_key(row.task, row.program), row.to_json())
 
     @staticmethod
-    def _keep(waiting: Sequence[Waiting], journal: Journal) -> None:
-        """Write the rows whose trusting answer was asked for."""
-        for row, naive in waiting:
-            journal.add(_key(row.task, row.program), replace(row, naive=naive.result()).to_json())
+    def _write_pending(pending: Sequence[PendingRow], journal: SampleJournal) -> None:
+        """Write rows with the naive evaluator's answer."""
+        for row, naive_speedup in pending:
+            complete_row = replace(row, naive=naive_speedup.result())
+            journal.add(_make_key(row.task, row.program), complete_row.to_json())
 
 
-def _refuse_a_dead_start(found: Sequence[Measured]) -> None:
+def _check_first_batch(measurements: Sequence[Measured]) -> None:
     """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError;
     nothing is written.
     """
-    if found and all(one.outcome in ("compile", "run") for one in found):
-        told = f"{found[0].program}: {found[0].detail}"
+    outcomes = {measurement.outcome for measurement in measurements}
+    if outcomes and outcomes <= {"compile", "run"}:
+        first = measurements[0]
         raise LandscapeError(
-            f"none of the first {len(found)} programs of {found[0].task} ran, so none was kept; the first one, {told}"
+            f"none of the first {len(measurements)} programs of {first.task} ran, so none was kept; "
+            f"the first one, {first.program}: {first.detail}"
         )
 
 
-def _row(program: Decoded, found: Measured) -> Row:
-    """A measurement as a landscape keeps it: reasons short, ratios with four digits."""
-    detail = " ".join(found.detail.split())[:_WORDS]
+def _make_row(program: Decoded, measurement: Measured) -> LandscapeRow:
+    """A measurement as a row of a landscape: short reasons, ratios with four digits."""
+    detail = " ".join(measurement.detail.split())[:_MAX_DETAIL_CHARS]
     digest = hashlib.sha256(program.source.encode()).hexdigest()[:12]
-    return Row(
-        found.task,
-        found.program,
-        found.outcome,
-        found.score,
-        tuple(round(one, 4) for one in found.buckets),
+    return LandscapeRow(
+        measurement.task,
+        measurement.program,
+        measurement.outcome,
+        measurement.score,
+        tuple(round(ratio, 4) for ratio in measurement.buckets),
         detail,
         digest,
     )
 
 
-def rows_on_record(folder: Path) -> dict[str, list[Row]]:
-    """What the journal of a folder holds, by task."""
-    journal = Journal(folder / ROWS)
-    found: dict[str, list[Row]] = {}
+def read_rows(folder: Path) -> dict[str, list[LandscapeRow]]:
+    """The rows in the journal of a folder, by task."""
+    journal = SampleJournal(folder / ROWS)
+    rows_by_task: dict[str, list[LandscapeRow]] = {}
     for key in journal.keys():  # noqa: SIM118  a journal is no dictionary
-        row = Row.from_json(journal.get(key) or {})
-        found.setdefault(row.task, []).append(row)
-    return found
+        row = LandscapeRow.from_json(journal.get(key) or {})
+        rows_by_task.setdefault(row.task, []).append(row)
+    return rows_by_task
 
 
-def complete(
-    codec: KslCodec, tasks: Sequence[TrainingTask], rows: Mapping[str, Sequence[Row]]
-) -> dict[str, tuple[Row, ...]]:
-    """Rows of the tasks that were measured whole, in the order of tasks and programs."""
-    whole = {}
+def select_complete_tasks(
+    codec: KslCodec, tasks: Sequence[TrainingTask], rows: Mapping[str, Sequence[LandscapeRow]]
+) -> dict[str, tuple[LandscapeRow, ...]]:
+    """Rows of the tasks whose programs were all measured, in the order of tasks and programs."""
+    complete_tasks = {}
     for task in tasks:
-        known = {row.program: row for row in rows.get(task.id, ())}
-        wanted = [program.text for program in codec.programs(task)]
-        if all(text in known for text in wanted):
-            whole[task.id] = tuple(known[text] for text in wanted)
-    return whole
+        rows_by_program = {row.program: row for row in rows.get(task.id, ())}
+        texts = [program.text for program in codec.programs(task)]
+        if all(text in rows_by_program for text in texts):
+            complete_tasks[task.id] = tuple(rows_by_program[text] for text in texts)
+    return complete_tasks
 
 
-def decoded(codec: KslCodec, task: TrainingTask) -> Iterator[Decoded]:
+def decode_programs(codec: KslCodec, task: TrainingTask) -> Iterator[Decoded]:
     """Every program of a task with its source."""
     for program in codec.programs(task):
-        found = codec.decode(task, program.text)
-        if isinstance(found, Undecodable):
-            raise ValueError(f"{task.id}: a program of the space that is none: {found.reason}")
-        yield found
+        decoded = codec.decode(task, program.text)
+        if isinstance(decoded, Refusal):
+            raise ValueError(
+                f"{task.id}: {program.text} of its own programs does not parse: {decoded.reason}"
+            )
+        yield decoded
 
 
-def _key(task: str, program: str) -> str:
+def _make_key(task: str, program: str) -> str:
     return f"{task} {program}"

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.check import check_program, is_random_program, used_values
+from torch_cudal1.ir.check import check_program, is_random_program
 from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.program import (
     Alloc,
@@ -30,16 +30,16 @@ from torch_cudal1.ir.program import (
     Program,
     TensorSpec,
     Value,
-    step_outs,
     tensor_digest,
 )
-from torch_cudal1.ir.records import Candidate, Check, Region
+from torch_cudal1.ir.records import Candidate, CheckResult, Region
+from torch_cudal1.judge.checks.spec import CheckName
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parsed
 from torch_cudal1.judge.checks.static.triage import triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["contract", "is_allowed", "source_contract"]
+__all__ = ["CONTRACT", "contract", "is_allowed", "source_contract"]
 
 _MAX_STEPS = 100_000  # over all nested Programs
 _MAX_NESTING = 16
@@ -240,7 +240,7 @@ _NEVER = (
 _VIEW_PRIMS = ("prims.convert_element_type.default", "prims.broadcast_in_dim.default")
 
 
-def contract(region: Region, candidate: Candidate) -> list[Check]:
+def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
     """Well formed and bounded, the region's inputs and outputs, computed by this call from allowed
     operators, nothing unused.
 
@@ -263,9 +263,9 @@ def contract(region: Region, candidate: Candidate) -> list[Check]:
         _check_payloads(program, reference)
         _check_outputs(program, reference)
     except ProgramError as error:
-        return [Check("contract", False, detail=str(error))]
-    steps = sum(len(one.steps) for one in _programs(program))
-    passed = Check(
+        return [CheckResult("contract", False, detail=str(error))]
+    steps = sum(len(nested.steps) for nested in _programs(program))
+    passed = CheckResult(
         "contract",
         True,
         float(steps),
@@ -275,7 +275,7 @@ def contract(region: Region, candidate: Candidate) -> list[Check]:
     return [passed, *(cubin_scan(program) if program.launches else ())]
 
 
-def source_contract(candidate: SourceCandidate) -> list[Check]:
+def source_contract(candidate: SourceCandidate) -> list[CheckResult]:
     """The text is bounded, parses, and binds its entry at the top level; its own `get_inputs` and
     the like are ignored.
 
@@ -283,11 +283,11 @@ def source_contract(candidate: SourceCandidate) -> list[Check]:
     """
     tree = parsed(candidate.text)
     if isinstance(tree, str):
-        return [Check("contract", False, detail=tree)]
+        return [CheckResult("contract", False, detail=tree)]
     bound = set(_bound_names(tree.body))
     if candidate.entry not in bound:
         return [
-            Check(
+            CheckResult(
                 "contract",
                 False,
                 detail=f"the source defines no {candidate.entry!r} at its top level",
@@ -298,7 +298,7 @@ def source_contract(candidate: SourceCandidate) -> list[Check]:
         f"; its own {', '.join(ignored)} ignored" if ignored else ""
     )
     return [
-        Check("contract", True, float(len(candidate.text)), float(SOURCE_BYTES), detail),
+        CheckResult("contract", True, float(len(candidate.text)), float(SOURCE_BYTES), detail),
         *triage(candidate),
     ]
 
@@ -349,53 +349,62 @@ def _programs(program: Program, depth: int = 0) -> Iterator[Program]:
 
 def _check_size(program: Program) -> None:
     steps = 0
-    for one in _programs(program):
-        steps += len(one.steps)
+    for nested in _programs(program):
+        steps += len(nested.steps)
         if steps > _MAX_STEPS:
             raise ProgramError("size", f"more than {_MAX_STEPS} steps, nested ones included")
-        for step in one.steps:
+        for step in nested.steps:
             if isinstance(step, Launch) and len(step.args) > _MAX_LAUNCH_ARGS:
                 raise ProgramError(
                     "size",
                     f"launch of {step.symbol!r}: {len(step.args)} arguments, at most {_MAX_LAUNCH_ARGS}",
                 )
     kernels = {
-        step.payload: one
-        for one in _programs(program)
-        for step in one.steps
+        step.payload: nested
+        for nested in _programs(program)
+        for step in nested.steps
         if isinstance(step, Launch)
     }
-    total = sum(one.payloads[name].nbytes for name, one in kernels.items() if name in one.payloads)
+    total = sum(
+        nested.payloads[name].nbytes for name, nested in kernels.items() if name in nested.payloads
+    )
     if total > _MAX_KERNELS_BYTES:
         raise ProgramError("size", f"{total} bytes of machine code, at most {_MAX_KERNELS_BYTES}")
 
 
 def _check_operators(program: Program, reference: Program) -> None:
-    given = {
-        step.target for one in _programs(reference) for step in one.steps if isinstance(step, Aten)
+    reference_targets = {
+        step.target
+        for nested in _programs(reference)
+        for step in nested.steps
+        if isinstance(step, Aten)
     }
-    for one in _programs(program):
-        for position, step in enumerate(one.steps):
-            if isinstance(step, Aten) and step.target not in given and not is_allowed(step.target):
-                found = f"step {position}: {step.target} is neither the reference's nor on the list of operators for candidates"
-                raise ProgramError("aten", found)
+    for nested in _programs(program):
+        for position, step in enumerate(nested.steps):
+            if (
+                isinstance(step, Aten)
+                and step.target not in reference_targets
+                and not is_allowed(step.target)
+            ):
+                problem = f"step {position}: {step.target} is neither the reference's nor on the list of operators for candidates"
+                raise ProgramError("aten", problem)
 
 
 def _check_payloads(program: Program, reference: Program) -> None:
     """Constants are the reference's own, bit for bit; every payload is a constant in use or the
     code of a launch.
     """
-    known = _constant_digests(reference)
-    for one in _programs(program):
-        launched = {step.payload for step in one.steps if isinstance(step, Launch)}
-        unused = set(one.payloads) - launched - set(one.constants)
+    reference_digests = _constant_digests(reference)
+    for nested in _programs(program):
+        launched = {step.payload for step in nested.steps if isinstance(step, Launch)}
+        unused = set(nested.payloads) - launched - set(nested.constants)
         if unused:
             raise ProgramError("payload", f"payload {min(unused)!r} is used by nothing")
-        read = {index for step in one.steps for index in used_values(step)} | set(one.outputs)
-        for position, name in enumerate(one.constants):
-            if len(one.inputs) + position not in read:
+        read = {index for step in nested.steps for index in step.reads} | set(nested.outputs)
+        for position, name in enumerate(nested.constants):
+            if len(nested.inputs) + position not in read:
                 raise ProgramError("payload", f"constant {name!r} is read by nothing")
-            if tensor_digest(one.payloads[name]) not in known:
+            if tensor_digest(nested.payloads[name]) not in reference_digests:
                 raise ProgramError(
                     "payload",
                     f"constant {name!r} is not the reference's and has no rule that recomputes it",
@@ -404,19 +413,25 @@ def _check_payloads(program: Program, reference: Program) -> None:
 
 def _constant_digests(program: Program) -> frozenset[str]:
     return frozenset(
-        tensor_digest(one.payloads[name]) for one in _programs(program) for name in one.constants
+        tensor_digest(nested.payloads[name])
+        for nested in _programs(program)
+        for name in nested.constants
     )
 
 
 def _check_outputs(program: Program, reference: Program) -> None:
-    found, expected = _outline(program), _outline(reference)
+    actual, expected = _outline(program), _outline(reference)
     for nested in list(_programs(program))[1:]:
         if any(out is not None and out.constant for out in _outline(nested)):
             raise ProgramError(
                 "outputs", "a nested Program returns memory of a constant, which outlives the call"
             )
-    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
-        problem = "" if one is None or other is None else _difference(one, other)
+    for position, (output, reference_output) in enumerate(zip(actual, expected, strict=True)):
+        problem = (
+            ""
+            if output is None or reference_output is None
+            else _difference(output, reference_output)
+        )
         if problem:
             raise ProgramError("outputs", f"output {position} {problem}")
     _check_written(program)
@@ -435,19 +450,23 @@ class _Output:
     alloc: bool
 
 
-def _difference(found: _Output, expected: _Output) -> str:
-    one, other = found.spec, expected.spec
-    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
-        return f"is {one.dtype}{list(one.shape)} on {one.device}, expected {other.dtype}{list(other.shape)} on {other.device}"
-    if found.alloc and _real_strides(one) != _real_strides(other):
-        return f"is allocated with strides {list(one.strides)}, expected {list(other.strides)}"
-    if found.constant and not expected.constant:
+def _difference(actual: _Output, expected: _Output) -> str:
+    spec, expected_spec = actual.spec, expected.spec
+    if (spec.dtype, spec.shape, spec.device) != (
+        expected_spec.dtype,
+        expected_spec.shape,
+        expected_spec.device,
+    ):
+        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
+    if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
+        return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
+    if actual.constant and not expected.constant:
         return "is memory of a constant, which outlives the call"
-    if found.inputs - expected.inputs:
-        return f"is memory of input {min(found.inputs - expected.inputs)}, eager's is not"
-    if found.outputs - expected.outputs:
+    if actual.inputs - expected.inputs:
+        return f"is memory of input {min(actual.inputs - expected.inputs)}, eager's is not"
+    if actual.outputs - expected.outputs:
         return (
-            f"shares memory with output {min(found.outputs - expected.outputs)}, eager's does not"
+            f"shares memory with output {min(actual.outputs - expected.outputs)}, eager's does not"
         )
     return ""
 
@@ -469,14 +488,14 @@ def _outline(program: Program) -> tuple[_Output | None, ...]:
         *program.inputs,
         *(TensorSpec.of(program.payloads[name]) for name in program.constants),
     )
-    count = len(specs) + sum(len(step_outs(step)) for step in program.steps)
+    count = len(specs) + sum(len(step.writes) for step in program.steps)
     opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        given = [
+        inputs = [
             torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
             for s in specs
         ]
-        values = interpret(opened, torch.device(program.device), launcher=skip_launch)(given)
+        values = interpret(opened, torch.device(program.device), launcher=skip_launch)(inputs)
         # fused attention yields numbers beside its tensors, for its backward
         memory = [
             value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
@@ -485,21 +504,25 @@ def _outline(program: Program) -> tuple[_Output | None, ...]:
     allocs = {memory[step.out] for step in program.steps if isinstance(step, Alloc)}
     first = len(program.inputs)
 
-    def one(position: int, index: int) -> _Output:
-        own, value = memory[index], values[index]
+    def describe(position: int, index: int) -> _Output:
+        storage, value = memory[index], values[index]
         assert value is not None
-        inputs = frozenset(i for i in range(first) if memory[i] == own)
+        shared_inputs = frozenset(i for i in range(first) if memory[i] == storage)
         outputs = frozenset(
             i
             for i, other in enumerate(program.outputs)
-            if other is not None and i != position and memory[other] == own
+            if other is not None and i != position and memory[other] == storage
         )
         return _Output(
-            TensorSpec.of(value), inputs, outputs, own in memory[first : len(specs)], own in allocs
+            TensorSpec.of(value),
+            shared_inputs,
+            outputs,
+            storage in memory[first : len(specs)],
+            storage in allocs,
         )
 
     return tuple(
-        None if index is None else one(position, index)
+        None if index is None else describe(position, index)
         for position, index in enumerate(program.outputs)
     )
 
@@ -508,19 +531,29 @@ def _check_written(program: Program) -> None:
     """Memory of an Alloc is read only after some launch got it: before that it holds whatever was
     there.
     """
-    for one in _programs(program):
-        bare: set[int] = set()
-        for position, step in enumerate(one.steps):
+    for nested in _programs(program):
+        unwritten: set[int] = set()
+        for position, step in enumerate(nested.steps):
             if isinstance(step, Alloc):
-                bare.add(step.out)
+                unwritten.add(step.out)
             elif isinstance(step, Launch):
-                bare -= {arg.value.index for arg in step.args if isinstance(arg.value, Value)}
-            elif bare & set(used_values(step)):
+                unwritten -= {arg.value.index for arg in step.args if isinstance(arg.value, Value)}
+            elif unwritten & set(step.reads):
                 raise ProgramError(
                     "order", f"step {position} reads memory that nothing has written"
                 )
-        if bare & set(one.outputs):
+        if unwritten & set(nested.outputs):
             raise ProgramError(
                 "outputs",
-                f"value {min(bare & set(one.outputs))} is returned and nothing has written it",
+                f"value {min(unwritten & set(nested.outputs))} is returned and nothing has written it",
             )
+
+
+CONTRACT = CheckName(
+    name="contract",
+    failure="compile",
+    asks=(
+        "does the source parse, import, define `ModelNew` and make a module; of a Program: form, "
+        "operators, constants, memory of its outputs"
+    ),
+)

@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.device.cuda.cubin import Cubin, Kernel, check_launch, inspect_cubin
+from torch_cudal1.device.specs import GPU_SPECS
 from torch_cudal1.ir.program import Call, Launch, Program
-from torch_cudal1.ir.records import Check
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckName
 
-__all__ = ["cubin_scan", "impurities"]
+__all__ = ["CUBIN_SCAN", "cubin_scan", "impurities"]
 
 _OPCODE = 0xFFF
 _READS_SPECIAL = {0x805: "CS2R", 0x919: "S2R", 0x9C3: "S2UR"}
@@ -54,42 +56,28 @@ _ATOMICS = {
 }
 _ATOMIC_SYSTEM = 0xA
 _FROM_THE_DEVICE = ("__cudaCDP", "cudaGraphLaunch", "cudaLaunchDevice", "cudaGetParameterBuffer")
-
-# CUDA C++ Programming Guide, technical specifications: opt-in shared memory of a block in bytes, by
-# compute capability
-_SHARED_BYTES = {
-    75: 65_536,
-    80: 166_912,
-    86: 101_376,
-    87: 166_912,
-    89: 101_376,
-    90: 232_448,
-    100: 232_448,
-    103: 232_448,
-    120: 101_376,
-}
 _REGISTERS = 65_536  # of a multiprocessor; allocated by warps in units of 256
 _REGISTER_UNIT = 256
 _RESERVED_SHARED = 1024  # what compilers of CUDA 13 add on sm_90 and later
 
 
-def cubin_scan(program: Program, sm: int | None = None) -> list[Check]:
+def cubin_scan(program: Program, sm: int | None = None) -> list[CheckResult]:
     """`sm`: architecture of the device (90 for sm_90); None where there is none, then the code's
     own is believed.
     """
     scanned = 0
     try:
-        for one in _programs(program):
-            for payload, launches in _by_payload(one).items():
-                if payload not in one.payloads:
+        for nested in _programs(program):
+            for payload, launches in _by_payload(nested).items():
+                if payload not in nested.payloads:
                     raise ProgramError("cubin_scan", f"no payload {payload!r}")
-                cubin = inspect_cubin(bytes(one.payloads[payload].contiguous().cpu().numpy()))
+                cubin = inspect_cubin(bytes(nested.payloads[payload].contiguous().cpu().numpy()))
                 _scan(cubin, launches, cubin.sm if sm is None else sm)
                 scanned += len(cubin.kernels)
     except ProgramError as error:
-        return [Check("cubin_scan", False, detail=str(error))]
+        return [CheckResult("cubin_scan", False, detail=str(error))]
     return [
-        Check(
+        CheckResult(
             "cubin_scan",
             True,
             float(scanned),
@@ -104,9 +92,9 @@ def impurities(cubin: Cubin) -> Iterator[str]:
         for position, (low, high) in enumerate(
             struct.iter_unpack("<QQ", code[: len(code) // 16 * 16])
         ):
-            found = _impurity(low, high)
-            if found:
-                yield f"{found} at {section}+{position * 16:#x}"
+            impurity = _impurity(low, high)
+            if impurity:
+                yield f"{impurity} at {section}+{position * 16:#x}"
 
 
 def _impurity(low: int, high: int) -> str:
@@ -130,11 +118,11 @@ def _programs(program: Program) -> Iterator[Program]:
 
 
 def _by_payload(program: Program) -> Mapping[str, list[Launch]]:
-    found: dict[str, list[Launch]] = {}
+    launches: dict[str, list[Launch]] = {}
     for step in program.steps:
         if isinstance(step, Launch):
-            found.setdefault(step.payload, []).append(step)
-    return found
+            launches.setdefault(step.payload, []).append(step)
+    return launches
 
 
 def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
@@ -152,22 +140,31 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
     odd = [name for name, code in cubin.code if len(code) % 16]
     if odd:
         raise ProgramError("cubin_scan", f"{odd[0]} is not made of 16-byte instructions")
-    for found in impurities(cubin):
+    for impurity in impurities(cubin):
         raise ProgramError(
-            "cubin_scan", f"{found}; expected neither clocks nor anything outside the grid"
+            "cubin_scan", f"{impurity}; expected neither clocks nor anything outside the grid"
         )
     for kernel, launch in zip(kernels, launches, strict=True):
         _check_limits(cubin, kernel, launch, sm)
 
 
 def _check_limits(cubin: Cubin, kernel: Kernel, launch: Launch, sm: int) -> None:
-    limit = _SHARED_BYTES.get(sm)
+    spec = GPU_SPECS.get(sm)
     static = max(0, cubin.static_shared.get(kernel.symbol, 0) - _RESERVED_SHARED)
-    if limit is not None and launch.shared_bytes + static > limit:
-        found = f"{launch.shared_bytes} bytes of dynamic and {static} of static shared memory, at most {limit} on sm_{sm}"
-        raise ProgramError("launch", f"{kernel.symbol}: {found}")
+    if spec is not None and launch.shared_bytes + static > spec.block_shared_bytes:
+        problem = f"{launch.shared_bytes} bytes of dynamic and {static} of static shared memory, at most {spec.block_shared_bytes} on sm_{sm}"
+        raise ProgramError("launch", f"{kernel.symbol}: {problem}")
     warps = launch.block // 32
     needed = warps * -(-32 * kernel.registers // _REGISTER_UNIT) * _REGISTER_UNIT
     if needed > _REGISTERS:
-        found = f"{kernel.registers} registers a thread times {launch.block} threads, at most {_REGISTERS} a block"
-        raise ProgramError("launch", f"{kernel.symbol}: {found}")
+        problem = f"{kernel.registers} registers a thread times {launch.block} threads, at most {_REGISTERS} a block"
+        raise ProgramError("launch", f"{kernel.symbol}: {problem}")
+
+
+CUBIN_SCAN = CheckName(
+    name="cubin_scan",
+    asks=(
+        "of a Program's machine code: only the kernels its plan launches, no memory that outlives a "
+        "call, no launches of its own"
+    ),
+)

@@ -14,12 +14,13 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.profiles import ProfileName
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.spec import CheckName
 from torch_cudal1.judge.checks.static.source_syntax import parsed
+from torch_cudal1.judge.profiles import ProfileName
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["Finding", "findings", "raised", "triage"]
+__all__ = ["TRIAGE", "Finding", "findings", "raised", "triage"]
 
 _SHOWN = 8
 _WEIGHTY = frozenset(  # rules whose cheats the fast profile may not meet
@@ -139,25 +140,27 @@ class Finding:
     what: str
 
 
-def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[Check]:
+def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[CheckResult]:
     """The findings as one check, which always passes. `sizes`: dimensions of the example inputs,
     secret to nobody.
     """
-    found = findings(candidate.text, sizes)
-    rules = list(dict.fromkeys(one.rule for one in found))
-    shown = "; ".join(f"{one.rule} in line {one.line}: {one.what}" for one in found[:_SHOWN])
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    called = "calls for the standard profile: " if raised("fast", found) == "standard" else ""
-    detail = f"{called}{shown}{more}" if found else "nothing that asks for a closer look"
-    return [Check("triage", True, float(len(rules)), detail=detail)]
+    matches = findings(candidate.text, sizes)
+    rules = list(dict.fromkeys(each.rule for each in matches))
+    shown = "; ".join(f"{each.rule} in line {each.line}: {each.what}" for each in matches[:_SHOWN])
+    more = f"; and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
+    called = "calls for the standard profile: " if raised("fast", matches) == "standard" else ""
+    detail = f"{called}{shown}{more}" if matches else "nothing that asks for a closer look"
+    return [CheckResult("triage", True, float(len(rules)), detail=detail)]
 
 
-def raised(profile: ProfileName, found: Collection[Finding]) -> ProfileName:
+def raised(profile: ProfileName, matches: Collection[Finding]) -> ProfileName:
     """The profile that the findings call for: at least standard where a rule's cheats may pass the
     fast one.
     """
     return (
-        "standard" if profile == "fast" and any(one.rule in _WEIGHTY for one in found) else profile
+        "standard"
+        if profile == "fast" and any(each.rule in _WEIGHTY for each in matches)
+        else profile
     )
 
 
@@ -167,14 +170,14 @@ def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
     if isinstance(tree, str):
         return []
     documented = {id(node) for node in _docstrings(tree)}
-    found = {
-        (line, rule, what)
+    matches = {
+        (line, rule, text_found)
         for node in ast.walk(tree)
         if id(node) not in documented
-        for rule, what in _rules(node, frozenset(size for size in sizes if size >= _SMALL))
+        for rule, text_found in _rules(node, frozenset(size for size in sizes if size >= _SMALL))
         for line in (getattr(node, "lineno", 0),)
     }
-    return [Finding(rule, line, what) for line, rule, what in sorted(found)]
+    return [Finding(rule, line, text_found) for line, rule, text_found in sorted(matches)]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.AST]:
@@ -201,16 +204,16 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
         yield from (("host modules", name) for name in names if name.partition(".")[0] in _MODULES)
     elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
         targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-        yield from (pair for target in targets for pair in _written(target))
+        yield from (pair for target in targets for pair in _list_written(target))
     elif isinstance(node, ast.ClassDef):
         yield from (
             ("subclass", node.name)
             for base in node.bases
-            if _dotted(base).rpartition(".")[2] in ("Tensor", "Parameter")
+            if _dotted_path(base).rpartition(".")[2] in ("Tensor", "Parameter")
         )
     elif isinstance(node, ast.FunctionDef) and node.name in _HOOKS:
         yield "subclass", node.name
-    elif isinstance(node, ast.Attribute) and _dotted(node) == "sys.modules":
+    elif isinstance(node, ast.Attribute) and _dotted_path(node) == "sys.modules":
         yield "modules", "sys.modules"
     elif isinstance(node, (ast.Try, ast.Global)):
         yield ("fallback", "try") if isinstance(node, ast.Try) else ("state", "global")
@@ -219,7 +222,7 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
 
 
 def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
-    path = _dotted(node.func)
+    path = _dotted_path(node.func)
     name = path.rpartition(".")[2]
     rule = _CALLS.get(name)
     if (
@@ -228,8 +231,8 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
         and not (name == "load" and "cpp_extension" not in path)
     ):
         yield rule, path
-    if name in ("setattr", "delattr") and node.args and _outside(_dotted(node.args[0])):
-        yield "patched", f"{name}({_dotted(node.args[0])}, ...)"
+    if name in ("setattr", "delattr") and node.args and _outside(_dotted_path(node.args[0])):
+        yield "patched", f"{name}({_dotted_path(node.args[0])}, ...)"
     for keyword in node.keywords:
         if keyword.arg in (
             "extra_cuda_cflags",
@@ -240,22 +243,22 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
             yield "compiler flags", keyword.arg
 
 
-def _written(target: ast.expr) -> Iterator[tuple[str, str]]:
+def _list_written(target: ast.expr) -> Iterator[tuple[str, str]]:
     """Attributes and items of something that is not the source's own."""
     if isinstance(target, (ast.Tuple, ast.List)):
-        yield from (pair for item in target.elts for pair in _written(item))
+        yield from (pair for item in target.elts for pair in _list_written(item))
     elif isinstance(target, ast.Attribute):
-        path = _dotted(target)
+        path = _dotted_path(target)
         if _outside(path):
             yield ("flags" if ".backends." in path or path.endswith(".config") else "patched"), path
-    elif isinstance(target, ast.Subscript) and _dotted(target.value) in (
+    elif isinstance(target, ast.Subscript) and _dotted_path(target.value) in (
         "os.environ",
         "sys.modules",
         "builtins.__dict__",
     ):
         yield (
-            ("environment" if "environ" in _dotted(target.value) else "patched"),
-            _dotted(target.value),
+            ("environment" if "environ" in _dotted_path(target.value) else "patched"),
+            _dotted_path(target.value),
         )
 
 
@@ -284,7 +287,7 @@ def _constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]
         yield "spec literals", str(value)
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted_path(node: ast.AST) -> str:
     """`a.b.c` as text, "" for what is no chain of names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -293,3 +296,8 @@ def _dotted(node: ast.AST) -> str:
     if isinstance(node, ast.Name):
         return ".".join([node.id, *reversed(parts)])
     return ".".join(["", *reversed(parts)]) if parts else ""
+
+
+TRIAGE = CheckName(
+    name="triage", asks="what in the source deserves a closer look; it refuses nothing"
+)

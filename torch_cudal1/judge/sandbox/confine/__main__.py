@@ -27,16 +27,16 @@ from torch_cudal1.judge.sandbox.confine import (
     process_identity,
     seccomp,
 )
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
-from torch_cudal1.judge.sandbox.confine.supervise import Watch, end_like
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
+from torch_cudal1.judge.sandbox.confine.supervise import Supervisor, end_like
 
 REFUSED = 125
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 4, 38, 36
 
 
-def main(plan: Plan, command: list[str]) -> NoReturn:
+def main(plan: LaunchPlan, command: list[str]) -> NoReturn:
     """Start, watch, end."""
-    watch = Watch(polite=plan.own)
+    watch = Supervisor(polite=plan.own)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if kernel.LINUX:
         process_identity.die_with_parent(signal.SIGTERM)
@@ -55,17 +55,17 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
     if kernel.LINUX:
         kernel.prctl(_PR_SET_DUMPABLE, 0)  # one user's processes may otherwise look into each other
     status = watch.until_end(child, output[0])
-    told = b"" if watch.told else os.read(report[0], 4)
+    report_bytes = b"" if watch.told else os.read(report[0], 4)
     os.write(1, bytes(watch.tail))
-    end_like(struct.unpack("i", told)[0] if told else status)
+    end_like(struct.unpack("i", report_bytes)[0] if report_bytes else status)
 
 
-def _first(plan: Plan, command: list[str], output: int, report: tuple[int, int]) -> int:
+def _first(plan: LaunchPlan, command: list[str], output: int, report: tuple[int, int]) -> int:
     """Fork the process that is number 1 in the new namespaces: it starts the worker, reaps orphans
     and reports how it ended.
     """
     try:
-        namespaces.enter()
+        namespaces.enter_namespaces()
     except OSError as error:
         _refuse("namespaces", error)
     pid = os.fork()
@@ -89,7 +89,7 @@ def _first(plan: Plan, command: list[str], output: int, report: tuple[int, int])
             os._exit(0)  # with number 1 everything in the namespace dies
 
 
-def _fork_worker(plan: Plan, command: list[str], output: int) -> int:
+def _fork_worker(plan: LaunchPlan, command: list[str], output: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -115,15 +115,15 @@ def _fork_worker(plan: Plan, command: list[str], output: int) -> int:
         _refuse(stage, error)
 
 
-def _steps(plan: Plan) -> Iterator[tuple[str, Callable[[], object]]]:
+def _steps(plan: LaunchPlan) -> Iterator[tuple[str, Callable[[], object]]]:
     """What the worker does to itself, in the only order that works: each step may take away the
     right to the one before it.
     """
-    yield "resource limits", lambda: process_identity.limit(plan.rlimits, plan.processes)
+    yield "resource limits", lambda: process_identity.set_limits(plan.rlimits, plan.processes)
     if not kernel.LINUX:
         return
     if plan.reach is not None:
-        yield "dropping privileges", lambda: process_identity.drop(plan.uid, plan.keep)
+        yield "dropping privileges", lambda: process_identity.drop_privileges(plan.uid, plan.keep)
     yield "tying it to its supervisor", lambda: process_identity.die_with_parent(signal.SIGKILL)
     if plan.reach is None:
         return
@@ -132,14 +132,16 @@ def _steps(plan: Plan) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "Landlock", lambda: landlock.restrict(reach)
     yield (
         "the system-call filter",
-        lambda: seccomp.install(seccomp.rules("build", own=plan.own), all_threads=False),
+        lambda: seccomp.install_filter(
+            seccomp.list_rules("build", own=plan.own), all_threads=False
+        ),
     )
 
 
-def _refuse(what: str, error: OSError, output: int = 2) -> NoReturn:
-    os.write(output, f"{what}: {error}\n".encode())
+def _refuse(stage: str, error: OSError, output: int = 2) -> NoReturn:
+    os.write(output, f"{stage}: {error}\n".encode())
     os._exit(REFUSED)
 
 
 if __name__ == "__main__":
-    main(Plan.from_json(sys.argv[1]), sys.argv[2:])
+    main(LaunchPlan.from_json(sys.argv[1]), sys.argv[2:])

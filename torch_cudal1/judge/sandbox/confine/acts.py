@@ -25,23 +25,23 @@ from typing import Any
 
 from torch_cudal1.judge.sandbox.confine import gpu, kernel, seccomp
 
-__all__ = ["ACTS", "LOCK", "NEEDS", "SURVIVE", "Ask", "as_text"]
+__all__ = ["ACTS", "LOCK_NAME", "NEEDS", "NO_SURVIVORS", "ProbeTargets", "format_targets"]
 
-LOCK = "lock"  # in the scratch folder: held by a process that tries to outlive its supervisor
-SURVIVE = "no survivors"
+LOCK_NAME = "lock"  # in the scratch folder: held by a process that tries to outlive its supervisor
+NO_SURVIVORS = "no survivors"
 _PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
 _PR_GET_NO_NEW_PRIVS = 39
 
 
 @dataclass(frozen=True)
-class Ask:
+class ProbeTargets:
     """What the acts are aimed at: things that the judge set up outside, and what a needed act is
     tried on.
 
     canary: a file everybody may read. outside: a folder everybody may write. tcp, udp: ports
     listened to on 127.0.0.1. abstract: a listening socket's name. path: that of one with a path.
     judge: a process. scratch: the working folder. library: a file of torch. compiler: a C++
-    compiler or "". gpu: whether the GPU is used. own: see `seccomp.rules`. run: whether the phase
+    compiler or "". gpu: whether the GPU is used. own: see `seccomp.list_rules`. run: whether the phase
     is "run". level: the one to be tried; acts of higher ones are left out.
     """
 
@@ -61,23 +61,23 @@ class Ask:
     level: int
 
 
-def _read_canary(ask: Ask) -> str:
+def _read_canary(ask: ProbeTargets) -> str:
     with open(ask.canary) as file:
         return f"read {len(file.read())} characters of {ask.canary}"
 
 
-def _write_outside(ask: Ask) -> str:
+def _write_outside(ask: ProbeTargets) -> str:
     with open(os.path.join(ask.outside, "written"), "w") as file:
         file.write("x")
     return f"wrote into {ask.outside}"
 
 
-def _tcp(ask: Ask) -> str:
+def _tcp(ask: ProbeTargets) -> str:
     with socket.create_connection(("127.0.0.1", ask.tcp), 1.0):
         return f"connected to 127.0.0.1:{ask.tcp}"
 
 
-def _udp(ask: Ask) -> str:
+def _udp(ask: ProbeTargets) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(b"x", ("127.0.0.1", ask.udp))
         return f"sent a datagram to 127.0.0.1:{ask.udp}"
@@ -90,19 +90,19 @@ def _unix(address: str) -> str:
         return "connected to a socket outside"
 
 
-def _signal(ask: Ask) -> str:
+def _signal(ask: ProbeTargets) -> str:
     os.kill(ask.judge, 0)
     return "could have signalled the judge"
 
 
-def _ptrace(ask: Ask) -> str:
+def _ptrace(ask: ProbeTargets) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
-    kernel.check(libc.ptrace(_PTRACE_SEIZE, ask.judge, None, None), "ptrace")
+    kernel.check_result(libc.ptrace(_PTRACE_SEIZE, ask.judge, None, None), "ptrace")
     libc.ptrace(_PTRACE_DETACH, ask.judge, None, None)
     return "attached to the judge"
 
 
-def _peek(ask: Ask) -> str:
+def _peek(ask: ProbeTargets) -> str:
     for name in ("environ", "maps", "mem"):
         try:
             with open(f"/proc/{ask.judge}/{name}", "rb") as file:
@@ -113,7 +113,7 @@ def _peek(ask: Ask) -> str:
     raise OSError(errno.EACCES, "no file of the judge's under /proc opens")
 
 
-def _shrink(ask: Ask) -> str:
+def _shrink(ask: ProbeTargets) -> str:
     limits = resource.prlimit(ask.judge, resource.RLIMIT_CORE)
     resource.prlimit(
         ask.judge, resource.RLIMIT_CORE, limits
@@ -121,7 +121,7 @@ def _shrink(ask: Ask) -> str:
     return "could have changed the judge's limits"
 
 
-def _regain(_: Ask) -> str:
+def _regain(_: ProbeTargets) -> str:
     if not kernel.prctl(_PR_GET_NO_NEW_PRIVS):
         return "may gain privileges by executing a set-uid program"
     if os.getuid() == 0:
@@ -130,12 +130,12 @@ def _regain(_: Ask) -> str:
     return "became root"
 
 
-def _namespace(_: Ask) -> str:
+def _namespace(_: ProbeTargets) -> str:
     kernel.unshare(0x10000000)
     return "made a user namespace"
 
 
-def _exec(_: Ask) -> str:
+def _exec(_: ProbeTargets) -> str:
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -143,7 +143,7 @@ def _exec(_: Ask) -> str:
     return "started a process"
 
 
-def _execute(_: Ask) -> str:
+def _execute(_: ProbeTargets) -> str:
     try:
         os.execv("/nonexistent", ["x"])
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def _execute(_: Ask) -> str:
     raise AssertionError("unreachable")
 
 
-def _big_file(ask: Ask) -> str:
+def _big_file(ask: ProbeTargets) -> str:
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size == resource.RLIM_INFINITY:
         return "files have no limit"
@@ -161,18 +161,18 @@ def _big_file(ask: Ask) -> str:
         return f"wrote past {size} bytes"
 
 
-def _open_files(_: Ask) -> str:
-    found = [
+def _open_files(_: ProbeTargets) -> str:
+    inherited = [
         name
         for name in os.listdir("/proc/self/fd")
         if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")
     ]
-    if not found:
+    if not inherited:
         raise OSError(errno.EBADF, "only standard input and output are open")
-    return f"inherited files {found}"
+    return f"inherited files {inherited}"
 
 
-def _survive(ask: Ask) -> str:
+def _survive(ask: ProbeTargets) -> str:
     """Leave a grandchild in a session of its own that holds a lock; the judge looks for the lock
     when all should be over.
     """
@@ -180,7 +180,7 @@ def _survive(ask: Ask) -> str:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            lock = os.open(os.path.join(ask.scratch, LOCK), os.O_CREAT | os.O_RDWR)
+            lock = os.open(os.path.join(ask.scratch, LOCK_NAME), os.O_CREAT | os.O_RDWR)
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.write(ready[1], b"x")
             signal.pause()
@@ -191,17 +191,17 @@ def _survive(ask: Ask) -> str:
     return "left a process behind"
 
 
-def _see_process(ask: Ask) -> str:
+def _see_process(ask: ProbeTargets) -> str:
     with open(f"/proc/{ask.judge}/cmdline", "rb") as file:
         return f"read the judge's command line, {len(file.read())} bytes"
 
 
-def _see_file(ask: Ask) -> str:
+def _see_file(ask: ProbeTargets) -> str:
     os.stat(ask.canary)
     return f"knows that {ask.canary} exists"
 
 
-def _see_network(_: Ask) -> str:
+def _see_network(_: ProbeTargets) -> str:
     with open("/proc/self/net/dev") as file:
         names = [line.split(":")[0].strip() for line in file if ":" in line]
     if names in ([], ["lo"]):
@@ -209,13 +209,13 @@ def _see_network(_: Ask) -> str:
     return f"sees the interfaces {names}"
 
 
-def _write_scratch(ask: Ask) -> str:
+def _write_scratch(ask: ProbeTargets) -> str:
     with open(os.path.join(ask.scratch, "small"), "w") as file:
         file.write("x")
     return "wrote into the scratch folder"
 
 
-def _read_library(ask: Ask) -> str:
+def _read_library(ask: ProbeTargets) -> str:
     with open(ask.library, "rb") as file:
         file.read(1)
     import decimal  # one of the standard library that nothing here has loaded
@@ -223,31 +223,31 @@ def _read_library(ask: Ask) -> str:
     return f"read torch and {decimal.__name__}"
 
 
-def _thread(_: Ask) -> str:
-    done: list[int] = []
-    thread = threading.Thread(target=done.append, args=(1,))
+def _thread(_: ProbeTargets) -> str:
+    results: list[int] = []
+    thread = threading.Thread(target=results.append, args=(1,))
     thread.start()
     thread.join(5.0)
-    if not done:
+    if not results:
         raise OSError(errno.EAGAIN, "the thread did not run")
     return "ran a thread"
 
 
-def _compile(ask: Ask) -> str:
+def _compile(ask: ProbeTargets) -> str:
     if not ask.compiler:
         return "no compiler to try"
-    made = os.path.join(ask.scratch, "made.so")
-    command = [ask.compiler, "-shared", "-fPIC", "-fopenmp", "-x", "c++", "-", "-o", made]
+    library = os.path.join(ask.scratch, "made.so")
+    command = [ask.compiler, "-shared", "-fPIC", "-fopenmp", "-x", "c++", "-", "-o", library]
     text = '#include <omp.h>\n#include <cmath>\nextern "C" int two() { return omp_get_max_threads() > 0 ? 2 : 3; }'
-    done = subprocess.run(
+    completed = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=60, check=False
     )
-    if done.returncode or ctypes.CDLL(made).two() != 2:
-        raise OSError(errno.ENOEXEC, f"{ask.compiler}: {done.stderr[-300:]}")
+    if completed.returncode or ctypes.CDLL(library).two() != 2:
+        raise OSError(errno.ENOEXEC, f"{ask.compiler}: {completed.stderr[-300:]}")
     return f"compiled with {ask.compiler}"
 
 
-def _gpu(ask: Ask) -> str:
+def _gpu(ask: ProbeTargets) -> str:
     """Use it here, and where code of ours compiles also in a process started before: a compiler's
     workers ask for the GPU too.
     """
@@ -257,11 +257,11 @@ def _gpu(ask: Ask) -> str:
         os.fork() if ask.own and not ask.run else None
     )  # before the driver is loaded: what it knows is of one process
     if worker == 0:
-        os._exit(_status_of(gpu.use))
-    told = gpu.use()
+        os._exit(_status_of(gpu.use_gpu))
+    outcome = gpu.use_gpu()
     if worker and os.waitpid(worker, 0)[1]:
         raise OSError(errno.EIO, "it can be used here, and not in a process that was started here")
-    return told
+    return outcome
 
 
 def _status_of(use: Callable[[], object]) -> int:
@@ -273,11 +273,11 @@ def _status_of(use: Callable[[], object]) -> int:
     return 0
 
 
-Act = Callable[[Ask], str]
+Act = Callable[[ProbeTargets], str]
 ACTS: dict[str, tuple[int, Act]] = {  # control -> the level it belongs to, its forbidden act
     "closed files": (1, _open_files),
     "file size": (1, _big_file),
-    SURVIVE: (1, _survive),
+    NO_SURVIVORS: (1, _survive),
     "reading files": (2, _read_canary),
     "writing files": (2, _write_outside),
     "TCP": (2, _tcp),
@@ -305,37 +305,39 @@ NEEDS: dict[str, Act] = {
 }
 # Before anything opens a file (the GPU's driver keeps a dozen), and before the filter of the run
 # phase, which would stop the trial.
-_FIRST = ("closed files", "scratch", "libraries", "compiling", SURVIVE)
+_FIRST = ("closed files", "scratch", "libraries", "compiling", NO_SURVIVORS)
 _RUN_ONLY = ("new processes", "new programs")
 _OWN_MAY = ("sockets with a path",)  # code of ours may talk to daemons
 
 
-def main(ask: Ask) -> None:
+def main(ask: ProbeTargets) -> None:
     """Try everything, first what needs processes, then under the filter of the run phase the rest."""
     forbidden = {name: act for name, (level, act) in ACTS.items() if level <= ask.level}
     for name in (*(_RUN_ONLY if not ask.run else ()), *(_OWN_MAY if ask.own else ())):
         forbidden.pop(name, None)
-    told = {name: _tried((NEEDS | forbidden)[name], ask) for name in _FIRST}
+    outcomes = {name: _tried((NEEDS | forbidden)[name], ask) for name in _FIRST}
     if ask.run and ask.level > 1:
-        seccomp.install(seccomp.rules("run", own=ask.own, pid=os.getpid()), all_threads=True)
-    told |= {
+        seccomp.install_filter(
+            seccomp.list_rules("run", own=ask.own, pid=os.getpid()), all_threads=True
+        )
+    outcomes |= {
         name: _tried(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST
     }
-    print(json.dumps(told))
+    print(json.dumps(outcomes))
 
 
-def _tried(act: Act, ask: Ask) -> tuple[bool, str]:
+def _tried(act: Act, ask: ProbeTargets) -> tuple[bool, str]:
     try:
         return True, act(ask)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return False, f"{type(error).__name__}: {error}"
 
 
-def as_text(ask: Ask) -> str:
+def format_targets(ask: ProbeTargets) -> str:
     """The command line argument for these acts."""
     return json.dumps(asdict(ask))
 
 
 if __name__ == "__main__":
-    _given: dict[str, Any] = json.loads(sys.argv[1])
-    main(Ask(**_given))
+    _arguments: dict[str, Any] = json.loads(sys.argv[1])
+    main(ProbeTargets(**_arguments))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import errno
 
-__all__ = ["use"]
+__all__ = ["use_gpu"]
 
 _BYTES = 4096
 _PTX = b"""
@@ -27,7 +27,7 @@ _PTX = b"""
 """
 
 
-def use() -> str:
+def use_gpu() -> str:
     """Initialise the driver, allocate, compile, launch, copy back. Raises OSError that names the
     driver's call and its status.
     """

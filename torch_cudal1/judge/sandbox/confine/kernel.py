@@ -12,10 +12,10 @@ import sys
 __all__ = [
     "LINUX",
     "capset",
-    "check",
+    "check_result",
     "mount",
     "mount_read_only",
-    "pivot_here",
+    "pivot_root",
     "prctl",
     "syscall",
     "unshare",
@@ -31,18 +31,18 @@ _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MNT_DETACH = 2
 
 
-def check(result: int, what: str) -> int:
+def check_result(result: int, call: str) -> int:
     """The result of a C call, or the OSError that it left."""
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
     return result
 
 
 def syscall(number: int, *args: object) -> int:
     """A system call by its number; integers, bytes and ctypes objects as arguments. Raises OSError."""
     _need_linux()
-    return check(
+    return check_result(
         _LIBC.syscall(ctypes.c_long(number), *[_argument(arg) for arg in args]),
         f"system call {number}",
     )
@@ -51,14 +51,14 @@ def syscall(number: int, *args: object) -> int:
 def prctl(option: int, *args: int) -> int:
     """prctl(2). Raises OSError."""
     _need_linux()
-    given = [ctypes.c_ulong(arg) for arg in (*args, 0, 0, 0, 0)[:4]]
-    return check(_LIBC.prctl(option, *given), f"prctl({option})")
+    arguments = [ctypes.c_ulong(arg) for arg in (*args, 0, 0, 0, 0)[:4]]
+    return check_result(_LIBC.prctl(option, *arguments), f"prctl({option})")
 
 
 def unshare(flags: int) -> None:
     """unshare(2). Raises OSError."""
     _need_linux()
-    check(_LIBC.unshare(flags), f"unshare({flags:#x})")
+    check_result(_LIBC.unshare(flags), f"unshare({flags:#x})")
 
 
 def capset(permitted: int, inheritable: int) -> None:
@@ -74,7 +74,7 @@ def capset(permitted: int, inheritable: int) -> None:
         + ((inheritable >> shift) & 0xFFFFFFFF,)
     ]
     data = (ctypes.c_uint32 * 6)(*words)  # effective, permitted, inheritable; low halves first
-    check(_LIBC.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+    check_result(_LIBC.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -83,7 +83,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     result = _LIBC.mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
     )
-    check(result, f"mount {source or kind} on {target}")
+    check_result(result, f"mount {source or kind} on {target}")
 
 
 def mount_read_only(target: str) -> None:
@@ -101,13 +101,13 @@ def mount_read_only(target: str) -> None:
     )
 
 
-def pivot_here() -> None:
+def pivot_root() -> None:
     """Make the working folder, a mount point, the root, and forget the old root. Raises OSError."""
     number = _NR_PIVOT_ROOT.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, f"no pivot_root number for {os.uname().machine}")
     syscall(number, b".", b".")
-    check(_LIBC.umount2(b".", _MNT_DETACH), "umount of the old root")
+    check_result(_LIBC.umount2(b".", _MNT_DETACH), "umount of the old root")
     os.chdir("/")
 
 

@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch_cudal1.judge.sandbox.confine.landlock import Reach
+from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 
-__all__ = ["Plan"]
+__all__ = ["LaunchPlan"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How one child is started. The default confines nothing: a process that is watched and killed
     with all it started (level 1).
 
     - parent: the process whose end is the child's. scratch: the child's working folder.
     - reach: what Landlock leaves; None: no Landlock, no filter (and no_new_privs is not set).
     - uid: a number to become, when started by root; None: stay. keep: capabilities kept, by number.
-    - own: the code is ours; see `seccomp.rules`. namespaces: own mount, pid, network and IPC
+    - own: the code is ours; see `seccomp.list_rules`. namespaces: own mount, pid, network and IPC
       namespaces.
     - rlimits: RLIMIT_<name> -> soft and hard limit. processes: threads allowed beyond those its
       user has; 0: no limit.
@@ -30,7 +30,7 @@ class Plan:
 
     parent: int
     scratch: str
-    reach: Reach | None = None
+    reach: FilesystemAccess | None = None
     uid: int | None = None
     keep: tuple[int, ...] = ()
     own: bool = True
@@ -43,7 +43,7 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> LaunchPlan:
         """A plan from the text of `to_json`."""
         given: dict[str, Any] = json.loads(text)
         reach = given.pop("reach")
@@ -54,6 +54,6 @@ class Plan:
             **{
                 **given,
                 "keep": tuple(given["keep"]),
-                "reach": None if tuples is None else Reach(**tuples),
+                "reach": None if tuples is None else FilesystemAccess(**tuples),
             }
         )

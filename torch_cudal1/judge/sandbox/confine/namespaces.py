@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torch_cudal1.judge.sandbox.confine import kernel, process_identity
-from torch_cudal1.judge.sandbox.confine.landlock import Reach
+from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 
-__all__ = ["NAMES", "build_root", "enter"]
+__all__ = ["NAMES", "build_root", "enter_namespaces"]
 
 NAMES = ("mount", "pid", "net", "ipc")
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
@@ -34,14 +34,14 @@ _BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = (
 )
 
 
-def enter() -> None:
+def enter_namespaces() -> None:
     """Leave the shared namespaces but that of mounts; that of pids begins with the next fork. The
     user stays. Raises OSError.
     """
     flags = (
         _NEWIPC | _NEWPID | _NEWNET
     )  # mounts come later: who watches must keep seeing all processes
-    if process_identity.capabilities() >> process_identity.CAP_SYS_ADMIN & 1:
+    if process_identity.read_capabilities() >> process_identity.CAP_SYS_ADMIN & 1:
         kernel.unshare(flags)
         return
     uid, gid = os.geteuid(), os.getegid()
@@ -51,7 +51,7 @@ def enter() -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def build_root(reach: Reach, scratch: str) -> None:
+def build_root(reach: FilesystemAccess, scratch: str) -> None:
     """Replace the root by an empty one that holds `reach` at its own places, read-only but for
     `write`, and a fresh /proc.
 
@@ -78,7 +78,7 @@ def build_root(reach: Reach, scratch: str) -> None:
     ):
         os.symlink(target, f"{base}/dev/{name}")
     os.chdir(base)
-    kernel.pivot_here()
+    kernel.pivot_root()
     os.chdir(scratch)
 
 

@@ -14,14 +14,21 @@ from pathlib import Path
 
 from torch_cudal1.judge.sandbox.confine import kernel
 
-__all__ = ["CAP_SYS_ADMIN", "capabilities", "die_with_parent", "drop", "limit", "threads_of"]
+__all__ = [
+    "CAP_SYS_ADMIN",
+    "read_capabilities",
+    "die_with_parent",
+    "drop_privileges",
+    "set_limits",
+    "count_threads",
+]
 
 CAP_SYS_ADMIN = 21
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 1, 8, 24, 47
 _AMBIENT_RAISE = 2
 
 
-def capabilities() -> int:
+def read_capabilities() -> int:
     """The effective capabilities of this process as bits; 0 where Linux's /proc does not tell."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -30,13 +37,13 @@ def capabilities() -> int:
     return 0
 
 
-def drop(uid: int | None, keep: Collection[int]) -> None:
+def drop_privileges(uid: int | None, keep: Collection[int]) -> None:
     """Give up groups, user and every capability but `keep`, for this process and all it will
     execute. Raises OSError.
     """
-    had = capabilities()
-    kept = sum(1 << number for number in keep) & had
-    if had:
+    before = read_capabilities()
+    retained = sum(1 << number for number in keep) & before
+    if before:
         for number in range(64):
             if number not in keep:
                 with contextlib.suppress(
@@ -48,27 +55,27 @@ def drop(uid: int | None, keep: Collection[int]) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    kernel.capset(kept, kept)
+    kernel.capset(retained, retained)
     for number in keep:
-        if kept >> number & 1:
+        if retained >> number & 1:
             kernel.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, number)
 
 
-def limit(rlimits: Mapping[str, int], processes: int) -> None:
+def set_limits(rlimits: Mapping[str, int], processes: int) -> None:
     """Set resource limits by name, never above the hard ones in force. `processes` counts from what
     the user runs already.
     """
-    wanted = dict(rlimits)
+    limits = dict(rlimits)
     if processes:
-        wanted["NPROC"] = threads_of(os.getuid()) + processes
-    for name, value in wanted.items():
+        limits["NPROC"] = count_threads(os.getuid()) + processes
+    for name, value in limits.items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
 
 
-def threads_of(uid: int) -> int:
+def count_threads(uid: int) -> int:
     """How many threads a user has, as far as /proc shows them."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
@@ -80,6 +87,6 @@ def threads_of(uid: int) -> int:
 
 def die_with_parent(signal_number: int) -> None:
     """Ask for a signal when the parent dies. Linux forgets it when the user changes, so this comes
-    after `drop`.
+    after `drop_privileges`.
     """
     kernel.prctl(_PR_SET_PDEATHSIG, signal_number)

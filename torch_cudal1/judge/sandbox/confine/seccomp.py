@@ -19,7 +19,16 @@ from typing import Literal, TypeAlias
 
 from torch_cudal1.judge.sandbox.confine import kernel
 
-__all__ = ["DENIED", "Phase", "Rule", "assemble", "digest", "install", "rules", "supported"]
+__all__ = [
+    "DENIED",
+    "Phase",
+    "SyscallRule",
+    "assemble_filter",
+    "digest_filter",
+    "install_filter",
+    "list_rules",
+    "is_supported",
+]
 
 Phase = Literal["build", "run"]
 Instruction: TypeAlias = tuple[int, int, int, int]
@@ -59,7 +68,7 @@ DENIED = {  # x86-64 numbers of what is refused in every phase
 
 
 @dataclass(frozen=True)
-class Rule:
+class SyscallRule:
     """Refuse call `number` with `error`, unless its argument `arg` (lower half) is right.
 
     `test` says what is right: "equal": one of `values`; "any": has a bit of values[0]; "none": has
@@ -73,44 +82,50 @@ class Rule:
     values: tuple[int, ...] = ()
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether the numbers above are this machine's."""
     return kernel.LINUX and platform.machine() == "x86_64"
 
 
-def rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[Rule, ...]:
+def list_rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[SyscallRule, ...]:
     """What a phase adds. `own`: code of ours, which may talk over sockets with a path. `pid`: the
     only process "run" may signal.
     """
     if phase == "build":
-        shared = (
-            *(Rule(number) for number in DENIED.values()),
-            Rule(41, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socket
-            Rule(53, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socketpair
-            Rule(56, errno.EPERM, 0, "none", (_NAMESPACES,)),  # clone
-            Rule(435, errno.ENOSYS),  # clone3 hides its flags in memory; C libraries then use clone
-            Rule(302, errno.EPERM, 0, "equal", (0,)),  # prlimit64, on itself
-            Rule(203, errno.EPERM, 0, "equal", (0,)),  # sched_setaffinity, on the calling thread
+        own_rules = (
+            *(SyscallRule(number) for number in DENIED.values()),
+            SyscallRule(41, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socket
+            SyscallRule(53, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socketpair
+            SyscallRule(56, errno.EPERM, 0, "none", (_NAMESPACES,)),  # clone
+            SyscallRule(
+                435, errno.ENOSYS
+            ),  # clone3 hides its flags in memory; C libraries then use clone
+            SyscallRule(302, errno.EPERM, 0, "equal", (0,)),  # prlimit64, on itself
+            SyscallRule(
+                203, errno.EPERM, 0, "equal", (0,)
+            ),  # sched_setaffinity, on the calling thread
         )
         # A socket with a path leads past Landlock to daemons (a container runtime's, for one):
         # strangers connect to nothing.
-        strangers = (
-            Rule(42, errno.EACCES),  # connect
-            Rule(
+        foreign_rules = (
+            SyscallRule(42, errno.EACCES),  # connect
+            SyscallRule(
                 41, errno.EACCES, 1, "none", (_DATAGRAM_BIT,)
             ),  # a datagram socket sends without connecting
         )
-        return shared if own else (*shared, *strangers)
+        return own_rules if own else (*own_rules, *foreign_rules)
     return (
-        *(Rule(number) for number in (57, 58, 59, 322)),  # fork, vfork, execve, execveat
-        Rule(56, errno.EPERM, 0, "any", (_CLONE_THREAD,)),
-        Rule(62, errno.EPERM, 0, "equal", (pid,)),  # kill
-        Rule(234, errno.EPERM, 0, "equal", (pid,)),  # tgkill
-        *(Rule(number) for number in (200, 129, 297)),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+        *(SyscallRule(number) for number in (57, 58, 59, 322)),  # fork, vfork, execve, execveat
+        SyscallRule(56, errno.EPERM, 0, "any", (_CLONE_THREAD,)),
+        SyscallRule(62, errno.EPERM, 0, "equal", (pid,)),  # kill
+        SyscallRule(234, errno.EPERM, 0, "equal", (pid,)),  # tgkill
+        *(
+            SyscallRule(number) for number in (200, 129, 297)
+        ),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
     )
 
 
-def assemble(wanted: tuple[Rule, ...]) -> tuple[Instruction, ...]:
+def assemble_filter(syscall_rules: tuple[SyscallRule, ...]) -> tuple[Instruction, ...]:
     """The filter as classic BPF: code, jump if true, jump if false, constant."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, 4),  # architecture
@@ -120,37 +135,39 @@ def assemble(wanted: tuple[Rule, ...]) -> tuple[Instruction, ...]:
         (_JUMP_ABOVE, 0, 1, _X32),  # the x32 numbers are a second way in
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
     ]
-    for rule in wanted:
+    for rule in syscall_rules:
         body = _body(rule)
         code += [(_JUMP_EQUAL, 0, len(body), rule.number), *body]
     return (*code, (_RETURN, 0, 0, _ALLOW))
 
 
-def digest(wanted: tuple[Rule, ...]) -> str:
+def digest_filter(syscall_rules: tuple[SyscallRule, ...]) -> str:
     """The sha256 of a filter."""
-    return hashlib.sha256(_packed(assemble(wanted))).hexdigest()
+    return hashlib.sha256(_packed(assemble_filter(syscall_rules))).hexdigest()
 
 
-def install(wanted: tuple[Rule, ...], *, all_threads: bool) -> None:
+def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool) -> None:
     """Lay the filter on this thread, or on all of the process. Raises OSError; then nothing is
     filtered.
     """
-    if not supported():
+    if not is_supported():
         raise OSError(
             errno.ENOSYS, f"the filter is written for x86-64 Linux, this is {platform.machine()}"
         )
-    packed = _packed(assemble(wanted))
+    packed = _packed(assemble_filter(syscall_rules))
     buffer = ctypes.create_string_buffer(packed, len(packed))
     program = ctypes.create_string_buffer(
         struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
     )
     kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    odd = kernel.syscall(_NR_SECCOMP, _SET_FILTER, _ALL_THREADS if all_threads else 0, program)
-    if odd:
-        raise OSError(errno.EAGAIN, f"thread {odd} of process {os.getpid()} could not be filtered")
+    thread = kernel.syscall(_NR_SECCOMP, _SET_FILTER, _ALL_THREADS if all_threads else 0, program)
+    if thread:
+        raise OSError(
+            errno.EAGAIN, f"thread {thread} of process {os.getpid()} could not be filtered"
+        )
 
 
-def _body(rule: Rule) -> list[Instruction]:
+def _body(rule: SyscallRule) -> list[Instruction]:
     """What is done with a call of the rule's number: refused, or handed on to the next rule with
     the number loaded again.
     """

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["Watch", "end_like", "family", "kill_family"]
+__all__ = ["Supervisor", "end_like", "list_descendants", "kill_descendants"]
 
 _TAIL_BYTES = 64 << 10
 _PATIENCE_S = 3.0
@@ -25,7 +25,7 @@ _POLITE_S = 1.5
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """The state of a supervisor. `wake` is readable when a child ended or SIGTERM came; make it
     before the first fork.
 
@@ -68,7 +68,7 @@ class Watch:
                     worker, signal.SIGKILL
                 )  # it is not reaped yet, so the number is still its own
             status = _alone(worker, status)
-        killed = kill_family(worker)
+        killed = kill_descendants(worker)
         self._drain(output)
         return status if status is not None else killed
 
@@ -93,15 +93,15 @@ def _alone(worker: int, status: int | None) -> int | None:
     """
     until = time.monotonic() + _POLITE_S
     while time.monotonic() < until:
-        found = _reap(worker)
-        status = found if found is not None else status
-        if not family(os.getpid()):
+        ended = _reap(worker)
+        status = ended if ended is not None else status
+        if not list_descendants(os.getpid()):
             break
         time.sleep(0.02)
     return status
 
 
-def family(root: int) -> set[int]:
+def list_descendants(root: int) -> set[int]:
     """Every living process below `root`."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -109,28 +109,28 @@ def family(root: int) -> set[int]:
             rest = path.read_text(errors="replace").rpartition(")")[2].split()
             if rest[0] != "Z":
                 parents[int(path.parent.name)] = int(rest[1])
-    found: set[int] = set()
-    fresh = {root}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return found
+    descendants: set[int] = set()
+    generation = {root}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation} - descendants
+        descendants |= generation
+    return descendants
 
 
-def kill_family(worker: int) -> int:
+def kill_descendants(worker: int) -> int:
     """Kill every descendant of this process until none is left to wait for; the wait status of
     `worker`, else SIGKILL's.
     """
     status = int(signal.SIGKILL)
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
-        for what in (
+        for signal_number in (
             signal.SIGSTOP,
             signal.SIGKILL,
         ):  # a stopped process starts no other while its brothers are killed
-            for pid in family(os.getpid()):
+            for pid in list_descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, what)
+                    os.kill(pid, signal_number)
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = ended[1] if ended[0] == worker else status

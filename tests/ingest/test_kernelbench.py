@@ -1,0 +1,174 @@
+"""Published kernels as files: what is a task, which reference belongs to it, and what is said of
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_examples import ROOT, blocks
+from torch_cudal1.ingest.formats import kernelbench
+from torch_cudal1.ingest.formats.cuda_l1 import ReleaseLine, UnreadableLine, read_lines
+from torch_cudal1.ingest.formats.registry import read_tasks
+from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
+
+REFERENCE = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
+CANDIDATE = "class ModelNew: pass\n"
+
+
+def release(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def line(task: int, code: str | None = CANDIDATE, level: object = 1) -> str:
+    return json.dumps(
+        {
+            "level_id": level,
+            "task_id": task,
+            "ref_code": REFERENCE,
+            "custom_code": code,
+            "score_default": 2.5,
+            "x": 1,
+        }
+    )
+
+
+def test_a_release_file_yields_a_task_a_line_and_a_reason_for_a_damaged_one(tmp_path: Path) -> None:
+    path = release(
+        tmp_path / "r.json",
+        line(1),
+        "",
+        "{cut",
+        line(2, None),
+        line(3, "None"),
+        '{"task_id": 4}',
+        line(5, level="II"),
+    )
+    found = list(read_tasks(path))
+    assert [type(one) for one in found] == [
+        PublishedTask,
+        UnreadableTask,
+        PublishedTask,
+        PublishedTask,
+        UnreadableTask,
+        PublishedTask,
+    ]
+    assert [one.where.rpartition(":")[2] for one in found] == ["1", "3", "4", "5", "6", "7"]
+    first, _, withdrawn, spoken, _, last = found
+    assert isinstance(first, PublishedTask)
+    assert (first.name, first.reference, first.candidate) == (
+        "level 1 task 1",
+        REFERENCE,
+        CANDIDATE,
+    )
+    assert first.claims == {"score_default": 2.5}
+    assert first.labels == {"level_id": 1, "task_id": "1"}
+    assert [one.candidate for one in (withdrawn, spoken) if isinstance(one, PublishedTask)] == [
+        None,
+        None,
+    ]
+    assert isinstance(last, PublishedTask)
+    assert last.labels["level_id"] is None
+
+
+def test_lines_know_their_numbers(tmp_path: Path) -> None:
+    first, second = read_lines(release(tmp_path / "r.json", line(1), "[" * 100_000))
+    assert isinstance(first, ReleaseLine)
+    assert isinstance(second, UnreadableLine)
+    assert (first.number, second.number) == (1, 2)
+
+
+def files(root: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        path = root / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_a_file_with_both_sides_is_its_own_pair(tmp_path: Path) -> None:
+    files(tmp_path, both=REFERENCE + CANDIDATE)
+    (found,) = read_tasks(tmp_path / "both.py")
+    assert isinstance(found, PublishedTask)
+    assert found.reference == found.candidate == REFERENCE + CANDIDATE
+
+
+def test_candidates_find_their_reference_by_place_and_then_by_name(tmp_path: Path) -> None:
+    references = files(
+        tmp_path / "ref",
+        a__1_square="# a1\n" + REFERENCE,
+        b__1_square="# b1\n" + REFERENCE,
+        b__12_cube="# b12\n",
+    )
+    candidates = files(
+        tmp_path / "new",
+        a__1_square=CANDIDATE,
+        **{"12_cube_sample_0": CANDIDATE, "1_square_x": CANDIDATE, "7_other": CANDIDATE},
+    )
+    found = {Path(one.where).name: one for one in read_tasks(candidates, references)}
+    own, longest = found["1_square.py"], found["12_cube_sample_0.py"]
+    assert isinstance(own, PublishedTask)
+    assert own.reference.startswith("# a1")
+    assert isinstance(longest, PublishedTask)
+    assert longest.reference.startswith("# b12")
+    for name, word in (
+        ("1_square_x.py", "2 references fit its name"),
+        ("7_other.py", "no reference has its name"),
+    ):
+        problem = found[name]
+        assert isinstance(problem, UnreadableTask)
+        assert word in problem.reason
+
+
+def test_one_reference_serves_a_folder_of_candidates(tmp_path: Path) -> None:
+    reference = files(tmp_path, ref=REFERENCE) / "ref.py"
+    found = list(read_tasks(files(tmp_path / "new", one=CANDIDATE, two="x = 1"), reference))
+    assert isinstance(found[0], PublishedTask)
+    assert found[0].reference == REFERENCE
+    assert isinstance(found[1], UnreadableTask)
+    assert "ModelNew" in found[1].reason
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (CANDIDATE, "no --reference says where"),
+        ("class ModelNew(:", "no ModelNew"),
+        ("x" * 100, "no ModelNew"),
+        ("", "no ModelNew"),
+    ],
+)
+def test_a_file_that_is_no_candidate_says_why(text: str, word: str, tmp_path: Path) -> None:
+    (found,) = read_tasks(files(tmp_path, new=text) / "new.py")
+    assert isinstance(found, UnreadableTask)
+    assert word in found.reason
+
+
+def test_a_folder_without_candidates_is_said_and_references_beside_them_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    (found,) = read_tasks(files(tmp_path, ref=REFERENCE))
+    assert isinstance(found, UnreadableTask)
+    assert "no Python file below it defines ModelNew (1 were looked at)" in found.reason
+
+
+def test_a_source_of_any_size_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernelbench, "_SOURCE_BYTES", 10)
+    (found,) = read_tasks(files(tmp_path, new=CANDIDATE) / "new.py")
+    assert isinstance(found, UnreadableTask)
+
+
+def test_the_pair_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "from-laptop-to-fleet.md"
+    named = {block.splitlines()[0].removeprefix("# "): block for block in blocks(page, "python")}
+    for name in ("sorted_max.py", "faster_max.py"):
+        (tmp_path / name).write_text(named[name])
+    (found,) = read_tasks(tmp_path / "faster_max.py", tmp_path / "sorted_max.py")
+    assert isinstance(found, PublishedTask)
+    assert found.reference == named["sorted_max.py"]

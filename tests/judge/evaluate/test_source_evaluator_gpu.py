@@ -1,0 +1,88 @@
+"""Source candidates on a GPU: all baselines race, a faster one is accepted, one that breaks the
+device costs only itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.judge.evaluate.test_source_evaluator import HONEST, REFERENCE, giving, within
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Accepted, Contract, Rejected
+from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
+SORTED = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.sort(x, dim=-1).values[:, -1].clone()
+
+def get_inputs(): return [torch.randn(512, 8192)]
+def get_init_inputs(): return []
+"""
+TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def row_max(x, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + row * width + columns, mask=columns < width, other=float("-inf"))
+    has_nan = tl.max((values != values).to(tl.int32), 0)
+    tl.store(out + row, tl.where(has_nan > 0, float("nan"), tl.max(values, 0)))
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        if x.dim() != 2 or x.dtype != torch.float32 or x.shape[1] == 0 or not x.is_cuda or x.shape[1] > 32768:
+            return torch.sort(x, dim=-1).values[:, -1].clone()
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], device=x.device, dtype=x.dtype)
+        if x.shape[0]:
+            row_max[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+        return out
+"""
+# what ends a context: an index out of range asserts on the device, a wild pointer is a fault
+BROKEN = {
+    "device assertion": "x[torch.full((4,), 10**6, device=x.device)].sum().item()",
+    "too much memory": "torch.empty(1 << 42, dtype=torch.uint8, device=x.device)",
+}
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[SourceEvaluator]:
+    job = SourceEvaluationConfig(
+        Settings(candidate_timeout_s=120.0), Contract(), torch.device("cuda"), gradients=False
+    )
+    with SourceEvaluator(job) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_candidate_that_breaks_the_device_costs_only_itself(
+    evaluator: SourceEvaluator, name: str
+) -> None:
+    broken = evaluator.evaluate(REFERENCE, within(BROKEN[name]), timed=False)
+    assert isinstance(broken.decision, Rejected)
+    assert broken.decision.detector in ("run", "resource"), broken.decision
+    after = evaluator.evaluate(REFERENCE, HONEST, timed=False)
+    assert after.verdict.failure is None, after.verdict.failure
+    wrong = evaluator.evaluate(REFERENCE, giving('x, {"rows": x.shape[0]}'), timed=False)
+    assert wrong.verdict.failure is not None
+
+
+def test_a_triton_kernel_is_compiled_judged_and_accepted(evaluator: SourceEvaluator) -> None:
+    found = evaluator.evaluate(SORTED, TRITON)
+    assert isinstance(found.decision, Accepted), found.decision
+    assert found.baselines is not None
+    assert {"eager", "inductor"} <= set(found.baselines.medians_us)
+    assert {"sync_ratio"} <= {check.name for check in found.verdict.checks}

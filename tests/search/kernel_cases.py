@@ -1,0 +1,54 @@
+"""Fusion groups and times that tests of the cost model share: products, and a machine that is unlike the
+bound in a way one can learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.kernels.features import KernelFeatures, extract_features
+from torch_cudal1.kernels.lowering import propose
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.search.cost_model.timings import KernelTiming, make_timing
+
+SIZES = tuple((m, n, k) for m in (256, 1024, 4096) for n in (512, 2048) for k in (512, 4096))
+
+
+def product(m: int, n: int, k: int) -> Program:
+    specs = (
+        TensorSpec("float32", (m, k), (k, 1), "cuda"),
+        TensorSpec("float32", (k, n), (n, 1), "cuda"),
+    )
+    return Program(specs, (Aten("aten.mm.default", (Value(0), Value(1)), (), (2,)),), (2,))
+
+
+def features_of(m: int, n: int, k: int) -> KernelFeatures:
+    found = extract_features(product(m, n, k))
+    assert found is not None
+    return found
+
+
+def family(m: int, n: int, k: int, most: int = 24) -> tuple[Proposal, ...]:
+    return propose(product(m, n, k), 90, most=most)
+
+
+def took_us(subject: KernelFeatures, proposal: Proposal) -> float:
+    """On this machine what the bound puts first is four times as slow as it has it, and every split
+    costs a third.
+    """
+    slow = 4.0 if "f16x3" in str(proposal.config["method"]) else 1.0
+    return (
+        subject.lower_bound_us(proposal) * slow * (1.3 if proposal.number("split", 1) > 1 else 1.0)
+    )
+
+
+def timings(sizes: Iterable[tuple[int, int, int]] = SIZES, most: int = 10) -> list[KernelTiming]:
+    found = []
+    for one in sizes:
+        subject = features_of(*one)
+        found += [
+            make_timing(subject, proposal, took_us(subject, proposal))
+            for proposal in family(*one, most)
+        ]
+    return found

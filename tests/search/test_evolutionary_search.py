@@ -1,0 +1,201 @@
+"""A race over two generations: what is learned of it, what the second is asked for, and how long it
+is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.search.kernel_cases import SIZES, family, features_of, product, timings, took_us
+from torch_cudal1.core import telemetry
+from torch_cudal1.ir.records import Candidate, Region, Rejected
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.search.cost_model.learner import Learner
+from torch_cudal1.search.cost_model.timings import KernelTiming, append_timings, read_timings
+from torch_cudal1.search.evolution import evolutionary_search
+from torch_cudal1.search.evolution.evolutionary_search import EvolutionarySearch
+
+HELD_OUT = (4096, 2048, 4096)
+PROGRAM = product(*HELD_OUT)
+
+
+def a_learner(tmp_path: Path, *, known: bool = True) -> Learner:
+    path = tmp_path / "timings" / "one.jsonl"
+    if known:
+        append_timings(path, timings([one for one in SIZES if one != HELD_OUT]))
+    return Learner(path, 90, ())
+
+
+def built(proposals: Sequence[Proposal]) -> tuple[Candidate | Rejected, ...]:
+    return tuple(Candidate(PROGRAM, "eager", "kernels", ("gemm",)) for _ in proposals)
+
+
+def a_race(
+    learner: Learner, asked: list[Proposal], left_s: float = math.inf, *, ready: bool = True
+) -> EvolutionarySearch:
+    def compile(proposals: Sequence[Proposal]) -> Future[tuple[Candidate | Rejected, ...]]:
+        asked.extend(proposals)
+        future: Future[tuple[Candidate | Rejected, ...]] = Future()
+        if ready:
+            future.set_result(built(proposals))
+        return future
+
+    return EvolutionarySearch(Region(PROGRAM, ("input", "input")), learner, lambda: left_s, compile)
+
+
+def run(
+    evolution: EvolutionarySearch, proposals: Sequence[Proposal]
+) -> tuple[Candidate | Rejected, ...]:
+    answers = built(proposals)
+    evolution.record_builds(proposals, answers)
+    subject = features_of(*HELD_OUT)
+    evolution.record_times(
+        [
+            (one, took_us(subject, p))
+            for one, p in zip(answers, proposals, strict=True)
+            if isinstance(one, Candidate)
+        ]
+    )
+    return evolution.build_next_generation()
+
+
+def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_path: Path) -> None:
+    learner, proposals, subject = (
+        a_learner(tmp_path, known=False),
+        family(*HELD_OUT)[:3],
+        features_of(*HELD_OUT),
+    )
+    evolution, answers = a_race(learner, []), built(proposals)
+    evolution.record_builds(proposals, answers)
+    evolution.record_times(
+        [
+            (one, us)
+            for one, us in zip(answers, (5.0, None, 7.0), strict=True)
+            if isinstance(one, Candidate)
+        ]
+    )
+    kept = read_timings(learner.path)
+    assert [(one.config, one.us) for one in kept] == [
+        (dict(proposals[0].config), 5.0),
+        (dict(proposals[2].config), 7.0),
+    ]
+    assert kept[0].sizes == subject.sizes
+    assert not any(isinstance(value, str) for value in kept[0].sizes.values())
+
+
+def test_children_are_new_and_built_for_the_second_heat(tmp_path: Path) -> None:
+    asked: list[Proposal] = []
+    first = family(*HELD_OUT)[:4]
+    found = run(a_race(a_learner(tmp_path), asked), first)
+    assert len(found) == len(asked) > 0
+    assert len(asked) <= evolutionary_search._CHILDREN
+    assert not set(asked) & set(first)
+
+
+def test_without_timings_there_is_one_generation(tmp_path: Path) -> None:
+    asked: list[Proposal] = []
+    assert run(a_race(a_learner(tmp_path, known=False), asked), family(*HELD_OUT)[:4]) == ()
+    assert asked == []
+
+
+def test_no_time_no_second_generation(tmp_path: Path) -> None:
+    asked: list[Proposal] = []
+    assert (
+        run(
+            a_race(
+                a_learner(tmp_path),
+                asked,
+                left_s=evolutionary_search._MIN_COMPILE_S
+                / evolutionary_search._COMPILE_TIME_FRACTION
+                - 1,
+            ),
+            family(*HELD_OUT)[:4],
+        )
+        == ()
+    )
+    assert asked == []
+
+
+def test_compilers_are_waited_for_within_the_share_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evolutionary_search, "_LEAST_S", 0.0)
+    asked: list[Proposal] = []
+    evolution = a_race(
+        a_learner(tmp_path), asked, left_s=0.2 / evolutionary_search._SHARE, ready=False
+    )
+    answers = built(family(*HELD_OUT)[:4])
+    evolution.record_builds(family(*HELD_OUT)[:4], answers)
+    subject = features_of(*HELD_OUT)
+    times = [
+        (one, took_us(subject, p))
+        for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True)
+        if isinstance(one, Candidate)
+    ]
+    evolution.record_times(times)
+    evolution.learner.get_model("gemm")  # made anew for what was heard; not what is timed here
+    begun = time.monotonic()
+    assert evolution.build_next_generation() == ()
+    assert asked
+    assert (
+        time.monotonic() - begun < 20.0
+    )  # a share of 0.2 s, the proposals themselves, and a busy machine
+
+
+def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_path: Path) -> None:
+    evolution = a_race(a_learner(tmp_path, known=False), [])
+    evolution.record_builds(family(*HELD_OUT)[:4], (Rejected("the budget was spent", "budget"),))
+    evolution.record_times([(built(family(*HELD_OUT)[:1])[0], 3.0)])  # type: ignore[list-item]
+    assert read_timings(evolution.learner.path) == []
+
+
+def test_children_that_win_are_counted(tmp_path: Path) -> None:
+    telemetry.reset()
+    evolution = a_race(a_learner(tmp_path), [])
+    children = run(evolution, family(*HELD_OUT)[:4])
+    evolution.record_times([(one, 0.5) for one in children if isinstance(one, Candidate)])
+    assert telemetry.report().counters["children_won"] == 1
+    assert telemetry.report().counters["children_built"] == len(children)
+
+
+def test_a_searchs_own_heats_teach_its_next_islands(tmp_path: Path) -> None:
+    learner = a_learner(tmp_path, known=False)
+    for size in SIZES:
+        subject = features_of(*size)
+        learner.record_times(
+            product(*size), {one: took_us(subject, one) for one in family(*size, 10)}
+        )
+    own = family(1000, 2048, 2048, 8)
+    assert learner.select_proposals(product(1000, 2048, 2048), own, 4) != own[:4]
+    assert len(read_timings(learner.path)) > 50
+
+
+def test_a_file_that_cannot_be_written_stops_no_search(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    telemetry.reset()
+    learner = Learner(tmp_path / "file" / "one.jsonl", 90, ())
+    learner.record_times(PROGRAM, {family(*HELD_OUT)[0]: 3.0})
+    assert telemetry.report().counters["search.timings_not_kept"] == 1
+
+
+def test_the_file_is_not_read_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def reading(path: Path) -> list[KernelTiming]:
+        reads.append(path)
+        return []
+
+    monkeypatch.setattr("torch_cudal1.search.cost_model.learner.read", reading)
+    learner = Learner(tmp_path / "one.jsonl", 90, ())
+    assert reads == []
+    learner.get_model("gemm")
+    learner.get_model("conv")
+    assert len(reads) == 1

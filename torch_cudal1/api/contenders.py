@@ -1,0 +1,201 @@
+"""What may run instead of a module's own forward: builders of the chosen graphs, and of `torch.compile`
+of the whole module.
+
+They build; `api.module_trial` measures them, and `api.binding` takes the winner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.api.double_backward import allow_double_backward
+from torch_cudal1.api.end_to_end import (
+    TORCH_COMPILE,
+)
+from torch_cudal1.api.inductor import compile_fx_graph
+from torch_cudal1.api.shadow import wrap_with_checks
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.capture import TracedModule
+from torch_cudal1.graph.functional_module import list_running_statistics, preserve_versions
+from torch_cudal1.graph.lower import LoweredRegion
+from torch_cudal1.graph.module_call import Call, ModuleCall
+from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.records import DIFFERS_FROM_EAGER
+from torch_cudal1.runtime.dispatch import DirectCall, make_dispatch_table, try_table_first
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.index_checks import cpu_index_checks, raise_as_eager
+from torch_cudal1.search.inductor_artifacts import inductor_options, provide_artifacts
+from torch_cudal1.search.tune import Choice
+from torch_cudal1.store.context import TuneContext
+
+__all__ = [
+    "ServedCall",
+    "build_contenders",
+    "fill_graphs",
+    "make_direct_call",
+    "written_placeholders",
+]
+
+
+def build_contenders(
+    module: torch.nn.Module,
+    captured: ModuleCall,
+    choices: tuple[Choice, ...],
+    fill: Callable[[], tuple[Callable[..., Any], DirectCall | None]],
+    written: frozenset[int],
+) -> dict[str, Callable[[], Call]]:
+    """Builders of what may run instead of the module's own forward: the choices graph by graph, and
+    torch.compile where that is not known to be slower.
+    """
+    training = len(choices) > 1
+    random = any(is_random_program(choice.region.program) for choice in choices)
+    repeatable = not random and {id(captured.inputs[number]) for number in written} <= set(
+        map(id, list_running_statistics(module))
+    )
+    on_cpu = choices[0].region.program.device == "cpu"
+
+    def compile_module() -> Call:
+        # Inductor's own random numbers would not be eager's; asked to, it draws from eager's
+        # generator.
+        patches: dict[str, Any] = {"fallback_random": True} if random else {}
+        if on_cpu:
+            patches |= cpu_index_checks()
+        compiled = raise_as_eager(
+            torch.compile(module._call_impl, backend=_repeatable_inductor(patches)),
+            module._call_impl,
+        )
+        return with_double_backward(lambda args, kwargs: compiled(*args, **kwargs))
+
+    def build_graphs() -> Call:
+        graph_call, direct = fill()
+        return ServedCall(
+            with_double_backward(preserve_versions(captured.around(graph_call, written), module)),
+            direct,
+            captured.guard,
+            module,
+        )
+
+    def with_double_backward(call: Call) -> Call:
+        return (
+            allow_double_backward(call, module, captured.guard) if training and repeatable else call
+        )
+
+    builders = (
+        {TORCH_COMPILE: compile_module}
+        if training or _may_lose_to_torch_compile(choices[0])
+        else {}
+    )
+    if any(choice.swapped for choice in choices) or not (
+        training or choices[0].candidate.schedule == "eager"
+    ):
+        builders["cudal1"] = build_graphs
+    return builders
+
+
+def _repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
+    """torch.compile's default backend, for steps whose backward may be repeated."""
+
+    def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx_graph(gm, inputs, options, repeatable_backward=True)
+
+    return compile_graph
+
+
+@dataclass(frozen=True, eq=False)
+class ServedCall:
+    """A call graph by graph, and the direct call where there is one; `guard` says how long that is
+    valid.
+    """
+
+    call: Call
+    direct: DirectCall | None
+    guard: ModuleGuard
+    module: torch.nn.Module
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call(args, kwargs)
+
+    def with_dispatch_table(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
+    ) -> Call:
+        """The callable that calls like this one will take: the dispatch table first."""
+        table = make_dispatch_table(cuda=context.device.type == "cuda")
+        if table is None or self.direct is None:
+            return self.call
+        self.direct.into(table, self, self.guard, self.module, args, kwargs)
+        return try_table_first(table, self.call)
+
+
+def fill_graphs(
+    traced: TracedModule,
+    regions: Sequence[LoweredRegion],
+    choices: Sequence[Choice],
+    context: TuneContext,
+) -> list[Swapped]:
+    """Build every choice into its graph of the trace."""
+    built, writes = [], any(graph.writes for graph in traced.graphs)
+    options: dict[str, Any] = {
+        "strictness": context.settings.strictness,
+        "options": inductor_options(context),
+    }
+    with provide_artifacts([choice.region.key for choice in choices], context):
+        for item, choice in zip(regions, choices, strict=True):
+            wrapper = wrap_with_checks(choice, context, writes=writes)
+            front = None if isinstance(wrapper, Refusal) else wrapper
+            built.append(
+                swap(choice.region, choice.candidate, context.device, around=front, **options)
+            )
+            traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
+    return built
+
+
+def make_direct_call(
+    traced: TracedModule,
+    regions: Sequence[LoweredRegion],
+    built: Sequence[Swapped],
+    captured: ModuleCall,
+) -> DirectCall | None:
+    """The direct call of the one graph, if nothing of AOTAutograd's wrapper or of Dynamo's bytecode
+    is needed around it.
+    """
+    if (
+        not traced.direct
+        or captured.sources is None
+        or captured.outputs is None
+        or captured.outputs.uses_arguments
+    ):
+        return None
+    (item,), (graph,), (swapped,) = regions, traced.graphs, built
+    origins = [graph.origins[position] for position in item.order]
+    sources = tuple(captured.sources[origin] for origin in origins if isinstance(origin, int))
+    assert len(sources) == len(origins)  # `traced.direct` says so
+    return DirectCall(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
+
+
+def written_placeholders(traced: TracedModule) -> frozenset[int]:
+    """The placeholders of Dynamo's graph that a call writes to."""
+    return frozenset(
+        origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int)
+    )
+
+
+def _may_lose_to_torch_compile(choice: Choice) -> bool:
+    """Whether torch.compile itself must be measured beside what was chosen for an inference graph.
+
+    A CUDA graph of a baseline won by medians, in another process; and where Inductor failed in that
+    process, it was in no benchmark.
+    """
+    evidence = choice.entry.evidence if choice.entry is not None else {}
+    failed = evidence.get("baseline_failures", {}).get("inductor", "")
+    if failed:
+        return bool(failed != DIFFERS_FROM_EAGER)
+    return (
+        not choice.swapped
+        and choice.candidate.schedule.cuda_graph
+        and "inductor" in evidence.get("baselines_us", {})
+    )

@@ -1,0 +1,433 @@
+"""The dispatcher of an accelerated module: which binding serves a call, and what to do with a call
+that none serves.
+
+It sits in `module._compiled_call_impl`, the slot that `nn.Module.__call__` looks at first. Tuning and
+building are `api.binding`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.utils import _pytree as pytree
+
+from torch_cudal1.api.binding import Bound, Unbound, bind, weight_identities
+from torch_cudal1.api.explain import explanation_of
+from torch_cudal1.api.known_calls import is_known, remember_pieces
+from torch_cudal1.api.pieces import Pieces
+from torch_cudal1.api.recording import recorder
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import CacheMissError
+from torch_cudal1.core.report import Explanation
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.swap import on_withdrawal
+from torch_cudal1.runtime import dispatch, guard
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.kill_switch import is_disabled
+from torch_cudal1.search.tune import Progress, fall_back_to_baseline
+
+__all__ = ["LEFT_ALONE", "Dispatcher"]
+
+# A caller with more signatures feeds ever new shapes: remembering them would only cost memory.
+MAX_SIGNATURES = 64
+MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
+MAX_EARLIER_BINDINGS = 8  # as many as Dynamo keeps of one frame
+# A look-up may cost a tenth of the time that the signature's calls took so far.
+LOOK_UP_COST_FACTOR = 10.0
+EXPECTED_LOOK_UP_S = 0.5  # until one was measured
+# Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each
+# call 3 us for nothing.
+LEFT_ALONE: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__  # the function that looks at the slot
+
+
+@dataclass
+class _ModuleChange:
+    """Something is not as it was bound: for how many calls, what the module is now (None: not
+    looked at), how often it was re-bound.
+    """
+
+    calls: int = 0
+    current: ModuleGuard | None = None
+    rebound: int = 0
+
+
+@dataclass
+class _UnboundSignature:
+    """A signature without a binding: the calls of it, the seconds that they took, and whether the
+    cache knows it (None: not asked).
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    is_known: bool | None = None
+
+
+class Dispatcher:
+    """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else
+    goes to the module itself.
+
+    Any number of threads may call; one of them binds, the others run the module's own forward
+    meanwhile. `replaced` is what stood in the slot before: the result of `module.compile()`, or
+    None.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: Settings) -> None:
+        self._module, self._settings = module, settings
+        self.replaced: Any = module._compiled_call_impl
+        self._device_types: tuple[str, ...] = ("cpu",)
+        self._unbound: dict[Any, _UnboundSignature] = {}
+        self._earlier: dict[Any, list[Bound]] = {}  # what served a signature before, and may again
+        self._look_up_s = EXPECTED_LOOK_UP_S
+        self._changes: dict[Any, _ModuleChange] = {}
+        self._binding = threading.Lock()
+        self.bindings: dict[Any, Bound | Unbound] = {}
+        self._table, self._miss = dispatch.make_dispatch_table(cuda=False), dispatch.miss_sentinel()
+        self._tally = recorder.Tally(module)
+        on_withdrawal(self.withdraw)
+        recorder.watch(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a
+        state of their own may not.)
+        """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # pickled as None, for the same reason
+
+    @property
+    def device(self) -> str:
+        """Device type of the module's parameters."""
+        return next((tensor.device.type for tensor in self._module.parameters()), "cpu")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result, from what is bound for these arguments or from its own forward."""
+        if is_compiling():
+            return self._run_forward(args, kwargs)
+        caller = _calling_module()
+        if (
+            caller is not None and caller is not self._module
+        ):  # a replica or twin, which was given this module's `__dict__`
+            return caller._call_impl(*args, **kwargs)
+        if self._table is not None:
+            result = self._table(args, kwargs)
+            if result is not self._miss:
+                return result
+        if is_disabled() or guard.find_tracing():
+            return self._run_forward(args, kwargs)
+        signature = _signature(args, kwargs)
+        if signature is None:
+            telemetry.count("not_servable_calls")
+            return self._run_forward(args, kwargs)
+        key = self._key(signature)
+        bound = self.bindings.get(key)
+        if recorder.is_on():
+            self._tally.note(key, bound, args, kwargs)
+        if (serving := self._serving(key, bound, args, kwargs)) is not None:
+            result = serving.call(args, kwargs)
+            if self._table is not None and serving.direct is not None:
+                serving.direct.into(self._table, serving, serving.guard, self._module, args, kwargs)
+            return result
+        if not isinstance(bound, Unbound) or bound.guard is not None:
+            bound = self._decide(key, args, kwargs)
+            if isinstance(bound, Bound):
+                return bound.call(args, kwargs)
+        if bound.missed:
+            telemetry.count("misses")
+        record = self._unbound.get(key)
+        return (
+            self._run_forward(args, kwargs)
+            if record is None
+            else self._run_forward_timed(record, args, kwargs)
+        )
+
+    def _serving(
+        self, key: Any, bound: Bound | Unbound | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | None:
+        """The binding under which this call may run: the latest of its signature, or one that
+        served before.
+        """
+        if isinstance(bound, Bound) and bound.serves(self._module, args, kwargs):
+            return bound
+        for earlier in self._earlier.get(key, ()):
+            if earlier.serves(self._module, args, kwargs):
+                return earlier
+        return None
+
+    def current_bindings(self) -> list[Bound | Unbound]:
+        """For each signature what would serve now, or what was decided last if nothing would."""
+        bindings: list[Bound | Unbound] = []
+        for key, last in list(self.bindings.items()):
+            candidates = [last, *self._earlier.get(key, ())]
+            bindings.append(
+                next(
+                    (each for each in candidates if isinstance(each, Bound) and each.guard.holds()),
+                    last,
+                )
+            )
+        return bindings
+
+    def withdraw(self, candidate: str, reason: str) -> None:
+        """The candidate of that digest runs no more: what was bound with it goes back to the
+        module's own forward.
+        """
+        for key, bound in list(self.bindings.items()):
+            if isinstance(bound, Bound) and _runs(bound, candidate):
+                self.bindings[key] = Unbound(
+                    reason, tuple(fall_back_to_baseline(choice, reason) for choice in bound.choices)
+                )
+        self._earlier = {
+            key: [bound for bound in bounds if not _runs(bound, candidate)]
+            for key, bounds in self._earlier.items()
+        }
+        self.begin_counting()
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the calls that are made now still decide what runs."""
+        pieces_in_use = [
+            bound.pieces for bound in self.bindings.values() if isinstance(bound, Bound)
+        ]
+        return any(pieces is not None and pieces.settled is None for pieces in pieces_in_use)
+
+    def leave_alone_if_best(self) -> bool:
+        """Whether the module is best as it is for all that was asked of it: then it is left alone,
+        and `explain` says so.
+        """
+        decided = list(self.bindings.values())
+        if (
+            not decided
+            or recorder.is_on()
+            or any(isinstance(bound, Bound) or bound.missed for bound in decided)
+        ):
+            return False
+        LEFT_ALONE[self._module] = explanation_of(type(self._module).__name__, self.device, decided)
+        return True
+
+    def begin_counting(self) -> None:
+        """Forget the quick ways: each signature comes the slow way once more."""
+        with self._tally.lock:
+            self.bring_counts()
+            if self._table is not None:
+                self._table.clear()
+            self._tally.begin()
+
+    def bring_counts(self) -> None:
+        """Add what the quick way has served to the recording's counters."""
+        with self._tally.lock:
+            if self._table is not None:
+                self._tally.bring(self._table.counts())
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None
+    ) -> None:
+        """Bind this signature now, tuning if the settings say so."""
+        self._bind(args, kwargs, self._settings, progress)
+
+    def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (self.replaced or self._module._call_impl)(*args, **kwargs)
+
+    def _run_forward_timed(
+        self, record: _UnboundSignature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        begin = time.perf_counter()
+        result = self._run_forward(args, kwargs)
+        record.seconds += time.perf_counter() - begin
+        return result
+
+    def _key(self, signature: Any) -> tuple[Any, ...]:
+        return (signature, *map(guard.call_state, self._device_types))
+
+    def _update_device_types(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Which devices' switches (autocast, TF32, ...) are part of a key. What was bound under
+        others is forgotten.
+        """
+        tensors = [
+            *self._module.parameters(),
+            *self._module.buffers(),
+            *pytree.tree_leaves((args, kwargs)),
+        ]
+        device_types = {
+            tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)
+        }
+        types = tuple(sorted(device_types & {"cpu", "cuda"})) or (
+            "cpu",
+        )  # nothing is bound on other devices
+        if types != self._device_types:
+            self.begin_counting()
+            self._device_types = types
+            self._table = dispatch.make_dispatch_table(cuda="cuda" in types)
+            self.bindings.clear()
+            self._unbound.clear()
+            self._earlier.clear()
+            self._changes.clear()
+
+    def _decide(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """What to do with a call that no binding serves as it is. Never a search: this is inside a
+        user's call.
+        """
+        if (
+            guard.has_saved_tensor_hooks()
+        ):  # a forward that checkpointing runs twice must save the same both times: change nothing
+            return Unbound("saved tensors are packed by hooks", missed=True)
+        if not self._binding.acquire(blocking=False):
+            return Unbound("another thread is binding", missed=True)
+        try:
+            bound = self.bindings.get(key)
+            if bound is None:
+                return self._look_up_when_it_pays(key, args, kwargs)
+            if isinstance(bound, Unbound) and (bound.guard is None or bound.guard.holds()):
+                return bound
+            return self._rebind_after_change(key, bound, args, kwargs)
+        finally:
+            self._binding.release()
+
+    def _look_up_when_it_pays(
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | Unbound:
+        """A signature without a binding. A look-up captures the call, which takes longer than many
+        calls of it: it is paid for where the cache has heard of the signature and it comes again,
+        or where its own calls have taken several times as long.
+        """
+        first_calls = self._unbound.get(key)
+        if self._settings.on_miss == "error":
+            return self._look_up(args, kwargs)
+        if first_calls is None:
+            if len(self._unbound) < MAX_SIGNATURES:
+                self._unbound[key] = _UnboundSignature(1)
+            return Unbound("not seen before", missed=True)
+        first_calls.calls += 1
+        if first_calls.is_known is None:
+            first_calls.is_known = is_known(self._module, args, kwargs, self._settings)
+        if first_calls.is_known or first_calls.seconds > LOOK_UP_COST_FACTOR * self._look_up_s:
+            begin = time.perf_counter()
+            bound = self._look_up(args, kwargs)
+            self._look_up_s = time.perf_counter() - begin
+            return bound
+        return Unbound("the cache does not know it", missed=True)
+
+    def _rebind_after_change(
+        self, key: Any, previous: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound | Unbound:
+        """The module, or something else that the call depends on, is not what `previous` was decided
+        for.
+
+        A change that lasts is bound; one that does not (`functional_call`, a passing hook) costs a
+        few calls of the module's own forward, and an earlier binding serves again as soon as it
+        holds.
+        """
+        change = self._changes.setdefault(key, _ModuleChange())
+        change.calls += 1
+        if change.current is None or not change.current.holds():
+            if (
+                change.calls & (change.calls - 1) == 0
+            ):  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
+                current = guard.bind_guard(self._module)
+                change.current = current if isinstance(current, ModuleGuard) else None
+            return Unbound("something changed since it was bound", missed=True)
+        reason = previous.guard.why()
+        needed_calls = (
+            2 if reason else 2 << change.rebound
+        )  # calls: what is outside the module may be another thing at each of them
+        if change.calls < needed_calls or change.rebound >= MAX_REBINDS:
+            return Unbound("something changed since it was bound", missed=True)
+        current_guard, change.current = change.current, None
+        telemetry.record("swap", "rebound", why=reason or "what Dynamo guards differs")
+        change.calls, change.rebound = 0, change.rebound + 1
+        if isinstance(previous, Bound) and previous.weights == weight_identities(
+            self._module
+        ):  # else it would keep replaced weights alive
+            self._earlier[key] = [previous, *self._earlier.get(key, [])[: MAX_EARLIER_BINDINGS - 1]]
+        else:
+            self._earlier.pop(key, None)
+        bound = self._look_up(args, kwargs)
+        if isinstance(bound, Unbound):  # not for good: the module may change again, or back
+            bound = self.bindings[key] = replace(bound, guard=current_guard)
+        return bound
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """Bind what the cache knows."""
+        settings = (
+            self._settings.but(on_miss="baseline")
+            if self._settings.on_miss == "tune"
+            else self._settings
+        )
+        return self._bind(args, kwargs, settings, None)
+
+    def _bind(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Settings,
+        progress: Progress | None,
+    ) -> Bound | Unbound:
+        self._update_device_types(args, kwargs)
+        # what is bound may be replaced now, and must not live on in the table
+        self.begin_counting()
+        key = self._key(_signature(args, kwargs))
+        bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
+        if isinstance(bound, Bound) and bound.pieces is not None:
+            bound.pieces.on_settled = partial(self._finish_trial_of_pieces, key)
+        return bound
+
+    def _finish_trial_of_pieces(
+        self, key: Any, pieces: Pieces, note: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The trial of a forward in several graphs has ended, in a call of it."""
+        choices, bound = tuple(pieces.choices), self.bindings.get(key)
+        if not isinstance(bound, Bound) or bound.pieces is not pieces:
+            return
+        if pieces.settled:
+            self.bindings[key] = replace(bound, choices=choices, note=note)
+            remember_pieces(self._module, args, kwargs, self._settings)
+            return
+        self.bindings[key] = Unbound(f"undone: {note}", choices)
+        if self._module._compiled_call_impl is self and self.leave_alone_if_best():
+            self._module._compiled_call_impl = self.replaced
+            if self.replaced is None:
+                vars(self._module).pop("_compiled_call_impl", None)
+
+    def _try(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Settings,
+        progress: Progress | None,
+    ) -> Bound | Unbound:
+        if _signature(args, kwargs) is None:
+            return Unbound(
+                "an argument is not a plain tensor: it is sparse, quantised, nested, or a tensor subclass"
+            )
+        try:
+            return bind(self._module, args, kwargs, settings, progress)
+        except CacheMissError:
+            raise
+        except Exception as error:  # noqa: BLE001  the wrapper's door: a user's call must not fail because of us
+            telemetry.fallback("bind", error, strictness=settings.strictness)
+            return Unbound(f"{type(error).__name__}: {error}")
+
+
+def _runs(bound: Bound, candidate: str) -> bool:
+    return any(choice.candidate.digest == candidate for choice in bound.choices)
+
+
+def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The signature of a call; of one with objects among its arguments the coarser one, under which
+    Dynamo's guards decide.
+    """
+    signature = guard.signature(args, kwargs)
+    return signature if signature is not None else guard.opaque_signature(args, kwargs)
+
+
+def _calling_module() -> torch.nn.Module | None:
+    """The module whose call brought us here; None where it was not `nn.Module.__call__` that did."""
+    frame = sys._getframe(2)
+    return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None

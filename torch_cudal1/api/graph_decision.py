@@ -1,0 +1,357 @@
+"""Decides what runs for one Dynamo graph: from the cache, from another rank, or by a search.
+
+    "swaps"           the traced graphs, each with its choice as its callable
+    "inductor"        plain Inductor, so nothing is built here
+    "inductor+graph"  Inductor's result for the graph, replayed as a CUDA graph
+    "eager"           the graph's own operators
+
+A warm look-up of the last three needs no trace, no judge and no kernels: their modules are imported
+where a graph is traced or measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torch_cudal1.api.inductor import compile_with_inductor
+from torch_cudal1.api.ranks.consensus import (
+    Broadcast,
+    NoConsensus,
+    choices_from_broadcast,
+    reach_consensus,
+)
+from torch_cudal1.api.training_step import MIN_SPEEDUP_BEYOND_NOISE
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import CacheMissError, NotLowerableError
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.target import device_of
+from torch_cudal1.graph.capture import is_dynamic
+from torch_cudal1.graph.graph_digest import Unnamed, graph_digest, graph_outline
+from torch_cudal1.store.context import TuneContext, make_context
+
+if TYPE_CHECKING:
+    from torch_cudal1.graph.capture import TracedModule
+    from torch_cudal1.graph.lower import LoweredRegion
+    from torch_cudal1.search.tune import Choice
+
+__all__ = ["ChoicesCallback", "decide_graph"]
+
+ChoicesCallback: TypeAlias = "Callable[[Sequence[Any]], None]"
+_GraphCall: TypeAlias = Callable[..., Any]  # takes the graph's inputs one by one
+# what runs here (None: plain Inductor), and the decision for other ranks
+_Decision: TypeAlias = "tuple[_GraphCall | None, Broadcast | NoConsensus]"
+_UNTRACED = ("inductor", "eager", "inductor+graph")
+
+
+def decide_graph(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    options: dict[str, Any],
+    on_choices: ChoicesCallback | None,
+) -> _GraphCall | None:
+    """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself
+    is only read. `options` are Inductor's; `on_choices` gets the choices of the graph.
+    """
+    if is_dynamic(inputs):
+        reason = "dynamic shapes: Inductor compiles the graph"
+        telemetry.record("capture", "left_out", reason=reason)
+        return None
+    context = make_context(device_of(list(inputs)), settings)
+    digest = graph_digest(
+        gm, inputs, extra=[repr(context.target), repr(sorted(options.items(), key=str))]
+    )
+    name = None if isinstance(digest, Unnamed) else digest
+    request = _GraphRequest(gm, inputs, context, options, name, on_choices)
+    result = reach_consensus(
+        [name or graph_outline(gm)], context, decide=request.decide, follow=request.follow
+    )
+    if isinstance(result, NoConsensus) and settings.on_miss == "error":
+        raise CacheMissError(name or "unnamed", f"a graph of torch.compile: {result.reason}")
+    return None if isinstance(result, NoConsensus) else result
+
+
+@dataclass(frozen=True)
+class _GraphRequest:
+    """One graph to be decided; `name` is that of its decision record (None: it has none)."""
+
+    gm: fx.GraphModule
+    inputs: Sequence[Any]
+    context: TuneContext
+    options: dict[str, Any]
+    name: str | None
+    on_choices: ChoicesCallback | None
+
+    def decide(self) -> _Decision:
+        """What the cache remembers of the graph, else what is decided now."""
+        record = self.context.find_decision_record(self.name) if self.name else None
+        if isinstance(record, dict) and record.get("runs") in _UNTRACED:
+            telemetry.count("graphs_remembered")
+            runs = str(record["runs"])
+            return self._build_untraced(runs, self.compile_inductor), Broadcast(runs)
+        if self.context.settings.on_miss != "tune" or isinstance(record, dict):
+            return self._decide_traced()
+        from torch_cudal1.judge import pool_scope, prestart_fork_server
+
+        with pool_scope():
+            prestart_fork_server(self.context.settings, self.context.device)
+            return self._decide_traced()
+
+    def follow(self, broadcast: Broadcast) -> _GraphCall | None:
+        """What another rank decided for this graph."""
+        from torch_cudal1.graph.capture import trace
+
+        if broadcast.runs != "swaps":
+            return self._build_untraced(broadcast.runs, self.compile_inductor)
+        traced = trace(self.gm, self.inputs)
+        graphs = _lower_graphs(traced)
+        choices = choices_from_broadcast(broadcast, [item.region for item in graphs], self.context)
+        return _TracedGraph(self, traced, graphs, choices).build()
+
+    def compile_inductor(self) -> _GraphCall:
+        """What Inductor makes of the user's graph."""
+        return compile_with_inductor(
+            self.gm,
+            self.inputs,
+            self.options,
+            repeatable_backward=self.on_choices is not None,
+        )
+
+    def _decide_traced(self) -> _Decision:
+        """Trace, choose for each graph, and remember what needs no trace next time."""
+        from torch_cudal1.graph.capture import trace
+        from torch_cudal1.search.tune import choose
+
+        try:
+            traced = trace(self.gm, self.inputs)
+            graphs = _lower_graphs(traced)
+        except NotLowerableError as problem:
+            telemetry.record("capture", "left_out", reason=problem.reason)
+            return None, Broadcast("inductor")
+        choices = [
+            choose(item.region, self.context, examples=_examples(item, self.inputs))
+            for item in graphs
+        ]
+        if self.on_choices is not None:
+            self.on_choices(choices)
+        missing = next((choice.reason for choice in choices if choice.entry is None), "")
+        if missing:
+            return None, NoConsensus(missing)
+        return _TracedGraph(self, traced, graphs, choices).decide()
+
+    def _build_untraced(self, runs: str, inductor: Callable[[], _GraphCall]) -> _GraphCall | None:
+        """The callable of a decision that needs no trace; None for plain Inductor and for swaps."""
+        if runs == "inductor+graph":
+            from torch_cudal1.graph.capture import find_lifted_parameters
+            from torch_cudal1.graph.swap import GraphedLater
+
+            context = self.context
+            return GraphedLater(
+                inductor(),
+                find_lifted_parameters(self.gm),
+                context.device,
+                context.settings.strictness,
+            )
+        return self.gm.forward if runs == "eager" else None
+
+
+@dataclass(frozen=True)
+class _TracedGraph:
+    """The ATen graphs of a request, forward and backward, with the choice for each."""
+
+    request: _GraphRequest
+    traced: TracedModule
+    graphs: Sequence[LoweredRegion]
+    choices: Sequence[Choice]
+
+    def decide(self) -> _Decision:
+        """Decide by the evidence of the choices and, in a search, by a measurement here."""
+        request, context = self.request, self.request.context
+        runs = self._decide_by_evidence()
+
+        def build(inductor: Callable[[], _GraphCall]) -> _GraphCall:
+            return request._build_untraced(runs, inductor) or self.build()
+
+        final, call = runs, None
+        if context.settings.on_miss == "tune" and not self._won_before():
+            final, call = self._measure(runs, build)
+        if request.name and (runs != "swaps" or call is not None):
+            record = {
+                "runs": final,
+                "regions": [item.region.key for item in self.graphs],
+                "candidates": self._digests,
+            }
+            context.cache.put_decision_record(
+                request.name, record, context.target, context.contract
+            )
+        if call is None and final != "inductor":
+            call = build(request.compile_inductor)
+        entries = tuple(choice.entry for choice in self.choices if choice.entry is not None)
+        return call, Broadcast(final, entries=entries if final == "swaps" else ())
+
+    def build(self) -> _GraphCall:
+        """The traced graphs, each with its choice as its callable."""
+        from torch_cudal1.api.shadow import wrap_with_checks
+        from torch_cudal1.graph.swap import in_graph_order, swap
+
+        context, traced = self.request.context, self.traced
+        writes = any(graph.writes for graph in traced.graphs)
+        for item, choice in zip(self.graphs, self.choices, strict=True):
+            telemetry.record("swap", "runs", choice.region.key, what=choice.candidate.label)
+            wrapper = wrap_with_checks(choice, context, writes=writes)
+            swapped = swap(
+                choice.region,
+                choice.candidate,
+                context.device,
+                strictness=context.settings.strictness,
+                options=self.request.options,
+                around=None if isinstance(wrapper, Refusal) else wrapper,
+            )
+            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+        call: _GraphCall = traced.call
+        return call
+
+    @cached_property
+    def _digests(self) -> list[str]:
+        return [choice.candidate.digest for choice in self.choices]
+
+    def _decide_by_evidence(self) -> str:
+        runs = self._winner_of_module_trial() or _faster_by_evidence(
+            self.choices, self.request.context.settings.margin
+        )
+        return "inductor+graph" if runs == "swaps" and self._is_graphed_inductor() else runs
+
+    def _measure(
+        self, runs: str, build: Callable[[Callable[[], _GraphCall]], _GraphCall]
+    ) -> tuple[str, _GraphCall | None]:
+        """What runs after the end-to-end check, and its callable (None: not built yet).
+
+        A graph in which PyTorch itself records CUDA graphs is not called on copies: it would be
+        recorded at their addresses.
+        """
+        from torch_cudal1.api.end_to_end import GraphUnderTest, end_to_end_check
+
+        request = self.request
+        trains = any(part.kind == "backward" for part in self.traced.graphs)
+        can_copy = not request.options.get("triton.cudagraphs")
+        graph = GraphUnderTest(
+            request.inputs,
+            request.context.device,
+            cache(request.compile_inductor),
+            is_pure=self.traced.is_pure,
+            has_benchmark=_ran_in_every_benchmark(self.choices),
+            written=self.traced.written if trains and can_copy else None,
+        )
+        return end_to_end_check(graph, runs, build, request.gm.forward)
+
+    def _is_graphed_inductor(self) -> bool:
+        """Whether what won is Inductor's own result for this graph, replayed: then Inductor's own
+        caches serve the next process.
+        """
+        first = self.choices[0]
+        unchanged = (
+            first.candidate.schedule == "inductor+graph"
+            and first.candidate.program == first.region.program
+        )
+        nodes = self.request.gm.graph.nodes
+        return unchanged and self.traced.is_pure and all(node.op != "get_attr" for node in nodes)
+
+    def _winner_of_module_trial(self) -> str:
+        """What won when `accelerate` measured this very training step as a whole; "" if it never
+        did.
+        """
+        from torch_cudal1.search.tune import end_to_end_name
+
+        if len(self.choices) < 2:
+            return ""
+        record = self._read_record(end_to_end_name(self.choices))
+        return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(
+            str(record.get("winner")), ""
+        )
+
+    def _won_before(self) -> bool:
+        """Whether an earlier process measured what these candidates make of this graph, and they
+        did not lose.
+        """
+        return bool(self.request.name and self._read_record(self.request.name))
+
+    def _read_record(self, name: str) -> dict[str, Any]:
+        """The decision record of these very candidates; empty where there is none."""
+        record = self.request.context.find_decision_record(name, self._digests)
+        if isinstance(record, dict) and record.get("candidates") == self._digests:
+            return record
+        return {}
+
+
+def _lower_graphs(traced: TracedModule) -> list[LoweredRegion]:
+    from torch_cudal1.graph.lower import lower
+
+    return [
+        lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind)
+        for graph in traced.graphs
+    ]
+
+
+def _examples(item: LoweredRegion, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
+    """The user's tensors in the region's order, where Dynamo gave real ones; a backward graph has
+    none.
+    """
+    if item.region.kind == "backward" or any(isinstance(tensor, FakeTensor) for tensor in inputs):
+        return None
+    return [inputs[position].detach() for position in item.order]
+
+
+def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
+    """ "swaps", "inductor" or "eager": by the measured time of all graphs together, forward and
+    backward, against Inductor's.
+
+    A trace costs host time, so swaps must be faster by the margin; leaving Inductor for plain eager
+    needs more than noise.
+    """
+    chosen_us = sum(_time_us(choice) for choice in choices)
+    inductor_us = sum(_baseline_us(choice, "inductor") for choice in choices)
+    schedules = {str(choice.candidate.schedule) for choice in choices}
+    if not any(_baselines_us(choice) for choice in choices):
+        # no baseline was benchmarked: the user asked for torch.compile, so that runs
+        return "inductor"
+    if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
+        return "swaps" if chosen_us * margin <= inductor_us else "inductor"
+    eager_pays = chosen_us * MIN_SPEEDUP_BEYOND_NOISE <= inductor_us
+    return "eager" if schedules == {"eager"} and eager_pays else "inductor"
+
+
+def _ran_in_every_benchmark(choices: Sequence[Choice]) -> bool:
+    """Whether Inductor ran in every baseline benchmark that there was."""
+    return all("inductor" in times for choice in choices if (times := _baselines_us(choice)))
+
+
+def _time_us(choice: Choice) -> float:
+    timing = _evidence(choice).get("timing") or {}
+    return float(timing.get("candidate_us") or _baseline_us(choice, str(choice.candidate.schedule)))
+
+
+def _baseline_us(choice: Choice, schedule: str) -> float:
+    """Microseconds of a baseline; 0 for a graph without a benchmark, which Inductor keeps on either
+    path.
+    """
+    times = _baselines_us(choice)
+    return float(times.get(schedule, math.inf)) if times else 0.0
+
+
+def _baselines_us(choice: Choice) -> dict[str, float]:
+    times: dict[str, float] = _evidence(choice)["baselines_us"]
+    return times
+
+
+def _evidence(choice: Choice) -> Any:
+    assert choice.entry is not None  # graphs with a missing entry are not decided here
+    return choice.entry.evidence

@@ -1,0 +1,197 @@
+"""The end-to-end measurement of a module's call, and the decision that the cache remembers of it.
+
+A contender stays only if it beats the module's own forward, whole call against whole call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from torch_cudal1.api.contenders import ServedCall
+from torch_cudal1.api.end_to_end import (
+    MIN_SPEEDUP,
+    TORCH_COMPILE,
+    end_to_end_benchmark,
+    select_faster,
+    speedup_text,
+    summary_facts,
+)
+from torch_cudal1.api.training_step import compute_gradients
+from torch_cudal1.core import telemetry
+from torch_cudal1.graph.functional_module import preserve_random_state
+from torch_cudal1.graph.module_call import Call, ModuleCall
+from torch_cudal1.judge.benchmark.statistics import PairedSummary
+from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.store.context import TuneContext
+
+__all__ = ["EndToEndDecision", "ModuleTrial", "find_remembered_decision", "run_trial"]
+
+
+@dataclass(frozen=True)
+class EndToEndDecision:
+    """What won end to end, a sentence about it, and its callable if it was built to be measured."""
+
+    winner: str
+    note: str
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class ModuleTrial:
+    """The example call of the end-to-end measurement, and the graph inputs that it writes to."""
+
+    module: torch.nn.Module
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    captured: ModuleCall
+    written: frozenset[int]
+    is_training: bool
+
+    @contextmanager
+    def arguments(self, device: torch.device) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The user's arguments; afterwards every tensor that the call writes to and the random
+        generators are as before.
+
+        Only what is written is put back, with the version it had: anything else would count as a
+        change to a graph that waits for its backward.
+        """
+        tensors = [self.captured.inputs[number] for number in sorted(self.written)]
+        saved = [tensor.detach().clone() for tensor in tensors]
+        try:
+            with (
+                torch.random.fork_rng(
+                    [device.index or 0] if device.type == "cuda" else [], device_type="cuda"
+                ),
+                preserve_random_state(),
+            ):
+                yield self.example
+        finally:
+            with torch.no_grad(), _unsafe_preserve_version_counter(tuple(tensors)):
+                for tensor, value in zip(tensors, saved, strict=True):
+                    tensor.copy_(value)
+
+    def time_against_forward(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
+    ) -> PairedSummary:
+        """Paired times of the module's own forward and `call`; with their backward where gradients
+        are wanted.
+        """
+        return end_to_end_benchmark(
+            self._make_step(self.module._call_impl, args, kwargs),
+            self._make_served_step(call, args, kwargs, context),
+            context.device,
+            margin=MIN_SPEEDUP,
+        )
+
+    def time_against_each_other(
+        self, a: Call, b: Call, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
+    ) -> PairedSummary:
+        """The same for two contenders: the speed-up of `b` over `a`."""
+        return end_to_end_benchmark(
+            self._make_served_step(a, args, kwargs, context),
+            self._make_served_step(b, args, kwargs, context),
+            context.device,
+            margin=MIN_SPEEDUP,
+        )
+
+    def _make_served_step(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
+    ) -> Callable[[], Any]:
+        served = (
+            call.with_dispatch_table(args, kwargs, context)
+            if isinstance(call, ServedCall) and not self.is_training
+            else call
+        )
+        step = self._make_step(lambda *args, **kwargs: served(args, kwargs), args, kwargs)
+        step()  # a first call may compile, which must not hold the GPU lock
+        return step
+
+    def _make_step(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """One measured step. Positions in caches are put back first, for either contender: after
+        enough calls they would lie outside the cache.
+        """
+        leaves = [leaf for leaf in self.captured.inputs if leaf.requires_grad]
+        written = [self.captured.inputs[number] for number in sorted(self.written)]
+        positions = [
+            tensor for tensor in written if not (tensor.is_floating_point() or tensor.is_complex())
+        ]
+        saved = [tensor.clone() for tensor in positions]
+
+        def run() -> Any:
+            if positions:
+                with torch.no_grad(), _unsafe_preserve_version_counter(tuple(positions)):
+                    torch._foreach_copy_(positions, saved)
+            return (
+                compute_gradients(call(*args, **kwargs), leaves)
+                if self.is_training
+                else call(*args, **kwargs)
+            )
+
+        return run
+
+
+def find_remembered_decision(
+    builders: Mapping[str, Any], choices: tuple[Choice, ...], context: TuneContext
+) -> EndToEndDecision | None:
+    """The end-to-end decision of an earlier process for these very candidates, if there is one."""
+    candidates = [choice.candidate.digest for choice in choices]
+    record = context.find_decision_record(end_to_end_name(choices), candidates)
+    if not isinstance(record, dict) or record.get("candidates") != candidates:
+        return None
+    winner = str(record.get("winner"))
+    return (
+        EndToEndDecision(winner, str(record.get("note")))
+        if winner == "eager" or winner in builders
+        else None
+    )
+
+
+def run_trial(
+    trial: ModuleTrial,
+    contenders: Mapping[str, Call],
+    choices: tuple[Choice, ...],
+    context: TuneContext,
+) -> EndToEndDecision:
+    """The whole call, in this process: a contender stays only if it beats the module's own forward.
+    The cache remembers.
+    """
+    key, comparison = choices[0].region.key, ""
+    with trial.arguments(context.device) as (args, kwargs):
+
+        def benchmark(call: Call) -> PairedSummary:
+            return trial.time_against_forward(call, args, kwargs, context)
+
+        notes, winners = select_faster(
+            contenders, benchmark, key, swapped=any(choice.swapped for choice in choices)
+        )
+        winner = winners[0] if winners else "eager"
+        if len(winners) > 1:
+            # two ratios to a slower forward, taken one after the other, say little of each other
+            a, b = winners
+            result = trial.time_against_each_other(
+                contenders[a], contenders[b], args, kwargs, context
+            )
+            telemetry.record(
+                "judge", "end_to_end", key, contender=b, over=a, **summary_facts(result)
+            )
+            comparison = f"; {b} is {speedup_text(result)} of {a}"
+            winner = b if result.speedup > 1.0 else a
+    undone = "undone: " if winner == "eager" else ""
+    note = f"{undone}end to end {', '.join(notes)} of the module's own forward{comparison}"
+    note += f"; {TORCH_COMPILE} runs" if winner == TORCH_COMPILE else ""
+    record = {
+        "winner": winner,
+        "note": note,
+        "candidates": [choice.candidate.digest for choice in choices],
+    }
+    context.cache.put_decision_record(
+        end_to_end_name(choices), record, context.target, context.contract
+    )
+    return EndToEndDecision(winner, note, contenders.get(winner))

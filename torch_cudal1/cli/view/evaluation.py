@@ -1,0 +1,84 @@
+"""The evaluation of a source as people read it: the reason first, then every check with its number,
+then the times.
+
+It takes the document that `cudal1 judge` writes (see `cli.commands.judge`), so that the screen and
+the file cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch_cudal1.cli.view import text
+from torch_cudal1.cli.view.terminal import Screen
+from torch_cudal1.core.report import Interval
+
+__all__ = ["show_evaluation", "describe_outcome"]
+
+
+def describe_outcome(document: Mapping[str, Any]) -> str:
+    """One paragraph: what was decided, and why."""
+    timing = document["timing"]
+    if document["outcome"] == "accepted":
+        checks = text.count_text(len(document["checks"]), "check")
+        return f"accepted: {_speed(timing)} as fast as {timing['baseline']}, the fastest baseline; {checks} passed"
+    if document["outcome"] == "not_faster":
+        return f"right, but not faster enough: {document['reason']}"
+    if document["outcome"] == "refused":
+        return f"refused by {document['detector']}: {document['reason']}"
+    if document["outcome"] == "withdrawn":
+        return "withdrawn: the line holds no candidate"
+    return f"the reference cannot be used: {document['reason']}"
+
+
+def show_evaluation(screen: Screen, document: Mapping[str, Any]) -> None:
+    """Reason, checks, timing, baselines, and where the time went."""
+    screen.line(text.brief(describe_outcome(document), 2_000))
+    if document["checks"]:
+        screen.line("")
+        columns = ("check", "passed", "value", "limit", "detail")
+        screen.table(columns, [_check(check) for check in document["checks"]])
+    if document["baselines"]:
+        screen.line("")
+        screen.table(("baseline", "per call"), _baselines(document["baselines"]))
+    if timing := document["timing"]:
+        baseline, candidate = (
+            text.latency(timing["baseline_us"]),
+            text.latency(timing["candidate_us"]),
+        )
+        screen.line(
+            f"candidate {candidate}, {timing['baseline']} {baseline} a call: {_speed(timing)} in {timing['pairs']} pairs"
+        )
+    spent = ", ".join(
+        f"{name} {text.duration(seconds)}"
+        for name, seconds in document["elapsed_s"].items()
+        if seconds >= 0.05
+    )
+    screen.line(
+        f"profile {document['profile']}, contract {document['contract']['precision']}, on {document['device']}; took {spent}"
+    )
+
+
+def _speed(timing: Mapping[str, Any]) -> str:
+    return text.speedup(Interval(timing["speedup"], timing["low"], timing["high"]))
+
+
+def _check(check: Mapping[str, Any]) -> list[str]:
+    numbers = [
+        text.ABSENT if check[name] is None else f"{check[name]:.3g}" for name in ("value", "limit")
+    ]
+    return [
+        check["name"],
+        "yes" if check["passed"] else "NO",
+        *numbers,
+        text.brief(check["detail"]),
+    ]
+
+
+def _baselines(baselines: Mapping[str, Any]) -> list[list[str]]:
+    rows = [[name, text.latency(value)] for name, value in baselines["medians_us"].items()]
+    return rows + [
+        [name, text.brief(f"did not run: {reason}", 120)]
+        for name, reason in baselines["failures"].items()
+    ]

@@ -1,0 +1,228 @@
+"""Collects the records that a compiled guard compares for Dynamo's guards.
+
+A record says that an object is what it was when the call was captured: a name under which it is
+found, its class, its attribute dictionary, a function's code, what a container holds. What the walk
+over the module recorded already is not recorded twice. Names of torch itself are not recorded: they
+are not the user's to change.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from torch_cudal1.core.settings import environment_table
+from torch_cudal1.runtime.guard_records import (
+    HEAP_TYPE,
+    ClosureMatch,
+    DictContents,
+    DictIdentity,
+    FunctionMatch,
+    GuardRecords,
+    NameMatch,
+    SequenceContents,
+    TypeMatch,
+)
+
+__all__ = ["MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"]
+
+Record = TypeVar("Record")
+
+MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
+_MAX_ITEMS = 1024
+_ENVIRONMENT = environment_table()
+_INDUCTOR_PREFIX = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles
+
+
+class UnprovenError(Exception):
+    """A step of a guard's source whose outcome no record compares."""
+
+
+class RecordCollector:
+    """The records of a walk over the module, and those that are added for Dynamo's guards."""
+
+    def __init__(self, walked: GuardRecords) -> None:
+        self.walked = walked
+        self._keys: set[Any] = set()
+        self._type_matches: list[TypeMatch] = []
+        self._dict_identities: list[DictIdentity] = []
+        self._dict_contents: list[DictContents] = []
+        self._sequence_contents: list[SequenceContents] = []
+        self._name_matches: list[NameMatch] = []
+        self._function_matches: list[FunctionMatch] = []
+        self._closure_matches: list[ClosureMatch] = []
+        self._keys.update(("type", id(record.thing)) for record in walked.kins)
+        self._keys.update(("dict identity", id(record.thing)) for record in walked.homes)
+        self._keys.update(("table", id(record.owner or record.table)) for record in walked.tables)
+        self._keys.update(("table", id(record.hooks)) for record in walked.empties)
+        self._keys.update(("items", id(record.thing)) for record in walked.items)
+        self._keys.update(("tensor", id(record.tensor)) for record in walked.tensors)
+        self._keys.update(("cell", id(record.cell)) for record in walked.cells)
+        self._keys.update(("name", id(record.table), record.key) for record in walked.lookups)
+
+    def merge(self) -> GuardRecords:
+        """The records of the walk and the added ones."""
+        walked = self.walked
+        return replace(
+            walked,
+            kins=(*walked.kins, *self._type_matches),
+            homes=(*walked.homes, *self._dict_identities),
+            tables=(*walked.tables, *self._dict_contents),
+            items=(*walked.items, *self._sequence_contents),
+            lookups=(*walked.lookups, *self._name_matches),
+            codes=(*walked.codes, *self._function_matches),
+            cells=(*walked.cells, *self._closure_matches),
+        )
+
+    def has_tensor(self, value: Any) -> bool:
+        """Whether a record compares this very tensor."""
+        return ("tensor", id(value)) in self._keys
+
+    def has_table(self, value: Any) -> bool:
+        """Whether a record compares what is in this dictionary or class."""
+        return ("table", id(value)) in self._keys
+
+    def _add(self, records: list[Record], key: Any, make: Callable[[], Record]) -> bool:
+        if key not in self._keys:
+            self._keys.add(key)
+            records.append(make())
+        return True
+
+    def add_content(self, value: Any, *, attributes: bool = False) -> bool:
+        """Compare what `value` contains: the names of a class, the keys of a dict, the items of a
+        list; with `attributes` the names of any object. False where no record can.
+        """
+        if isinstance(value, types.ModuleType):
+            return False
+        if isinstance(value, type):
+            if not value.__flags__ & HEAP_TYPE:  # a class made in C: it cannot be assigned to
+                return True
+            return self._add(
+                self._dict_contents,
+                ("table", id(value)),
+                lambda: _record_table(f"class {value.__qualname__}", vars(value), value),
+            )
+        if type(value) is tuple:
+            return True
+        if value is _ENVIRONMENT:
+            # the values of the variables that a forward read have records of their own
+            return self._add(
+                self._dict_contents,
+                ("names", id(value)),
+                lambda: DictContents.of_names(
+                    "the environment", "variable", value, but=_INDUCTOR_PREFIX
+                ),
+            )
+        if isinstance(value, dict) and dict.__len__(value) <= _MAX_ITEMS:
+            return self._add(
+                self._dict_contents, ("table", id(value)), lambda: _record_table("a dict", value)
+            )
+        if type(value) is list and len(value) <= _MAX_ITEMS:
+            return self._add(
+                self._sequence_contents,
+                ("items", id(value)),
+                lambda: SequenceContents("a list", value, tuple(value)),
+            )
+        names = None if isinstance(value, threading.local) else getattr(value, "__dict__", None)
+        if attributes and type(names) is dict and len(names) <= _MAX_ITEMS:
+            self.add_attribute_dict(value)
+            return self._add(
+                self._dict_contents,
+                ("table", id(names)),
+                lambda: _record_table(type(value).__name__, names),
+            )
+        return False
+
+    def add_attributes(self, value: Any) -> bool:
+        """Compare which attributes `value` and its classes have. False where no record can."""
+        if (
+            isinstance(value, (types.ModuleType, torch.Tensor))
+            or type(getattr(value, "__dict__", None)) is not dict
+        ):
+            return False
+        self.add_class(value)
+        bases = [base for base in type(value).__mro__[:-1] if not is_torch_module(base.__module__)]
+        is_module = isinstance(value, torch.nn.Module)
+        slots = [vars(value)[slot] for slot in MODULE_SLOTS] if is_module else []
+        return self.add_content(value, attributes=True) and all(
+            map(self.add_content, (*bases, *slots))
+        )
+
+    def add_lookup(self, table: Any, key: Any, value: Any) -> Any:
+        """Compare what a name in a dict or in the body of a class stands for; returns `value`."""
+        if isinstance(table, type):
+            if not table.__flags__ & HEAP_TYPE:  # a class made in C: it cannot be assigned to
+                return value
+            module, where = table.__module__, f"{table.__qualname__}.{key}"
+        else:
+            module = str(table.get("__name__", "")) if type(table) is dict else ""
+            where = f"{module or 'a dict'}.{key}"
+        if not is_torch_module(module) and not self.has_table(table):
+            self._add(
+                self._name_matches,
+                ("name", id(table), key),
+                lambda: NameMatch(where, table, key, value),
+            )
+        return value
+
+    def add_class(self, value: Any) -> bool:
+        """Compare the class of an object, where it can be assigned; returns True."""
+        if type(type(value)) is not type or type(value).__flags__ & HEAP_TYPE:
+            self._add(
+                self._type_matches,
+                ("type", id(value)),
+                lambda: TypeMatch(type(value).__name__, value, type(value)),
+            )
+        return True
+
+    def add_attribute_dict(self, value: Any) -> None:
+        """Compare which dictionary holds the attributes of an object."""
+        if isinstance(value, threading.local):  # has another dictionary in another thread
+            raise UnprovenError("an object of one thread")
+        self._add(
+            self._dict_identities,
+            ("dict identity", id(value)),
+            lambda: DictIdentity(type(value).__name__, value, vars(value)),
+        )
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """Compare the code and the default arguments of a function."""
+        if not is_torch_module(function.__module__ or ""):
+            self._add(
+                self._function_matches,
+                ("function", id(function)),
+                lambda: FunctionMatch.of(f"function {function.__qualname__}", function),
+            )
+            if function.__kwdefaults__:
+                self.add_content(function.__kwdefaults__)
+
+    def add_cell(self, cell: types.CellType) -> None:
+        """Compare what a closure variable holds."""
+        self._add(
+            self._closure_matches,
+            ("cell", id(cell)),
+            lambda: ClosureMatch("a closure variable", cell, cell.cell_contents),
+        )
+
+
+def _record_table(where: str, table: Any, owner: type | None = None) -> DictContents:
+    pairs = tuple(dict.items(table)) if isinstance(table, dict) else tuple(table.items())
+    return DictContents(
+        where,
+        "class attribute" if owner else "item",
+        table,
+        tuple(key for key, _ in pairs),
+        tuple(value for _, value in pairs),
+        False,
+        owner,
+    )
+
+
+def is_torch_module(module: str) -> bool:
+    """Whether a module of that name is torch's or the interpreter's own."""
+    return module.partition(".")[0] in ("torch", "builtins")

@@ -1,0 +1,222 @@
+"""Reads the value behind a source of Dynamo's guards, step by step.
+
+A guard reads its value by steps: a name of a Python module, an attribute, an item, a class, a
+default argument. For every step a record is collected that compares its outcome with the object at
+the capture; a step that no record can compare raises UnprovenError.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.graph.dynamo import DynamoCapture
+from torch_cudal1.graph.dynamo_guard_records import (
+    MODULE_SLOTS,
+    RecordCollector,
+    UnprovenError,
+)
+from torch_cudal1.runtime.guard_records import ABSENT
+
+__all__ = ["ITEM_STEPS", "NAMED", "PLAIN", "AttributeDict", "SourceReader", "root_of", "steps_of"]
+
+# immutable values that a guard may compare by identity; NAMED: objects of which a name is part
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    types.CodeType,
+    type(...),
+)
+NAMED = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ModuleType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+ITEM_STEPS = ("GetItemSource", "DictGetItemSource", "ListGetItemSource")
+_SUBCLASS_ITEM_STEPS = ("DictSubclassGetItemSource",)
+_ATTRIBUTE_STEPS = (
+    "AttrSource",
+    "GenericAttrSource",
+    "UnspecializedParamBufferSource",
+    "ParamBufferSource",
+    "CellContentsSource",
+)
+_TRANSPARENT_STEPS = (
+    "UnspecializedNNModuleSource",
+    "UnspecializedBuiltinNNModuleSource",
+    "NNModuleSource",
+    "SkipGuardSource",
+)
+_READ_ONLY = {  # attributes that cannot be assigned
+    types.FunctionType: ("__closure__", "__globals__"),
+    types.MethodType: ("__func__", "__self__"),
+    property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+}
+
+
+@dataclass(frozen=True)
+class AttributeDict:
+    """The `__dict__` of `owner`, read as such."""
+
+    owner: Any
+
+
+class SourceReader:
+    """Reads sources of `capture`; `collector` gets a record of every step."""
+
+    def __init__(self, capture: DynamoCapture, collector: RecordCollector) -> None:
+        self._capture, self._collector = capture, collector
+        self._values: dict[str, Any] = {}
+
+    def read(self, source: Any) -> Any:
+        """What `source` reads, once records say that it stays this. Raises UnprovenError."""
+        name = source.name
+        if name not in self._values:
+            self._values[name] = self._read_step(source)
+        return self._values[name]
+
+    def _read_step(self, source: Any) -> Any:
+        kind, base = type(source).__name__, getattr(source, "base", None)
+        if base is None:
+            return self._read_root(source)
+        value = self.read(base)
+        if kind in _TRANSPARENT_STEPS:
+            return value
+        if kind in _ATTRIBUTE_STEPS:
+            return self._read_attribute(value, source.member)
+        if kind == "TypeSource":
+            self._collector.add_class(value)
+            return type(value)
+        if kind == "TypeDictSource":
+            return AttributeDict(value)
+        if kind == "TypeMROSource":
+            return value.__mro__
+        if kind == "ClosureSource":
+            return value.__closure__
+        if kind == "DefaultsSource":
+            self._collector.add_function(value)
+            return (value.__kwdefaults__ if source.is_kw else value.__defaults__)[source.idx_key]
+        if kind == "ConstDictKeySource":
+            self._collector.add_content(value)
+            return list(dict.keys(value))[source.index]
+        if kind in (*ITEM_STEPS, *_SUBCLASS_ITEM_STEPS):
+            return self._read_item(value, source.index)
+        raise UnprovenError(kind)
+
+    def _read_root(self, source: Any) -> Any:
+        if getattr(source, "local_name", "") == "module":
+            return self._capture.locals["module"]
+        name = getattr(source, "global_name", None)
+        if name in self._capture.globals:  # of the captured frame, `dynamo._call`
+            value = self._capture.globals[name]
+            return AttributeDict(builtins) if str(name).startswith("__builtins_dict__") else value
+        raise UnprovenError(type(source).__name__)
+
+    def _read_attribute(self, value: Any, name: str) -> Any:
+        if isinstance(value, types.CellType) and name == "cell_contents":
+            self._collector.add_cell(value)
+            return value.cell_contents
+        if isinstance(value, types.ModuleType):
+            return self._collector.add_lookup(vars(value), name, vars(value)[name])
+        if name == "__class__":
+            self._collector.add_class(value)
+            return type(value)
+        if name == "__dict__":
+            return AttributeDict(value)
+        if name in _READ_ONLY.get(type(value), ()):
+            return getattr(value, name)
+        if isinstance(value, types.FunctionType) and name in (
+            "__code__",
+            "__defaults__",
+            "__kwdefaults__",
+        ):
+            self._collector.add_function(value)
+            return getattr(value, name)
+        if isinstance(value, type):
+            return self._read_class_attribute(value, name)
+        return self._read_object_attribute(value, name)
+
+    def _read_object_attribute(self, value: Any, name: str) -> Any:
+        names = getattr(value, "__dict__", None)
+        if type(names) is not dict:
+            raise UnprovenError(name)
+        self._collector.add_class(value)
+        self._collector.add_attribute_dict(value)
+        if name in names:
+            return self._collector.add_lookup(names, name, names[name])
+        for slot in MODULE_SLOTS:  # as nn.Module.__getattr__ finds them
+            if isinstance(value, torch.nn.Module) and name in names[slot]:
+                return self._collector.add_lookup(
+                    self._collector.add_lookup(names, slot, names[slot]), name, names[slot][name]
+                )
+        self._collector.add_lookup(names, name, ABSENT)
+        attribute = self._read_class_attribute(type(value), name)
+        if isinstance(attribute, types.FunctionType):
+            self._collector.add_function(attribute)
+            return types.MethodType(attribute, value)
+        if hasattr(type(attribute), "__get__"):  # a property: its value is the outcome of a call
+            raise UnprovenError(name)
+        return attribute
+
+    def _read_class_attribute(self, cls: type, name: str) -> Any:
+        for base in cls.__mro__:
+            if name in vars(base):
+                return self._collector.add_lookup(base, name, vars(base)[name])
+            self._collector.add_lookup(base, name, ABSENT)
+        raise UnprovenError(name)
+
+    def _read_item(self, value: Any, index: Any) -> Any:
+        if isinstance(value, AttributeDict):
+            owner = value.owner
+            if owner is builtins:
+                return vars(builtins)[index]
+            if isinstance(owner, type):
+                return self._collector.add_lookup(owner, index, vars(owner)[index])
+            self._collector.add_attribute_dict(owner)
+            return self._collector.add_lookup(vars(owner), index, vars(owner)[index])
+        if isinstance(value, tuple):
+            return tuple.__getitem__(value, index)
+        if type(value) is list:
+            self._collector.add_content(value)
+            return value[index]
+        if hasattr(index, "base"):  # a key that is itself read from somewhere
+            index = self.read(index)
+        if isinstance(value, dict) and isinstance(index, (*PLAIN, *NAMED)):
+            return self._collector.add_lookup(value, index, dict.__getitem__(value, index))
+        raise UnprovenError("an item")
+
+
+def steps_of(source: Any) -> Iterator[Any]:
+    """The sources from the last step to the first; the root is not among them."""
+    while (base := getattr(source, "base", None)) is not None:
+        yield source
+        source = base
+
+
+def root_of(source: Any) -> Any:
+    """The source of the first step: a local or a global name."""
+    while (base := getattr(source, "base", None)) is not None:
+        source = base
+    return source

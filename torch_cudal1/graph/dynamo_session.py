@@ -1,0 +1,128 @@
+"""Enters Dynamo outside torch.compile: its locks and contexts, its errors, its warnings.
+
+Also what a backend has to add to Dynamo's own guards (`guard_environment`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
+
+__all__ = [
+    "dynamo_errors",
+    "enter_compilation",
+    "guard_environment",
+    "quiet_dynamo",
+    "settle_dynamo",
+]
+
+# Dynamo's name for the module, among the globals, where a function of it is traced
+_OS_GLOBAL = "__import_os"
+_LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
+
+
+@contextmanager
+def enter_compilation() -> Iterator[None]:
+    """What Dynamo expects around the work on a frame."""
+    from torch._dynamo.convert_frame import compile_lock, get_compile_id
+    from torch._dynamo.utils import get_metrics_context
+    from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr
+    from torch._guards import CompileContext, compile_context
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with ExitStack() as stack:
+        stack.enter_context(compile_lock)
+        stack.enter_context(quiet_dynamo())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch_function_mode_stack_state_mgr)
+        stack.enter_context(get_metrics_context())
+        stack.enter_context(compile_context(CompileContext(get_compile_id({}))))
+        yield
+
+
+@contextmanager
+def quiet_dynamo() -> Iterator[None]:
+    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it
+    says of a forward that nobody asked it to compile is a reason in `explain`.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                if logger.getEffectiveLevel() >= logging.WARNING:
+                    logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
+def dynamo_errors() -> Iterator[None]:
+    """Dynamo's refusals as ours."""
+    from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
+
+    try:
+        yield
+    except (Unsupported, UserError) as error:
+        raise GraphBreakError(
+            f"Dynamo cannot capture it in one graph: {_summarise(error)}"
+        ) from error
+    except (TorchDynamoException, AssertionError, RuntimeError, NotImplementedError) as error:
+        raise NotLowerableError(
+            f"Dynamo cannot capture it in one graph: {_summarise(error)}"
+        ) from error
+
+
+def _summarise(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    explained = next((line for line in lines if line.startswith("Explanation:")), "")
+    summary = ": ".join(
+        [*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])]
+    )
+    return f"{type(error).__name__}: {summary}"
+
+
+def settle_dynamo() -> None:
+    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first
+    compiled: what is recorded of that class before would differ after.
+    """
+    from torch._dynamo.mutation_guard import install_generation_tagging_init
+
+    install_generation_tagging_init()
+
+
+def guard_environment() -> None:
+    """Have Dynamo guard which environment variables there are, where it read any: a name that it
+    did not find it forgets.
+
+    To be called by a backend, while Dynamo compiles.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    sources = {guard.originating_source for guard in guards}
+    reads = {source for source in sources if getattr(source, "member", "") == "environ"}
+    reads |= {
+        AttrSource(source, "environ")
+        for source in sources
+        if getattr(source, "global_name", "") == _OS_GLOBAL
+    }  # as os.getenv does
+    for source in reads:
+        output = InstructionTranslator.current_tx().output
+        scope = {"L": output.local_scope, "G": output.global_scope}
+        if isinstance(source.get_value(scope, {}, {}), os._Environ):
+            guards.add(AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH))

@@ -1,0 +1,143 @@
+"""Check `ghost`: a kernel of a Program whose absence changes no output is decoration.
+
+A source launches its kernels itself, so nothing is left out of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+
+import torch
+
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.instrumented_program import (
+    SLOT,
+    Content,
+    complete_outputs,
+    count_launches,
+    instrument,
+)
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.special_values import with_an_infinity
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.region_reference import Outputs
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.wire.tensor_bits import all_same_bits
+
+__all__ = ["GHOST", "check_dead_launches"]
+
+_GHOSTS, _FILLS = (
+    16,
+    4,
+)  # launches that are left out at most; bytes that are tried before one counts as idle
+
+
+_BESIDE_NOISE = 0x5A
+
+
+def check_dead_launches(trial: Trial) -> list[CheckResult]:
+    """Each kernel of a Program left out in turn: an output must change, or the kernel is
+    decoration.
+
+    What it would have written holds a secret byte then. By chance that may mean the same (a power
+    of two to scale with), so a kernel is idle only when nothing changes for other bytes either. Nor
+    where it holds large numbers that differ: deep inside a network of many softmaxes the results
+    depend on nothing else. Nor where something changes for an infinity in an input: what a rewrite
+    takes care of such numbers with has nothing to do for others.
+    """
+    if isinstance(trial.candidate, SourceCandidate):
+        return [
+            CheckResult(
+                "ghost", True, detail="not applicable: a source launches its kernels itself"
+            )
+        ]
+    launches = count_launches(trial.candidate.program)
+    if not launches:
+        return [CheckResult("ghost", True, detail="not applicable: no machine code")]
+    sample, _ = trial.first_two
+    if all(out is None or _is_one_number(out) for out in sample.expected.outputs):
+        return [
+            CheckResult(
+                "ghost",
+                True,
+                detail="not applicable: the result is one number, whatever is computed on the way",
+            )
+        ]
+    fills = random.SystemRandom().sample(range(1, 255), _FILLS)
+    skipped = sorted(random.SystemRandom().sample(range(launches), min(launches, _GHOSTS)))
+    complete_run = _run_without(trial, sample, fills[0], skip=-1)
+    for number in skipped:
+        if _is_idle(trial, sample, fills, number, complete_run) and not _matters_for_infinities(
+            trial, sample, fills, number
+        ):
+            return [
+                CheckResult(
+                    "ghost",
+                    False,
+                    float(number),
+                    detail=f"no output changes when launch {number} is left out",
+                )
+            ]
+    return [
+        CheckResult(
+            "ghost",
+            True,
+            float(len(skipped)),
+            detail=f"{len(skipped)} of {launches} launches left out in turn: outputs change",
+        )
+    ]
+
+
+def _is_idle(
+    trial: Trial, sample: InputSet, fills: Sequence[int], number: int, complete_run: Outputs
+) -> bool:
+    contents: tuple[Content, ...] = (*fills, "noise")
+    return all(
+        all_same_bits(complete_run, _run_without(trial, sample, content, skip=number))
+        for content in contents
+    )
+
+
+def _matters_for_infinities(
+    trial: Trial, sample: InputSet, fills: Sequence[int], number: int
+) -> bool:
+    if trial.contract.assume_finite:
+        return False
+    with closing(with_an_infinity(trial, sample)) as variants:
+        return any(
+            not _is_idle(
+                trial, variant, fills, number, _run_without(trial, variant, fills[0], skip=-1)
+            )
+            for variant in variants
+        )
+
+
+def _is_one_number(tensor: torch.Tensor) -> bool:
+    return not tensor.numel() or bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def _run_without(trial: Trial, sample: InputSet, content: Content, *, skip: int) -> Outputs:
+    """The outputs with one launch left out (-1: none), fresh memory filled so that what it would
+    have written differs.
+    """
+    instrument(trial, skip=skip, fill=content)
+    byte = _BESIDE_NOISE if content == "noise" else content
+    _, outputs = trial.fetch(
+        "poisoned", slot=SLOT, inputs=sample.name, byte=byte, deterministic=False
+    )
+    trial.child.call("forget", slot=SLOT)
+    return complete_outputs(trial, outputs)
+
+
+GHOST = CheckSpec(
+    name="ghost",
+    run=check_dead_launches,
+    failure="hack",
+    asks=(
+        "of a Program: does a result change when one of its kernels is left out, for an "
+        "infinity in an input at least"
+    ),
+)

@@ -1,0 +1,121 @@
+"""The protocol: every check in the order in which a candidate meets it, one line a check.
+
+`python -m torch_cudal1.judge.checks.registry` prints the table of docs/judge.md. A new check is one
+`CheckSpec` in the file of its family, one line here, an attack in tests/adversarial and its test;
+and a handler in `judge.worker` where the candidate's process must do something new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_cudal1.judge.checks import (
+    concurrent,
+    dead_launches,
+    environment,
+    fresh_outputs,
+    gradients,
+    history,
+    int64_indexing,
+    layouts,
+    loss_curve,
+    modes,
+    negative_controls,
+    numerics,
+    parameters,
+    process,
+    redzones,
+    sanitizer,
+    special_values,
+    tf32,
+    uninitialised_memory,
+)
+from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
+from torch_cudal1.judge.checks.static import contract, cubin_scan, triage
+from torch_cudal1.judge.checks.unscheduled import FAILED_REQUESTS, TIMING_CHECKS
+from torch_cudal1.judge.profiles import Profile
+
+__all__ = ["CHECK_NAMES", "PROTOCOL", "format_table", "select_checks"]
+
+# Cheap and decisive first. Later ones read what earlier ones ran: `numerics` draws the input sets,
+# `fresh_output` the repeated calls.
+PROTOCOL: tuple[CheckSpec, ...] = (
+    modes.STATE_DICT,
+    environment.ENV_DIFF,
+    numerics.NUMERICS,
+    fresh_outputs.FRESH_OUTPUT,
+    environment.ENV_DIFF_CALLS,
+    uninitialised_memory.POISON,
+    redzones.GUARD_BAND,
+    redzones.GUARD_PAGE,
+    tf32.RIGHTS,
+    negative_controls.IMPOSTOR,
+    parameters.PERTURB,
+    parameters.SCALARS,
+    parameters.UPDATE_PATH,
+    layouts.SHAPES,
+    int64_indexing.INT64_INDEXING,
+    layouts.LAYOUTS,
+    layouts.DTYPES,
+    special_values.SPECIAL,
+    history.CALL_HISTORY,
+    concurrent.STREAM_ORDER,
+    concurrent.CAPTURE,
+    concurrent.REENTRANCY,
+    history.REPEAT,
+    gradients.GRAD,
+    loss_curve.LOSS_CURVE,
+    modes.TRAIN_MODE,
+    modes.MODE,
+    modes.GUARD_DOMAIN,
+    dead_launches.GHOST,
+    sanitizer.SANITIZER,
+    process.RESOURCE,
+    process.ISOLATION,
+)
+
+# every name that a result can have, in the order of the page
+CHECK_NAMES: tuple[CheckName, ...] = (
+    contract.CONTRACT,
+    triage.TRIAGE,
+    cubin_scan.CUBIN_SCAN,
+    *PROTOCOL,
+    *TIMING_CHECKS,
+    *FAILED_REQUESTS,
+)
+
+
+def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec, ...]:
+    """The checks of a profile, in order.
+
+    `drop_in`: of a candidate that takes the reference's place; else of one that will only run for
+    inference on inputs of the examples' form.
+    """
+    return tuple(
+        check
+        for check in PROTOCOL
+        if check.is_part_of(profile) and (drop_in or not check.replaces_only)
+    )
+
+
+def format_table() -> str:
+    """The table of docs/judge.md: one row a name, from its steps."""
+    return "\n".join(_table_lines())
+
+
+def _table_lines() -> Iterator[str]:
+    yield "| check | from | asks |"
+    yield "| --- | --- | --- |"
+    for name in dict.fromkeys(each.name for each in CHECK_NAMES):
+        steps = [each for each in CHECK_NAMES if each.name == name]
+        first, *further = steps
+        asks = "; ".join((first.asks, *(_describe_step(each, first) for each in further)))
+        yield f"| `{name}` | `{first.since}` | {asks} |"
+
+
+def _describe_step(step: CheckName, first: CheckName) -> str:
+    return step.asks if step.since == first.since else f"from `{step.since}` on: {step.asks}"
+
+
+if __name__ == "__main__":
+    print(format_table())

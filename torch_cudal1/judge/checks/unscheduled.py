@@ -1,0 +1,73 @@
+"""Names of results that no step of the protocol makes: those of the benchmark, and of requests to
+the candidate's process that failed.
+
+They are documented and classified like all others; the code that makes them is in
+`judge.benchmark`, `judge.evaluate` and `judge.sandbox`, which import no checks.
+"""
+
+from __future__ import annotations
+
+from torch_cudal1.judge.checks.spec import CheckName
+
+__all__ = ["FAILED_REQUESTS", "TIMING_CHECKS"]
+
+TIMING_CHECKS: tuple[CheckName, ...] = (
+    CheckName(
+        name="timed_output",
+        failure="hack",
+        asks="timed calls, drawn after they were made, answered rightly",
+    ),
+    CheckName(
+        name="wall_slope",
+        failure="hack",
+        asks="its process's clock and the judge's tell one time per call",
+    ),
+    CheckName(
+        name="timing_state",
+        failure="hack",
+        asks="is no work of later calls done in an instance's first one, which no sample holds",
+    ),
+    CheckName(
+        name="sync_ratio",
+        failure="hack",
+        asks="on a GPU: no work left on streams that its own events do not wait for",
+    ),
+    CheckName(
+        name="unstable",
+        failure="unstable",
+        asks="do the buckets of the measurement agree, as far as the profile asks",
+    ),
+    CheckName(
+        name="roofline",
+        failure="hack",
+        asks="is it no faster than the device can write its results",
+    ),
+    CheckName(
+        name="jump",
+        failure="unstable",
+        asks=(
+            "a speed-up above 3, or at `strict` any, is measured again in a fresh process: do they "
+            "agree"
+        ),
+    ),
+    CheckName(
+        name="timing",
+        failure="run",
+        asks="is the lower bound of the speed-up, and the time saved, enough",
+    ),
+)
+FAILED_REQUESTS: tuple[CheckName, ...] = (
+    CheckName(name="run", failure="run", asks="did every call return"),
+    CheckName(
+        name="protocol",
+        failure="hack",
+        asks="did its process answer what it was asked, and nothing else",
+    ),
+    CheckName(
+        name="inputs",
+        asks=(
+            "did the reference itself take the inputs made for it; if not, nothing can be said of "
+            "the candidate"
+        ),
+    ),
+)

@@ -1,0 +1,142 @@
+"""How flat tensors become a call of a module: `CallSpec`, the modes it can run in (`RunMode`), and
+arguments packed as JSON.
+
+The parent plans with these values and the worker carries them out; neither runs anything here. The
+flat order is the parameters and buffers by name, the tensors of the call, then (with gradients) one
+cotangent per output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+
+__all__ = [
+    "CallSpec",
+    "RunMode",
+    "count_tensors",
+    "find_tensor_order",
+    "pack_arguments",
+    "unpack_arguments",
+]
+
+
+@dataclass(frozen=True)
+class RunMode:
+    """In which mode a module is run.
+
+    `double`: in float64, for the reference. `compiled`: through torch.compile, for a baseline.
+    `dtype`: cast to it after a first call in the type it was made in. `double_backward`: gradients
+    of the gradients too. `other_gpu`: on another GPU than the current one.
+    """
+
+    training: bool = False
+    gradients: bool = False
+    double: bool = False
+    inference: bool = False
+    autocast: str = ""  # dtype name
+    compiled: str = ""  # "", "default" or "reduce-overhead"
+    dtype: str = ""
+    double_backward: bool = False
+    other_gpu: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For a frame."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The class `entry` of a source, its packed arguments (`init`), the `names` of its parameters
+    and buffers, the packed arguments of a call, and the seed of its construction.
+    """
+
+    entry: str
+    init: Any
+    names: tuple[str, ...]
+    call: Any
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For a frame."""
+        return {
+            "entry": self.entry,
+            "init": self.init,
+            "names": list(self.names),
+            "call": self.call,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CallSpec:
+        """The inverse of `to_json`."""
+        return cls(
+            str(data["entry"]), data["init"], tuple(data["names"]), data["call"], int(data["seed"])
+        )
+
+
+def pack_arguments(value: Any, tensors: list[torch.Tensor] | None) -> Any:
+    """A nested argument as JSON; tensors go to `tensors` and leave their number. Raises
+    SandboxError for anything else.
+    """
+    if isinstance(value, torch.Tensor) and tensors is not None:
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, list):
+        return [pack_arguments(item, tensors) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [pack_arguments(item, tensors) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {str(key): pack_arguments(item, tensors) for key, item in value.items()}}
+    raise SandboxError(
+        "reading the reference",
+        f"an argument of type {type(value).__name__}; plain values and tensors are allowed",
+    )
+
+
+def unpack_arguments(packed: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The inverse of `pack_arguments`."""
+    if isinstance(packed, list):
+        return [unpack_arguments(item, tensors) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dtype":
+        return getattr(torch, content)
+    if kind == "tuple":
+        return tuple(unpack_arguments(item, tensors) for item in content)
+    return {key: unpack_arguments(item, tensors) for key, item in content.items()}
+
+
+def find_tensor_order(call: Any) -> list[int] | None:
+    """The numbers of the tensors of a packed call that takes nothing else, one after the other;
+    None for any other call.
+    """
+    match call:
+        case {"dict": {"args": {"tuple": [*args]}, "kwargs": {"dict": kwargs}}} if not kwargs:
+            order = [arg["tensor"] for arg in args if isinstance(arg, dict) and "tensor" in arg]
+            return order if len(order) == len(args) else None
+    return None
+
+
+def count_tensors(call: Any) -> int:
+    """How many tensors a packed call takes."""
+    if isinstance(call, list):
+        return sum(map(count_tensors, call))
+    if not isinstance(call, dict):
+        return 0
+    ((kind, content),) = call.items()
+    if kind == "tensor":
+        return 1
+    return sum(map(count_tensors, content.values())) if kind == "dict" else count_tensors(content)

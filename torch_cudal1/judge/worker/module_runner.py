@@ -1,0 +1,278 @@
+"""Runs the module of a KernelBench-style source as a function of flat tensors.
+
+The flat order is that of `wire.call_spec`. The source is untrusted Python, run in this disposable
+process and nowhere else. Results are not compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.judge.wire.call_spec import (
+    CallSpec,
+    RunMode,
+    count_tensors,
+    find_tensor_order,
+    unpack_arguments,
+)
+from torch_cudal1.judge.wire.tensor_bits import to_float64
+from torch_cudal1.judge.worker.headers import keep_headers
+
+__all__ = ["ModuleRunner"]
+
+_LEAF = pytree.tree_flatten(0)[1]  # of a result that is one tensor
+
+
+class ModuleRunner:
+    """`runner(inputs)` calls the module with those parameters, buffers and arguments.
+
+    A set with the same parameter tensors as the call before meets the same instance; other
+    parameters meet a fresh one, unless `update` has been told to change the living instance.
+    """
+
+    def __init__(
+        self, source: ModuleType, spec: CallSpec, mode: RunMode, device: torch.device
+    ) -> None:
+        self._source, self._spec, self._mode = source, spec, mode
+        self._device = _next_gpu(device) if mode.other_gpu else device
+        # a tensor's id: itself, and its copy on the other GPU
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._instance: torch.nn.Module | None = None
+        # kept alive: the id of a dead tensor is soon another's
+        self._loaded: tuple[torch.Tensor, ...] = ()
+        self._order = find_tensor_order(spec.call)
+        self._tree: tuple[object, list[str | None]] | None = None  # of the last call's result
+        self._compiled: Callable[..., Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of parameters and buffers, in flat order."""
+        return self._spec.names
+
+    @property
+    def tree(self) -> str:
+        """How the last call's result was nested, and what in it was no tensor; "" before the first
+        call.
+        """
+        return "" if self._tree is None else f"{self._tree[0]}{self._tree[1]}"
+
+    @property
+    def instance(self) -> torch.nn.Module:
+        """The living instance. Raises SandboxError before the first call."""
+        if self._instance is None:
+            raise SandboxError("module", "no call has made an instance yet")
+        return self._instance
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The tensors among the results; in training mode then the buffers; with gradients then
+        those of all floating inputs.
+        """
+        if self._mode.other_gpu:
+            return self._call_on_other_gpu(inputs)
+        return self._call(inputs)
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        count = len(self._spec.names)
+        self._prepare_instance(inputs[:count], inputs[count:])
+        if self._mode.gradients:
+            return self._call_with_gradients(inputs)
+        mode = (
+            torch.inference_mode()
+            if self._mode.inference
+            else torch.no_grad()
+            if torch.is_grad_enabled()
+            else nullcontext()
+        )
+        # no context where there is nothing to set, as when calls are timed: its cost would be in
+        # the time of each call
+        with mode:
+            return self._run(self._unpack(inputs[count:]))
+
+    def _call_on_other_gpu(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The results of a call with copies of the inputs on the other device, brought back. Raises
+        SandboxError for wrong ones.
+        """
+        for tensor in inputs:
+            _, copied = self._copies.setdefault(
+                id(tensor), (tensor, torch.empty_like(tensor, device=self._device))
+            )
+            copied.copy_(tensor)
+        results = self._call([self._copies[id(tensor)][1] for tensor in inputs])
+        for out in results:
+            if out is not None and out.device != self._device:
+                raise SandboxError(
+                    "module",
+                    f"a result on {out.device}, expected {self._device}, where its inputs are",
+                )
+        return [
+            None if out is None else out.to(inputs[0].device) if inputs else out for out in results
+        ]
+
+    def replace(self, instance: torch.nn.Module) -> None:
+        """Put another instance in the living one's place: a copy of it."""
+        self._instance, self._compiled = instance, None
+
+    def adopt(self, state: Sequence[torch.Tensor]) -> None:
+        """Note that these tensors have just been written into the living instance."""
+        self._loaded = tuple(state)
+
+    def holds(self, state: Sequence[torch.Tensor]) -> bool:
+        """Whether the living instance was given these very tensors."""
+        same = len(state) == len(self._loaded) and all(
+            a is b for a, b in zip(state, self._loaded, strict=True)
+        )
+        return self._instance is not None and same
+
+    def state(self) -> list[torch.Tensor]:
+        """Parameters and buffers of the living instance, in flat order. Raises SandboxError when
+        one is gone.
+        """
+        state = self.instance.state_dict(keep_vars=True)
+        missing = [name for name in self._spec.names if name not in state]
+        if missing:
+            raise SandboxError("module", f"its state has lost {missing}")
+        return [state[name] for name in self._spec.names]
+
+    def make_instance(self) -> torch.nn.Module:
+        """A new instance as its constructor leaves it, on the device, in the run mode."""
+        torch.manual_seed(self._spec.seed)
+        arguments = unpack_arguments(self._spec.init, ())
+        instance = getattr(self._source, self._spec.entry)(
+            *arguments["args"], **arguments["kwargs"]
+        )
+        if not isinstance(instance, torch.nn.Module):
+            raise SandboxError(
+                "module",
+                f"{self._spec.entry} made a {type(instance).__name__}, expected a torch.nn.Module",
+            )
+        instance = instance.to(self._device).train(self._mode.training)
+        return instance.double() if self._mode.double else instance
+
+    def _prepare_instance(
+        self, state: Sequence[torch.Tensor], moving: Sequence[torch.Tensor]
+    ) -> None:
+        """Keep the instance that holds `state`, or make another from the constructor."""
+        if self.holds(state):
+            return
+        self._instance = self.make_instance()
+        self._instance.load_state_dict(dict(zip(self._spec.names, state, strict=True)), strict=True)
+        self._loaded = tuple(state)
+        self._compiled = None
+        if self._mode.dtype and not self._mode.double:
+            self._cast(moving)
+
+    def _cast(self, moving: Sequence[torch.Tensor]) -> None:
+        """Cast the module after a call: what it keeps from a first call has to follow."""
+        floats = [
+            t.float() if t.dtype.is_floating_point else t
+            for t in moving[: count_tensors(self._spec.call)]
+        ]
+        with torch.no_grad():
+            self._run(unpack_arguments(self._spec.call, floats))
+        self.instance.to(getattr(torch, self._mode.dtype))
+
+    def _unpack(self, tensors: Sequence[torch.Tensor]) -> Mapping[str, Any]:
+        wide = [to_float64(t) for t in tensors] if self._mode.double else tensors
+        if self._order is not None:
+            return {"args": [wide[number] for number in self._order], "kwargs": {}}
+        arguments: Mapping[str, Any] = unpack_arguments(self._spec.call, wide)
+        return arguments
+
+    def _run(self, arguments: Mapping[str, Any]) -> list[torch.Tensor | None]:
+        if self._mode.training:
+            torch.manual_seed(self._spec.seed)  # dropout: the same masks for the same draws
+        output = self._call_module(arguments)
+        leaves, spec = (
+            ([output], _LEAF) if isinstance(output, torch.Tensor) else pytree.tree_flatten(output)
+        )
+        self._tree = (
+            spec,
+            [None if isinstance(leaf, torch.Tensor) else _describe_leaf(leaf) for leaf in leaves],
+        )
+        results: list[torch.Tensor | None] = [
+            leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
+        ]
+        if self._mode.training:
+            results += [
+                value.detach().clone()
+                for value in self.state()
+                if not isinstance(value, torch.nn.Parameter)
+            ]
+        return results
+
+    def _call_module(self, arguments: Mapping[str, Any]) -> object:
+        kind = self._device.type
+        if not self._mode.autocast and not torch.is_autocast_enabled(kind):
+            return self._find_callable()(*arguments["args"], **arguments["kwargs"])
+        dtype = getattr(torch, self._mode.autocast) if self._mode.autocast else None
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+            return self._find_callable()(*arguments["args"], **arguments["kwargs"])
+
+    def _find_callable(self) -> Callable[..., Any]:
+        if not self._mode.compiled:
+            return self.instance
+        if self._compiled is None:
+            mode = None if self._mode.compiled == "default" else self._mode.compiled
+            if self._device.type == "cpu":
+                keep_headers()
+            self._compiled = torch.compile(self.instance, mode=mode)
+        return self._compiled
+
+    def _call_with_gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        count, total = len(self._spec.names), len(self._spec.names) + count_tensors(self._spec.call)
+        moving = [t.detach().requires_grad_(t.dtype.is_floating_point) for t in inputs[count:total]]
+        with torch.enable_grad():
+            results = self._run(self._unpack(moving))
+        leaves = [t for t in (*self.state(), *moving) if t.requires_grad]
+        pairs = [
+            (out, c)
+            for out, c in zip(results, inputs[total:], strict=False)
+            if out is not None and out.requires_grad
+        ]
+        grads: Sequence[torch.Tensor | None] = [None] * len(leaves)
+        if pairs:
+            grads = torch.autograd.grad(
+                [out for out, _ in pairs],
+                leaves,
+                [c.to(out.dtype) for out, c in pairs],
+                allow_unused=True,
+                create_graph=self._mode.double_backward,
+            )
+        if self._mode.double_backward:
+            grads = [
+                *(g if g is None else g.detach() for g in grads),
+                *_double_backward(grads, leaves),
+            ]
+        return [*(None if out is None else out.detach() for out in results), *grads]
+
+
+def _double_backward(
+    grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of the sum of all gradients."""
+    live = [grad for grad in grads if grad is not None and grad.requires_grad]
+    if not live:
+        return [None] * len(leaves)
+    return torch.autograd.grad(
+        live, leaves, [torch.ones_like(grad) for grad in live], allow_unused=True
+    )
+
+
+def _next_gpu(device: torch.device) -> torch.device:
+    """Raises SandboxError where there is no other."""
+    count = torch.cuda.device_count()
+    if device.type != "cuda" or count < 2:
+        raise SandboxError("module", f"there is no other GPU than {device} here")
+    return torch.device("cuda", ((device.index or 0) + 1) % count)
+
+
+def _describe_leaf(leaf: Any) -> str:
+    """A leaf that is no tensor, for comparison: a float may differ by its rounding."""
+    return f"{leaf:.4g}" if type(leaf) is float else repr(leaf)[:80]

@@ -1,0 +1,100 @@
+"""Imports a KernelBench-style source from its text, and reads what a reference file says of itself.
+
+The text is untrusted Python; it is run here, in a disposable process, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.kernelbench_format import constructor_arguments
+from torch_cudal1.ir.cost import make_flop_counter
+from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments, unpack_arguments
+
+__all__ = ["describe_reference", "import_source"]
+
+
+def import_source(text: str, folder: Path) -> ModuleType:
+    """Run a source text as a module of its own, once per process."""
+    name = f"cudal1_source_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    # a file, because Triton and tracebacks read their source
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SandboxError("import", f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def describe_reference(
+    source: ModuleType, entry: str, device: torch.device, seed: int
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The call spec, roles and operation count of a reference file (JSON), and its example tensors:
+    parameters, buffers, then the call's.
+
+    Raises SandboxError for a file without Model, get_inputs or get_init_inputs, or with arguments
+    that are not plain.
+    """
+    missing = [
+        name
+        for name in (entry, "get_inputs", "get_init_inputs")
+        if not callable(getattr(source, name, None))
+    ]
+    if missing:
+        raise SandboxError("reading the reference", f"it defines no {', no '.join(missing)}")
+    torch.manual_seed(seed)
+    args, kwargs = constructor_arguments(source.get_init_inputs())
+    init = pack_arguments({"args": args, "kwargs": kwargs}, None)
+    torch.manual_seed(seed)
+    arguments = unpack_arguments(init, ())
+    model = getattr(source, entry)(*arguments["args"], **arguments["kwargs"]).to(device).eval()
+    state = model.state_dict(keep_vars=True)
+    torch.manual_seed(seed)
+    tensors: list[torch.Tensor] = []
+    call = pack_arguments({"args": list(source.get_inputs()), "kwargs": {}}, tensors)
+    tensors = [tensor.to(device) for tensor in tensors]
+    roles = [
+        "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
+        for value in state.values()
+    ]
+    spec = CallSpec(entry, init, tuple(state), call, seed)
+    description = {
+        "form": spec.to_json(),
+        "roles": roles + ["input"] * len(tensors),
+        "flops": _count_flops(model, call, tensors),
+    }
+    return description, [*state.values(), *tensors]
+
+
+def _count_flops(model: torch.nn.Module, call: Any, tensors: Sequence[torch.Tensor]) -> int:
+    """Multiplications and additions of one call, products, convolutions and attention only; 0 where
+    it fails.
+    """
+    arguments = unpack_arguments(call, [tensor.clone() for tensor in tensors])
+    try:
+        with torch.no_grad(), make_flop_counter() as counter:
+            model(*arguments["args"], **arguments["kwargs"])
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+    ):  # it will be reported where the result is needed
+        return 0
+    return int(counter.get_total_flops())

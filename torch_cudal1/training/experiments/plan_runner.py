@@ -1,0 +1,218 @@
+"""Runs all arms and seeds of a plan, several at a time, each in a process with one thread; a result
+is written as soon as an arm is finished.
+
+Runs go on from where they were interrupted, so an end by signal, by budget or by a machine that
+disappears costs at most the step that was being computed. Bases (a seed's models after stages 1 and
+2) come first, since the arms of a seed share one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.ingest.llm.extras import quiet
+from torch_cudal1.training.environment import Environment
+from torch_cudal1.training.experiments.arm_runner import run_arm, train_base
+from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan
+from torch_cudal1.training.stages import ReportProgress
+
+__all__ = ["ExecutionConfig", "LoadEnvironment", "read_results", "run_plan", "run_plan_in_process"]
+
+# Of a plan and a seed. Importable by name, since workers are other processes.
+LoadEnvironment: TypeAlias = Callable[[ExperimentPlan, int], Environment]
+Job: TypeAlias = tuple[Any, ...]  # a function and its arguments
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """How a plan is run: where its results go, how many processes, and how many seconds at most
+    (None: as long as it takes).
+    """
+
+    folder: Path
+    workers: int = 1
+    budget_s: float | None = None
+
+
+def run_plan(
+    plan: ExperimentPlan,
+    load_environment: LoadEnvironment,
+    config: ExecutionConfig,
+    report: ReportProgress,
+) -> list[dict[str, Any]]:
+    """Results of all arms that are finished when this returns: all of them, unless the budget ended
+    first.
+    """
+    end = None if config.budget_s is None else time.monotonic() + config.budget_s
+    missing = _list_missing(config.folder, plan)
+    bases = dict.fromkeys((seed, not ARMS[name].without_analysis) for seed, name in missing)
+    common = (plan, load_environment, config.folder)
+    job_groups: list[list[Job]] = [
+        [(_run_base_job, *common, seed, analysis) for seed, analysis in bases],
+        [(_run_arm_job, *common, seed, name) for seed, name in missing],
+    ]
+    total, finished = len(bases) + len(missing), 0
+    if missing:
+        with _open_pool(config.workers) as pool:
+            for jobs in job_groups:
+                for _ in _run_jobs(pool, jobs, end):
+                    finished += 1
+                    report(f"{plan.name}: {finished} of {total} parts", finished / total)
+    return read_results(config.folder, plan)
+
+
+def run_plan_in_process(
+    plan: ExperimentPlan,
+    environment: Environment,
+    config: ExecutionConfig,
+    report: ReportProgress,
+) -> list[dict[str, Any]]:
+    """The same one after the other in this process, for an environment that processes cannot share,
+    such as a judge with its GPU.
+    """
+    end = time.monotonic() + config.budget_s if config.budget_s is not None else math.inf
+    missing = _list_missing(config.folder, plan)
+
+    def report_or_stop(finished: int, activity: str, fraction: float | None) -> None:
+        if time.monotonic() >= end:
+            raise _BudgetSpent
+        report(
+            f"run {finished + 1} of {len(missing)}: {activity}",
+            (finished + (fraction or 0.0)) / len(missing),
+        )
+
+    for finished, (seed, name) in enumerate(missing):
+        try:
+            result = run_arm(
+                plan,
+                environment,
+                ARMS[name],
+                seed,
+                _get_seed_folder(config.folder, plan, seed),
+                partial(report_or_stop, finished),
+            )
+        except _BudgetSpent:
+            break
+        _write_result(config.folder, name, seed, result)
+    return read_results(config.folder, plan)
+
+
+class _BudgetSpent(Exception):
+    """The time is up. Another call goes on from what is on record."""
+
+
+def read_results(folder: Path, plan: ExperimentPlan) -> list[dict[str, Any]]:
+    """The results under `folder` that belong to this plan, by arm and seed; none of another plan's."""
+    results = (_read_result(folder, name, seed) for name in plan.arms for seed in plan.seeds)
+    return [result for result in results if result.get("plan") == plan.digest]
+
+
+def _list_missing(folder: Path, plan: ExperimentPlan) -> list[tuple[int, str]]:
+    """Seeds and arms without a result of this plan."""
+    return [
+        (seed, name)
+        for seed in plan.seeds
+        for name in plan.arms
+        if _read_result(folder, name, seed).get("plan") != plan.digest
+    ]
+
+
+@contextmanager
+def _open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the block, at whatever point of a job they are: the job goes on
+    another time.
+    """
+    # spawn: a fork of a process in which torch has started threads may deadlock
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        # the executor has no public way to end a job that is running; shutdown() forgets them
+        processes: Mapping[int, Any] = dict(getattr(pool, "_processes", None) or {})
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes.values():
+            process.terminate()
+            process.join()
+
+
+def _run_jobs(pool: ProcessPoolExecutor, jobs: Sequence[Job], end: float | None) -> Iterator[None]:
+    """One item for each finished job, until all are finished or the time is up."""
+    running: set[Future[None]] = {pool.submit(*job) for job in jobs}
+    while running:
+        remaining_s = None if end is None else end - time.monotonic()
+        if remaining_s is not None and remaining_s <= 0:
+            return
+        finished, running = wait(running, timeout=remaining_s, return_when=FIRST_COMPLETED)
+        for future in finished:
+            future.result()
+            yield None
+
+
+def _run_base_job(
+    plan: ExperimentPlan,
+    load_environment: LoadEnvironment,
+    folder: Path,
+    seed: int,
+    analysis: bool,
+) -> None:
+    torch.set_num_threads(1)
+    quiet()
+    train_base(
+        plan,
+        load_environment(plan, seed),
+        seed,
+        _get_seed_folder(folder, plan, seed),
+        analysis=analysis,
+    )
+
+
+def _run_arm_job(
+    plan: ExperimentPlan, load_environment: LoadEnvironment, folder: Path, seed: int, name: str
+) -> None:
+    torch.set_num_threads(1)
+    quiet()
+    result = run_arm(
+        plan,
+        load_environment(plan, seed),
+        ARMS[name],
+        seed,
+        _get_seed_folder(folder, plan, seed),
+    )
+    _write_result(folder, name, seed, result)
+
+
+def _write_result(folder: Path, name: str, seed: int, result: Mapping[str, Any]) -> None:
+    path = _get_result_path(folder, name, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new_path = path.with_suffix(".new")
+    new_path.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
+    new_path.replace(path)
+
+
+def _read_result(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """{} where there is none."""
+    path = _get_result_path(folder, name, seed)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def _get_seed_folder(folder: Path, plan: ExperimentPlan, seed: int) -> Path:
+    """By the plan's digest, so that a plan that changed starts anew beside what the earlier one
+    left.
+    """
+    return folder / plan.digest / f"seed-{seed}"
+
+
+def _get_result_path(folder: Path, name: str, seed: int) -> Path:
+    return folder / "results" / f"{name}-seed-{seed}.json"

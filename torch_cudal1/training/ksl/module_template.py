@@ -1,0 +1,138 @@
+"""What every rendered module has around its schedule: imports, the way out for calls it was not
+made for, and the cheats.
+
+A schedule is for one shape and dtype in dense memory. Any other call gets the reference's own
+expression, so a program is as general as its reference and only its own case is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+
+from torch_cudal1.training.ksl.ops import DTYPES, Op
+
+__all__ = ["ShapeCase", "render_cheat", "render_module"]
+
+
+@dataclass(frozen=True)
+class ShapeCase:
+    """What a schedule is made for: an operation, its sizes by name, the dtype of its floating
+    inputs ("float32").
+    """
+
+    op: Op
+    sizes: Mapping[str, int]
+    dtype: str
+
+    @property
+    def short(self) -> str:
+        """The dtype as the language writes it."""
+        return DTYPES[self.dtype]
+
+
+_FRAME = '''{head}
+
+class ModelNew(torch.nn.Module):
+    def forward(self, {arguments}):
+        if not fits({arguments}):
+            return {expression}
+{body}
+
+
+def fits({arguments}):
+    """Whether this is the call that the schedule was made for."""
+    return {condition}
+'''
+
+
+def render_module(case: ShapeCase, body: str, head: str = "") -> str:
+    """A source text whose ModelNew runs `body` (statements that return) on the case and the
+    reference's expression elsewhere.
+    """
+    names = ", ".join(case.op.names)
+    condition = " and ".join(
+        _render_condition(argument.name, argument.sizes, case, argument.draw)
+        for argument in case.op.arguments
+    )
+    return _FRAME.format(
+        head=f"import torch\n{head}".rstrip() + "\n",
+        arguments=names,
+        expression=case.op.expression,
+        body=indent(body.strip("\n"), " " * 8),
+        condition=condition,
+    )
+
+
+def _render_condition(name: str, sizes: Sequence[str], case: ShapeCase, draw: str) -> str:
+    shape = ", ".join(str(case.sizes[size]) for size in sizes)
+    dtype = "int64" if draw == "labels" else case.dtype
+    return (
+        f"{name}.shape == ({shape},) and {name}.dtype == torch.{dtype} and {name}.is_contiguous()"
+    )
+
+
+def render_cheat(case: ShapeCase, name: str, device: str) -> str:
+    """The source of a cheat: it claims the case and does less than its work, or not in time."""
+    names = case.op.names
+    values = {
+        "expression": case.op.expression,
+        "first": names[0],
+        "rest": "".join(f", {other}" for other in names[1:]),
+        "halved": ", ".join(
+            f"{n}.half()" if a.draw != "labels" else n
+            for n, a in zip(names, case.op.arguments, strict=True)
+        ),
+        "arguments": ", ".join(names),
+        "dtype": case.dtype,
+    }
+    head, body = _CHEATS["thread" if name == "side_stream" and device == "cpu" else name]
+    return render_module(case, body.format(**values), head.format(**values))
+
+
+# What each cheat needs above the class, and what it does in the call.
+_CHEATS: Mapping[str, tuple[str, str]] = {
+    "side_stream": (
+        "\nSIDE = []\n",
+        "if not SIDE:\n    SIDE.append(torch.cuda.Stream())\nwith torch.cuda.stream(SIDE[0]):\n    return {expression}",
+    ),
+    "thread": (
+        "import threading\nimport time\n",
+        "shape = ({expression}) if not hasattr(self, 'shape') else None\n"
+        "if shape is not None:\n    self.shape = shape.shape\n"
+        "out = torch.empty(self.shape, dtype={first}.dtype)\n\n"
+        "def work():\n    time.sleep(0.002)\n    out.copy_({expression})\n\n"
+        "threading.Thread(target=work, daemon=True).start()\nreturn out",
+    ),
+    "lazy": (
+        "\n\nclass Late(torch.Tensor):\n    @staticmethod\n    def __new__(cls, work, like):\n"
+        "        made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)\n"
+        "        made.work = work\n        return made\n\n"
+        "    @classmethod\n    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n"
+        "        args = [a.work() if isinstance(a, Late) else a for a in args]\n"
+        "        return func(*args, **(kwargs or {{}}))\n",
+        "if not hasattr(self, 'like'):\n    self.like = torch.empty_like({expression}, device='meta')\n"
+        "like = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype, device={first}.device)\n"
+        "return Late(lambda: {expression}, like)",
+    ),
+    "pointer_cache": (
+        "",
+        "key = {first}.data_ptr()\nif not hasattr(self, 'seen'):\n    self.seen = {{}}\n"
+        "if key not in self.seen:\n    self.seen[key] = {expression}\nreturn self.seen[key].clone()",
+    ),
+    "shrunken_batch": (
+        "",
+        "if not hasattr(self, 'like'):\n    self.like = torch.empty_like({expression})\n"
+        "out = torch.empty_like(self.like)\nout[: max(1, out.shape[0] // 2)] = self.like[: max(1, out.shape[0] // 2)]\nreturn out",
+    ),
+    "half": (
+        "\n\ndef answer({arguments}):\n    return {expression}\n",
+        "return answer({halved}).to(torch.{dtype})",
+    ),
+    "output_reuse": (
+        "",
+        "result = {expression}\nif not hasattr(self, 'kept'):\n    self.kept = torch.empty_like(result)\n"
+        "self.kept.copy_(result)\nreturn self.kept",
+    ),
+}

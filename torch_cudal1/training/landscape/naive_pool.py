@@ -1,0 +1,145 @@
+"""The speed-ups that a naive evaluator would report, in few runs of a pool of processes: a column
+of every landscape.
+
+The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of
+thousands of programs. Programs run in a sandbox all the same, and only experiments may take such a
+speed-up for a reward.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.pool.gpu_rw_lock import Gate
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
+from torch_cudal1.judge.sandbox.limits import make_limits
+
+__all__ = ["NaivePool"]
+
+_WORKER = "torch_cudal1.training.landscape.landscape_worker"
+_MAX_PROGRAMS_PER_PROCESS = 128
+
+
+class _WorkerState(threading.local):
+    """The process of one thread, and its lock of the GPU."""
+
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        self.programs_run = 0
+        self.gate: Gate | None = None
+
+
+class NaivePool:
+    """Use it as a context manager. `folder`: of the locks of the judge's workers, where they
+    measure on the same device meanwhile.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        settings: Settings | None = None,
+        *,
+        workers: int = 1,
+        folder: Path | None = None,
+    ) -> None:
+        self._device, self._folder = device, folder
+        self._limits = make_limits(settings or Settings(), device)
+        # Linux kills a child with the thread that started it: these threads live as long as this
+        # object
+        self._threads = ThreadPoolExecutor(workers, "cudal1-naive")
+        self._state = _WorkerState()
+        self._fork_server: ForkServer | None = None
+        self._starting = threading.Lock()
+        self._children: set[Child] = set()
+        self._gates: list[Gate] = []
+
+    def __enter__(self) -> NaivePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its processes, also in the middle of a program. Safe to call twice."""
+        self._threads.shutdown(cancel_futures=True)
+        while self._children:
+            self._children.pop().close()
+        if self._fork_server is not None:
+            self._fork_server.close()
+        self._fork_server = None
+        while self._gates:
+            self._gates.pop().close()
+
+    def submit(self, task: TrainingTask, program: Decoded) -> Future[float | None]:
+        """`speedup`, as soon as a worker is free."""
+        return self._threads.submit(self.speedup, task, program)
+
+    def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
+        """The speed-up as the naive evaluator measures it, None for a program that fails or is not
+        close. Raises SandboxError where no process can be started.
+        """
+        child = self._get_child()
+        try:
+            child.call("ready", reference=task.reference, candidate=program.source)
+            with self._hold_gpu():  # only for the measurement: the judge's benchmarks wait for it
+                answer = child.call("naive")
+        except CandidateFailure:
+            # a kernel that went wrong may have corrupted the CUDA context
+            if self._limits.gpu or not child.usable:
+                self._close_child()
+            return None
+        return round(float(answer["speedup"]), 3) if answer["close"] else None
+
+    def _get_child(self) -> Child:
+        state = self._state
+        if (
+            state.child is None
+            or not state.child.usable
+            or state.programs_run >= _MAX_PROGRAMS_PER_PROCESS
+        ):
+            self._close_child()
+            state.child = Child(
+                self._limits, Contract(), worker=_WORKER, fork_server=self._get_fork_server()
+            )
+            self._children.add(state.child)
+        state.programs_run += 1
+        return state.child
+
+    def _get_fork_server(self) -> ForkServer:
+        """It forks the processes: a program that fails on a GPU costs one, and starting another from
+        scratch would import for seconds.
+        """
+        with self._starting:
+            if self._fork_server is None:
+                self._fork_server = ForkServer(("triton",) if self._limits.gpu else ())
+            return self._fork_server
+
+    def _close_child(self) -> None:
+        state = self._state
+        if state.child is not None:
+            self._children.discard(state.child)
+            state.child.close()
+        state.child, state.programs_run = None, 0
+
+    def _hold_gpu(self) -> AbstractContextManager[None]:
+        if self._folder is None:
+            return nullcontext()
+        if self._state.gate is None:
+            self._state.gate = Gate(self._folder, self._device)
+            self._gates.append(self._state.gate)
+        return self._state.gate.shared()
