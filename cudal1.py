@@ -11,6 +11,8 @@ import torch_cudal1
 
 if TYPE_CHECKING:
     from torch_cudal1 import *  # noqa: F403
+    from torch_cudal1 import log_bessel_i as log_bessel_i
+    from torch_cudal1 import log_bessel_k as log_bessel_k
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,9 @@ from benchmarks import report
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
+from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 
 __all__ = ["Row", "main"]

@@ -27,8 +27,9 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate
+from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.context import make_context
 
 pytestmark = pytest.mark.usefixtures("inference")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch_cudal1.api.accelerate import accelerate, disabled, explain, restore
     from torch_cudal1.api.plan import plan
     from torch_cudal1.api.recording.recorder import record
-    from torch_cudal1.api.special import log_bessel_i, log_bessel_k
+    from torch_cudal1.api.special import log_bessel_i as log_bessel_i
+    from torch_cudal1.api.special import log_bessel_k as log_bessel_k
     from torch_cudal1.api.warmup import warmup
     from torch_cudal1.core.report import Explanation
     from torch_cudal1.core.settings import Settings
@@ -29,8 +30,6 @@ __all__ = [
     "accelerate",
     "disabled",
     "explain",
-    "log_bessel_i",
-    "log_bessel_k",
     "plan",
     "record",
     "report",
@@ -38,6 +37,8 @@ __all__ = [
     "warmup",
 ]
 
+# Every public name and where it is defined. The logarithms of Bessel functions are offered too, but
+# are no part of what accelerates a model, so a star import leaves them out.
 _HOME = {
     "Explanation": "core.report",
     "Settings": "core.settings",

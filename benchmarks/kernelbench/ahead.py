@@ -31,7 +31,7 @@ from torch_cudal1.ir.records import Candidate, Rejected
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search import build_cache
 from torch_cudal1.search.group_kernels import list_proposals
-from torch_cudal1.search.strategy import list_fusion_groups
+from torch_cudal1.search.space import list_fusion_groups
 
 __all__ = ["Compiled", "compile_ahead"]
 

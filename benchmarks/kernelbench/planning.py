@@ -35,7 +35,7 @@ from torch_cudal1.kernels.registry import trace as expressions
 from torch_cudal1.kernels.templates.gemm_tiled import read_parts
 from torch_cudal1.kernels.templates.gemm_tiles import estimate_s, read_schedule
 from torch_cudal1.search.group_kernels import list_proposals
-from torch_cudal1.search.strategy import list_fusion_groups
+from torch_cudal1.search.space import list_fusion_groups
 
 __all__ = ["Covered", "Planned", "captured", "coverage_table", "covered", "plan", "table"]
 

@@ -23,7 +23,7 @@ from torch_cudal1.judge.benchmark.source_timing import time_source
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 from torch_cudal1.judge.checks.registry import select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.checks.static.contract import contract, source_contract
+from torch_cudal1.judge.checks.static.contract import check_source_contract, contract
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.source_baselines import name_slot, rank_source_baselines
@@ -98,7 +98,7 @@ class Bench:
     ) -> list[CheckResult]:
         """The checks of a source candidate."""
         candidate = SourceCandidate(text)
-        checks = source_contract(candidate)
+        checks = check_source_contract(candidate)
         if failures(checks):
             return checks
         subject, examples = self._subject(reference)

@@ -23,8 +23,9 @@ from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
+from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path, record_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 
 KEY = make_entry().region_key

@@ -24,7 +24,8 @@ from torch_cudal1.api.fleet.task import WarmupOrder, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.cache_paths import entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 
 FORK = multiprocessing.get_context("fork")
 HANGS_S = 900  # on no machine, however busy, does a process take as long that has not stopped

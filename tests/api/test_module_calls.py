@@ -239,7 +239,7 @@ def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted
     monkeypatch, tmp_path
 ):
     looked: list[int] = []
-    original = torch_cudal1.api.accelerate.bind
+    original = torch_cudal1.api.dispatcher.bind
     monkeypatch.setattr(
         "torch_cudal1.api.dispatcher.bind", lambda *args: looked.append(1) or original(*args)
     )

@@ -297,7 +297,7 @@ def test_the_file_stays_below_its_limit_and_the_report_says_so(tmp_path, file, m
 
 
 def test_memory_is_bounded(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(recorder, "_MAX_FORMS", 3)
+    monkeypatch.setattr(recorder, "MAX_FORMS", 3)
     module = accelerated(nn.Linear(4, 4), tmp_path)
     with torch_cudal1.record(file):
         for size in range(1, 6):
@@ -310,7 +310,7 @@ def test_memory_is_bounded(tmp_path, file, monkeypatch):
 def test_counts_are_written_while_a_process_runs_and_again_only_when_they_doubled(
     tmp_path, file, monkeypatch
 ):
-    monkeypatch.setattr(recorder, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(recorder, "WRITE_INTERVAL_S", 0.01)
     module, x = accelerated(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
     with torch_cudal1.record(file):
         for _ in range(8):

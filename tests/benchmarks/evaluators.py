@@ -20,7 +20,7 @@ def seated(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> list[Any]:
             return self
 
         def __exit__(self, *error: Any) -> None: ...
-        def judge(self, reference: str, candidate: str) -> Any:
+        def evaluate(self, reference: str, candidate: str) -> Any:
             assert ("class Model(" in reference, "class ModelNew(" in candidate) == (True, True)
             return answers.pop(0)
 

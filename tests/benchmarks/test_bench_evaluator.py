@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from benchmarks import bench_evaluator
 from benchmarks.bench_evaluator import Run, main, programs
-from torch_cudal1.judge.checks.static.contract import source_contract
+from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 
@@ -31,7 +31,7 @@ def test_programs_are_different_and_every_fourth_is_another_computation(
     assert len({one.source for one in found}) == len({one.program for one in found}) == 80
     for one in found:
         ast.parse(one.source)
-        assert all(check.passed for check in source_contract(SourceCandidate(one.source)))
+        assert all(check.passed for check in check_source_contract(SourceCandidate(one.source)))
     wrong = [one.source.split("  # ")[0] for one in found[3::4]]
     right = [one.source.split("  # ")[0] for index, one in enumerate(found) if index % 4 != 3]
     assert not set(wrong) & set(right)

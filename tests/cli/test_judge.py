@@ -88,7 +88,7 @@ class StandIn:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def judge(self, reference: str, candidate: str) -> SourceEvaluation:
+    def evaluate(self, reference: str, candidate: str) -> SourceEvaluation:
         StandIn.asked.append(candidate)
         if reference == "broken":
             raise ReferenceFailure("reading the reference", "it defines no Model")
@@ -114,7 +114,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         judge,
         "judge_pair",
-        lambda reference, candidate, job, progress: StandIn(job).judge(reference, candidate),
+        lambda reference, candidate, job, progress: StandIn(job).evaluate(reference, candidate),
     )
     monkeypatch.setenv("COLUMNS", "200")
 

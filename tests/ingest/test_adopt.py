@@ -69,7 +69,7 @@ class Believer:
     def __init__(self, job: SourceEvaluationConfig, progress: Any = None) -> None:
         self.judged = 0
 
-    def judge(self, reference: str, candidate: str, *, timed: bool) -> SourceEvaluation:
+    def evaluate(self, reference: str, candidate: str, *, timed: bool) -> SourceEvaluation:
         assert not timed
         self.judged += 1
         verdict = Verdict((CheckResult("contract", True),))

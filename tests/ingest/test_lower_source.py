@@ -29,7 +29,7 @@ from torch_cudal1.ingest.published.lower_source import (
 from torch_cudal1.ir.aten import is_functional
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.static.contract import is_allowed
+from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.runtime.executor import prepare

@@ -104,7 +104,7 @@ def test_half_types_are_never_split_and_fp32_is_never_rounded_to_them() -> None:
 @pytest.mark.parametrize(
     ("function", "inputs", "word"),
     [
-        (lambda a, b: (a + 1) @ b, (A, B), "computed in the island"),
+        (lambda a, b: (a + 1) @ b, (A, B), "computed in the fusion group"),
         (lambda a, b: (a @ b).softmax(-1), (A, B), "whole rows"),
         (lambda a, b: (a @ b) + (a @ b.abs()), (A, B), "2 matrix products"),
         (lambda a, b: (a @ b).t() + (a @ b).t().clone(), (A, B), "2 matrix products"),

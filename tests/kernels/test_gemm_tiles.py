@@ -20,6 +20,8 @@ from torch_cudal1.kernels.ops.matmul import Product, find_product
 from torch_cudal1.kernels.registry import trace
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, choose_schedules, estimate_s
 
+A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
+
 
 def product_program(function: Callable[..., Any] = torch.mm, *inputs: Tensor) -> Program:
     return island(function, inputs or (A, B))

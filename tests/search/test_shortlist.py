@@ -96,7 +96,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
     monkeypatch.setattr(group_kernels, "PROPOSALS", len(PROPOSED))
     monkeypatch.setattr(judge, "build_candidates", built)
     monkeypatch.setattr(judge, "prestart_worker", lambda region, job: None)
-    monkeypatch.setattr(shortlist, "heat", raced)
+    monkeypatch.setattr(shortlist, "prescreen", raced)
     monkeypatch.setattr(judge, "validate_candidate", checked)
     here = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
@@ -319,7 +319,9 @@ def test_what_follows_the_products_depends_on_whether_they_won(
         ),
     )
     monkeypatch.setattr(
-        shortlist, "heat", lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {})
+        shortlist,
+        "prescreen",
+        lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {}),
     )
     there = replace(place, device=torch.device("cuda"))
     space = build_search_space(
@@ -364,7 +366,9 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
         ),
     )
     monkeypatch.setattr(
-        shortlist, "heat", lambda region, candidates, job: PrescreenResult(100.0, {0: takes_us}, {})
+        shortlist,
+        "prescreen",
+        lambda region, candidates, job: PrescreenResult(100.0, {0: takes_us}, {}),
     )
     there = replace(place, device=torch.device("cuda"))
     space = build_search_space(
@@ -514,7 +518,7 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = PrescreenResult(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
-    monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
     best, *_ = select_fastest_correct(
         whole, answers, place, job_at(place), deadline=float("inf"), check=False
@@ -527,7 +531,7 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
     place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = PrescreenResult(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
-    monkeypatch.setattr(shortlist, "heat", lambda region, candidates, job: found)
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: found)
     best, reasons, _ = select_fastest_correct(
         whole,
         built(whole, PROPOSED[:2]),
@@ -580,7 +584,7 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     )
     monkeypatch.setattr("torch_cudal1.search.build_cache.store_build", lambda *given: None)
     monkeypatch.setattr(judge, "in_background", lambda threads, build, *given: _done(build(*given)))
-    monkeypatch.setattr(shortlist, "heat", heat)
+    monkeypatch.setattr(shortlist, "prescreen", heat)
     held_out, *others = (
         Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1])
     )

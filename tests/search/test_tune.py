@@ -31,7 +31,7 @@ from torch_cudal1.ir.records import (
 )
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.search import lower_bound
+from torch_cudal1.search import baselines, lower_bound
 from torch_cudal1.search import tune as tune_module
 from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
 from torch_cudal1.search.group_kernels import GroupKernels
@@ -284,8 +284,8 @@ def test_graphs_are_raced_only_where_launching_can_matter(
 
     monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
     monkeypatch.setattr(
-        tune_module,
-        "_schedules",
+        baselines,
+        "list_baseline_schedules",
         lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"],
     )
     ranking = rank_schedules(

@@ -12,10 +12,11 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.ir.records import Target
 from torch_cudal1.store.bundle.bundle_file import FORMAT, METADATA_KEY, write_bundle
+from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.decision_record import encode_record
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path, record_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.trust.signatures import load_signer, new_key
 from torch_cudal1.store.trust.trust_policy import Rules
 

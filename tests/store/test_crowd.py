@@ -22,9 +22,10 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search import tune
+from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import files_under, write_file
-from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, entry_path, record_path
+from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.context import make_context
 

@@ -20,6 +20,7 @@ import pytest
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.cache import files
+from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import (
     Stored,
@@ -28,7 +29,7 @@ from torch_cudal1.store.cache.files import (
     remove_leftovers,
     write_file,
 )
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 
 OLD, NEW = encode_entry(make_entry(package="old")), encode_entry(make_entry(package="new"))

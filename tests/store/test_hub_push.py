@@ -42,8 +42,9 @@ from torch_cudal1.device.target import target_for
 from torch_cudal1.ir.records import Entry
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache import quarantine
+from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.context import make_context
 from torch_cudal1.store.hub import hub_layout, hub_push
 from torch_cudal1.store.hub.hub_client import HubFailure

@@ -22,17 +22,11 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Region, Target
 from torch_cudal1.store.cache import files
+from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import Stored, read_file, write_file
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import (
-    BrokenFile,
-    EntryFile,
-    LocalCache,
-    entry_path,
-    record_path,
-    stale_reason,
-)
+from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, LocalCache, stale_reason
 from torch_cudal1.store.cache.resolve import Hit, resolve
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.trust_policy import SHIPPED

@@ -22,7 +22,8 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.bundle.imported import import_bundle, list_imported_roots
-from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.cache.cache_paths import entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.trust.trust_policy import Rules
 
 Told = tuple[str, Path]  # the message, and the file that it must name

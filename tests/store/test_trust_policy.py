@@ -21,8 +21,9 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
+from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry, open_entry, sign_entry
-from torch_cudal1.store.cache.local_cache import EntryFile, LocalCache, entry_path, record_path
+from torch_cudal1.store.cache.local_cache import EntryFile, LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.trust import lists
 from torch_cudal1.store.trust.signatures import Signer, load_signer, new_key, signatures_from

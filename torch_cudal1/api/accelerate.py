@@ -55,7 +55,7 @@ def accelerate(
     restore(module)
     if not chosen.enabled:
         return module
-    recorder.keep(chosen.record)
+    recorder.keep_recording(chosen.record)
     dispatcher = Dispatcher(module, chosen)
     if (
         example_inputs is not None

@@ -57,7 +57,7 @@ def cudal1(
     if not settings.enabled:
         telemetry.record("capture", "switched_off")
         return _compile(gm, example_inputs, inductor_options)
-    recorder.keep(settings.record)
+    recorder.keep_recording(settings.record)
     call = _find_best(gm, example_inputs, settings, inductor_options)
     return recorder.count_graph(call, gm, example_inputs) if recorder.is_on() else call
 

@@ -18,8 +18,8 @@ from torch_cudal1.api.contenders import (
     ServedCall,
     build_contenders,
     fill_graphs,
+    find_written_placeholders,
     make_direct_call,
-    written_placeholders,
 )
 from torch_cudal1.api.end_to_end import (
     TORCH_COMPILE,
@@ -227,7 +227,7 @@ class _CapturedCall:
     ) -> tuple[Bound | Unbound, EndToEndDecision]:
         """Build what `decision` says (None: what the cache remembers, else what is measured now)."""
         captured, traced, context = self.captured, self.traced, self.context
-        written = written_placeholders(traced)
+        written = find_written_placeholders(traced)
 
         def fill() -> tuple[Callable[..., Any], DirectCall | None]:
             swapped = fill_graphs(traced, self.graphs, choices, context)

@@ -38,7 +38,7 @@ __all__ = [
     "build_contenders",
     "fill_graphs",
     "make_direct_call",
-    "written_placeholders",
+    "find_written_placeholders",
 ]
 
 
@@ -177,7 +177,7 @@ def make_direct_call(
     return DirectCall(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
 
 
-def written_placeholders(traced: TracedModule) -> frozenset[int]:
+def find_written_placeholders(traced: TracedModule) -> frozenset[int]:
     """The placeholders of Dynamo's graph that a call writes to."""
     return frozenset(
         origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int)

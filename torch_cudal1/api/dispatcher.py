@@ -93,7 +93,7 @@ class Dispatcher:
         self._table, self._miss = dispatch.make_dispatch_table(cuda=False), dispatch.miss_sentinel()
         self._tally = recorder.Tally(module)
         on_withdrawal(self.withdraw)
-        recorder.watch(self)
+        recorder.watch_counts(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a

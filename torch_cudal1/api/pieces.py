@@ -1,14 +1,14 @@
 """A forward that is several graphs with the user's Python between: Dynamo runs it, and each graph
 gets this package's decision.
 
-Nobody but the user may run such a forward: what lies between the graphs may print, count or write a
-file. So nothing is tried before the first call. It is compiled at that call, tuned there where that
-was asked for, and the calls that follow are the trial: in turn they run the module's own forward
-and the graphs, each on the clock, until the medians say which stays.
+Only the user may run such a forward: what lies between the graphs may print, count or write a file.
+So nothing is tried before the first call. The forward is compiled at that call and tuned there where
+the settings say so, and the calls that follow are the trial: in turn they run the module's own
+forward and the graphs, each on the clock, until the medians say which stays.
 
 Without gradients a call is measured. With gradients a step is, from its first call to the next
-step's: what a way of running saves forward it may lose backward. A step is over when a backward has
-reached a result of it.
+step's: a way of running may save time forward and lose it backward. A step is over when a backward
+has reached a result of it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
 
-_PAIRS = 8  # of calls before a decision; as many again while it is not plain
-_MOST_PAIRS = 32
-_MOST_STEPS = 4 * _MOST_PAIRS  # where one after the other compiles something
-_MOST_CALLS_A_STEP = (
-    4  # where no backward comes: several losses share one, or somebody forgot `torch.no_grad()`
-)
-_OFTEN = 0.75  # of the pairs: calls of a real program differ, and so do their times
-_COMPILING = 2  # steps, before any is measured
+MIN_PAIRS = 8  # of calls before a decision; as many again while it is not plain
+MAX_PAIRS = 32
+MAX_TRIAL_STEPS = 4 * MAX_PAIRS  # where step after step compiles something
+# Where no backward comes: several losses share one, or the caller forgot `torch.no_grad()`.
+MAX_CALLS_PER_STEP = 4
+MIN_WON_FRACTION = 0.75  # of the pairs: calls of a real program differ, and so do their times
+COMPILE_STEPS = 2  # before any is measured
 _ORDER = ("own", "graphs", "graphs", "own")
 OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
 
 
-class _Step:
+class _TrialStep:
     """What is measured: one call, or all calls up to a backward and whatever follows before the
     next call.
     """
@@ -65,7 +64,7 @@ class _Step:
     @property
     def is_over(self) -> bool:
         """Whether a call that comes now belongs to another step."""
-        return self.had_backward or self.calls >= _MOST_CALLS_A_STEP
+        return self.had_backward or self.calls >= MAX_CALLS_PER_STEP
 
     def watch(self, result: Any) -> None:
         """Notice a backward that reaches `result`."""
@@ -93,30 +92,29 @@ class Pieces:
         self._module, self._settings, self._device, self._trains = module, settings, device, trains
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
         self._turn = threading.Lock()
-        self._step = _Step()
+        self._step = _TrialStep()
         self._steps = 0  # that are over
         self._classes: dict[type, ModuleGuard] = {}
         self.graphs = 0
         self.choices: list[Choice] = []
-        self.on_settled: OnSettled = lambda *told: None
+        self.on_settled: OnSettled = lambda *args: None
         self.settled: bool | None = None  # whether the graphs stay
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the user's calls. Raises what the module's own forward raises."""
-        if (
-            self._trains and has_saved_tensor_hooks()
-        ):  # a forward that runs again must save the same, whatever the trial says meanwhile
+        if self._trains and has_saved_tensor_hooks():
+            # a forward that runs again must save the same, whatever the trial decides meanwhile
             return self._module._call_impl(*args, **kwargs)
         if self.settled:
-            return self._compiled(*args, **kwargs)
+            return self._torch_compiled(*args, **kwargs)
         if self.settled is False or self._capturing() or not self._turn.acquire(blocking=False):
             return self._module._call_impl(*args, **kwargs)
         try:
-            return self._tried(args, kwargs)
+            return self._run_on_trial(args, kwargs)
         finally:
             self._turn.release()
 
-    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_on_trial(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the trial. The first step compiles; the next one of the graphs may compile what
         another branch needs, off the clock.
         """
@@ -127,11 +125,11 @@ class Pieces:
             self._step.graphs, self._step.begin = self.graphs, self._now()
         self._step.calls += 1
         try:
-            result = (self._compiled if side == "graphs" else self._module._call_impl)(
+            result = (self._torch_compiled if side == "graphs" else self._module._call_impl)(
                 *args, **kwargs
             )
         except BaseException:
-            self._step = _Step()
+            self._step = _TrialStep()
             self._steps += 1
             raise
         if self._trains:
@@ -144,35 +142,37 @@ class Pieces:
         """What runs in the present step."""
         if self.settled is not None:
             return "graphs" if self.settled else "own"
-        return "graphs" if self._steps < _COMPILING else _ORDER[self._steps % len(_ORDER)]
+        return "graphs" if self._steps < COMPILE_STEPS else _ORDER[self._steps % len(_ORDER)]
 
     def _end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the step took, unless something was compiled in it, and decide if that is
         enough.
         """
-        step, self._step = self._step, _Step()
-        if self._steps >= _COMPILING and self.graphs == step.graphs:
+        step, self._step = self._step, _TrialStep()
+        if self._steps >= COMPILE_STEPS and self.graphs == step.graphs:
             self._seconds[self._side()].append(self._now() - step.begin)
         self._steps += 1
-        if self._steps > _COMPILING:
+        if self._steps > COMPILE_STEPS:
             self._settle(args, kwargs)
 
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pairs = list(zip(self._seconds["own"], self._seconds["graphs"], strict=False))
-        more = len(pairs) < _MOST_PAIRS and self._steps < _MOST_STEPS
-        if len(pairs) < _PAIRS and more:
+        more = len(pairs) < MAX_PAIRS and self._steps < MAX_TRIAL_STEPS
+        if len(pairs) < MIN_PAIRS and more:
             return
         speedup = (
-            median(own for own, _ in pairs) / median(graphs for _, graphs in pairs)
+            median(own_s for own_s, _ in pairs) / median(graphs for _, graphs in pairs)
             if pairs
             else 0.0
         )
-        won = sum(own >= graphs * MIN_SPEEDUP_BEYOND_NOISE for own, graphs in pairs)
-        if more and 0.25 < won / len(pairs) < _OFTEN:
+        won = sum(own_s >= graphs * MIN_SPEEDUP_BEYOND_NOISE for own_s, graphs in pairs)
+        if more and 0.25 < won / len(pairs) < MIN_WON_FRACTION:
             return
-        self.settled = speedup >= MIN_SPEEDUP_BEYOND_NOISE and won >= _OFTEN * len(pairs)
-        how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of {self._measured}"
-        note = f"in {self.graphs} graphs with Python between: {how}"
+        self.settled = speedup >= MIN_SPEEDUP_BEYOND_NOISE and won >= MIN_WON_FRACTION * len(pairs)
+        note = (
+            f"in {self.graphs} graphs with Python between: {speedup:.2f}x of the module's own "
+            f"forward, faster in {won} of {len(pairs)} pairs of {self._unit}"
+        )
         telemetry.record(
             "judge",
             "pieces",
@@ -184,11 +184,11 @@ class Pieces:
         self.on_settled(self, note, args, kwargs)
 
     @property
-    def _measured(self) -> str:
+    def _unit(self) -> str:
         return "training steps" if self._trains else "calls"
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
+    def _torch_compiled(self) -> Callable[..., Any]:
         """`torch.compile` of the module, below the slot in which `accelerate` sits. Where Dynamo
         fails, eager runs and raises.
         """
@@ -226,10 +226,12 @@ class Pieces:
         if leaves_grad_mode(gm):  # then Dynamo lets this part of the forward run in eager
             raise NotLowerableError("a part of its forward leaves the grad mode changed")
         self.graphs += 1
-        ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
+        options = {
+            field.name: getattr(self._settings, field.name) for field in fields(self._settings)
+        }
         with for_accelerate(self.choices.extend):
             call = cudal1(
-                gm, inputs, options={**ours, "fallback_random": True}
+                gm, inputs, options={**options, "fallback_random": True}
             )  # draws from eager's generator, as eager does
         return allow_graph_double_backward(call, partial(run_graph, gm)) if self._trains else call
 

@@ -1,6 +1,8 @@
 """Functions that PyTorch lacks: logarithms of the modified Bessel functions of any order, where
 they themselves overflow.
 
+They are not part of the package's star import: call `torch_cudal1.log_bessel_i` (or `cudal1.`).
+
 They work on every device, under `torch.compile` and with gradients in x; in an accelerated module
 on a GPU they become part of the kernels around them.
 """
@@ -24,23 +26,23 @@ def log_bessel_i(order: Tensor | float, x: Tensor) -> Tensor:
     Computed in float64 and rounded to the type that `order + x` has. `order` takes no gradient:
     NotImplementedError. Raises TypeError where neither is floating-point.
     """
-    return _called("log_bessel_i", order, x)
+    return _call_operator("log_bessel_i", order, x)
 
 
 def log_bessel_k(order: Tensor | float, x: Tensor) -> Tensor:
     """log K_v(x), the modified Bessel function of the second kind, for any real order and x >= 0;
     otherwise as `log_bessel_i`.
     """
-    return _called("log_bessel_k", order, x)
+    return _call_operator("log_bessel_k", order, x)
 
 
-def _called(name: str, order: Tensor | float, x: Tensor) -> Tensor:
+def _call_operator(name: str, order: Tensor | float, x: Tensor) -> Tensor:
     if not isinstance(order, Tensor):
         order = torch.full(
             (), float(order), dtype=x.dtype if x.is_floating_point() else None, device=x.device
         )
-    found: Tensor = getattr(torch.ops.cudal1, name)(order, x)
-    return found
+    result: Tensor = getattr(torch.ops.cudal1, name)(order, x)
+    return result
 
 
 for _target in TARGETS:

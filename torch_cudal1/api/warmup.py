@@ -15,7 +15,12 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.api.accelerate import accelerate, arguments_of, explain, is_on_trial, restore
-from torch_cudal1.api.recording.replay import RecordedCall, in_mode, read_recording, recorded_calls
+from torch_cudal1.api.recording.replay import (
+    RecordedCall,
+    in_mode,
+    list_recorded_calls,
+    read_recording,
+)
 from torch_cudal1.api.targets import Loaded, load, try_call
 from torch_cudal1.api.training_step import compute_gradients
 from torch_cudal1.core import telemetry
@@ -69,7 +74,7 @@ def warmup(
             if read_back is None:
                 results.append(warm(loaded, chosen, progress=progress, training=training))
                 continue
-            for call in recorded_calls(loaded, read_back):
+            for call in list_recorded_calls(loaded, read_back):
                 results.append(_warm_recorded(call, chosen, progress))
     return tuple(results)
 

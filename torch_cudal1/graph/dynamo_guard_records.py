@@ -56,27 +56,29 @@ class RecordCollector:
         self._name_matches: list[NameMatch] = []
         self._function_matches: list[FunctionMatch] = []
         self._closure_matches: list[ClosureMatch] = []
-        self._keys.update(("type", id(record.thing)) for record in walked.kins)
-        self._keys.update(("dict identity", id(record.thing)) for record in walked.homes)
-        self._keys.update(("table", id(record.owner or record.table)) for record in walked.tables)
-        self._keys.update(("table", id(record.hooks)) for record in walked.empties)
-        self._keys.update(("items", id(record.thing)) for record in walked.items)
+        self._keys.update(("type", id(record.target)) for record in walked.type_matches)
+        self._keys.update(("dict identity", id(record.target)) for record in walked.dict_identities)
+        self._keys.update(
+            ("table", id(record.owner or record.table)) for record in walked.dict_contents
+        )
+        self._keys.update(("table", id(record.hooks)) for record in walked.empty_hooks)
+        self._keys.update(("items", id(record.target)) for record in walked.sequences)
         self._keys.update(("tensor", id(record.tensor)) for record in walked.tensors)
-        self._keys.update(("cell", id(record.cell)) for record in walked.cells)
-        self._keys.update(("name", id(record.table), record.key) for record in walked.lookups)
+        self._keys.update(("cell", id(record.cell)) for record in walked.closure_cells)
+        self._keys.update(("name", id(record.table), record.key) for record in walked.names)
 
     def merge(self) -> GuardRecords:
         """The records of the walk and the added ones."""
         walked = self.walked
         return replace(
             walked,
-            kins=(*walked.kins, *self._type_matches),
-            homes=(*walked.homes, *self._dict_identities),
-            tables=(*walked.tables, *self._dict_contents),
-            items=(*walked.items, *self._sequence_contents),
-            lookups=(*walked.lookups, *self._name_matches),
-            codes=(*walked.codes, *self._function_matches),
-            cells=(*walked.cells, *self._closure_matches),
+            type_matches=(*walked.type_matches, *self._type_matches),
+            dict_identities=(*walked.dict_identities, *self._dict_identities),
+            dict_contents=(*walked.dict_contents, *self._dict_contents),
+            sequences=(*walked.sequences, *self._sequence_contents),
+            names=(*walked.names, *self._name_matches),
+            functions=(*walked.functions, *self._function_matches),
+            closure_cells=(*walked.closure_cells, *self._closure_matches),
         )
 
     def has_tensor(self, value: Any) -> bool:
@@ -115,7 +117,7 @@ class RecordCollector:
                 self._dict_contents,
                 ("names", id(value)),
                 lambda: DictContents.of_names(
-                    "the environment", "variable", value, but=_INDUCTOR_PREFIX
+                    "the environment", "variable", value, ignored_prefix=_INDUCTOR_PREFIX
                 ),
             )
         if isinstance(value, dict) and dict.__len__(value) <= _MAX_ITEMS:

@@ -64,7 +64,7 @@ class Profile:
     - repeats: bit-equal runs, in `processes` processes. replays: of a captured CUDA graph.
       reentrant: concurrent calls.
     - gradient_rounds: backward passes. descent: steps of a loss curve.
-    - modes: train, autocast, copies and the like, `compiled`: inside torch.compile too.
+    - compiled: whether `mode` runs the candidate inside torch.compile too.
     - resource_calls, sanitizers: for the detectors of memory and resources.
     - budget_s: where one input set is so slow that the numbers would take longer, fewer are asked;
       each check says how many.
@@ -89,7 +89,6 @@ class Profile:
     processes: int
     gradient_rounds: int
     descent: int
-    modes: bool
     compiled: bool
     resource_calls: int
     sanitizers: tuple[str, ...]
@@ -127,7 +126,6 @@ PROFILES: dict[ProfileName, Profile] = {
         processes=1,
         gradient_rounds=1,
         descent=0,
-        modes=False,
         compiled=False,
         resource_calls=10,
         sanitizers=(),
@@ -153,7 +151,6 @@ PROFILES: dict[ProfileName, Profile] = {
         processes=2,
         gradient_rounds=2,
         descent=0,
-        modes=True,
         compiled=False,
         resource_calls=50,
         sanitizers=("memcheck",),
@@ -179,7 +176,6 @@ PROFILES: dict[ProfileName, Profile] = {
         processes=3,
         gradient_rounds=2,
         descent=200,
-        modes=True,
         compiled=True,
         resource_calls=1_000,
         sanitizers=("memcheck", "initcheck", "racecheck", "synccheck"),

@@ -1,4 +1,4 @@
-"""What can be said of a proposal's time before it is measured: the numbers of its island, and a
+"""What can be said of a proposal's time before it is measured: the numbers of its fusion group, and a
 bound.
 
 Sizes and counts only, from shapes: nothing of a tensor's content, no names. It orders nothing
@@ -24,7 +24,7 @@ __all__ = ["KernelFeatures", "extract_features"]
 
 @dataclass(frozen=True)
 class KernelFeatures:
-    """An island's family, its `sizes` by name, and `region_bound_us`: the same rough bound for every
+    """A fusion group's family, its `sizes` by name, and `region_bound_us`: the same rough bound for every
     proposal.
     """
 
@@ -48,7 +48,7 @@ class KernelFeatures:
 
 
 def extract_features(program: Program) -> KernelFeatures | None:
-    """The numbers of an island's reference Program; None where the kernels do not cover it."""
+    """The numbers of a fusion group's reference Program; None where the kernels do not cover it."""
     try:
         template, workload = match_template(program)
         traced = workload.traced

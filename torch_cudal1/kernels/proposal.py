@@ -1,7 +1,7 @@
 """The values between `propose` and `build`: a Proposal (what to try), a Kernel (one launch), the
 resource limits.
 
-A Proposal is small and JSON: it crosses the border into the build process, where the island's
+A Proposal is small and JSON: it crosses the border into the build process, where the fusion group's
 Program is lowered from it. Nothing here compiles.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["CudaOptions", "KernelSource", "Proposal"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to lower an island: `family` ("gemm", "softmax", "norm", "reduction", "elementwise")
+    """A way to lower a fusion group: `family` ("gemm", "softmax", "norm", "reduction", "elementwise")
     and `config`.
 
     `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps",

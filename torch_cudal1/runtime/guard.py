@@ -1,5 +1,5 @@
-"""Knows in microseconds that nothing about a module changed since a plan was bound to it, and names
-the kind of a call.
+"""Guards a bound call: tells in microseconds whether the module is as it was, and the signature and
+global state under which a call runs.
 
 `bind_guard` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it),
 `ModuleGuard.holds` compares it with the present at every call: in C++ where the extension is built,
@@ -13,8 +13,7 @@ It runs nothing, decides nothing, and does not look at the values of tensors.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterator
-from operator import is_
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -25,17 +24,11 @@ from torch.utils._device import DeviceContext
 from torch_cudal1.core import native
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime.guard_builder import record_module
+from torch_cudal1.runtime.guard_comparison import PythonGuard, iter_differences
 from torch_cudal1.runtime.guard_records import (
     ABSENT,
-    FACTS,
     IGNORED,
-    DictContents,
-    FunctionMatch,
     GuardRecords,
-    NameMatch,
-    TensorMatch,
-    names_without_prefix,
-    tensor_facts,
 )
 
 __all__ = [
@@ -73,19 +66,19 @@ class ModuleGuard:
             None if extension is None else extension.Guard(*_as_native_tuples(watched))
         )  # what C++ code may ask itself
         self.holds: Callable[[], bool] = (
-            _PythonGuard(watched).holds if self.native is None else self.native.holds
+            PythonGuard(watched).holds if self.native is None else self.native.holds
         )
 
     def why(self) -> str:
-        """Which module and what differs, "" if the guard holds. Slow; for reports."""
-        return next(_differences(self._watched), "")
+        """The first difference in words, "" if the guard holds. Slow; for reports."""
+        return next(iter_differences(self._watched), "")
 
 
 def bind_guard(
     module: nn.Module, *, implementation: Implementation | None = None
 ) -> ModuleGuard | Refusal:
-    """A guard of `module` and everything below it, or why there is none. `implementation=None`
-    takes the C++ one if it is there.
+    """A guard of `module` and everything below it; a Refusal says why it cannot have one.
+    `implementation=None` takes the C++ one if it is there.
     """
     watched = record_module(module)
     if isinstance(watched, Refusal):
@@ -95,161 +88,28 @@ def bind_guard(
     return ModuleGuard(watched, implementation)
 
 
-# --- the module
-
-
-class _PythonGuard:
-    """The reference implementation: every record is compared by identity, tensors by their facts."""
-
-    def __init__(self, watched: GuardRecords) -> None:
-        self._watched = watched
-        self._hooks = [record.hooks for record in watched.empties]
-
-    def holds(self) -> bool:
-        w = self._watched
-        return (
-            not any(self._hooks)
-            and all(type(r.thing) is r.kind for r in w.kins)
-            and all(getattr(r.thing, "__dict__", None) is r.table for r in w.homes)
-            and all(map(_same_table, w.tables))
-            and all(
-                len(r.thing) == len(r.items) and all(map(is_, r.thing, r.items)) for r in w.items
-            )
-            and all(r.thing == r.content for r in w.raws)
-            and all(map(_same_lookup, w.lookups))
-            and all(map(_same_code, w.codes))
-            and all(_content(r.cell) is r.value for r in w.cells)
-            and all(map(_same_tensor, w.tensors))
-        )
-
-
-def _same_lookup(record: NameMatch) -> bool:
-    table: Any = vars(record.table) if isinstance(record.table, type) else record.table
-    return table.get(record.key, ABSENT) is record.value
-
-
-def _same_code(record: FunctionMatch) -> bool:
-    function = record.function
-    same_defaults = (
-        function.__defaults__ is record.defaults and function.__kwdefaults__ is record.kwdefaults
-    )
-    return function.__code__ is record.code and same_defaults
-
-
-def _same_table(record: DictContents) -> bool:
-    table = record.table
-    if record.values is None:
-        return set(names_without_prefix(table, record.but)) == set(record.keys)
-    if record.skips and IGNORED in table:
-        table = {key: value for key, value in table.items() if key != IGNORED}
-    return (
-        len(table) == len(record.keys)
-        and all(map(is_, table.values(), record.values))
-        and all(map(is_, table, record.keys))
-    )
-
-
-def _same_tensor(record: TensorMatch) -> bool:
-    return type(record.tensor) is record.kind and tensor_facts(record.tensor) == record.facts
-
-
-def _content(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # emptied by `del`
-        return ABSENT
-
-
 def _as_native_tuples(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
     """The records as the tuples that the C++ guard reads; it takes the facts of the tensors itself."""
     return (
-        tuple((r.thing, r.kind) for r in watched.kins),
-        tuple((r.thing, r.table) for r in watched.homes),
+        tuple((r.target, r.kind) for r in watched.type_matches),
+        tuple((r.target, r.table) for r in watched.dict_identities),
         tuple(
             (
                 r.owner or r.table,
                 r.keys,
                 r.values,
-                r.but if r.values is None else IGNORED if r.skips else None,
+                r.ignored_prefix if r.values is None else IGNORED if r.skips_ignored else None,
             )
-            for r in watched.tables
+            for r in watched.dict_contents
         ),
-        tuple((r.thing, r.items) for r in watched.items),
-        tuple((r.thing, r.content) for r in watched.raws),
-        tuple(r.hooks for r in watched.empties),
-        tuple((r.table, r.key, r.value, r.value is ABSENT) for r in watched.lookups),
-        tuple((r.function, r.code, r.defaults, r.kwdefaults) for r in watched.codes),
-        tuple((r.cell, r.value) for r in watched.cells),
+        tuple((r.target, r.items) for r in watched.sequences),
+        tuple((r.target, r.content) for r in watched.byte_arrays),
+        tuple(r.hooks for r in watched.empty_hooks),
+        tuple((r.table, r.key, r.value, r.value is ABSENT) for r in watched.names),
+        tuple((r.function, r.code, r.defaults, r.kwdefaults) for r in watched.functions),
+        tuple((r.cell, r.value) for r in watched.closure_cells),
         tuple(r.tensor for r in watched.tensors),
     )
-
-
-def _differences(w: GuardRecords) -> Iterator[str]:
-    """Every difference in words, in the order of the records."""
-    for hooks in w.empties:
-        if hooks.hooks:
-            yield f"{hooks.where}: hooks were registered"
-    for kin in w.kins:
-        if type(kin.thing) is not kin.kind:
-            yield f"{kin.where or 'the module'}: class {kin.kind.__qualname__} -> {type(kin.thing).__qualname__}"
-    for home in w.homes:
-        if home.thing.__dict__ is not home.table:
-            yield f"{home.where or 'the module'}: __dict__ was replaced"
-    for table in w.tables:
-        if not _same_table(table):
-            yield _table_difference(table)
-    for items in w.items:
-        if len(items.thing) != len(items.items) or not all(map(is_, items.thing, items.items)):
-            yield f"{items.where}: content changed"
-    yield from (f"{raw.where}: content changed" for raw in w.raws if raw.thing != raw.content)
-    yield from (f"{name.where} changed" for name in w.lookups if not _same_lookup(name))
-    for code in w.codes:
-        if not _same_code(code):
-            yield f"{code.where}: {'code' if code.function.__code__ is not code.code else 'default arguments'} changed"
-    yield from (
-        f"{cell.where} changed" for cell in w.cells if _content(cell.cell) is not cell.value
-    )
-    for tensor in w.tensors:
-        if not _same_tensor(tensor):
-            yield _tensor_difference(tensor)
-
-
-def _table_difference(record: DictContents) -> str:
-    now = {
-        key: value for key, value in record.table.items() if not (record.skips and key == IGNORED)
-    }
-    if record.values is None:
-        now = dict.fromkeys(names_without_prefix(record.table, record.but))
-    before: dict[Any, Any] = (
-        dict.fromkeys(record.keys)
-        if record.values is None
-        else dict(zip(record.keys, record.values, strict=True))
-    )
-    word = "replaced" if record.what in ("parameter", "buffer", "submodule") else "changed"
-    for key in [*before, *now]:
-        happened = "removed" if key not in now else "added" if key not in before else word
-        if happened != word or (record.values is not None and now[key] is not before[key]):
-            break
-    else:
-        return f"{record.where or 'the module'}: order of {record.what}s changed"
-    if record.what in ("parameter", "buffer", "submodule"):
-        return f"{record.what} {record.where + '.' if record.where else ''}{key}: {happened}"
-    if record.what == "item":
-        return f"{record.where}: item {key!r} {happened}"
-    return f"{record.where or 'the module'}: {key} {happened}"
-
-
-def _tensor_difference(record: TensorMatch) -> str:
-    if type(record.tensor) is not record.kind:
-        return f"{record.where}: class {record.kind.__name__} -> {type(record.tensor).__name__}"
-    for name, before, now in zip(FACTS, record.facts, tensor_facts(record.tensor), strict=True):
-        if before != now:
-            return f"{record.where}: {name} {_format_fact(before)} -> {_format_fact(now)}"
-    return f"{record.where}: changed"
-
-
-def _format_fact(fact: object) -> str:
-    return str(tuple(fact)) if isinstance(fact, tuple) else str(fact).removeprefix("torch.")
 
 
 # --- the call

@@ -1,5 +1,5 @@
-"""Walks a module once and records everything that a call of it may depend on, for a guard to
-compare later.
+"""Walks a module once and records everything that a call of it may depend on: the records of a
+guard.
 
 What cannot be watched is a `Refusal` with its reason, never a silent gap. Besides the state of the
 modules the walk follows plain containers and objects behind attributes, class bodies, and the code
@@ -159,27 +159,25 @@ class _UnwatchableError(Exception):
 
 @dataclass
 class _Walk:
-    kins: list[TypeMatch] = field(default_factory=list)
-    homes: list[DictIdentity] = field(default_factory=list)
-    tables: list[DictContents] = field(default_factory=list)
-    items: list[SequenceContents] = field(default_factory=list)
-    raws: list[BytesMatch] = field(default_factory=list)
-    empties: list[EmptyHooks] = field(default_factory=list)
-    lookups: list[NameMatch] = field(default_factory=list)
-    codes: list[FunctionMatch] = field(default_factory=list)
-    cells: list[ClosureMatch] = field(default_factory=list)
+    type_matches: list[TypeMatch] = field(default_factory=list)
+    dict_identities: list[DictIdentity] = field(default_factory=list)
+    dict_contents: list[DictContents] = field(default_factory=list)
+    sequences: list[SequenceContents] = field(default_factory=list)
+    byte_arrays: list[BytesMatch] = field(default_factory=list)
+    empty_hooks: list[EmptyHooks] = field(default_factory=list)
+    names: list[NameMatch] = field(default_factory=list)
+    functions: list[FunctionMatch] = field(default_factory=list)
+    closure_cells: list[ClosureMatch] = field(default_factory=list)
     tensors: list[TensorMatch] = field(default_factory=list)
-    seen: dict[object, object] = field(default_factory=dict)
+    visited: dict[object, object] = field(default_factory=dict)
     total: int = 0
 
     def _new(self, value: object, role: object = "") -> bool:
-        """Whether `value` is met for the first time in this role. Held, so that its identity is not
-        reused during the walk.
-        """
+        """Whether the walk meets `value` for the first time in this role."""
         key = (id(value), role)
-        if key in self.seen:
+        if key in self.visited:
             return False
-        self.seen[key] = value
+        self.visited[key] = value  # held, so that its identity is not reused during the walk
         return True
 
     def global_hooks(self) -> None:
@@ -190,8 +188,8 @@ class _Walk:
                 raise _UnwatchableError(
                     f"{where} is not empty: hooks for every module are registered"
                 )
-            self.lookups.append(NameMatch(where, table, name, hooks))
-            self.empties.append(EmptyHooks(where, hooks))
+            self.names.append(NameMatch(where, table, name, hooks))
+            self.empty_hooks.append(EmptyHooks(where, hooks))
 
     # --- modules and tensors
 
@@ -214,7 +212,7 @@ class _Walk:
                     f"{_join(path, name)}: hooks are registered; they run only through a plain module call"
                 )
             if hooks is not None:
-                self.empties.append(EmptyHooks(_join(path, name), hooks))
+                self.empty_hooks.append(EmptyHooks(_join(path, name), hooks))
         self._object(module, path, attributes)
         for slot, kind in _SLOTS.items():
             self._table(path, kind, attributes[slot])
@@ -246,9 +244,9 @@ class _Walk:
         self.tensors.append(TensorMatch(where, tensor, type(tensor), tensor_facts(tensor)))
 
     def _object(self, value: object, path: str, attributes: dict[str, Any]) -> None:
-        self.kins.append(TypeMatch(path, value, type(value)))
-        self.homes.append(DictIdentity(path, value, attributes))
-        self._table(path, "attribute", attributes, skips=isinstance(value, nn.Module))
+        self.type_matches.append(TypeMatch(path, value, type(value)))
+        self.dict_identities.append(DictIdentity(path, value, attributes))
+        self._table(path, "attribute", attributes, skips_ignored=isinstance(value, nn.Module))
 
     def _table(
         self,
@@ -256,12 +254,16 @@ class _Walk:
         kind: str,
         table: Mapping[Any, Any],
         *,
-        skips: bool = False,
+        skips_ignored: bool = False,
         owner: type | None = None,
     ) -> None:
-        pairs = [(key, value) for key, value in table.items() if not (skips and key == IGNORED)]
+        pairs = [
+            (key, value) for key, value in table.items() if not (skips_ignored and key == IGNORED)
+        ]
         keys, values = tuple(key for key, _ in pairs), tuple(value for _, value in pairs)
-        self.tables.append(DictContents(where, kind, table, keys, values, skips, owner))
+        self.dict_contents.append(
+            DictContents(where, kind, table, keys, values, skips_ignored, owner)
+        )
 
     # --- values behind attributes
 
@@ -331,9 +333,9 @@ class _Walk:
         if type(value) in _DICTS:
             self._table(where, "item", value)
         elif type(value) in _SEQUENCES:
-            self.items.append(SequenceContents(where, value, tuple(value)))
+            self.sequences.append(SequenceContents(where, value, tuple(value)))
         elif type(value) is bytearray:
-            self.raws.append(BytesMatch(where, value, bytes(value)))
+            self.byte_arrays.append(BytesMatch(where, value, bytes(value)))
         else:
             return False
         return True
@@ -372,7 +374,7 @@ class _Walk:
         if function is None or not self._new(function, cls):
             return
         if self._new(function, "code"):
-            self.codes.append(FunctionMatch.of(where, function))
+            self.functions.append(FunctionMatch.of(where, function))
             if function.__kwdefaults__:
                 self._small(f"{where}, keyword defaults", function.__kwdefaults__)
             for name, cell in zip(
@@ -391,7 +393,7 @@ class _Walk:
             value = cell.cell_contents
         except ValueError:  # still empty: nothing can have been read from it
             return
-        self.cells.append(ClosureMatch(where, cell, value))
+        self.closure_cells.append(ClosureMatch(where, cell, value))
         self._small(where, value)
         if isinstance(
             value, types.FunctionType
@@ -402,7 +404,7 @@ class _Walk:
         if name not in table or not self._new(table, name):
             return
         value = table[name]
-        self.lookups.append(
+        self.names.append(
             NameMatch(f"global {table.get('__name__', '?')}.{name}", table, name, value)
         )
         self._small(f"global {name}", value)
@@ -420,7 +422,7 @@ class _Walk:
         for name in sorted(names & table.keys()):
             if self._new(table, name):
                 value = table[name]
-                self.lookups.append(NameMatch(f"{where}.{name}", table, name, value))
+                self.names.append(NameMatch(f"{where}.{name}", table, name, value))
                 if isinstance(value, types.ModuleType):
                     self._module_names(f"{where}.{name}", value, names)
 

@@ -54,45 +54,53 @@ FACTS = (
 
 @dataclass(frozen=True, slots=True)
 class TypeMatch:
-    """The class of an object."""
+    """The class of an object (Dynamo: TYPE_MATCH)."""
 
     where: str
-    thing: object
+    target: object
     kind: type
 
 
 @dataclass(frozen=True, slots=True)
 class DictIdentity:
-    """The attribute dictionary of an object: it may be replaced as a whole."""
+    """The attribute dictionary of an object, which may be replaced as a whole."""
 
     where: str
-    thing: object
+    target: object
     table: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DictContents:
-    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is
-    skipped where `skips`. Without `values` its keys, which are bytes, stay the same in any order,
-    but for those that begin with `but`.
+    """A dictionary whose keys and values stay the same objects in the same order, IGNORED left out
+    where `skips_ignored`.
+
+    Without `values` only its keys are compared, which are bytes, in any order, less those that begin
+    with `ignored_prefix`. `entry_kind`: what one entry is, for messages ("parameter", "attribute").
     """
 
     where: str
-    what: str
+    entry_kind: str
     table: Mapping[Any, Any]
     keys: tuple[object, ...]
     values: tuple[object, ...] | None
-    skips: bool = False
+    skips_ignored: bool = False
     owner: type | None = None  # the class whose body `table` shows
-
-    but: bytes = b""
+    ignored_prefix: bytes = b""
 
     @classmethod
     def of_names(
-        cls, where: str, what: str, table: dict[bytes, Any], *, but: bytes
+        cls, where: str, entry_kind: str, table: dict[bytes, Any], *, ignored_prefix: bytes
     ) -> DictContents:
-        """The record of which keys there are, whatever lies under them."""
-        return cls(where, what, table, names_without_prefix(table, but), None, but=but)
+        """The record of which keys there are, whatever their values."""
+        return cls(
+            where,
+            entry_kind,
+            table,
+            names_without_prefix(table, ignored_prefix),
+            None,
+            ignored_prefix=ignored_prefix,
+        )
 
 
 def names_without_prefix(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
@@ -105,16 +113,16 @@ class SequenceContents:
     """A list, deque or set whose items stay the same objects in the same order."""
 
     where: str
-    thing: Any
+    target: Any
     items: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BytesMatch:
-    """A bytearray and its content."""
+    """A bytearray and its bytes."""
 
     where: str
-    thing: bytearray
+    target: bytearray
     content: bytes
 
 
@@ -186,19 +194,19 @@ class TensorMatch:
 
 @dataclass(frozen=True)
 class GuardRecords:
-    """Everything a guard checks. Holding it keeps objects alive (so that identities are not
-    reused), but no old tensor storage.
+    """Everything that a guard compares. It keeps the objects alive, so that their identities are
+    not reused, but no old storage of a tensor.
     """
 
-    kins: tuple[TypeMatch, ...]
-    homes: tuple[DictIdentity, ...]
-    tables: tuple[DictContents, ...]
-    items: tuple[SequenceContents, ...]
-    raws: tuple[BytesMatch, ...]
-    empties: tuple[EmptyHooks, ...]
-    lookups: tuple[NameMatch, ...]
-    codes: tuple[FunctionMatch, ...]
-    cells: tuple[ClosureMatch, ...]
+    type_matches: tuple[TypeMatch, ...]
+    dict_identities: tuple[DictIdentity, ...]
+    dict_contents: tuple[DictContents, ...]
+    sequences: tuple[SequenceContents, ...]
+    byte_arrays: tuple[BytesMatch, ...]
+    empty_hooks: tuple[EmptyHooks, ...]
+    names: tuple[NameMatch, ...]
+    functions: tuple[FunctionMatch, ...]
+    closure_cells: tuple[ClosureMatch, ...]
     tensors: tuple[TensorMatch, ...]
 
 
@@ -223,13 +231,21 @@ def without_state(watched: GuardRecords) -> GuardRecords:
     """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions
     of classes. Not the state, which a call may change.
     """
-    bodies = tuple(table for table in watched.tables if table.owner is not None)
+    bodies = tuple(table for table in watched.dict_contents if table.owner is not None)
     lookups = tuple(
         lookup
-        for lookup in watched.lookups
+        for lookup in watched.names
         if isinstance(lookup.table, type) or lookup.where.startswith(_HOOKS_OF_ALL)
     )
-    return replace(watched, tables=bodies, items=(), raws=(), lookups=lookups, cells=(), tensors=())
+    return replace(
+        watched,
+        dict_contents=bodies,
+        sequences=(),
+        byte_arrays=(),
+        names=lookups,
+        closure_cells=(),
+        tensors=(),
+    )
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:

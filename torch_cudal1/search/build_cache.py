@@ -37,35 +37,31 @@ _MAX_FILE_BYTES = 256 << 20
 def build_proposals(
     region: Region, proposals: Sequence[Proposal], job: judge.EvaluationConfig, place: TuneContext
 ) -> tuple[Candidate | Rejected, ...]:
-    """One answer per proposal, in order: compiled before, or now in a process of the judge's and
-    kept. Raises SandboxError.
+    """One answer per proposal, in order: from the cache, or compiled now in a process of the judge
+    and stored. Raises SandboxError.
     """
     root, sm = place.cache.root, int(place.target.arch.removeprefix("sm_"))
-    stored = {
-        at: find_build(root, region.program, proposal, sm) for at, proposal in enumerate(proposals)
-    }
-    missing = [at for at, answer in stored.items() if isinstance(answer, Refusal)]
-    answers = (
-        judge.build_candidates(region, [proposals[at] for at in missing], job, place.target)
-        if missing
-        else ()
-    )
-    built = dict(zip(missing, answers, strict=True))
-    for at, answer in built.items():
-        if isinstance(answer, Candidate):  # a refusal may be a lack of time or memory
-            store_build(root, region.program, proposals[at], sm, answer)
+    answers: dict[int, Candidate | Rejected] = {}
+    for position, proposal in enumerate(proposals):
+        stored = find_build(root, region.program, proposal, sm)
+        if not isinstance(stored, Refusal):
+            answers[position] = stored
+    missing = [position for position in range(len(proposals)) if position not in answers]
+    if missing:
+        uncached = [proposals[position] for position in missing]
+        built = judge.build_candidates(region, uncached, job, place.target)
+        for position, answer in zip(missing, built, strict=True):
+            answers[position] = answer
+            if isinstance(answer, Candidate):  # a rejection may be for lack of time or memory
+                store_build(root, region.program, proposals[position], sm, answer)
     telemetry.count("builds_found", len(proposals) - len(missing))
-    return tuple(
-        answer
-        for at, stored_answer in stored.items()
-        if not isinstance(answer := built.get(at, stored_answer), Refusal)
-    )
+    return tuple(answers[position] for position in range(len(proposals)))
 
 
 def find_build(
     root: Path, program: Program, proposal: Proposal, sm: int
 ) -> Candidate | Rejected | Refusal:
-    """What compiling `proposal` for a fusion group's `program` yielded before, in the cache at `root`."""
+    """What compiling `proposal` for a fusion group's `program` yielded, in the cache at `root`."""
     path = _build_path(root, program, proposal, sm)
     data = read_file(path, _MAX_FILE_BYTES)
     if not isinstance(data, Refusal):

@@ -159,7 +159,7 @@ def _order_by_speed(
     ]
     return sorted(
         (position for position in order if position not in slow),
-        key=lambda position: times.apart.get(position, 0.0) > _MAX_SAME_PRECISION_ERROR,
+        key=lambda position: times.errors.get(position, 0.0) > _MAX_SAME_PRECISION_ERROR,
     )
 
 
@@ -170,11 +170,11 @@ def _join_times(first: PrescreenResult, second: PrescreenResult, count: int) -> 
     scale = first.eager_us / second.eager_us if second.eager_us else 1.0
     medians_us = {position + count: us * scale for position, us in second.medians_us.items()}
     failures = {position + count: reason for position, reason in second.failures.items()}
-    errors = {position + count: error for position, error in second.apart.items()}
+    errors = {position + count: error for position, error in second.errors.items()}
     return PrescreenResult(
         first.eager_us,
         {**first.medians_us, **medians_us},
         {**first.failures, **failures},
-        {**first.apart, **errors},
+        {**first.errors, **errors},
         first.one_pass_us,
     )

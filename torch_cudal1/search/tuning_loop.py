@@ -161,10 +161,10 @@ def _record_declined(
     if isinstance(candidate, Rejected):
         return {"label": candidate.detector, "decision": "rejected", "reason": candidate.reason}
     place = session.place
-    if quarantined := check_quarantine(place, session.region, candidate):
-        return _record_rejected(candidate, "quarantine", str(quarantined))
-    if revoked := place.cache.revoked(candidate.program):
-        return _record_rejected(candidate, "revoked", str(revoked))
+    if (quarantined := check_quarantine(place, session.region, candidate)) is not None:
+        return _record_rejected(candidate, "quarantine", quarantined.reason)
+    if (revoked := place.cache.check_revoked(candidate.program)) is not None:
+        return _record_rejected(candidate, "revoked", revoked.reason)
     refusal = session.check_launch_gain(candidate) or session.check_budget(candidate.schedule)
     if refusal is None:
         return None

@@ -125,7 +125,7 @@ def read_calls(path: Path) -> RecordingContents:
             form = replace(call, calls=0)
             sums[form] = sums.get(form, 0) + call.calls
     calls = sorted(
-        (replace(form, calls=calls) for form, calls in sums.items()), key=lambda one: -one.calls
+        (replace(form, calls=calls) for form, calls in sums.items()), key=lambda call: -call.calls
     )
     return RecordingContents(tuple(calls), tuple(problems))
 

@@ -15,7 +15,7 @@ from benchmarks.kernelbench.tasks import Task
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.search import build_cache
 from torch_cudal1.search.group_kernels import list_proposals
-from torch_cudal1.search.strategy import list_fusion_groups
+from torch_cudal1.search.space import list_fusion_groups
 
 SOFTMAX = """
 import torch

@@ -16,7 +16,8 @@ from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.program import Alloc, Call, Launch, LaunchArg, Program, TensorSpec
 from torch_cudal1.ir.records import CheckResult, Region
-from torch_cudal1.judge.checks.static.contract import contract, is_allowed, source_contract
+from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
+from torch_cudal1.judge.checks.static.contract import check_source_contract, contract
 from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
@@ -251,7 +252,9 @@ def test_the_references_own_operator_is_allowed_whatever_the_list_says() -> None
 
 
 def test_every_operator_on_the_list_exists_and_is_needed_there() -> None:
-    listed = importlib.import_module("torch_cudal1.judge.checks.static.contract")._ALSO_ALLOWED
+    listed = importlib.import_module(
+        "torch_cudal1.judge.checks.static.allowed_operators"
+    )._ALSO_ALLOWED
     for name in listed:
         try:
             operator = overload(name)
@@ -305,14 +308,14 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_is_read_and_not_run(name: str) -> None:
     text, passes, word = SOURCES[name]
-    check = only(source_contract(SourceCandidate(text)))
+    check = only(check_source_contract(SourceCandidate(text)))
     assert check.passed == passes, check.detail
     assert word in check.detail
 
 
 def test_a_source_that_passes_is_looked_at_more_closely() -> None:
     plain, streams = (
-        source_contract(SourceCandidate(SOURCE + more))
+        check_source_contract(SourceCandidate(SOURCE + more))
         for more in ("", "\ns = torch.cuda.Stream()\n")
     )
     assert [check.name for check in plain] == ["contract", "triage"]

@@ -16,7 +16,7 @@ import torch
 from torch_cudal1.device.cuda.cubin import Cubin, inspect_cubin
 from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan, impurities
+from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan, list_impurities
 
 NVCC = shutil.which("nvcc")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on the PATH")
@@ -132,7 +132,7 @@ def only(checks: list[CheckResult]) -> CheckResult:
 def test_each_misdeed_is_named_and_nothing_else(build: Build, arch: str) -> None:
     bodies = BODIES if arch == "sm_80" else BODIES | DEPENDENT
     found: dict[str, list[str]] = {name: [] for name in bodies}
-    for line in impurities(inspect_cubin(build(texts(bodies), arch))):
+    for line in list_impurities(inspect_cubin(build(texts(bodies), arch))):
         what, _, where = line.rpartition(" at .text.")
         found[where.rpartition("+")[0]].append(what)
     for name, (_, _, word) in bodies.items():
@@ -163,7 +163,7 @@ WORDS = [
 def test_an_instruction_is_read_by_its_bits(low: int, high: int, said: str) -> None:
     code = low.to_bytes(8, "little") + high.to_bytes(8, "little")
     cubin = Cubin(90, (), (), (), (), ((".text.k", b"\0" * 16 + code),))
-    assert list(impurities(cubin)) == ([f"{said} at .text.k+0x10"] if said else [])
+    assert list(list_impurities(cubin)) == ([f"{said} at .text.k+0x10"] if said else [])
 
 
 HONEST = 'extern "C" __global__ void honest(float* o) { o[threadIdx.x] = 2.f * o[threadIdx.x + blockDim.x]; }\n'

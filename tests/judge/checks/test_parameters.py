@@ -40,5 +40,5 @@ def test_a_change_that_is_not_reproduced_exceeds_its_limit() -> None:
     dropped = _measure_difference([before, before], [before, after], exact)
     assert reproduced is not None
     assert dropped is not None
-    assert reproduced.seen
+    assert reproduced.is_visible
     assert reproduced.error <= reproduced.limit < dropped.error

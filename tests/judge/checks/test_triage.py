@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.judge.sources import source
-from torch_cudal1.judge.checks.static.triage import findings, raised, triage
+from torch_cudal1.judge.checks.static.triage import findings, raise_profile, triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 FOUND: dict[
@@ -97,10 +97,10 @@ def test_honest_text_has_no_findings(name: str) -> None:
 def test_findings_raise_the_profile_and_never_lower_it() -> None:
     weighty = findings(source(before="s = torch.cuda.Stream()"))
     light = findings(source(before="try:\n    pass\nfinally:\n    pass"))
-    assert raised("fast", weighty) == "standard"
-    assert raised("fast", light) == "fast"
-    assert raised("strict", weighty) == "strict"
-    assert raised("fast", []) == "fast"
+    assert raise_profile("fast", weighty) == "standard"
+    assert raise_profile("fast", light) == "fast"
+    assert raise_profile("strict", weighty) == "strict"
+    assert raise_profile("fast", []) == "fast"
 
 
 def test_what_does_not_parse_is_not_its_business() -> None:

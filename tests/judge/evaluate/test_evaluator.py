@@ -81,7 +81,7 @@ def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_ca
         ranking = rank_baselines(region, ("eager", "inductor"), job)
         assert not ranking.failures
         assert (
-            ranking.compiling_s("inductor+graph")
+            ranking.compiling_s(INDUCTOR_GRAPH)
             == ranking.ready_s["inductor"]
             > ranking.ready_s["eager"]
             > 0
@@ -215,7 +215,7 @@ def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_r
     told = "InductorError: SubprocException ... RuntimeError: Could not find an active GPU backend"
     assert ranking.failures == {"inductor": told, "inductor+graph": f"inductor failed: {told}"}
     assert (ranking.best.schedule, set(ranking.medians_us)) == ("eager", {"eager"})
-    assert (ranking.compiling_s("inductor"), set(ranking.ready_s)) == (0.0, {"eager"})
+    assert (ranking.compiling_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
 
 
 def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:

@@ -176,8 +176,8 @@ def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(
     failure = evaluator.evaluate(REFERENCE, detached, timed=False).verdict.failure
     assert failure is not None
     assert failure.name == "grad"
-    with SourceEvaluator(replace(evaluator.job, gradients=False)) as other:
-        assert other.judge(REFERENCE, detached, timed=False).verdict.failure is None
+    with SourceEvaluator(replace(evaluator.config, gradients=False)) as other:
+        assert other.evaluate(REFERENCE, detached, timed=False).verdict.failure is None
 
 
 FOR_ITS_FORM_ONLY = {
@@ -193,8 +193,8 @@ def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
     evaluator: SourceEvaluator, name: str
 ) -> None:
     candidate = FOR_ITS_FORM_ONLY[name]
-    with SourceEvaluator(replace(evaluator.job, gradients=False, drop_in=False)) as other:
-        assert other.judge(REFERENCE, candidate, timed=False).verdict.failure is None
+    with SourceEvaluator(replace(evaluator.config, gradients=False, drop_in=False)) as other:
+        assert other.evaluate(REFERENCE, candidate, timed=False).verdict.failure is None
     failure = evaluator.evaluate(REFERENCE, candidate, timed=False).verdict.failure
     if name == "refuses other layouts":  # an error misleads nobody, whoever calls it
         assert failure is None
@@ -206,8 +206,8 @@ def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
 def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(
     evaluator: SourceEvaluator,
 ) -> None:
-    with SourceEvaluator(replace(evaluator.job, gradients=False, drop_in=False)) as other:
-        failure = other.judge(
+    with SourceEvaluator(replace(evaluator.config, gradients=False, drop_in=False)) as other:
+        failure = other.evaluate(
             REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
         ).verdict.failure
     assert failure is not None

@@ -153,7 +153,7 @@ def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(
     trial: Any = SimpleNamespace(reference=SimpleNamespace(eager_with_tf32=granted))
     found = _measure_change(trial, sample(W), sample(W * 1.3), 0)
     assert found is not None
-    assert found.seen
+    assert found.is_visible
     assert (found.error <= found.limit) is passes
 
 

@@ -111,7 +111,7 @@ def run_on_cluster(
     """
     warmup_order, task = WarmupOrder.from_json(order), WarmupTask(target, signature)
 
-    def ignore_progress(what: str, fraction: float | None) -> None:
+    def ignore_progress(activity: str, fraction: float | None) -> None:
         """Nobody listens there."""
 
     if mark and Path(mark).is_file():

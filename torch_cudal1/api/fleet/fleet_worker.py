@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
-from torch_cudal1.api.recording.replay import in_mode, recorded_calls
+from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls
 from torch_cudal1.api.targets import Loaded, load, try_call
 from torch_cudal1.api.warmup import warm
 from torch_cudal1.core.errors import TargetError
@@ -59,7 +59,9 @@ def _run_recorded_call(
     never did.
     """
     try:
-        (call,) = recorded_calls(loaded, RecordingContents((call_record_of(task.signature),), ()))
+        (call,) = list_recorded_calls(
+            loaded, RecordingContents((call_record_of(task.signature),), ())
+        )
     except (ValueError, TypeError, LookupError) as error:
         if isinstance(error, TargetError):
             raise

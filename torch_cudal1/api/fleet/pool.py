@@ -65,7 +65,7 @@ class _ProgressBoard:
     tell: Progress
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: dict[WarmupTask, float] = field(default_factory=dict)
-    done: int = 0
+    finished: int = 0
 
     def say(self, task: WarmupTask, activity: str, fraction: float | None) -> None:
         with self.lock:
@@ -76,13 +76,13 @@ class _ProgressBoard:
     def finish(self, task: WarmupTask) -> None:
         with self.lock:
             self.running.pop(task, None)
-            self.done += 1
+            self.finished += 1
             self._show(f"{task.label}: done")
 
     def _show(self, activity: str) -> None:
-        fraction = (self.done + sum(self.running.values())) / self.tasks
+        fraction = (self.finished + sum(self.running.values())) / self.tasks
         self.tell(
-            f"{self.done} of {self.tasks} tasks done, {len(self.running)} running; {activity}",
+            f"{self.finished} of {self.tasks} tasks done, {len(self.running)} running; {activity}",
             fraction,
         )
 

@@ -45,23 +45,23 @@ __all__ = [
     "count_graph",
     "identity_of",
     "is_on",
-    "keep",
+    "keep_recording",
     "note_call",
     "record",
-    "watch",
+    "watch_counts",
 ]
 
-_MAX_FORMS = 4096
-_PERIOD_S = 5.0
+MAX_FORMS = 4096
+WRITE_INTERVAL_S = 5.0
 
 _lock = threading.RLock()
 _counters: dict[CallRecord, Counter] = {}
 _active: list[record] = []
-_kept: dict[Path, record] = {}
-_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+_kept_recordings: dict[Path, record] = {}
+_counting_dispatchers: weakref.WeakSet[CallCounting] = weakref.WeakSet()
 
 
-class Watched(Protocol):
+class CallCounting(Protocol):
     """Somebody who counts calls by itself."""
 
     def begin_counting(self) -> None:
@@ -103,7 +103,7 @@ class record:  # a verb to its users: `with cudal1.record(path):`
             if self in _active:
                 return self
             _prepare_for_forks()
-            for watched in list(_watched):
+            for watched in list(_counting_dispatchers):
                 watched.bring_counts()
                 watched.begin_counting()
             self._before = {form: counter.calls for form, counter in _counters.items()}
@@ -141,7 +141,7 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         self._thread.start()
 
     def _run(self, ended: threading.Event) -> None:
-        while not ended.wait(_PERIOD_S):
+        while not ended.wait(WRITE_INTERVAL_S):
             with _lock:
                 if not ended.is_set():
                     self._write(final=False)
@@ -150,7 +150,7 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         """Append what is new: whole at the end, before that only forms whose count has doubled
         since it was written.
         """
-        for watched in list(_watched):
+        for watched in list(_counting_dispatchers):
             watched.bring_counts()
         lines = []
         for form, counter in _counters.items():
@@ -182,23 +182,23 @@ def is_on() -> bool:
     return bool(_active)
 
 
-def keep(path: Path | None) -> None:
+def keep_recording(path: Path | None) -> None:
     """Record into `path` until the process ends; None asks for nothing. What the setting `record`
     does.
     """
     if path is None:
         return
     with _lock:
-        if path not in _kept:
-            if not _kept:
+        if path not in _kept_recordings:
+            if not _kept_recordings:
                 atexit.register(_end)
-            _kept[path] = record(path).start()
+            _kept_recordings[path] = record(path).start()
 
 
-def watch(watched: Watched) -> None:
+def watch_counts(watched: CallCounting) -> None:
     """Ask `watched` for its counts from now on, for as long as it lives."""
     with _lock:
-        _watched.add(watched)
+        _counting_dispatchers.add(watched)
 
 
 def note_call(
@@ -244,7 +244,7 @@ def count_graph(
         return _counter(CallRecord("graph", "graph", outline, canonical_json(form), mode))
 
     if is_dynamic(inputs):
-        return _counted_by_shape(call, tuple(tensor_names), counter_of)
+        return _count_by_shape(call, tuple(tensor_names), counter_of)
     counter = counter_of(inputs)
     if counter is None:
         return call
@@ -256,7 +256,7 @@ def count_graph(
     return count_call
 
 
-def _counted_by_shape(
+def _count_by_shape(
     call: Callable[..., Any],
     tensors: tuple[int, ...],
     counter_of: Callable[[Sequence[Any]], Counter | None],
@@ -265,7 +265,7 @@ def _counted_by_shape(
 
     def count_call(*args: Any) -> Any:
         shapes = tuple((args[i].shape, args[i].stride()) for i in tensors)
-        if shapes not in counters and len(counters) < _MAX_FORMS:
+        if shapes not in counters and len(counters) < MAX_FORMS:
             counters[shapes] = counter_of(args)
         if (counter := counters.get(shapes)) is not None:
             counter.calls += 1
@@ -310,7 +310,7 @@ class Tally:
             return
         key = (key, module.training)  # which is a matter of the guard, not of the signature
         if key not in self._counters:
-            if len(self._counters) >= _MAX_FORMS:
+            if len(self._counters) >= MAX_FORMS:
                 telemetry.count("forms_not_recorded")
                 return
             self._identity = self._identity or identity_of(module)
@@ -337,7 +337,7 @@ def _counter(form: CallRecord) -> Counter | None:
     with _lock:
         counter = _counters.get(form)
         if counter is None:
-            if len(_counters) >= _MAX_FORMS or len(form.form) > LINE_LIMIT_BYTES:
+            if len(_counters) >= MAX_FORMS or len(form.form) > LINE_LIMIT_BYTES:
                 telemetry.count("forms_not_recorded")
                 return None
             counter = _counters[form] = Counter()
@@ -367,7 +367,7 @@ def _before_fork() -> None:
     counters: the parent's to write.
     """
     _lock.acquire()
-    for watched in list(_watched):
+    for watched in list(_counting_dispatchers):
         watched.bring_counts()
 
 

@@ -28,7 +28,7 @@ from torch_cudal1.core.errors import TargetError
 from torch_cudal1.device.target import device_of
 from torch_cudal1.store.recording_file import CallRecord, Mode, RecordingContents, read_calls
 
-__all__ = ["RecordedCall", "in_mode", "read_recording", "recorded_calls"]
+__all__ = ["RecordedCall", "in_mode", "read_recording", "list_recorded_calls"]
 
 
 @dataclass(frozen=True)
@@ -48,34 +48,38 @@ def read_recording(path: Path | str) -> RecordingContents:
     a file that cannot be read.
     """
     try:
-        found = read_calls(Path(path).expanduser())
+        contents = read_calls(Path(path).expanduser())
     except OSError as error:
         raise TargetError(str(path), f"the recording cannot be read: {error}") from error
-    for problem in found.problems:
+    for problem in contents.problems:
         telemetry.record("record", "line_not_used", reason=problem)
         telemetry.log.warning("cudal1: %s", problem)
-    return found
+    return contents
 
 
-def recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[RecordedCall, ...]:
+def list_recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[RecordedCall, ...]:
     """Each recorded form of a call of the target's module once, the most frequent first. Raises
     TargetError where there is none.
     """
-    found: dict[tuple[int, str, Mode], RecordedCall] = {}
-    for seen in recording.seen:
-        call = _of_module(loaded, seen) if seen.kind == "module" else _of_graph(loaded, seen)
+    calls: dict[tuple[int, str, Mode], RecordedCall] = {}
+    for record in recording.seen:
+        call = (
+            _call_of_module(loaded, record)
+            if record.kind == "module"
+            else _call_of_graph(loaded, record)
+        )
         if call is None:
             continue
         form = call.problem or json.dumps(describe(call.loaded.inputs), sort_keys=True)
-        found.setdefault((id(call.loaded.module), form, call.mode), call)
-    if not found:
-        names = sorted({f"{seen.kind} {seen.name}" for seen in recording.seen})
-        told = f"it has {', '.join(names[:8])}" if names else "it has no whole line"
+        calls.setdefault((id(call.loaded.module), form, call.mode), call)
+    if not calls:
+        names = sorted({f"{record.kind} {record.name}" for record in recording.seen})
+        summary = f"it has {', '.join(names[:8])}" if names else "it has no whole line"
         kind = type(loaded.module).__qualname__
         raise TargetError(
-            loaded.name, f"the recording holds no call of {kind} with such weights ({told})"
+            loaded.name, f"the recording holds no call of {kind} with such weights ({summary})"
         )
-    return tuple(found.values())
+    return tuple(calls.values())
 
 
 @contextmanager
@@ -95,53 +99,63 @@ def in_mode(call: RecordedCall) -> Iterator[None]:
             part.training = training
 
 
-def _of_module(loaded: Loaded, seen: CallRecord) -> RecordedCall | None:
+def _call_of_module(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
     """The call of a module's line; None if it is of another module."""
     for name, module in loaded.module.named_modules():
-        if type(module).__qualname__ == seen.name and identity_of(module) == seen.identity:
+        if type(module).__qualname__ == record.name and identity_of(module) == record.identity:
             example: Any = (loaded.inputs, {}) if module is loaded.module else ((), {})
-            target = replace(loaded, name=_label(loaded, name, seen), module=module)
+            target = replace(loaded, name=_label(loaded, name, record), module=module)
             try:
-                args, kwargs = make_inputs(json.loads(seen.form), _device(loaded), example)
+                args, kwargs = make_inputs(json.loads(record.form), _device(loaded), example)
                 return RecordedCall(
-                    replace(target, inputs=_named(module, args, kwargs)), seen.mode, seen.calls
+                    replace(target, inputs=_name_arguments(module, args, kwargs)),
+                    record.mode,
+                    record.calls,
                 )
             except (FormError, TypeError, ValueError) as error:
                 return RecordedCall(
-                    target, seen.mode, seen.calls, f"the recorded form cannot be made: {error}"
+                    target, record.mode, record.calls, f"the recorded form cannot be made: {error}"
                 )
     return None
 
 
-def _of_graph(loaded: Loaded, seen: CallRecord) -> RecordedCall | None:
+def _call_of_graph(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
     """The call of a graph's line, by the names of the function's arguments; None if those are not
     the target's.
     """
-    form = json.loads(seen.form).get("d")
-    own = _named(loaded.module, loaded.inputs, {})
-    if not isinstance(form, dict) or not form or not isinstance(own, dict):
+    form = json.loads(record.form).get("d")
+    arguments = _name_arguments(loaded.module, loaded.inputs, {})
+    if not isinstance(form, dict) or not form or not isinstance(arguments, dict):
         return None
     form = {
-        name: part for name, part in form.items() if not _is_number(loaded.module, name, own, part)
+        name: part
+        for name, part in form.items()
+        if not _is_number(loaded.module, name, arguments, part)
     }
-    if any(name not in own or not _alike(part, own[name]) for name, part in form.items()):
+    if any(
+        name not in arguments or not _alike(part, arguments[name]) for name, part in form.items()
+    ):
         return None
-    mode = replace(seen.mode, training=loaded.module.training)  # not known of a graph
-    target = replace(loaded, name=_label(loaded, "", seen))
+    mode = replace(record.mode, training=loaded.module.training)  # not known of a graph
+    target = replace(loaded, name=_label(loaded, "", record))
     try:
-        made = {name: make_inputs(part, _device(loaded), own[name]) for name, part in form.items()}
+        recorded_inputs = {
+            name: make_inputs(part, _device(loaded), arguments[name]) for name, part in form.items()
+        }
     except FormError as error:
-        return RecordedCall(target, mode, seen.calls, f"the recorded form cannot be made: {error}")
-    inputs: Any = own | made
-    return RecordedCall(replace(target, inputs=inputs), mode, seen.calls)
+        return RecordedCall(
+            target, mode, record.calls, f"the recorded form cannot be made: {error}"
+        )
+    inputs: Any = arguments | recorded_inputs
+    return RecordedCall(replace(target, inputs=inputs), mode, record.calls)
 
 
-def _is_number(module: nn.Module, name: str, own: dict[str, Any], form: Any) -> bool:
+def _is_number(module: nn.Module, name: str, arguments: dict[str, Any], form: Any) -> bool:
     """Whether a recorded tensor is what Dynamo makes of a number that is an argument: then the
     target's own number is taken.
     """
     parameter = inspect.signature(module.forward).parameters.get(name)
-    value = own.get(name, parameter.default if parameter is not None else None)
+    value = arguments.get(name, parameter.default if parameter is not None else None)
     return (
         isinstance(value, (int, float))
         and isinstance(form, dict)
@@ -158,7 +172,7 @@ def _alike(form: Any, value: Any) -> bool:
     return len(shape) == value.dim() and ("float" in dtype) == value.dtype.is_floating_point
 
 
-def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _name_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments by the names of the module's forward; as they are where that takes any number
     of them.
     """
@@ -170,15 +184,15 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 "its forward takes any number of arguments, and was called with named ones too"
             )
         return args
-    named = dict(bound.arguments)
+    by_name = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            named |= named.pop(parameter.name, {})
-    return named
+            by_name |= by_name.pop(parameter.name, {})
+    return by_name
 
 
-def _label(loaded: Loaded, part: str, seen: CallRecord) -> str:
-    return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(seen.form))}, {seen.calls} calls)"
+def _label(loaded: Loaded, part: str, record: CallRecord) -> str:
+    return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(record.form))}, {record.calls} calls)"
 
 
 def _short(form: Any) -> str:

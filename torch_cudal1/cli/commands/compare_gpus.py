@@ -20,7 +20,7 @@ from torch_cudal1.api.gpu_comparison import (
     compare,
     read_prices,
 )
-from torch_cudal1.api.recording.replay import in_mode, read_recording, recorded_calls
+from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls, read_recording
 from torch_cudal1.api.targets import Loaded
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
@@ -93,7 +93,7 @@ def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Lo
     there are none.
     """
     loads = []
-    for call in recorded_calls(loaded, recording):
+    for call in list_recorded_calls(loaded, recording):
         if call.problem:
             raise TargetError(call.loaded.name, call.problem)
         inputs: Any = call.loaded.inputs  # by name, or by place

@@ -17,7 +17,7 @@ from torch_cudal1.api.fleet.local import LocalPool, cpu_slots, gpu_slots
 from torch_cudal1.api.fleet.pool import WorkerPool, run_tasks
 from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
-from torch_cudal1.api.recording.replay import read_recording, recorded_calls
+from torch_cudal1.api.recording.replay import list_recorded_calls, read_recording
 from torch_cudal1.api.targets import Loaded, load
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.cli.commands import device
@@ -92,7 +92,7 @@ def _tasks(
                 if _matches_target(loaded, line)
             ]
             if not matches:
-                recorded_calls(
+                list_recorded_calls(
                     loaded, RecordingContents(lines, ())
                 )  # which says why there are none
         except TargetError as error:
@@ -104,7 +104,7 @@ def _tasks(
 
 def _matches_target(loaded: Loaded, line: CallRecord) -> bool:
     try:
-        recorded_calls(loaded, RecordingContents((line,), ()))
+        list_recorded_calls(loaded, RecordingContents((line,), ()))
     except TargetError:
         return False
     return True

@@ -129,14 +129,16 @@ def _speeds(results: Iterable[Mapping[str, Any]]) -> str:
 
 def _evaluate_line(evaluator: SourceEvaluator, line: ReleaseLine) -> dict[str, Any]:
     if line.candidate is None:
-        return withdrawn_document(evaluator.job, reference=line.reference)
+        return withdrawn_document(evaluator.config, reference=line.reference)
     try:
         return evaluation_document(
-            evaluator.judge(line.reference, line.candidate), evaluator.job, reference=line.reference
+            evaluator.evaluate(line.reference, line.candidate),
+            evaluator.config,
+            reference=line.reference,
         )
     except ReferenceFailure as error:
         return unusable_document(
-            error, evaluator.job, reference=line.reference, candidate=line.candidate
+            error, evaluator.config, reference=line.reference, candidate=line.candidate
         )
 
 

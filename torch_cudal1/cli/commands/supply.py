@@ -18,7 +18,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.api import targets
-from torch_cudal1.api.recording.replay import RecordedCall, in_mode, read_recording, recorded_calls
+from torch_cudal1.api.recording.replay import (
+    RecordedCall,
+    in_mode,
+    list_recorded_calls,
+    read_recording,
+)
 from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
@@ -264,7 +269,7 @@ def _regions_of(
             yield _trace_requirements(name, loaded.module, loaded.inputs, args.training)
             continue
         met: Counter[str] = Counter()
-        for call in recorded_calls(loaded, recording):
+        for call in list_recorded_calls(loaded, recording):
             if call.problem:
                 raise TargetError(call.loaded.name, call.problem)
             # without the number of calls: a lock must not change with it

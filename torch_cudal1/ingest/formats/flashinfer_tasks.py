@@ -151,18 +151,18 @@ class _Folder:
 
     @classmethod
     def read(cls, root: Path) -> _Folder:
-        found = cls()
-        for where, data in found._objects(root, "definitions", ".json"):
-            if definition := found._kept(where, Definition.from_json, data):
-                found.definitions[definition.name] = definition
-        for where, data in found._objects(root, "solutions", ".json"):
-            if solution := found._kept(where, Solution.from_json, data):
-                found.solutions.append((where, solution))
+        records = cls()
+        for where, data in records._objects(root, "definitions", ".json"):
+            if definition := records._parse_or_note(where, Definition.from_json, data):
+                records.definitions[definition.name] = definition
+        for where, data in records._objects(root, "solutions", ".json"):
+            if solution := records._parse_or_note(where, Solution.from_json, data):
+                records.solutions.append((where, solution))
         for folder in ("workloads", "traces"):
-            for where, data in found._objects(root, folder, ".jsonl"):
-                if trace := found._kept(where, FlashInferTrace.from_json, data):
-                    found.traces.append(trace)
-        return found
+            for where, data in records._objects(root, folder, ".jsonl"):
+                if trace := records._parse_or_note(where, FlashInferTrace.from_json, data):
+                    records.traces.append(trace)
+        return records
 
     def _objects(self, root: Path, folder: str, ending: str) -> Iterator[tuple[str, Any]]:
         for path in sorted((root / folder).rglob(f"*{ending}")):
@@ -176,10 +176,13 @@ class _Folder:
             )
             for number, line in lines:
                 where = f"{path}:{number}" if ending == ".jsonl" else str(path)
-                if line.strip() and (data := self._kept(where, json.loads, line)) is not None:
+                if (
+                    line.strip()
+                    and (data := self._parse_or_note(where, json.loads, line)) is not None
+                ):
                     yield where, data
 
-    def _kept(self, where: str, read: Any, data: Any) -> Any:
+    def _parse_or_note(self, where: str, read: Any, data: Any) -> Any:
         try:
             return read(data)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:

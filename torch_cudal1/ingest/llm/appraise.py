@@ -100,13 +100,16 @@ class Appraiser:
             for name, program in by_name.items()
         }
 
-        def measured(measurement: Measured) -> None:
+        def record_measurement(measurement: Measured) -> None:
             """On record at once: a kill later in the batch loses nothing that was measured."""
             if name := waiting.pop((measurement.task, measurement.program), ""):
                 self.memory.take(measurement)
                 self._record(names[name], measurement)
 
-        self._ask([(tasks[task], programs) for task, programs in due.items() if programs], measured)
+        self._ask(
+            [(tasks[task], programs) for task, programs in due.items() if programs],
+            record_measurement,
+        )
         for task, by_name in decoded.items():
             for name, program in by_name.items():
                 if not self.database.has(

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torch_cudal1.ingest.llm.database import StoredSample
-from torch_cudal1.judge.checks.static.source_syntax import parsed
+from torch_cudal1.judge.checks.static.source_syntax import parse_source
 
 __all__ = ["CheatCase", "CaseBase", "Match", "likeness", "shipped_index_path"]
 
@@ -140,8 +140,7 @@ class CaseBase:
         """The cases whose cheat is most like a program, the likest first. Pure."""
         grams = _grams(source)
         matches = [
-            Match(case, likeness(grams, case.grams), _contained_share(case.trick, grams))
-            for case in self
+            Match(case, likeness(grams, case.grams), _share_of(case.trick, grams)) for case in self
         ]
         return sorted(matches, key=lambda match: (-match.likeness, match.case.name))[:count]
 
@@ -176,15 +175,15 @@ def shipped_index_path() -> Path:
     return Path(__file__).parent / "data" / "cases.jsonl"
 
 
-def likeness(left: Counter[tuple[str, ...]], right: Counter[tuple[str, ...]]) -> float:
+def likeness(first: Counter[tuple[str, ...]], second: Counter[tuple[str, ...]]) -> float:
     """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1
     the same code.
     """
-    union = (left | right).total()
-    return (left & right).total() / union if union else 0.0
+    union = (first | second).total()
+    return (first & second).total() / union if union else 0.0
 
 
-def _contained_share(part: Counter[tuple[str, ...]], grams: Counter[tuple[str, ...]]) -> float:
+def _share_of(part: Counter[tuple[str, ...]], grams: Counter[tuple[str, ...]]) -> float:
     """The share of `part` that is in `grams`."""
     return (part & grams).total() / part.total() if part else 0.0
 
@@ -216,7 +215,7 @@ def _tokens(source: str) -> Iterator[str]:
 
 def _read_folder(folder: Path) -> Iterator[CheatCase]:
     for path in sorted(folder.glob("*/*.py")):
-        tree = parsed(path.read_text(encoding="utf-8", errors="replace"))
+        tree = parse_source(path.read_text(encoding="utf-8", errors="replace"))
         if isinstance(tree, str):
             continue
         texts = {

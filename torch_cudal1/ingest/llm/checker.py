@@ -119,13 +119,13 @@ class RuleChecker:
                 why = f"it holds {match.trick:.0%} of what makes {case.name} a cheat: {case.mechanism}"
                 return Opinion(True, why[:400], "similarity")
         met = [
-            finding for finding in findings(program.source) if not finding.what.startswith("torch.")
+            finding for finding in findings(program.source) if not finding.text.startswith("torch.")
         ]
         rules = {finding.rule for finding in met}
         damning = (rules & _DAMNING) | {rule for pair in _PAIRS if pair <= rules for rule in pair}
         if damning:
             shown = "; ".join(
-                f"{finding.rule} in line {finding.line}: {finding.what}"
+                f"{finding.rule} in line {finding.line}: {finding.text}"
                 for finding in met
                 if finding.rule in damning
             )
@@ -182,7 +182,7 @@ class CheckedEvaluator:
     """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat
     is one, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion that was asked for.
+    `best`: the highest score of each task so far. `findings`: every opinion that was programs_by_text for.
     `told`: given each measurement, checked, as it comes, where the evaluator tells them so.
     """
 
@@ -192,7 +192,7 @@ class CheckedEvaluator:
     best: dict[str, float] = field(default_factory=dict)
     findings: list[tuple[str, str, Opinion]] = field(default_factory=list)
     told: Callable[[Measured], None] | None = None
-    _known: dict[tuple[str, str], Opinion] = field(default_factory=dict)
+    _opinions: dict[tuple[str, str], Opinion] = field(default_factory=dict)
 
     def learn(self, samples: Sequence[StoredSample]) -> None:
         """Take what earlier runs measured, so that it is no jump again."""
@@ -230,18 +230,20 @@ class CheckedEvaluator:
 
     def _pass_on(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> None:
         """What the evaluator tells while it measures goes to who listens here, checked."""
-        asked = {
+        programs_by_text = {
             (task.id, program.program): (task, program)
             for task, programs in questions
             for program in programs
         }
 
-        def telling(one: Measured) -> None:
+        def pass_measurement(measured: Measured) -> None:
             if self.told is not None:
-                self.told(self._opinion(*asked[one.task, one.program], one))
+                self.told(
+                    self._opinion(*programs_by_text[measured.task, measured.program], measured)
+                )
 
         evaluator: Any = self.evaluator
-        evaluator.told = telling
+        evaluator.told = pass_measurement
 
     def _opinion(self, task: TrainingTask, program: Decoded, sample: Measured) -> Measured:
         if sample.outcome == "hack":
@@ -249,10 +251,10 @@ class CheckedEvaluator:
         if sample.score is None:
             return sample
         key, best = (task.id, program.program), self.best.get(task.id)
-        if key not in self._known and is_surprising(sample.score, best):
-            self._known[key] = finding = self.checker.check(task, program, sample.score, best)
+        if key not in self._opinions and is_surprising(sample.score, best):
+            self._opinions[key] = finding = self.checker.check(task, program, sample.score, best)
             self.findings.append((task.id, program.program, finding))
-        opinion = self._known.get(key)
+        opinion = self._opinions.get(key)
         if opinion is not None and opinion.cheat:
             refused = replace(
                 sample, outcome="hack", score=None, detail=f"checked by {opinion.by}: {opinion.why}"

@@ -228,14 +228,14 @@ class Database:
 
     def _read(self, path: Path, write: bool) -> None:
         content = path.read_bytes()
-        whole, cut = content.rpartition(b"\n")[0::2] if b"\n" in content else (b"", content)
+        complete, cut = content.rpartition(b"\n")[0::2] if b"\n" in content else (b"", content)
         if cut:
-            self.damaged.append(whole.count(b"\n") + 1 + bool(whole))
+            self.damaged.append(complete.count(b"\n") + 1 + bool(complete))
             if write:
                 os.truncate(path, len(content) - len(cut))
-        if not whole:
+        if not complete:
             return
-        lines = whole.split(b"\n")
+        lines = complete.split(b"\n")
         _check_header(path, lines[0])
         for number, line in enumerate(lines[1:], start=2):
             if not self._took(line):

@@ -6,6 +6,11 @@ what stays broken is a `Refusal` with its reason, never an empty completion. Tok
 the server says, or estimated where it does not, and money from the prices given. The key comes from
 the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain HTTP
 to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
+
+It uses urllib: an HTTP client does come with huggingface-hub, but as `httpx` up to 1.x and as
+`httpx2` from 2.x on, so neither name can be relied on, and `openai` would be a dependency for one
+request. What a client would not add is here: a deadline for the whole answer, a bound on its size,
+and no redirect that would carry the key elsewhere.
 """
 
 from __future__ import annotations
@@ -241,11 +246,11 @@ class Endpoint:
             with self._opener.open(request, timeout=self.patience.timeout_s) as response:
                 return _read_body(response, deadline)
         except urllib.error.HTTPError as error:
-            self._refused(error)
+            self._raise_refusal(error)
         except (http.client.HTTPException, OSError, ValueError) as error:
             raise _RetryableError(f"{type(error).__name__}: {error}") from error
 
-    def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
+    def _raise_refusal(self, error: urllib.error.HTTPError) -> NoReturn:
         with error:
             body = error.read(2_000).decode(errors="replace").strip()
         reason = f"answered with status {error.code}: {body[:300]}"

@@ -200,7 +200,9 @@ class Evolution:
             any(bool(row["estimated"]) for row in answers),
         )
 
-    def run(self, plan: EvolutionPlan, progress: Progress = lambda what, fraction: None) -> Evolved:
+    def run(
+        self, plan: EvolutionPlan, progress: Progress = lambda activity, fraction: None
+    ) -> Evolved:
         """Rounds until they are done, the budget is spent or the writer is silent. Raises
         TargetError, SandboxError.
         """
@@ -209,15 +211,15 @@ class Evolution:
             number = self.database.generation
             progress(f"{self.task.id}: round {number + 1} of {plan.rounds}", number / plan.rounds)
             stopped = self._round(plan, number)
-        return self._told(stopped)
+        return self._summarise(stopped)
 
     def _round(self, plan: EvolutionPlan, number: int) -> str:
         """One round, committed once all of it is on record; why there should be no further one, or
         "".
         """
         began = time.monotonic()
-        shown = [self._shown(plan, number, i) for i in range(plan.samples)]
-        stopped = self._asked(plan, number, shown)
+        shown = [self._draw_exemplars(plan, number, i) for i in range(plan.samples)]
+        stopped = self._ask_missing(plan, number, shown)
         answered = [
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is not None
         ]
@@ -230,7 +232,7 @@ class Evolution:
             self.database.commit()
         return stopped
 
-    def _asked(
+    def _ask_missing(
         self, plan: EvolutionPlan, number: int, shown: Sequence[tuple[Exemplar, ...]]
     ) -> str:
         """Ask for what of the round is not on record, as many at a time as the writer takes; why
@@ -289,7 +291,7 @@ class Evolution:
             digests,
         )
 
-    def _shown(self, plan: EvolutionPlan, number: int, index: int) -> tuple[Exemplar, ...]:
+    def _draw_exemplars(self, plan: EvolutionPlan, number: int, index: int) -> tuple[Exemplar, ...]:
         return exemplars(
             plan.selector, self._seed(plan, number, index), self.task.id, self.database.view(number)
         )
@@ -300,7 +302,7 @@ class Evolution:
     def _seed(self, plan: EvolutionPlan, number: int, index: int) -> int:
         return int(digest(f"{plan.seed}/{self._name(number, index)}"), 16) % (1 << 31)
 
-    def _told(self, stopped: str) -> Evolved:
+    def _summarise(self, stopped: str) -> Evolved:
         outcomes = Counter[str](sample.measured.outcome for sample in self.database.samples())
         winners = tuple(reversed(_everything(self.database).entries(self.task.id)))
         best = winners[0].score if winners else None

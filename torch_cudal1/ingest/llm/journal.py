@@ -26,10 +26,10 @@ class SampleJournal:
         self._known: dict[str, dict[str, Any]] = {}
         if path.exists():
             content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                os.truncate(path, len(whole))
-            for line in whole.splitlines():
+            complete = content[: content.rfind(b"\n") + 1]
+            if len(complete) < len(content):
+                os.truncate(path, len(complete))
+            for line in complete.splitlines():
                 self._took(line)
 
     def get(self, key: str) -> Mapping[str, Any] | None:

@@ -170,8 +170,8 @@ class LanguageModel:
 
     def __post_init__(self) -> None:
         ends = self.model.generation_config.eos_token_id
-        known = ends if isinstance(ends, list) else [ends]
-        self.end_ids = tuple(i for i in {*known, self.tokenizer.eos_token_id} if i is not None)
+        end_ids = ends if isinstance(ends, list) else [ends]
+        self.end_ids = tuple(i for i in {*end_ids, self.tokenizer.eos_token_id} if i is not None)
 
     @classmethod
     def load(
@@ -231,7 +231,7 @@ class LanguageModel:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             parts = [self._generate(chunk, temperature) for chunk in _chunks(shown, self.batch)]
-        return self._joined(parts)
+        return self._join_rollouts(parts)
 
     def texts(self, rollout: Rollout) -> list[str]:
         """What was written, without the end token."""
@@ -322,7 +322,7 @@ class LanguageModel:
         ends = torch.isin(ids, torch.tensor(self.end_ids, device=ids.device))
         return (ends.cumsum(1) - ends.int() == 0).long()
 
-    def _joined(self, parts: Sequence[Rollout]) -> Rollout:
+    def _join_rollouts(self, parts: Sequence[Rollout]) -> Rollout:
         pad = self.tokenizer.pad_token_id
         prompts, answers = (
             max(p.prompt_ids.shape[1] for p in parts),

@@ -101,7 +101,7 @@ class TextCodec:
         """
         shown = list(exemplars)
         while True:
-            text = self._rendered(task, shown)
+            text = self._render(task, shown)
             if len(text) <= self.most_chars or not shown:
                 return text
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
@@ -124,7 +124,7 @@ class TextCodec:
             return Refusal(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")
         return Decoded(source, source, answer[: fitting[-1].start].strip())
 
-    def _rendered(self, task: TrainingTask, shown: Sequence[Exemplar]) -> str:
+    def _render(self, task: TrainingTask, shown: Sequence[Exemplar]) -> str:
         parts = [_TASK.format(device=self.device)]
         if shown:
             parts.append(_COMPARE)

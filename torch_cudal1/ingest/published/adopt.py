@@ -101,7 +101,7 @@ class Adoption:
                 outcome: Outcome = "reference_unusable" if failure.name == "inputs" else "rejected"
                 return AdoptionOutcome(outcome, failure.detail, failure.name)
             self._say("lowering", None)
-            reference = self._referred(task.reference)
+            reference = self._find_reference(task.reference)
             if isinstance(reference, Refusal):
                 return AdoptionOutcome("not_lowerable", reference.reason)
             program = lower_candidate(task.candidate, "ModelNew", reference, self._job)
@@ -111,16 +111,16 @@ class Adoption:
                 return AdoptionOutcome(
                     "not_faster", "it is the reference's own graph", "timing", reference.region.key
                 )
-            return self._stored(task, reference, program)
+            return self._judge_and_store(task, reference, program)
         except ReferenceFailure as error:
             return AdoptionOutcome("reference_unusable", error.found, "inputs")
 
-    def _referred(self, text: str) -> Reference | Refusal:
+    def _find_reference(self, text: str) -> Reference | Refusal:
         if self._reference is None or self._reference[0] != text:
             self._reference = text, capture_reference(text, self._job)
         return self._reference[1]
 
-    def _stored(
+    def _judge_and_store(
         self, task: PublishedTask, reference: Reference, program: Program
     ) -> AdoptionOutcome:
         """Judge the Program against the region, under the key's lock; keep it if it is accepted and
@@ -137,7 +137,7 @@ class Adoption:
             outcome = _as_outcome(entry, region, place.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
-            objection = self._known(region, entry)
+            objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)
             stored = place.cache.put(
@@ -148,7 +148,7 @@ class Adoption:
             return replace(outcome, reason=f"right and faster, but not stored: {stored.reason}")
         return replace(outcome, stored=True)
 
-    def _known(self, region: Region, entry: Entry) -> str:
+    def _find_better(self, region: Region, entry: Entry) -> str:
         """Why what the cache holds is to stay; "" if the new entry is to take its place."""
         hit = resolve(region, (self._place.cache,), self._place.target, self._place.contract).hit
         if (

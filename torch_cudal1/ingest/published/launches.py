@@ -102,7 +102,7 @@ class _Fresh(TorchFunctionMode):
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._tensors
 
-    def filled(self, tensor: torch.Tensor) -> None:
+    def mark_written(self, tensor: torch.Tensor) -> None:
         """A kernel has written it."""
         self._tensors.pop(id(tensor), None)
 
@@ -148,7 +148,7 @@ def _trace_launch(
     results = run_operator()(call.read, digest)
     for tensor, result in zip(call.written, results, strict=True):
         tensor.copy_(result)
-        fresh.filled(tensor)
+        fresh.mark_written(tensor)
 
 
 def _resolve_kernel(

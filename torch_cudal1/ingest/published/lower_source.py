@@ -20,7 +20,7 @@ from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Region, Role
-from torch_cudal1.judge.checks.static.contract import is_allowed
+from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
 from torch_cudal1.judge.checks.static.triage import findings
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
@@ -164,18 +164,22 @@ def fit_to_reference(
     numbers of arguments.
     """
 
-    def known_as(source: str | int) -> str | int:
+    def canonical_source(source: str | int) -> str | int:
         return reference.same.get(source, source) if isinstance(source, str) else source
 
-    if [known_as(source) for source in writes] != [known_as(source) for source in reference.writes]:
+    if [canonical_source(source) for source in writes] != [
+        canonical_source(source) for source in reference.writes
+    ]:
         return Refusal(
             f"a call writes to {_name_sources(writes)}, the reference's to {_name_sources(reference.writes)}"
         )
-    positions = {known_as(source): position for position, source in enumerate(reference.sources)}
-    missing = [source for source in sources if known_as(source) not in positions]
+    positions = {
+        canonical_source(source): position for position, source in enumerate(reference.sources)
+    }
+    missing = [source for source in sources if canonical_source(source) not in positions]
     if missing:
         return Refusal(f"it reads {_name_sources(missing)}, which the reference's graph does not")
-    order = [positions[known_as(source)] for source in sources]
+    order = [positions[canonical_source(source)] for source in sources]
     inputs = reference.region.program.inputs
     for source, position, spec in zip(sources, order, program.inputs, strict=True):
         if inputs[position] != spec:

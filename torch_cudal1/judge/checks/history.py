@@ -239,13 +239,13 @@ def _rms(tensor: torch.Tensor) -> float:
 def _map_inputs(
     trial: Trial, make: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[..., list[torch.Tensor | None]]:
-    def made(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def replace_inputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return [
             make(t) if role == "input" else None
             for t, role in zip(inputs, trial.reference.roles, strict=True)
         ]
 
-    return made
+    return replace_inputs
 
 
 def _make_scaler(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -265,7 +265,7 @@ MODE = CheckSpec(
     name="mode",
     run=check_modes,
     since="standard",
-    knobs=("modes", "compiled"),
+    knobs=("compiled",),
     replaces_only=True,
     asks="autocast, copies, pickling, casts",
 )

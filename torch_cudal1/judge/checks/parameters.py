@@ -72,7 +72,7 @@ class _Change:
     result: float
 
     @property
-    def seen(self) -> bool:
+    def is_visible(self) -> bool:
         return self.size > _VISIBLE_RATIO * self.limit
 
 
@@ -125,7 +125,9 @@ def _list_positions(trial: Trial, sample: InputSet) -> list[int]:
         for i, role in enumerate(roles)
         if role == "input" and sample.inputs[i].dtype.is_floating_point
     ]
-    of_module = [i for i, role in enumerate(roles) if role != "input" and i not in trial.facts.kept]
+    of_module = [
+        i for i, role in enumerate(roles) if role != "input" and i not in trial.facts.structural
+    ]
     numbers = [i for i in of_module if sample.inputs[i].dtype.is_floating_point]
     return [i for i in numbers + (plain if len(plain) > 1 else []) if sample.inputs[i].numel()]
 
@@ -173,7 +175,7 @@ def _compare_changes(
         if (
             not there
             or (change := _measure_change(trial, old, new, position)) is None
-            or not change.seen
+            or not change.is_visible
         ):
             continue
         if change.error > change.limit:
@@ -200,7 +202,7 @@ def _measure_change(
             return change
     exact = [sample.exact_at(position) for sample, _ in (old, new)]
     change = _measure_difference(actual, eager, exact)
-    if change is not None and change.seen and change.error > change.limit:
+    if change is not None and change.is_visible and change.error > change.limit:
         granted = [trial.reference.eager_with_tf32(sample.inputs) for sample, _ in (old, new)]
         used = [None if outputs is None else outputs[position] for outputs in granted]
         if all(each is not None for each in used):  # eager may leave unused what it has a right to

@@ -118,14 +118,14 @@ def _run_between_redzones(
             return CheckResult(
                 "guard_band", False, detail=f"what lies beside allocation {number} was written to"
             ), outputs
-    if trial.device.type == "cuda" and answer["fences"] != _expected_guard_blocks(holes, seed):
+    if trial.device.type == "cuda" and answer["fences"] != _guard_block_digests(holes, seed):
         return CheckResult(
             "guard_band", False, detail="what lies beside freshly allocated memory was written to"
         ), outputs
     return None, outputs
 
 
-def _expected_guard_blocks(holes: Sequence[int], seed: int) -> list[str]:
+def _guard_block_digests(holes: Sequence[int], seed: int) -> list[str]:
     return [
         digest for size in holes for digest in [guard_block_digest(seed, size)] * (GUARD_HOLES + 1)
     ]

@@ -258,7 +258,7 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     tf32 = _TF32_STIR if trial.device.type == "cuda" and trial.contract.rights else 0.0
 
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
+    def stir_one(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dtype.is_floating_point or not tensor.numel():
             return tensor
         by = max(min(_STIR_ULPS * unit_roundoff(tensor.dtype), _MAX_STIR), tf32)
@@ -267,7 +267,7 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         flat.mul_(1 + by * (2 * _draw_uniform(flat, flat.dtype) - 1))
         return copy
 
-    return [moved(tensor) for tensor in inputs]
+    return [stir_one(tensor) for tensor in inputs]
 
 
 def _draw_uniform(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

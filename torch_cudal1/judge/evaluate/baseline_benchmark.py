@@ -1,8 +1,7 @@
-"""The race of the ways to run a region that PyTorch itself offers: the fastest is what a candidate
-must beat.
+"""Benchmarks the ways to run a region that PyTorch itself offers: a candidate must beat the fastest.
 
-All of them run in one child, in turns. What cannot run, or does not yield eager's result, is out
-with the reason, and never counts as slow. The same race for sources is in `baselines`.
+All of them run in one child, in turns. One that cannot run, or does not yield eager's result, is
+excluded with the reason, and never counts as slow. `source_baselines` does the same for sources.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _RANDOM_SEED = 20_260_101
 
 
 def rank_baselines(
-    region: Region, schedules: Iterable[Schedule], job: EvaluationConfig
+    region: Region, schedules: Iterable[Schedule], config: EvaluationConfig
 ) -> BaselineRanking:
     """Measure the region's reference Program under each schedule, eager always among them. Raises
     SandboxError.
     """
-    left = [name for name in SCHEDULES if name == EAGER or name in set(schedules)]
+    pending = [name for name in SCHEDULES if name == EAGER or name in set(schedules)]
     failures: dict[str, str] = {}
     ready_s: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
-    while left and not samples:
-        samples = _race(region, left, job, failures, ready_s)
-        left = [name for name in left if name not in failures]
+    while pending and not samples:
+        samples = _benchmark_once(region, pending, config, failures, ready_s)
+        pending = [name for name in pending if name not in failures]
     medians = {name: statistics.median(values) for name, values in samples.items()}
     best = choose_baseline(medians) if medians else "eager"
     telemetry.record(
@@ -56,72 +55,71 @@ def rank_baselines(
     )
 
 
-def _race(
+def _benchmark_once(
     region: Region,
     schedules: Sequence[Schedule],
-    job: EvaluationConfig,
+    config: EvaluationConfig,
     failures: dict[str, str],
     ready_s: dict[str, float],
 ) -> dict[str, list[float]]:
-    """One race in one child; what fails goes into `failures`, what the others took until they had
-    answered once into `ready_s`.
-
-    Empty when the child was lost, so that the rest can try again.
+    """Benchmark in one child: reasons go into `failures`, the seconds until the others had answered
+    once into `ready_s`. Empty when the child was lost, so that the rest can be tried again.
     """
-    with acquire(make_limits(job.settings, job.device), job.contract) as child:
+    with acquire(make_limits(config.settings, config.device), config.contract) as child:
         eager = Candidate(region.program, EAGER, "baseline")
-        subject = RegionReference(region, job.contract, job.device, proven=job.examples is not None)
+        subject = RegionReference(
+            region, config.contract, config.device, proven=config.examples is not None
+        )
         trial = Trial(
             subject,
             eager,
-            job.contract,
-            job.device,
+            config.contract,
+            config.device,
             child,
-            job.examples,
-            reference_cache=job.reference_cache,
-            profile=job.profile,
+            config.examples,
+            reference_cache=config.reference_cache,
+            profile=config.profile,
         )
         try:
             sets = [trial.draw("normal").name, trial.draw("shifted").name]
         except CandidateFailure as error:
-            failures.update(dict.fromkeys(schedules, _gist(error.found)))
+            failures.update(dict.fromkeys(schedules, _summarise_traceback(error.found)))
             return {}
         ready, expected = [], None
         for name in schedules:
-            reason, outputs, begun = _graph_of_what_failed(name, failures), None, working_s()
+            reason, outputs, started_s = _find_failed_base(name, failures), None, working_s()
             if not reason:
-                reason, outputs = _tried(trial, name, sets[0], expected)
-                if name == EAGER and _blind(outputs) and trial.examples is not None:
-                    sets, reason, outputs = _on_examples(trial)
+                reason, outputs = _try_schedule(trial, name, sets[0], expected)
+                if name == EAGER and _has_no_numbers(outputs) and trial.examples is not None:
+                    sets, reason, outputs = _try_on_examples(trial)
             expected = outputs if name == EAGER else expected
             if reason:
                 failures[name] = reason
             else:
                 ready.append(name)
-                ready_s.setdefault(
-                    name, working_s() - begun
-                )  # a second race finds what the first one compiled
+                # the first time counts: a second round finds what the first one compiled
+                ready_s.setdefault(name, working_s() - started_s)
             if not child.usable:
                 return {}
         del outputs, expected
-        release_cached_memory(job.device)
-        with lock_gpu(job.device, "race"):
-            return _raced(child, ready, sets, failures)
+        release_cached_memory(config.device)
+        with lock_gpu(config.device, "race"):
+            return _time_slots(child, ready, sets, failures)
 
 
-def _on_examples(trial: Trial) -> tuple[list[str], str, Outputs | None]:
-    """Eager on the user's own inputs, where drawn ones leave nothing to tell the others apart by:
-    the set, and as `_tried`.
+def _try_on_examples(trial: Trial) -> tuple[list[str], str, Outputs | None]:
+    """Eager on the user's own inputs, where it has no finite number on drawn ones: the set, and as
+    `_try_schedule`.
     """
     try:
         sets = [trial.draw("examples").name]
     except CandidateFailure as error:
-        return [], _gist(error.found), None
-    return sets, *_tried(trial, EAGER, sets[0], None)
+        return [], _summarise_traceback(error.found), None
+    return sets, *_try_schedule(trial, EAGER, sets[0], None)
 
 
-def _blind(outputs: Outputs | None) -> bool:
-    """Whether one of them holds no number at all, so that nothing can be compared there."""
+def _has_no_numbers(outputs: Outputs | None) -> bool:
+    """Whether an output holds no finite number, so that nothing can be compared there."""
     return any(out is not None and not _has_numbers(out) for out in outputs or ())
 
 
@@ -129,30 +127,29 @@ def _has_numbers(out: torch.Tensor) -> bool:
     return not out.is_floating_point() or not out.numel() or bool(out.isfinite().any())
 
 
-def _graph_of_what_failed(name: Schedule, failures: dict[str, str]) -> str:
-    """Why a CUDA graph need not be tried: what it would capture has failed, and would be compiled
-    once more to fail again.
+def _find_failed_base(name: Schedule, failures: dict[str, str]) -> str:
+    """Why a CUDA graph need not be tried ("" if it must): the schedule that it would capture has
+    failed, and would be compiled once more to fail again.
     """
     base = name.base
     return f"{base} failed: {failures[base]}" if name.cuda_graph and base in failures else ""
 
 
-def _tried(
+def _try_schedule(
     trial: Trial, name: Schedule, inputs: str, expected: Outputs | None
 ) -> tuple[str, Outputs | None]:
-    """Load the reference under a schedule and call it once: why it is out of the race ("" if it is
-    not), and its outputs.
+    """Load the reference under a schedule and call it once: why it is excluded ("" if it is not),
+    and its outputs.
     """
     assert isinstance(trial.candidate, Candidate)  # the reference Program itself
     try:
         trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
         if is_random_program(trial.candidate.program):
-            trial.child.call(
-                "surroundings", stir=_RANDOM_SEED
-            )  # the same numbers for each, or it is not the same function
+            # the same numbers for each schedule, or it is not the same function
+            trial.child.call("surroundings", stir=_RANDOM_SEED)
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
-        return _gist(error.found), None
+        return _summarise_traceback(error.found), None
     if expected is not None and not all(
         is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
     ):
@@ -160,7 +157,7 @@ def _tried(
     return "", outputs
 
 
-def _raced(
+def _time_slots(
     child: Child, ready: Sequence[str], sets: Sequence[str], failures: dict[str, str]
 ) -> dict[str, list[float]]:
     if not ready:
@@ -170,13 +167,13 @@ def _raced(
         return {name: [float(value) for value in answer["samples"][name]] for name in ready}
     except CandidateFailure as error:
         failures[ready[-1]] = (
-            # the last one is the least proven; the others run again
-            f"the race ended: {_gist(error.found)}"
+            # the last one has proven least; the others run again
+            f"the benchmark ended: {_summarise_traceback(error.found)}"
         )
         return {}
 
 
-def _gist(found: str) -> str:
+def _summarise_traceback(text: str) -> str:
     """What failed and why on one line: the first and the last one of a traceback."""
-    lines = [line.strip() for line in found.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines) if len(lines) < 3 else f"{lines[0]} ... {lines[-1]}"

@@ -1,7 +1,7 @@
-"""A surprising speed-up is measured again, in a fresh process, on another GPU of the same kind if
-there is one; the lowest counts.
+"""Measures a surprising speed-up again, in a new process, on another GPU of the same kind if there is
+one; the lowest result counts.
 
-It decides from measurements and asks for more; how one is taken is the caller's.
+It decides from measurements and asks for more; the caller takes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, score_me
 
 __all__ = ["confirm_measurement", "find_other_device"]
 
-_LIMIT = 0.10
+_MAX_SPEEDUP_GAP = 0.10
 
 
 def confirm_measurement(
@@ -40,13 +40,13 @@ def confirm_measurement(
         return first
     more = max(first.measurement.plan.processes - 1, 1 if is_surprising(quoted, best) else 0)
     takes = [first, *(again() for _ in range(more))]
-    if more and not _agreed(takes):
+    if more and not _any_two_agree(takes):
         takes.append(again())
     if len(takes) == 1:
         return first
     slowest = min(takes, key=lambda take: take.measurement.summary.low)
     failed = [check for take in takes for check in take.checks if not check.passed]
-    return replace(slowest, checks=(*slowest.checks, *failed, _check(takes, where)))
+    return replace(slowest, checks=(*slowest.checks, *failed, _check_jump(takes, where)))
 
 
 def find_other_device(device: torch.device) -> torch.device | None:
@@ -63,21 +63,21 @@ def find_other_device(device: torch.device) -> torch.device | None:
     return torch.device("cuda", alike[0]) if alike else None
 
 
-def _agreed(takes: list[BenchmarkResult]) -> bool:
+def _any_two_agree(takes: list[BenchmarkResult]) -> bool:
     return any(
-        agree(one.measurement.summary, other.measurement.summary)
-        for one, other in combinations(takes, 2)
+        agree(left.measurement.summary, right.measurement.summary)
+        for left, right in combinations(takes, 2)
     )
 
 
-def _check(takes: list[BenchmarkResult], where: str) -> CheckResult:
+def _check_jump(takes: list[BenchmarkResult], where: str) -> CheckResult:
     speedups = sorted(take.measurement.summary.speedup for take in takes)
-    apart = min(high / low - 1 for low, high in pairwise(speedups))
-    told = ", ".join(f"{speedup:.3f}" for speedup in speedups)
+    gap = min(high / low - 1 for low, high in pairwise(speedups))
+    listing = ", ".join(f"{speedup:.3f}" for speedup in speedups)
     return CheckResult(
         "jump",
-        _agreed(takes),
-        apart,
-        _LIMIT,
-        f"speed-ups in {len(takes)} processes on {where}: {told}",
+        _any_two_agree(takes),
+        gap,
+        _MAX_SPEEDUP_GAP,
+        f"speed-ups in {len(takes)} processes on {where}: {listing}",
     )

@@ -40,7 +40,7 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
     """
     failure = verdict.failure
     if failure is not None:
-        return Rejected(_told(failure), failure.name, _numbers(failure))
+        return Rejected(_describe_failure(failure), failure.name, _numbers(failure))
     if not verdict.passed:
         return Rejected("nothing was checked", "protocol")
     if timing is None:
@@ -140,7 +140,7 @@ def choose_baseline(medians_us: Mapping[str, float]) -> str:
     return min(near, key=SCHEDULES.index)
 
 
-def _told(check: CheckResult) -> str:
+def _describe_failure(check: CheckResult) -> str:
     if check.detail or check.value is None:
         return check.detail or f"check {check.name!r} failed"
     return f"{check.name}: {check.value:.4g} exceeds {check.limit if check.limit is None else format(check.limit, '.4g')}"

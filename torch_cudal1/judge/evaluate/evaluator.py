@@ -1,8 +1,8 @@
-"""The judge's front door: is a candidate right and faster. One child process per question; `race`
-finds the fastest baseline.
+"""Evaluates a candidate for a region: is it right, and is it faster than the best baseline.
 
-Everything a candidate does wrong comes back as a `Rejected` value; SandboxError means that this
-machine cannot judge at all.
+One child process per candidate. Everything a candidate does wrong comes back as a `Rejected` value;
+SandboxError means that no candidate can be evaluated on this machine. `baseline_benchmark` finds
+the fastest baseline; candidates that are sources are the business of `source_evaluator`.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ __all__ = [
 
 # of the GPU with each process, for as long as it lives; for larger tensors more is shared while
 # they are handed over
-_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 1 << 30, 12
+_SLACK_BYTES, _MAX_SHARED_BYTES, _FREE_MEMORY_DIVISOR = 1 << 20, 1 << 30, 12
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Under what a region is judged. `examples`: real inputs in the order of the region's,
-    parameters included.
+    """How candidates for a region are evaluated. `examples`: real inputs in the order of the
+    region's, parameters included.
 
     `book` remembers the secret input sets and what eager and float64 yield on them, for all
-    candidates judged under this job. `trust`: "foreign" for a Program that nobody vouches for: it
-    runs confined as a stranger's source does, in a process of its own.
+    candidates evaluated with this config. `trust`: "foreign" for a Program without a trusted author: it
+    runs confined as foreign source does, in a process of its own.
     """
 
     settings: Settings
@@ -95,9 +95,8 @@ class EvaluationConfig:
     device: torch.device
     examples: tuple[torch.Tensor, ...] | None = None
     plan: TimingPlan = TIMING_PLANS["fast"]
-    best_score: float | None = (
-        None  # of this task so far: a score above twice that is measured again
-    )
+    # of this task so far: a score above twice that is measured again
+    best_score: float | None = None
     reference_cache: ReferenceCache = field(default_factory=dict, compare=False, repr=False)
     trust: Trust = "own"
 
@@ -109,9 +108,9 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class BaselineRanking:
-    """The race of the baselines: the winner, medians in microseconds per call, why others did not
-    run, and the seconds until each had answered once, which is what a compiler takes for the
-    region.
+    """Result of the baseline benchmark: the fastest, medians in microseconds per call, why others
+    did not run, and the seconds until each had answered once, which is what a compiler takes for
+    the region.
     """
 
     best: Candidate
@@ -128,8 +127,8 @@ class BaselineRanking:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One candidate's fate with all its evidence. `confinement`: of its process, None if none was
-    started.
+    """The decision on one candidate with its evidence. `confinement`: of its process, None if none
+    was started.
     """
 
     candidate: Candidate
@@ -143,29 +142,26 @@ class Evaluation:
         return self.decision.timing
 
 
-def prestart_worker(region: Region, job: EvaluationConfig) -> None:
-    """Start a process for later questions about `region` in the background. For inside
-    `pool_scope()`, as early as can be.
+def prestart_worker(region: Region, config: EvaluationConfig) -> None:
+    """Start a child for later evaluations of `region` in the background, as early as possible inside
+    `pool_scope()`.
     """
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
-    free = torch.cuda.mem_get_info(job.device)[0] if job.device.type == "cuda" else 0
+    free = torch.cuda.mem_get_info(config.device)[0] if config.device.type == "cuda" else 0
     shared = max(inputs, outputs) + _SLACK_BYTES
-    fits = shared <= min(
-        _MOST_SHARED_BYTES, free // _SHARE_OF_FREE
-    )  # less than a message is of no use
-    prestart(make_limits(job.settings, job.device), job.contract, shared if fits else 0)
+    # less than a message is of no use
+    fits = shared <= min(_MAX_SHARED_BYTES, free // _FREE_MEMORY_DIVISOR)
+    prestart(make_limits(config.settings, config.device), config.contract, shared if fits else 0)
 
 
 def prestart_fork_server(settings: Settings, device: torch.device) -> None:
-    """Prepare for `prestart_worker` before the region is known: for inside `pool_scope()`, while a call is
-    captured.
-    """
+    """Start the fork server before the region is known, while a call is captured."""
     expect_children(make_limits(settings, device))
 
 
 def evaluate_candidate(
-    region: Region, candidate: Candidate, ranking: BaselineRanking, job: EvaluationConfig
+    region: Region, candidate: Candidate, ranking: BaselineRanking, config: EvaluationConfig
 ) -> Evaluation:
     """Validate a candidate, time it against the best baseline if it is right, and decide. Raises
     SandboxError.
@@ -176,39 +172,39 @@ def evaluate_candidate(
     decision: Decision | None = None
     confinement: Confinement | None = None
     if verdict.passed:
-        with _child(job) as child:
+        with _acquire_child(config) as child:
             confinement = child.confinement
-            trial = _trial(region, candidate, job, child)
-            verdict = _validated(trial, checks)
+            trial = _make_trial(region, candidate, config, child)
+            verdict = _validate(trial, checks)
             child.usable = child.usable and (verdict.passed or not candidate.program.launches)
             if verdict.passed:
                 try:
-                    verdict, timing = _measured(trial, ranking, verdict, job)
+                    verdict, timing = _measure(trial, ranking, verdict, config)
                 except CandidateFailure as error:
                     child.usable = False
                     decision = Rejected(f"{error.stage}: {error.found}", error.detector)
-    decision = decision or decide(verdict, timing, job.settings)
+    decision = decision or decide(verdict, timing, config.settings)
     telemetry.count("candidates_judged")
-    judgement = Evaluation(candidate, decision, verdict, confinement)
+    evaluation = Evaluation(candidate, decision, verdict, confinement)
     telemetry.record(
         "evaluate_candidate",
         "accepted" if isinstance(decision, Accepted) else "rejected",
         region.key[:12],
-        **summarise_evaluation(judgement),
+        **summarise_evaluation(evaluation),
     )
-    return judgement
+    return evaluation
 
 
-def validate_candidate(region: Region, candidate: Candidate, job: EvaluationConfig) -> Verdict:
+def validate_candidate(region: Region, candidate: Candidate, config: EvaluationConfig) -> Verdict:
     """Validate a candidate without timing it: for a part whose speed only the whole can tell.
     Raises SandboxError.
     """
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
     if verdict.passed:
-        with _child(job) as child:
-            verdict = _validated(
-                _trial(region, candidate, replace(job, examples=None), child), checks
+        with _acquire_child(config) as child:
+            verdict = _validate(
+                _make_trial(region, candidate, replace(config, examples=None), child), checks
             )
             child.usable = child.usable and (verdict.passed or not candidate.program.launches)
     telemetry.count("candidates_judged")
@@ -216,37 +212,39 @@ def validate_candidate(region: Region, candidate: Candidate, job: EvaluationConf
 
 
 def build_candidates(
-    region: Region, proposals: Sequence[Proposal], job: EvaluationConfig, target: Target
+    region: Region, proposals: Sequence[Proposal], config: EvaluationConfig, target: Target
 ) -> tuple[Candidate | Rejected, ...]:
     """Compile kernel proposals for a region in a child that sees no GPU; one answer per proposal,
     in order. Raises SandboxError.
     """
     answers: list[Candidate | Rejected] = []
-    left = list(proposals)
-    while left:
-        limits = make_limits(job.settings, torch.device("cpu"), visible_gpu=False)
-        with spawn(limits, job.contract) as child:
+    pending = list(proposals)
+    while pending:
+        limits = make_limits(config.settings, torch.device("cpu"), visible_gpu=False)
+        with spawn(limits, config.contract) as child:
             payloads = write_payloads(region.program, child.new_file())
-            while left and child.usable:
-                answers.append(_built(child, region.program, payloads, left.pop(0), target))
+            while pending and child.usable:
+                answers.append(
+                    _build_candidate(child, region.program, payloads, pending.pop(0), target)
+                )
     for answer in answers:
         telemetry.count("candidates_built" if isinstance(answer, Candidate) else "builds_failed")
     return tuple(answers)
 
 
-def make_evidence(judgement: Evaluation, ranking: BaselineRanking) -> dict[str, Any]:
+def make_evidence(evaluation: Evaluation, ranking: BaselineRanking) -> dict[str, Any]:
     """The evidence of a choice as JSON: timing, checks, profile, how its process was confined."""
     return {
-        "timing": _timing_json(judgement.timing, ranking),
-        "checks": [_check_json(check) for check in judgement.verdict.checks],
-        "profile": judgement.verdict.profile,
-        "sandbox": judgement.confinement.to_json() if judgement.confinement else None,
+        "timing": _timing_json(evaluation.timing, ranking),
+        "checks": [_check_json(check) for check in evaluation.verdict.checks],
+        "profile": evaluation.verdict.profile,
+        "sandbox": evaluation.confinement.to_json() if evaluation.confinement else None,
     }
 
 
-def summarise_evaluation(judgement: Evaluation) -> dict[str, Any]:
+def summarise_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """One line of "what was tried" as JSON."""
-    candidate, decision, timing = judgement.candidate, judgement.decision, judgement.timing
+    candidate, decision, timing = evaluation.candidate, evaluation.decision, evaluation.timing
     rejected = decision if isinstance(decision, Rejected) else None
     return {
         "label": candidate.label,
@@ -263,31 +261,39 @@ def summarise_evaluation(judgement: Evaluation) -> dict[str, Any]:
         "low": timing.low if timing else None,
         "high": timing.high if timing else None,
         "candidate_us": timing.candidate_us if timing else None,
-        "error_ratio": _finite(judgement.verdict.worst_error_ratio),
+        "error_ratio": _finite(evaluation.verdict.worst_error_ratio),
     }
 
 
-def _child(job: EvaluationConfig) -> AbstractContextManager[Child]:
+def _acquire_child(config: EvaluationConfig) -> AbstractContextManager[Child]:
     """A child for one candidate; warm if its code is ours, never for a stranger's."""
-    limits = make_limits(job.settings, job.device, trust=job.trust)
-    return acquire(limits, job.contract) if job.trust == "own" else Child(limits, job.contract)
-
-
-def _trial(region: Region, candidate: Candidate, job: EvaluationConfig, child: Child) -> Trial:
-    subject = RegionReference(region, job.contract, job.device, proven=job.examples is not None)
-    return Trial(
-        subject,
-        candidate,
-        job.contract,
-        job.device,
-        child,
-        job.examples,
-        reference_cache=job.reference_cache,
-        profile=job.profile,
+    limits = make_limits(config.settings, config.device, trust=config.trust)
+    return (
+        acquire(limits, config.contract)
+        if config.trust == "own"
+        else Child(limits, config.contract)
     )
 
 
-def _validated(trial: Trial, checked: Sequence[CheckResult]) -> Verdict:
+def _make_trial(
+    region: Region, candidate: Candidate, config: EvaluationConfig, child: Child
+) -> Trial:
+    subject = RegionReference(
+        region, config.contract, config.device, proven=config.examples is not None
+    )
+    return Trial(
+        subject,
+        candidate,
+        config.contract,
+        config.device,
+        child,
+        config.examples,
+        reference_cache=config.reference_cache,
+        profile=config.profile,
+    )
+
+
+def _validate(trial: Trial, checked: Sequence[CheckResult]) -> Verdict:
     """`checked`: what passed before the child was started."""
     try:
         trial.load("candidate", trial.candidate)
@@ -298,30 +304,35 @@ def _validated(trial: Trial, checked: Sequence[CheckResult]) -> Verdict:
     return Verdict((*checked, *validate(trial).checks))
 
 
-def _measured(
-    trial: Trial, ranking: BaselineRanking, verdict: Verdict, job: EvaluationConfig
+def _measure(
+    trial: Trial, ranking: BaselineRanking, verdict: Verdict, config: EvaluationConfig
 ) -> tuple[Verdict, Timing | None]:
     """Time the candidate on trial, again in a fresh process where its score asks for it: the
     verdict with what timing checked.
     """
-    elsewhere = find_other_device(job.device)
+    elsewhere = find_other_device(config.device)
     where = "the same device" if elsewhere is None else "another device"
-    job_again = job if elsewhere is None else replace(job, device=elsewhere, reference_cache={})
+    config_again = (
+        config if elsewhere is None else replace(config, device=elsewhere, reference_cache={})
+    )
     assert isinstance(trial.candidate, Candidate)
     assert isinstance(trial.reference, RegionReference)
     region, candidate = trial.reference.region, trial.candidate
-    gpu: dict[str, Any] = {"before": read_gpu_state(job.device)}
-    first = _timed(trial, ranking, job, gpu)
-    found = confirm_measurement(
-        first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where
+    gpu: dict[str, Any] = {"before": read_gpu_state(config.device)}
+    first = _time_against_baseline(trial, ranking, config, gpu)
+    confirmed = confirm_measurement(
+        first,
+        lambda: _time_in_new_process(region, candidate, ranking, config_again),
+        config.best_score,
+        where,
     )
-    gpu["after"] = read_gpu_state(job.device)
-    verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
+    gpu["after"] = read_gpu_state(config.device)
+    verdict = replace(verdict, checks=(*verdict.checks, *confirmed.checks))
     summary, quoted = (
-        found.measurement.summary,
-        score_measurement(found.measurement.summary, job.plan),
+        confirmed.measurement.summary,
+        score_measurement(confirmed.measurement.summary, config.plan),
     )
-    details = {**found.facts, "gpu": gpu}
+    details = {**confirmed.facts, "gpu": gpu}
     telemetry.record(
         "evaluate_candidate", "timed", trial.reference.key[:12], label=candidate.label, **details
     )
@@ -337,15 +348,15 @@ def _measured(
         high=summary.high,
         pairs=summary.pairs,
         baselines_us=dict(ranking.medians_us),
-        profile=job.plan.profile,
+        profile=config.plan.profile,
         score=quoted,
         details=details,
     )
     return verdict, timing
 
 
-def _timed(
-    trial: Trial, ranking: BaselineRanking, job: EvaluationConfig, gpu: dict[str, Any]
+def _time_against_baseline(
+    trial: Trial, ranking: BaselineRanking, config: EvaluationConfig, gpu: dict[str, Any]
 ) -> BenchmarkResult:
     """The candidate against the best baseline in the trial's child; whether others timed there
     meanwhile goes into `gpu`.
@@ -358,38 +369,40 @@ def _timed(
         raise CandidateFailure(
             "timing", f"the baseline could not be loaded beside it: {error.found}", "timing"
         ) from error
-    with lock_gpu(job.device, "timing") as refusal:
+    with lock_gpu(config.device, "timing") as refusal:
         gpu["shared"] = str(refusal or "")
-        found = time_program(trial, replace(job.plan, margin=job.settings.margin))
+        result = time_program(trial, replace(config.plan, margin=config.settings.margin))
     trial.drop_large_sets()
-    fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
+    fastest_us = min(summary.b_us for summary in result.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(
-        found,
+        result,
         checks=(
-            *found.checks,
+            *result.checks,
             check_roofline(
                 count_required_work(trial.candidate.program),
-                find_device_peaks(job.device),
+                find_device_peaks(config.device),
                 fastest_us,
             ),
         ),
     )
 
 
-def _timed_afresh(
-    region: Region, candidate: Candidate, ranking: BaselineRanking, job: EvaluationConfig
+def _time_in_new_process(
+    region: Region, candidate: Candidate, ranking: BaselineRanking, config: EvaluationConfig
 ) -> BenchmarkResult:
     """The same in a process that has run nothing else. Raises CandidateFailure."""
-    with spawn(make_limits(job.settings, job.device, trust=job.trust), job.contract) as child:
-        trial = _trial(region, candidate, job, child)
+    with spawn(
+        make_limits(config.settings, config.device, trust=config.trust), config.contract
+    ) as child:
+        trial = _make_trial(region, candidate, config, child)
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)
         trial.load("candidate", candidate)
-        return _timed(trial, ranking, job, {})
+        return _time_against_baseline(trial, ranking, config, {})
 
 
-def _built(
+def _build_candidate(
     child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target
 ) -> Candidate | Rejected:
     path = child.new_file()

@@ -1,10 +1,9 @@
-"""A heat: which of several kernels for one region is fastest, asked in one process before any of
-them is judged.
+"""Prescreens kernels for one region: times several in one process before any of them is evaluated.
 
-A judgement costs seconds, a heat tenths of them. Times stand beside eager's in the same process;
-whose result is grossly not eager's is out. Beside them stands about what Inductor would take
-(`ir.fusion_estimate`), where it may run. Nothing of this is evidence: what comes out ahead must
-still pass the judge, which times it again.
+An evaluation costs seconds, a prescreen tenths of them. Times stand references eager's in the same
+process; a kernel whose result is grossly not eager's is excluded. Beside them stands about what
+Inductor would take (`ir.fusion_estimate`), where it may run. None of this is evidence: the fastest
+must still pass the evaluation, which times it again.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ __all__ = ["PrescreenResult", "prescreen"]
 
 _BUDGET_S = 1.5
 _EAGER, _ONE_PASS = "eager", "one pass"
-_SAMPLE = 1 << 20  # elements
-_LEEWAY = 1.1  # it is no more than a guess, and others may be at work on the GPU
+_COMPARED_ELEMENTS = 1 << 20
+# the estimate is rough, and other processes may use the GPU
+_ONE_PASS_LEEWAY = 1.1
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,29 @@ class PrescreenResult:
     """Medians in microseconds per call, eager's and those of the candidates by position, and why
     others have none.
 
-    `apart`: how far a candidate's results are from eager's, root mean square over root mean square.
-    `one_pass_us`: of the product with one pass for all that follows; None where that was not asked.
+    `errors`: how far a candidate's results are from eager's, root mean square over root mean
+    square. `one_pass_us`: of the product with one pass for all that follows; None where it was not
+    measured.
     """
 
     eager_us: float
     medians_us: Mapping[int, float]
     failures: Mapping[int, str]
-    apart: Mapping[int, float] = field(default_factory=dict)
+    errors: Mapping[int, float] = field(default_factory=dict)
     one_pass_us: float | None = None
 
     @property
     def to_beat_us(self) -> float:
-        """What a kernel must be faster than to be worth a place in a model."""
+        """The time that a kernel must stay below to be worth a place in a model."""
         return (
             self.eager_us
             if self.one_pass_us is None
-            else min(self.eager_us, _LEEWAY * self.one_pass_us)
+            else min(self.eager_us, _ONE_PASS_LEEWAY * self.one_pass_us)
         )
 
 
 def prescreen(
-    region: Region, candidates: Sequence[Candidate], job: EvaluationConfig
+    region: Region, candidates: Sequence[Candidate], config: EvaluationConfig
 ) -> PrescreenResult:
     """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any.
     Raises SandboxError.
@@ -69,39 +70,45 @@ def prescreen(
     run, all have failed.
     """
     failures: dict[int, str] = {}
-    apart: dict[int, float] = {}
+    errors: dict[int, float] = {}
     medians: dict[str, float] = {}
     while len(failures) < len(candidates) and not medians:
-        medians = _run(region, candidates, job, failures, apart)
+        medians = _prescreen_once(region, candidates, config, failures, errors)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
-    found = PrescreenResult(
-        medians.get(_EAGER, 0.0), by_position, failures, apart, medians.get(_ONE_PASS)
+    result = PrescreenResult(
+        medians.get(_EAGER, 0.0), by_position, failures, errors, medians.get(_ONE_PASS)
     )
-    facts: dict[str, object] = {"eager_us": found.eager_us, "one_pass_us": found.one_pass_us}
+    facts: dict[str, object] = {"eager_us": result.eager_us, "one_pass_us": result.one_pass_us}
     facts |= {"medians_us": list(by_position.items()), "failures": list(failures.items())}
-    telemetry.record("judge", "prescreen", region.key[:12], **facts)
-    return found
+    telemetry.record("judge", "heat", region.key[:12], **facts)
+    return result
 
 
-def _run(
+def _prescreen_once(
     region: Region,
     candidates: Sequence[Candidate],
-    job: EvaluationConfig,
+    config: EvaluationConfig,
     failures: dict[int, str],
-    apart: dict[int, float],
+    errors: dict[int, float],
 ) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
-    own = replace(job, reference_cache={})
-    subject = RegionReference(region, own.contract, own.device)
+    config = replace(config, reference_cache={})
+    subject = RegionReference(region, config.contract, config.device)
     eager = Candidate(region.program, EAGER, "baseline")
-    with acquire(make_limits(own.settings, own.device), own.contract) as child:
+    with acquire(make_limits(config.settings, config.device), config.contract) as child:
         trial = Trial(
-            subject, eager, own.contract, own.device, child, own.examples, profile=own.profile
+            subject,
+            eager,
+            config.contract,
+            config.device,
+            child,
+            config.examples,
+            profile=config.profile,
         )
         try:
-            kinds = ("normal", "shifted") if own.examples is None else ("examples",)
+            kinds = ("normal", "shifted") if config.examples is None else ("examples",)
             sets = [trial.draw(kind).name for kind in kinds]
-            expected = _outputs(trial, _EAGER, eager, sets[0])
+            expected = _run_slot(trial, _EAGER, eager, sets[0])
         except CandidateFailure as error:
             failures.update(
                 dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}")
@@ -112,19 +119,21 @@ def _run(
             outputs = (
                 None
                 if at in failures
-                else _fit(trial, at, candidates[at], sets[0], expected, failures)
+                else _run_candidate(trial, at, candidates[at], sets[0], expected, failures)
             )
             if outputs is not None:
                 ready.append(at)
-                apart[at] = _apart(outputs, expected)
-        asked = "compile" not in own.settings.without and _runs_in_one_pass(trial, eager, sets[0])
-        beside = (_EAGER, _ONE_PASS) if asked else (_EAGER,)
+                errors[at] = _relative_error(outputs, expected)
+        has_one_pass = "compile" not in config.settings.without and _runs_in_one_pass(
+            trial, eager, sets[0]
+        )
+        references = (_EAGER, _ONE_PASS) if has_one_pass else (_EAGER,)
         if not child.usable:
             return {}
         del outputs, expected
-        release_cached_memory(own.device)
-        with lock_gpu(own.device, "prescreen"):
-            return _timed(child, beside, ready, sets, failures)
+        release_cached_memory(config.device)
+        with lock_gpu(config.device, "heat"):
+            return _time_slots(child, references, ready, sets, failures)
 
 
 def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
@@ -135,13 +144,13 @@ def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
     if program is None or not trial.child.usable:
         return False
     try:
-        _outputs(trial, _ONE_PASS, Candidate(program, EAGER, "baseline"), inputs)
+        _run_slot(trial, _ONE_PASS, Candidate(program, EAGER, "baseline"), inputs)
     except CandidateFailure:
         return False
     return True
 
 
-def _fit(
+def _run_candidate(
     trial: Trial,
     at: int,
     candidate: Candidate,
@@ -153,47 +162,48 @@ def _fit(
     if not trial.child.usable:
         return None
     try:
-        found = _outputs(trial, str(at), candidate, inputs)
+        outputs = _run_slot(trial, str(at), candidate, inputs)
     except CandidateFailure as error:
         failures[at] = error.found
         return None
-    if all(is_grossly_equal(one, other) for one, other in zip(found, expected, strict=True)):
-        return found
+    if all(is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
+        return outputs
     failures[at] = "its result is not eager's"
     return None
 
 
-def _apart(outputs: Outputs, expected: Outputs) -> float:
+def _relative_error(outputs: Outputs, expected: Outputs) -> float:
     """The largest distance of an output from eager's, told from its first elements."""
-    found = [0.0]
-    for one, other in zip(outputs, expected, strict=True):
-        if one is not None and other is not None and other.is_floating_point():
-            a, b = (tensor.reshape(-1)[:_SAMPLE].double() for tensor in (one, other))
+    errors = [0.0]
+    for output, reference in zip(outputs, expected, strict=True):
+        if output is not None and reference is not None and reference.is_floating_point():
+            a, b = (
+                tensor.reshape(-1)[:_COMPARED_ELEMENTS].double() for tensor in (output, reference)
+            )
             both = a.isfinite() & b.isfinite()
             scale = b[both].norm().item()
-            found.append((a - b)[both].norm().item() / scale if scale > 0 else 0.0)
-    return max(found)
+            errors.append((a - b)[both].norm().item() / scale if scale > 0 else 0.0)
+    return max(errors)
 
 
-def _outputs(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outputs:
+def _run_slot(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outputs:
     trial.load(slot, candidate)
     return trial.call_slot(slot, inputs).outputs
 
 
-def _timed(
+def _time_slots(
     child: Child,
-    beside: Sequence[str],
+    references: Sequence[str],
     ready: Sequence[int],
     sets: Sequence[str],
     failures: dict[int, str],
 ) -> dict[str, float]:
-    slots = [*beside, *map(str, ready)]
+    slots = [*references, *map(str, ready)]
     try:
         answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
     except CandidateFailure as error:
-        failures.update(
-            dict.fromkeys(ready[-1:], f"the heat ended: {error.found}")
-        )  # the others run again
+        # the others run again
+        failures.update(dict.fromkeys(ready[-1:], f"the prescreen ended: {error.found}"))
         return {}
     return {
         slot: statistics.median(float(value) for value in answer["samples"][slot]) for slot in slots

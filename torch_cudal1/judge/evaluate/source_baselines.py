@@ -1,8 +1,8 @@
-"""The race of the ways to run a reference module that PyTorch itself offers: the fastest is what a
-source candidate must beat.
+"""Benchmarks the ways to run a reference module that PyTorch itself offers: a source candidate must
+beat the fastest.
 
-Everything happens in the oracle's process, beside which no candidate runs. The same race for
-regions is in `evaluator`.
+Everything happens in the reference's process, beside which no candidate runs.
+`baseline_benchmark` does the same for regions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMPILED: dict[Schedule, str] = {
 @dataclass(frozen=True)
 class Baselines:
     """The winner, medians in microseconds per call, why others did not run, and the input sets that
-    the oracle was given.
+    the oracle was set_names.
     """
 
     best: Schedule
@@ -53,14 +53,14 @@ class Baselines:
 
 
 class LostReferenceProcess(ReferenceFailure):
-    """A baseline ended the oracle's process: `name` says which, so that the race can be run again
-    without it.
+    """A baseline ended the reference's process: `name` says which, so that the benchmark can run
+    again without it.
     """
 
-    def __init__(self, name: str, found: str) -> None:
-        super().__init__("racing the baselines", found)
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__("benchmarking the baselines", reason)
         self.name = name
-        self.args = (name, found)  # so that it can be pickled
+        self.args = (name, reason)  # so that it can be pickled
 
 
 def name_slot(reference: SourceReference, name: Schedule) -> str:
@@ -75,27 +75,27 @@ def rank_source_baselines(
     eager_only: bool = False,
     lost: Mapping[str, str] | None = None,
 ) -> Baselines:
-    """Race eager, torch.compile and (on CUDA) torch.compile with CUDA graphs on those input sets.
+    """Benchmark eager, torch.compile and (on CUDA) torch.compile with CUDA graphs on those input sets.
 
-    What cannot run, or does not yield eager's result, is out of the race, with the reason; so is
-    what is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
+    What cannot run, or does not yield eager's result, is excluded with the reason; so is what
+    is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
     """
     names: list[Schedule] = [EAGER] if eager_only else [EAGER, INDUCTOR]
     if reference.device.type == "cuda" and not eager_only:
         names.append(INDUCTOR_GRAPH)
     names = [name for name in names if name not in (lost or {})]
-    given = [
-        _given(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
+    set_names = [
+        _put_inputs(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     failures = dict(lost or {})
     expected: Outputs | None = None
     for name in names:
         try:
-            found = _tried(reference, name, given[0])
+            outputs = _run_baseline(reference, name, set_names[0])
             if expected is None:
-                expected = found
-            elif not all(is_grossly_equal(a, b) for a, b in zip(found, expected, strict=True)):
+                expected = outputs
+            elif not all(is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
                 failures[name] = "its result is not eager's"
         except CandidateFailure as error:
             if not reference.oracle.usable:
@@ -104,44 +104,46 @@ def rank_source_baselines(
         except ValueError as error:
             failures[name] = f"other outputs than eager's: {error}"
     if "eager" in failures:
-        raise ReferenceFailure("racing the baselines", failures["eager"])
-    medians = _raced(reference, [name for name in names if name not in failures], given)
+        raise ReferenceFailure("benchmarking the baselines", failures["eager"])
+    medians = _time_baselines(
+        reference, [name for name in names if name not in failures], set_names
+    )
     best = next(name for name in names if name == choose_baseline(medians))
     telemetry.record(
         "judge", "baselines", reference.key[:12], best=best, medians_us=medians, failures=failures
     )
-    return Baselines(best, medians, failures, tuple(given))
+    return Baselines(best, medians, failures, tuple(set_names))
 
 
 def load_eager_baseline(
     reference: SourceReference, sets: Sequence[Sequence[torch.Tensor]]
 ) -> Baselines:
-    """Eager alone, ready to be timed and not raced. Raises ReferenceFailure."""
-    given = [
-        _given(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
+    """Load eager alone, ready to be timed. Raises ReferenceFailure."""
+    set_names = [
+        _put_inputs(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     try:
-        _tried(reference, EAGER, given[0])
+        _run_baseline(reference, EAGER, set_names[0])
     except CandidateFailure as error:
         raise ReferenceFailure("running the reference", error.found) from error
-    return Baselines(EAGER, {}, {}, tuple(given))
+    return Baselines(EAGER, {}, {}, tuple(set_names))
 
 
-def _tried(reference: SourceReference, name: Schedule, inputs: str) -> Outputs:
+def _run_baseline(reference: SourceReference, name: Schedule, inputs: str) -> Outputs:
     oracle = reference.oracle
-    way = RunMode(compiled=_COMPILED[name])
-    load_module(oracle, name_slot(reference, name), reference.text, reference.form, way)
+    mode = RunMode(compiled=_COMPILED[name])
+    load_module(oracle, name_slot(reference, name), reference.text, reference.form, mode)
     path = oracle.new_file()
     answer = oracle.call(
         "run", slot=name_slot(reference, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S
     )
-    found = load_tensors(answer["layout"], path, reference.device)
+    outputs = load_tensors(answer["layout"], path, reference.device)
     path.unlink(missing_ok=True)
-    return found
+    return outputs
 
 
-def _raced(
+def _time_baselines(
     reference: SourceReference, names: Sequence[Schedule], sets: Sequence[str]
 ) -> dict[str, float]:
     slots = {name: name_slot(reference, name) for name in names}
@@ -154,12 +156,12 @@ def _raced(
             for name, slot in slots.items()
         }
     except CandidateFailure as error:
-        raise ReferenceFailure("racing the baselines", error.found) from error
+        raise ReferenceFailure("benchmarking the baselines", error.found) from error
 
 
-def _given(oracle: Child, name: str, tensors: Sequence[torch.Tensor]) -> str:
+def _put_inputs(oracle: Child, name: str, tensors: Sequence[torch.Tensor]) -> str:
     try:
         oracle.put(name, tensors)
     except CandidateFailure as error:
-        raise ReferenceFailure("racing the baselines", error.found) from error
+        raise ReferenceFailure("benchmarking the baselines", error.found) from error
     return name

@@ -1,12 +1,11 @@
-"""The judge's front door for sources: is somebody's `ModelNew` right, and is it faster than the
-best way to run the reference?
+"""Evaluates candidates that are sources: is a `ModelNew` right, and is it faster than the best way
+to run the reference.
 
-Two child processes: the oracle runs the reference (eager, float64, compiled), the other one runs
-the candidate and nothing else. The oracle stays for the next candidate of the same reference; a
-candidate's process ends with it. Whatever a candidate does wrong comes back as a `Rejected` value
-that costs this candidate only. A reference that cannot be used is a `ReferenceFailure`; any other
-SandboxError means that this machine cannot judge at all. It prints nothing, and writes no file but
-the GPU's timing lock.
+Two child processes: one runs the reference (eager, float64, compiled), the other runs the candidate
+and nothing else. The first stays for the next candidate of the same reference; a candidate's process
+ends with it. What a candidate does wrong comes back as a `Rejected` value that costs this candidate
+only. A reference that cannot be used is a `ReferenceFailure`; any other SandboxError means that this
+machine cannot evaluate at all. It prints nothing, and writes no file but the GPU's timing lock.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from torch_cudal1.judge.benchmark.source_timing import time_source
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.checks.registry import select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.checks.static.contract import source_contract
+from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement
 from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, Unstable, decide, score_measurement
@@ -105,9 +104,9 @@ class SourceEvaluationConfig:
 
 @dataclass(frozen=True)
 class SourceEvaluation:
-    """One candidate's fate with all its evidence.
+    """The decision on one candidate with its evidence.
 
-    `baselines`: None if this reference's were not raced yet. `confinement`: of its process, None if
+    `baselines`: None if this reference's were not benchmarked yet. `confinement`: of its process, None if
     none was started. `elapsed_s`: seconds of each step, checks by their labels.
     """
 
@@ -126,8 +125,8 @@ class SourceEvaluation:
 
 @dataclass
 class _LoadedReference:
-    """A reference in the oracle's process: what it computes, its own examples, and its baselines
-    once they have been raced.
+    """A reference in its process: what it computes, its examples, and its baselines once they have
+    been benchmarked.
     """
 
     reference: SourceReference
@@ -137,7 +136,7 @@ class _LoadedReference:
 
 @dataclass
 class _Steps:
-    """What is being done now, told as it begins, and how long everything took."""
+    """Reports each step as it begins, and keeps how long each took."""
 
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
@@ -171,7 +170,7 @@ class _Steps:
 
 
 class SourceEvaluator:
-    """Judges candidates one after the other, each in a process of its own. Use it as a context
+    """Evaluates candidates one after the other, each in a process of its own. Use it as a context
     manager.
 
     `ahead`: start the next candidate's process while this one's is judged (never while it is
@@ -179,17 +178,20 @@ class SourceEvaluator:
     """
 
     def __init__(
-        self, job: SourceEvaluationConfig, progress: Progress | None = None, *, ahead: bool = False
+        self,
+        config: SourceEvaluationConfig,
+        progress: Progress | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
-        self.job = job
-        self._progress: Progress = progress or (lambda what, fraction: None)
+        self.config = config
+        self._progress: Progress = progress or (lambda step, fraction: None)
         self._ahead = ahead
-        # Linux kills a child with the thread that started it, so these threads live as long as the
-        # evaluator.
+        # Linux kills a child with the thread that started it: these threads live as long as this
         self._pool = ThreadPoolExecutor(2, "cudal1-judge")
         self._next: Future[Child] | None = None
         self._oracle: Child | None = None
-        self._bench: _LoadedReference | None = None
+        self._loaded: _LoadedReference | None = None
 
     def __enter__(self) -> SourceEvaluator:
         return self
@@ -204,16 +206,16 @@ class SourceEvaluator:
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        self._dismiss()
+        self._close_reference()
         if self._next is not None:
             _close(self._next)
             self._next = None
         self._pool.shutdown()
 
-    def judge(
+    def evaluate(
         self, reference_text: str, candidate_text: str, *, timed: bool = True
     ) -> SourceEvaluation:
-        """Judge one candidate against one reference. Without `timed` it is only validated, and so
+        """Evaluate one candidate against one reference. Without `timed` it is only validated, and so
         never accepted.
 
         Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no
@@ -221,112 +223,125 @@ class SourceEvaluator:
         """
         candidate = SourceCandidate(candidate_text)
         steps = _Steps(self._progress)
-        verdict = Verdict(tuple(source_contract(candidate)), self.job.profile)
-        found = SourceEvaluation(candidate, decide(verdict, None, self.job.settings), verdict)
+        verdict = Verdict(tuple(check_source_contract(candidate)), self.config.profile)
+        evaluation = SourceEvaluation(
+            candidate, decide(verdict, None, self.config.settings), verdict
+        )
         if verdict.passed:
-            with self._seated(reference_text, steps) as (child, bench):
+            with self._open_processes(reference_text, steps) as (child, loaded):
                 trial = Trial(
                     *(
-                        bench.reference,
+                        loaded.reference,
                         candidate,
-                        self.job.contract,
-                        self.job.device,
+                        self.config.contract,
+                        self.config.device,
                         child,
-                        bench.examples,
+                        loaded.examples,
                     ),
-                    profile=profile_for(self.job.profile),
-                    gradients=self.job.gradients,
+                    profile=profile_for(self.config.profile),
+                    gradients=self.config.gradients,
                 )
-                found = self._heard(trial, bench, steps, verdict=verdict, timed=timed)
+                evaluation = self._evaluate_loaded(
+                    trial, loaded, steps, verdict=verdict, timed=timed
+                )
         telemetry.count("candidates_judged")
-        telemetry.record("judge", "pair", candidate.digest[:12], **_brief(found))
-        return replace(found, elapsed_s=dict(steps.seconds))
+        telemetry.record("judge", "pair", candidate.digest[:12], **_summarise(evaluation))
+        return replace(evaluation, elapsed_s=dict(steps.seconds))
 
     @contextmanager
-    def _seated(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _LoadedReference]]:
-        """A clean child for the candidate, with the oracle of this reference beside it."""
-        known = self._bench is not None and self._bench.reference.text == text
+    def _open_processes(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _LoadedReference]]:
+        """A new child for the candidate, with the process of this reference beside it."""
+        is_loaded = self._loaded is not None and self._loaded.reference.text == text
         if (
             self._oracle is None
             or not self._oracle.usable
-            or (self.job.trust == "foreign" and not known)
+            or (self.config.trust == "foreign" and not is_loaded)
         ):
-            self._dismiss()
+            self._close_reference()
         with steps.step("start"):
-            coming, self._next = self._next or self._start("foreign"), None
+            starting, self._next = self._next or self._start("foreign"), None
             try:
-                self._oracle = self._oracle or self._start(self.job.trust).result()
-                if not _alive(
-                    coming.result()
-                ):  # it waited, and what ran meanwhile may have cost it its memory
-                    coming = self._start("foreign")
-                child = coming.result()
+                self._oracle = self._oracle or self._start(self.config.trust).result()
+                # it waited, and what ran meanwhile may have cost it its memory
+                if not _answers(starting.result()):
+                    starting = self._start("foreign")
+                child = starting.result()
             except BaseException:
-                _close(coming)
+                _close(starting)
                 raise
         with child:
-            if self._bench is None or not known:
+            if self._loaded is None or not is_loaded:
                 with steps.step("reference"):
-                    self._bench = _read(self._oracle, text, self.job.device)
+                    self._loaded = _read(self._oracle, text, self.config.device)
             self._next = self._start("foreign") if self._ahead else None
-            yield child, self._bench
+            yield child, self._loaded
 
     def _start(self, trust: Trust) -> Future[Child]:
         return self._pool.submit(
-            Child, make_limits(self.job.settings, self.job.device, trust=trust), self.job.contract
+            Child,
+            make_limits(self.config.settings, self.config.device, trust=trust),
+            self.config.contract,
         )
 
-    def _dismiss(self) -> None:
+    def _close_reference(self) -> None:
         if self._oracle is not None:
             self._oracle.close()
-        self._oracle, self._bench = None, None
+        self._oracle, self._loaded = None, None
 
-    def _heard(
-        self, trial: Trial, bench: _LoadedReference, steps: _Steps, *, verdict: Verdict, timed: bool
+    def _evaluate_loaded(
+        self,
+        trial: Trial,
+        loaded: _LoadedReference,
+        steps: _Steps,
+        *,
+        verdict: Verdict,
+        timed: bool,
     ) -> SourceEvaluation:
-        verdict = self._validated(trial, verdict, steps)
+        verdict = self._validate(trial, verdict, steps)
         timing = None
         if verdict.passed and timed:
             if self._next is not None:
                 wait([self._next])  # nothing may start while the clock runs
             with steps.step("baselines"):
-                bench, baselines = self._ranked(bench)
-                trial.reference = bench.reference
+                loaded, baselines = self._rank_baselines(loaded)
+                trial.reference = loaded.reference
             with steps.step("timing"):
-                verdict, timing = self._timed(trial, verdict, baselines)
-        decision = _decided(verdict, timing, self.job)
+                verdict, timing = self._measure(trial, verdict, baselines)
+        decision = _decide(verdict, timing, self.config)
         assert isinstance(trial.candidate, SourceCandidate)
         return SourceEvaluation(
-            trial.candidate, decision, verdict, bench.baselines, trial.child.confinement
+            trial.candidate, decision, verdict, loaded.baselines, trial.child.confinement
         )
 
-    def _validated(self, trial: Trial, verdict: Verdict, steps: _Steps) -> Verdict:
+    def _validate(self, trial: Trial, verdict: Verdict, steps: _Steps) -> Verdict:
         with steps.step("load"):
-            loaded = _loaded(trial)
+            loaded = _load_candidate(trial)
         checks = (*verdict.checks, loaded)
         if loaded.passed:
-            asked = [
+            checks_to_run = [
                 steps.around(check)
-                for check in select_checks(trial.profile, drop_in=self.job.drop_in)
+                for check in select_checks(trial.profile, drop_in=self.config.drop_in)
             ]
-            checks += validate(trial, checks=asked).checks
+            checks += validate(trial, checks=checks_to_run).checks
         return replace(verdict, checks=checks)
 
-    def _timed(
+    def _measure(
         self, trial: Trial, verdict: Verdict, baselines: Baselines
     ) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            found = confirm_measurement(
-                self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None
+            confirmed = confirm_measurement(
+                self._time_candidate(trial, baselines),
+                lambda: self._time_in_new_process(trial, baselines),
+                None,
             )
         except CandidateFailure as error:
             failed = CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
-        verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
+        verdict = replace(verdict, checks=(*verdict.checks, *confirmed.checks))
         summary, quoted = (
-            found.measurement.summary,
-            score_measurement(found.measurement.summary, found.measurement.plan),
+            confirmed.measurement.summary,
+            score_measurement(confirmed.measurement.summary, confirmed.measurement.plan),
         )
         if isinstance(quoted, Unstable) or not verdict.passed:
             return verdict, None
@@ -340,63 +355,71 @@ class SourceEvaluator:
             high=summary.high,
             pairs=summary.pairs,
             baselines_us=baselines.medians_us,
-            profile=self.job.profile,
+            profile=self.config.profile,
             score=quoted,
-            details={**found.facts, "gpu": read_gpu_state(self.job.device)},
+            details={**confirmed.facts, "gpu": read_gpu_state(self.config.device)},
         )
         return verdict, timing
 
-    def _ranked(self, bench: _LoadedReference) -> tuple[_LoadedReference, Baselines]:
-        """The reference and its raced baselines; in a new oracle, without the one at fault, where a
-        baseline ended its process.
+    def _rank_baselines(self, loaded: _LoadedReference) -> tuple[_LoadedReference, Baselines]:
+        """The reference and its benchmarked baselines; where a baseline ended the process, in a new
+        one and without that baseline.
         """
         lost: dict[str, str] = {}
         sets = [
             make_inputs(
-                bench.reference, randbits(62), "normal", self.job.device, examples=bench.examples
+                loaded.reference,
+                randbits(62),
+                "normal",
+                self.config.device,
+                examples=loaded.examples,
             )
             for _ in range(2)
         ]
-        while bench.baselines is None:
+        while loaded.baselines is None:
             try:
-                bench.baselines = rank_source_baselines(
-                    bench.reference, sets, eager_only=self.job.profile == "cudal1", lost=lost
+                loaded.baselines = rank_source_baselines(
+                    loaded.reference, sets, eager_only=self.config.profile == "cudal1", lost=lost
                 )
             except LostReferenceProcess as error:
                 if error.name == "eager":
                     raise
                 lost[error.name] = error.found
-                self._dismiss()
-                self._oracle = self._start(self.job.trust).result()
-                bench = self._bench = _read(self._oracle, bench.reference.text, self.job.device)
-        return bench, bench.baselines
+                self._close_reference()
+                self._oracle = self._start(self.config.trust).result()
+                loaded = self._loaded = _read(
+                    self._oracle, loaded.reference.text, self.config.device
+                )
+        return loaded, loaded.baselines
 
-    def _raced(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
+    def _time_candidate(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
         assert isinstance(trial.reference, SourceReference)
         slot = name_slot(trial.reference, baselines.best)
         side = ChildBatchTimer(trial.reference.oracle, slot, list(baselines.sets))
-        margin = None if self.job.all_pairs else self.job.settings.margin
-        with lock_gpu(self.job.device, "timing"):
-            return time_source(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
+        margin = None if self.config.all_pairs else self.config.settings.margin
+        with lock_gpu(self.config.device, "timing"):
+            return time_source(
+                trial, side, replace(TIMING_PLANS[self.config.profile], margin=margin)
+            )
 
-    def _raced_afresh(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
+    def _time_in_new_process(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
         """The same with the candidate in a process that has run nothing else. Raises
         CandidateFailure.
         """
         with trial.in_new_process() as other:
-            return self._raced(other, baselines)
+            return self._time_candidate(other, baselines)
 
 
 def evaluate_source(
     reference_text: str,
     candidate_text: str,
-    job: SourceEvaluationConfig,
+    config: SourceEvaluationConfig,
     progress: Progress | None = None,
 ) -> SourceEvaluation:
     """Judge one candidate against one reference in fresh processes. Raises as `PairCourt.judge`
     does.
     """
-    with SourceEvaluator(job, progress) as evaluator:
+    with SourceEvaluator(config, progress) as evaluator:
         return evaluator.evaluate(reference_text, candidate_text)
 
 
@@ -412,7 +435,7 @@ def _read(oracle: Child, text: str, device: torch.device) -> _LoadedReference:
     return _LoadedReference(subject, examples)
 
 
-def _loaded(trial: Trial) -> CheckResult:
+def _load_candidate(trial: Trial) -> CheckResult:
     """Import the candidate and construct it."""
     try:
         trial.load("candidate", trial.candidate)
@@ -422,20 +445,20 @@ def _loaded(trial: Trial) -> CheckResult:
     return CheckResult("contract", True, detail="imported and constructed")
 
 
-def _decided(verdict: Verdict, timing: Timing | None, job: SourceEvaluationConfig) -> Decision:
+def _decide(verdict: Verdict, timing: Timing | None, config: SourceEvaluationConfig) -> Decision:
     """As for any candidate; under `cudal1` by the paper's rule: success is a score above 1.01 over
     eager.
     """
-    if job.profile != "cudal1" or timing is None or timing.score is None or not verdict.passed:
-        return decide(verdict, timing, job.settings)
+    if config.profile != "cudal1" or timing is None or timing.score is None or not verdict.passed:
+        return decide(verdict, timing, config.settings)
     if timing.score > PAPER_SUCCESS:
         return Accepted(timing)
     reason = f"the score over eager is {timing.score:.2f}; a success is above {PAPER_SUCCESS}"
     return Rejected(reason, "timing", {"score_measurement": timing.score}, timing)
 
 
-def _brief(found: SourceEvaluation) -> dict[str, str]:
-    rejected = found.decision if isinstance(found.decision, Rejected) else None
+def _summarise(evaluation: SourceEvaluation) -> dict[str, str]:
+    rejected = evaluation.decision if isinstance(evaluation.decision, Rejected) else None
     return (
         {"detector": rejected.detector, "reason": rejected.reason}
         if rejected
@@ -443,7 +466,7 @@ def _brief(found: SourceEvaluation) -> dict[str, str]:
     )
 
 
-def _alive(child: Child) -> bool:
+def _answers(child: Child) -> bool:
     """Whether a process that has seen nothing yet answers; one that does not is closed."""
     try:
         child.call("drop", names=[])
@@ -453,7 +476,7 @@ def _alive(child: Child) -> bool:
     return True
 
 
-def _close(coming: Future[Child]) -> None:
+def _close(starting: Future[Child]) -> None:
     """Close a child that may still be starting."""
-    if coming.exception() is None:
-        coming.result().close()
+    if starting.exception() is None:
+        starting.result().close()

@@ -32,7 +32,7 @@ from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.registry import select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.checks.static.contract import source_contract
+from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement
 from torch_cudal1.judge.evaluate.decide import Unstable
@@ -155,7 +155,7 @@ class Lane:
         watch = _Watch()
         self._checks = (NUMERICS,) if validated else select_checks(profile_for("train"))
         candidate = SourceCandidate(program.source)
-        checks = source_contract(candidate)
+        checks = check_source_contract(candidate)
         found: tuple[float, tuple[float, ...]] | CheckResult
         if failed := _failed(checks):
             found = replace(failed, name="compile")

@@ -121,9 +121,9 @@ class Facts:
     """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be
     above 0 (variances).
 
-    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`:
+    `structural`: inputs whose values are structure (masks): they stay what the examples hold. `weights`:
     of recurrent layers; however they come, they are drawn as parameters are, or each step would
-    multiply all rounding. `chain`: steps of recurrent layers that wait for one another.
+    multiply all rounding. `sequential_steps`: steps of recurrent layers that wait for one another.
     """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -131,9 +131,9 @@ class Facts:
     flops: int = 0
     bounds: Mapping[int, int] = field(default_factory=dict)
     positive: frozenset[int] = frozenset()
-    kept: frozenset[int] = frozenset()
+    structural: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
-    chain: int = 0
+    sequential_steps: int = 0
 
 
 def analyse(program: Program) -> Facts:
@@ -179,7 +179,13 @@ def analyse(program: Program) -> Facts:
                 2 * length * max((math.prod(shapes.get(out, ())) for out in step.outs), default=0)
             )
     return Facts(
-        shapes, longest, flops, bounds, frozenset(positive), weights=frozenset(weights), chain=chain
+        shapes,
+        longest,
+        flops,
+        bounds,
+        frozenset(positive),
+        weights=frozenset(weights),
+        sequential_steps=chain,
     )
 
 

@@ -86,7 +86,7 @@ def make_inputs(
         example = examples[index] if examples is not None else None
         floating = spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex
         role = "parameter" if index in facts.weights else role
-        if example is not None and (not floating or index in facts.kept):
+        if example is not None and (not floating or index in facts.structural):
             tensors.append(clone_strided(example).to(place))
             continue
         flat = _draw(

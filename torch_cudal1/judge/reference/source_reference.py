@@ -73,7 +73,7 @@ class SourceReference:
     device: torch.device
     way: RunMode = EVAL
     bounds: Mapping[int, int] = field(default_factory=dict, compare=False)
-    kept: frozenset[int] = frozenset()
+    structural: frozenset[int] = frozenset()
     flops: int = 0
     trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -87,7 +87,7 @@ class SourceReference:
     @cached_property
     def outputs(self) -> tuple[bool, ...]:
         """Where the reference yields a tensor, as one call on made-up inputs shows."""
-        return self._shown[0]
+        return self._example_result[0]
 
     @property
     def output_bytes(self) -> int:
@@ -97,7 +97,7 @@ class SourceReference:
     @property
     def tree(self) -> str:
         """The structure of the reference's result."""
-        return self._shown[1]
+        return self._example_result[1]
 
     @cached_property
     def facts(self) -> Facts:
@@ -113,12 +113,12 @@ class SourceReference:
             flops=self.flops,
             bounds=self.bounds,
             positive=positive,
-            kept=self.kept,
+            structural=self.structural,
         )
 
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
         """The reference's own module. Raises ReferenceFailure."""
-        return self._asked(self.way, inputs)[0]
+        return self._ask_oracle(self.way, inputs)[0]
 
     def eager_with_tf32(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """Nothing: a source is held to what eager does."""
@@ -127,7 +127,7 @@ class SourceReference:
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
         """The reference's module in float64."""
         try:
-            return self._asked(replace(self.way, double=True, autocast=""), inputs)[0].outputs
+            return self._ask_oracle(replace(self.way, double=True, autocast=""), inputs)[0].outputs
         except ReferenceFailure as error:
             return Infeasible(error.found)
 
@@ -201,7 +201,9 @@ class SourceReference:
         cotangent per output.
         """
         facts = [
-            each for each in self._asked(self.way, self._made_up())[0].facts if each is not None
+            each
+            for each in self._ask_oracle(self.way, self._make_examples())[0].facts
+            if each is not None
         ]
         floating = ("float64", "float32", "float16", "bfloat16")
         kinds = [each["dtype"] if each["dtype"] in floating else "float32" for each in facts]
@@ -216,8 +218,8 @@ class SourceReference:
         return replace(self, way=way, specs=self.specs + cotangents, roles=roles, trees={})
 
     @cached_property
-    def _shown(self) -> tuple[tuple[bool, ...], str]:
-        result, tree = self._asked(self.way, self._made_up())
+    def _example_result(self) -> tuple[tuple[bool, ...], str]:
+        result, tree = self._ask_oracle(self.way, self._make_examples())
         return tuple(out is not None for out in result.outputs), tree
 
     @contextmanager
@@ -246,10 +248,10 @@ class SourceReference:
     def _slot(self, way: RunMode) -> str:
         return f"reference {self.key[:16]} {way}"  # one oracle may serve several references
 
-    def _made_up(self) -> list[torch.Tensor]:
+    def _make_examples(self) -> list[torch.Tensor]:
         return make_inputs(self, 1, "normal", self.device)
 
-    def _asked(self, way: RunMode, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
+    def _ask_oracle(self, way: RunMode, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
         slot = self._slot(way)
         try:
             if slot not in self.trees:

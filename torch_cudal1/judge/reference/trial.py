@@ -101,7 +101,7 @@ class Trial:
         """
         moved = sum(spec.size_bytes for spec in self.reference.specs)
         rates = CHECK_RATES[self.device.type]
-        chain_s = self.facts.chain * (
+        chain_s = self.facts.sequential_steps * (
             1e-5 if self.device.type == "cuda" else 1e-4
         )  # each has to wait for the one before
         cost_s = 2e-3 + self.facts.flops / rates.flops_per_s + moved / rates.bytes_per_s + chain_s

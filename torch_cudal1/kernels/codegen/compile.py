@@ -39,8 +39,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 def build(program: Program, proposal: Proposal, sm: int) -> Program:
     """The Program of cubins for `sm_{sm}`, with outputs exactly as the reference's.
 
-    Raises NotLowerableError when the island is not covered, does not compile or needs more than the
-    device has, and ProgramError when the proposal does not fit the island.
+    Raises NotLowerableError when the fusion group is not covered, does not compile or needs more than the
+    device has, and ProgramError when the proposal does not fit the fusion group.
     """
     lowered = lower(program, proposal)
     cubins: dict[str, CompiledKernel] = {}

@@ -1,8 +1,8 @@
 """Turns output expressions into one loop nest: statements over rows (programs) and columns (inside
 a reduction).
 
-The iteration space is the source of the island's first reduction, or the output of an element-wise
-island. Every other reduction must fold as many columns; a reshape that cuts a loop variable refines
+The iteration space is the source of the fusion group's first reduction, or the output of an element-wise
+fusion group. Every other reduction must fold as many columns; a reshape that cuts a loop variable refines
 the space and scheduling starts over. What does not fit one nest raises NotLowerableError. Printing
 Triton is `source`'s work.
 """
@@ -311,7 +311,7 @@ class _Builder:
         source = node.source
         if not isinstance(source, Leaf):
             raise NotLowerableError(
-                "a window over what is computed in the island: it would be computed once for every tap"
+                "a window over what is computed in the fusion group: it would be computed once for every tap"
             )
         limits = tuple(
             (form, size)

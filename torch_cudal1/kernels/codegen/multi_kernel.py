@@ -1,4 +1,4 @@
-"""An island's expressions as loop nests in launch order: one where that is enough, several where
+"""A fusion group's expressions as loop nests in launch order: one where that is enough, several where
 programs must wait for others.
 
     split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
@@ -95,7 +95,7 @@ def read_tile(nest: Nest, proposal: Proposal) -> Tile:
     if (columns > 0) != nest.reduces or rows * max(1, columns) > _MAX_TILE_ELEMENTS:
         raise ProgramError(
             "proposal",
-            f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}",
+            f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise fusion group'}",
         )
     if columns and not (loop or proposal.config.get("team", False)) and columns < nest.column_count:
         raise ProgramError(

@@ -1,4 +1,4 @@
-"""Reads an island's reference Program as tensor expressions: ATen steps in, output nodes with their
+"""Reads a fusion group's reference Program as tensor expressions: ATen steps in, output nodes with their
 exact specs out.
 
 Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An

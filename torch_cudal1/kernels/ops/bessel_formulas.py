@@ -1,4 +1,4 @@
-"""`ir.ops.bessel`'s formulas as Triton functions, for kernels of whatever island calls them;
+"""`ir.ops.bessel`'s formulas as Triton functions, for kernels of whatever fusion group calls them;
 float64 inside, like there.
 
 A program of a kernel takes as many steps as its worst element needs: 40 to 200 for most, 1,300 for

@@ -122,12 +122,12 @@ def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     """
     convolutions = find_nodes(Conv, outputs)
     if len(convolutions) != 1:
-        raise NotLowerableError(f"{len(convolutions)} convolutions in one island")
+        raise NotLowerableError(f"{len(convolutions)} convolutions in one fusion group")
     conv = convolutions[0]
     x, w = conv.left, conv.right
     if not isinstance(x, Leaf) or not isinstance(w, Leaf):
         raise NotLowerableError(
-            "an operand of a convolution is computed in the island; it is read from memory"
+            "an operand of a convolution is computed in the fusion group; it is read from memory"
         )
     images, rank = x.shape[0], len(x.shape) - 2
     weight_channels, inputs = (

@@ -1,6 +1,6 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
-`find_product` reads off the one product an island is made around. Operands are tensors in any layout,
+`find_product` reads off the one product a fusion group is made around. Operands are tensors in any layout,
 views of them included; an operand that must be computed first is refused, since the product would
 compute it once for every tile (`gemm` does so for weights of few bits). How a product is computed
 is `gemm`'s.
@@ -126,7 +126,7 @@ def find_product(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     """
     dots = find_nodes(Dot, outputs)
     if len(dots) != 1:
-        raise NotLowerableError(f"{len(dots)} matrix products in one island")
+        raise NotLowerableError(f"{len(dots)} matrix products in one fusion group")
     return dots[0], make_product(dots[0])
 
 
@@ -168,7 +168,7 @@ def read_operand(node: Node) -> Operand:
             sizes = split_sizes(sizes, cut)
     if not isinstance(below, Leaf):
         raise NotLowerableError(
-            "an operand is computed in the island; a product reads its operands from memory"
+            "an operand is computed in the fusion group; a product reads its operands from memory"
         )
     form = flatten(index, below.strides)
     batch, *matrix = (

@@ -155,7 +155,7 @@ def _lower_attention(
 ) -> KernelSource:
     """The kernel of a proposal; `free` is a value number that nothing has.
 
-    Raises NotLowerableError when the island is no attention, ProgramError when the proposal is
+    Raises NotLowerableError when the fusion group is no attention, ProgramError when the proposal is
     nonsense.
     """
     parts = _read_attention(traced, free)

@@ -1,5 +1,5 @@
 """Convolutions of fp32 on Hopper's tensor cores, in TF32 or at fp32's accuracy: `conv.cu`
-specialised for an island.
+specialised for a fusion group.
 
 Two launches: weights are rounded to TF32 and laid out for the tensor core, then the convolution
 with what follows it. Input and output keep the layout they have, so that neither is copied into
@@ -95,7 +95,7 @@ def _read_convolution(traced: TracedProgram) -> Convolution:
 def _lower_tiled(
     traced: TracedProgram, proposal: Proposal, first: int
 ) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
-    """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the island
+    """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the fusion group
     has another form.
     """
     node, conv = find_convolution(tuple(o.node for o in traced.outputs))

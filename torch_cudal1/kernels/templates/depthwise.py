@@ -1,4 +1,4 @@
-"""Depthwise convolutions of fp32: `depthwise.cu` specialised for an island. Input and output pass
+"""Depthwise convolutions of fp32: `depthwise.cu` specialised for a fusion group. Input and output pass
 the memory once, sums are fp32's.
 
 For groups of one input channel, where tensor cores have nothing to multiply; a few outputs a group
@@ -48,7 +48,7 @@ def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
 
 
 def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
-    """The kernel. Raises NotLowerableError when the island has another form, ProgramError when the
+    """The kernel. Raises NotLowerableError when the fusion group has another form, ProgramError when the
     proposal is nonsense.
     """
     node, conv = find_convolution(tuple(o.node for o in traced.outputs))

@@ -91,7 +91,7 @@ _ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
 
 @dataclass(frozen=True)
 class GemmParts:
-    """An island around a product: what is traced, the product, the nest of what follows it, and the
+    """A fusion group around a product: what is traced, the product, the nest of what follows it, and the
     one that makes `product.right` if that does not lie in memory.
     """
 
@@ -103,10 +103,10 @@ class GemmParts:
 
 
 def read_parts(traced: TracedProgram) -> GemmParts:
-    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise
+    """Take a fusion group apart. Raises NotLowerableError when it is not one product with element-wise
     steps after it.
 
-    Its right operand may be made in the island (from few bits); what else is computed first is
+    Its right operand may be made in the fusion group (from few bits); what else is computed first is
     refused.
     """
     nodes = tuple(o.node for o in traced.outputs)

@@ -1,5 +1,5 @@
 """Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_*.cu` specialised for
-an island.
+a fusion group.
 
 Three launches. The first reads both operands and notes the size of each row; the second reads them
 again, cuts them into 16-bit pieces and lays these out as the tensor cores read them (4, 6 or 2
@@ -60,7 +60,7 @@ def lower_split_precision(
     """
     if parts.weight is not None:
         raise NotLowerableError(
-            "a weight that is made in the island; packing reads operands from memory"
+            "a weight that is made in the fusion group; packing reads operands from memory"
         )
     schedule, product, tail = (
         read_schedule(proposal),

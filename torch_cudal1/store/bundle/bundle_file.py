@@ -26,9 +26,10 @@ from typing import Any, BinaryIO
 
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.program import canonical_json
+from torch_cudal1.store.cache.cache_paths import parse_cache_path
 from torch_cudal1.store.cache.entry_file import digest_of
 from torch_cudal1.store.cache.files import write_atomically
-from torch_cudal1.store.cache.inventory import CacheFile, Inventory, parse_cache_path
+from torch_cudal1.store.cache.inventory import CacheFile, Inventory
 
 __all__ = ["Bundle", "Manifest", "Member", "open_bundle", "write_bundle"]
 

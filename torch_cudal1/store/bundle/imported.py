@@ -70,7 +70,7 @@ def list_imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     return tuple(
         sorted(
             _folders(cache_dir / _FOLDER, _DIGEST),
-            key=lambda one: (-one.stat().st_mtime_ns, one.name),
+            key=lambda folder: (-folder.stat().st_mtime_ns, folder.name),
         )
     )
 
@@ -83,7 +83,7 @@ def list_imported_roots(cache_dir: Path) -> tuple[Path, ...]:
     return tuple(
         layer
         for bundle in bundles
-        for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name))
+        for layer in sorted(_folders(bundle, _LAYER), key=lambda folder: int(folder.name))
     )
 
 
@@ -103,7 +103,7 @@ def import_bundle(
     Raises SupplyError for a bundle that breaks a rule or a disk that refuses, OSError where `path`
     cannot be read.
     """
-    say = progress or (lambda what, fraction: None)
+    say = progress or (lambda step, fraction: None)
     with open_bundle(path) as bundle:
         manifest, home = bundle.manifest, cache_dir / _FOLDER
         if not manifest.members:

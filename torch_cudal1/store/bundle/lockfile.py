@@ -119,9 +119,9 @@ def make_lock(
     targets: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Lock:
     """The lock of what is in `inventory`, in a stable order."""
-    entries = sorted((_lock_entry(file) for file in inventory.entries), key=lambda one: one.purpose)
+    entries = sorted((_lock_entry(file) for file in inventory.entries), key=lambda pin: pin.purpose)
     records = sorted(
-        (_lock_record(file) for file in inventory.records), key=lambda one: one.purpose
+        (_lock_record(file) for file in inventory.records), key=lambda pin: pin.purpose
     )
     return Lock(tuple(entries), tuple(records), tuple(sorted(families)), dict(targets or {}))
 
@@ -177,7 +177,7 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
                     kind, record.family, record.name, label, "a start measures or traces it again"
                 )
             )
-    return tuple(sorted(rows, key=lambda one: (one.kind, one.family, one.key)))
+    return tuple(sorted(rows, key=lambda row: (row.kind, row.family, row.key)))
 
 
 def write_lock(lock: Lock, path: Path) -> None:

@@ -8,6 +8,9 @@ by a digest in the text. A file that is damaged, foreign or of another format is
 Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file
 without any reads as ever, and adding or removing one changes no other byte of the text.
 
+Parsing is by hand and strict, without a schema library: the bytes may be hostile, and a value of
+the wrong type is to be refused, never converted.
+
 It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it
 does not prove who wrote the file. Whose signature counts, and whether it fits, is
 `store.trust.trust_policy`'s to say.

@@ -57,8 +57,8 @@ class UnusedFolder:
 
 def find_unused(cache_dir: Path, hub: str = "") -> Iterator[UnusedFolder]:
     """Every such folder of the cache; `hub` is the setting of that name."""
-    yield from _replaced_imports(cache_dir)
-    yield from _unpinned_commits(cache_dir / "hub", hub)
+    yield from _find_replaced_imports(cache_dir)
+    yield from _find_unpinned_commits(cache_dir / "hub", hub)
     yield from (
         folder for folder in find_build_folders(cache_dir) if folder.path.name != name_versions()
     )
@@ -114,7 +114,7 @@ def remove_folder(folder: UnusedFolder) -> Refusal | None:
     return None
 
 
-def _replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
+def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
     """Of the bundles, latest first: those that the ones before them replace; and what killed
     imports and purges left.
     """
@@ -160,13 +160,13 @@ def _file_facts(bundle: Path) -> Iterator[_Facts]:
         )
 
 
-def _unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
+def _find_unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
     name, _, revision = hub.partition("@")
     for repository in (repo for host in _subfolders(home) for repo in _subfolders(host)):
         lock = repository / PULL_LOCK
         for folder in _leftovers(repository):
             yield UnusedFolder(folder, "a purge was killed", _size(folder), lock)
-        pinned = _pinned_commits(repository)
+        pinned = _read_pinned_commits(repository)
         if pinned is None:
             continue  # a pin that cannot be read may name any of them
         in_use = pinned | ({revision} if repository.name == name.replace("/", "--") else set())
@@ -177,7 +177,7 @@ def _unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
                 )
 
 
-def _pinned_commits(repository: Path) -> set[str] | None:
+def _read_pinned_commits(repository: Path) -> set[str] | None:
     """The commits that the pins of a repository name; None where one cannot be read."""
     commits: set[str] = set()
     for path in files_under(repository / "pins", ".json"):

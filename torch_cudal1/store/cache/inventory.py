@@ -9,7 +9,6 @@ them as a look-up would; it writes nothing and decides nothing.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,43 +16,18 @@ from typing import Any
 
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Contract, Entry
+from torch_cudal1.store.cache.cache_paths import CachePath, entry_path, parse_cache_path
 from torch_cudal1.store.cache.decision_record import open_record
 from torch_cudal1.store.cache.entry_file import DecodedEntry, digest_of, open_entry, plain
 from torch_cudal1.store.cache.files import files_under, read_file
-from torch_cudal1.store.cache.local_cache import BrokenFile, LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import BrokenFile, LocalCache
 
 __all__ = [
-    "RECORD_LIMIT_BYTES",
-    "ENTRY_LIMIT_BYTES",
     "CacheFile",
     "Inventory",
-    "CachePath",
     "decode_file",
-    "parse_cache_path",
     "take_inventory",
 ]
-
-ENTRY_LIMIT_BYTES = 4 << 30
-RECORD_LIMIT_BYTES = 64 << 20
-_PLACE = re.compile(
-    r"v1/(?P<alias>alias/)?(?P<family>[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99})/(?P<contract>[0-9a-f]{12})"
-    r"/(?P<start>[0-9a-f]{2})/(?P<name>[0-9a-f]{16,128})\.(?P<suffix>safetensors|json)"
-)
-
-
-@dataclass(frozen=True)
-class CachePath:
-    """A place, read: what a file there must hold."""
-
-    family: str
-    contract: str
-    name: str  # the region's key, or the decision record's name
-    is_record: bool
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest file that may lie there."""
-        return RECORD_LIMIT_BYTES if self.is_record else ENTRY_LIMIT_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,37 +80,23 @@ class Inventory:
         flags of the process that runs it.
         """
 
-        def wanted(file: CacheFile) -> bool:
+        def has_family(file: CacheFile) -> bool:
             return families is None or file.cache_path.family in families
 
         entries = tuple(
             file
             for file in self.entries
-            if wanted(file)
+            if has_family(file)
             and (keys is None or file.cache_path.name in keys)
             and (contract is None or _has_precision(file, contract))
         )
-        records = tuple(filter(wanted, self.records))
+        records = tuple(filter(has_family, self.records))
         if keys is not None:
             keys_and_candidates = _keys_and_candidates(entries)
             records = tuple(
                 record for record in records if _is_about_known(record, keys_and_candidates)
             )
         return Inventory(entries, records, self.broken)
-
-
-def parse_cache_path(place: str) -> CachePath | None:
-    """`relative_path` read strictly: plain segments in a fixed order, so no other path, absolute or
-    upwards, is one. None for all else.
-    """
-    match = _PLACE.fullmatch(place)
-    if (
-        match is None
-        or not match["name"].startswith(match["start"])
-        or (match["suffix"] == "json") != bool(match["alias"])
-    ):
-        return None
-    return CachePath(match["family"], match["contract"], match["name"], bool(match["alias"]))
 
 
 def decode_file(data: bytes, relative_path: str, path: Path) -> CacheFile | Refusal:
@@ -155,7 +115,7 @@ def decode_file(data: bytes, relative_path: str, path: Path) -> CacheFile | Refu
         return opened
     content = opened.entry if isinstance(opened, DecodedEntry) else opened.value
     if isinstance(content, Entry) and (objection := _check_location(content, relative_path)):
-        return Refusal(objection.reason)
+        return objection
     return CacheFile(
         relative_path,
         cache_path,

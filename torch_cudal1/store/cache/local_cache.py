@@ -14,7 +14,6 @@ policy. It runs nothing, and takes whoever may write the own root for this user.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,9 +25,15 @@ from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Entry, Region, Target
+from torch_cudal1.store.cache.cache_paths import (
+    ENTRY_LIMIT_BYTES,
+    RECORD_LIMIT_BYTES,
+    VERSION_FOLDER,
+    entry_path,
+    record_path,
+)
 from torch_cudal1.store.cache.decision_record import (
     DecisionRecord,
-    decode_record,
     encode_record,
     open_record,
     sign_record,
@@ -68,20 +73,13 @@ __all__ = [
     "EntryFile",
     "Hit",
     "LocalCache",
-    "LockState",
     "PurgeReport",
     "SignReport",
     "Stored",
-    "decode_record",
     "stale_reason",
 ]
 
-_VERSION = "v1"
-_ENTRY_LIMIT_BYTES = 4 << 30
-_RECORD_LIMIT_BYTES = 64 << 20
 _SIGN_WAIT_S = 30.0  # for a search of the same key to store its decision
-_KEY = re.compile(r"[0-9a-f]{16,128}")
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class SignReport:
 class _SignLists:
     """The same while it is being done."""
 
-    done: list[Path] = field(default_factory=list)
+    signed: list[Path] = field(default_factory=list)
     unchanged: list[Path] = field(default_factory=list)
     failed: list[BrokenFile] = field(default_factory=list)
 
@@ -198,7 +196,7 @@ class LocalCache:
 
     def golden(self, hit: Hit) -> dict[str, torch.Tensor] | Refusal:
         """The golden vectors stored with a hit, for re-validation."""
-        data = read_file(Path(hit.where), _ENTRY_LIMIT_BYTES)
+        data = read_file(Path(hit.where), ENTRY_LIMIT_BYTES)
         return data if isinstance(data, Refusal) else decode_golden(data)
 
     def put(
@@ -278,7 +276,7 @@ class LocalCache:
     def entries(self) -> Iterator[EntryFile | BrokenFile]:
         """Every entry file of every folder, the writable one first, in path order."""
         for root, origin in self._roots():
-            for path in files_under(root / _VERSION, ".safetensors"):
+            for path in files_under(root / VERSION_FOLDER, ".safetensors"):
                 file = self._read_entry_file(path, root, origin)
                 yield BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
@@ -301,9 +299,11 @@ class LocalCache:
                     timeout_s=_SIGN_WAIT_S,
                 ):
                     _write_signed(file.path, self._sign_entry_file(file.path, signer), lists)
-        for path in files_under(self.root / _VERSION / "alias", ".json") if match is None else ():
+        for path in (
+            files_under(self.root / VERSION_FOLDER / "alias", ".json") if match is None else ()
+        ):
             _write_signed(path, _sign_record(path, self.root, signer), lists)
-        return SignReport(tuple(lists.done), tuple(lists.unchanged), tuple(lists.failed))
+        return SignReport(tuple(lists.signed), tuple(lists.unchanged), tuple(lists.failed))
 
     def verify(self) -> tuple[BrokenFile, ...]:
         """Read every file again, decision records too; the broken ones with their reasons (none: all is
@@ -313,7 +313,7 @@ class LocalCache:
         for root in (self.root, *self.read_only):
             records = (
                 (path, _read_record(path, root))
-                for path in files_under(root / _VERSION / "alias", ".json")
+                for path in files_under(root / VERSION_FOLDER / "alias", ".json")
             )
             broken += [
                 BrokenFile(path, record.reason)
@@ -336,14 +336,14 @@ class LocalCache:
         ]
         records = [
             path
-            for path in files_under(self.root / _VERSION / "alias", ".json")
+            for path in files_under(self.root / VERSION_FOLDER / "alias", ".json")
             if match is None or isinstance(_read_record(path, self.root), Refusal)
         ]
         failed: list[BrokenFile] = []
         deleted = tuple(path for path in to_delete if _unlink(path, failed))
         deleted_records = tuple(path for path in records if _unlink(path, failed))
         return PurgeReport(
-            deleted, deleted_records, remove_leftovers(self.root / _VERSION), tuple(failed)
+            deleted, deleted_records, remove_leftovers(self.root / VERSION_FOLDER), tuple(failed)
         )
 
     def _roots(self) -> Iterator[tuple[Path, Origin]]:
@@ -358,7 +358,7 @@ class LocalCache:
 
     def _read_entry_file(self, path: Path, root: Path, origin: Origin) -> EntryFile | Refusal:
         """The whole file at `path`, and how it stands."""
-        data = read_file(path, _ENTRY_LIMIT_BYTES)
+        data = read_file(path, ENTRY_LIMIT_BYTES)
         opened = data if isinstance(data, Refusal) else open_entry(data)
         if isinstance(opened, Refusal):
             return opened
@@ -381,40 +381,13 @@ class LocalCache:
             return file
         if isinstance(file.standing, Forbidden):
             return Refusal(file.standing.reason)
-        data = read_file(path, _ENTRY_LIMIT_BYTES)
+        data = read_file(path, ENTRY_LIMIT_BYTES)
         signed = data if isinstance(data, Refusal) else sign_entry(data, signer)
         return (
             (data, signed)
             if isinstance(data, bytes) and isinstance(signed, bytes)
             else Refusal(_first_reason(data, signed))
         )
-
-
-def entry_path(root: Path, key: str, target: Target, contract: Contract) -> Path:
-    """Where an entry lies. Raises ValueError for a key or family that is not a plain name (it would
-    leave the folder).
-    """
-    return (
-        root
-        / _VERSION
-        / _check_segment(target.family)
-        / contract.digest
-        / _check_key(key)[:2]
-        / f"{key}.safetensors"
-    )
-
-
-def record_path(root: Path, name: str, target: Target, contract: Contract) -> Path:
-    """Where a decision record lies. Raises ValueError like `entry_path`."""
-    return (
-        root
-        / _VERSION
-        / "alias"
-        / _check_segment(target.family)
-        / contract.digest
-        / _check_key(name)[:2]
-        / f"{name}.json"
-    )
 
 
 def stale_reason(judged: Target, here: Target) -> str | None:
@@ -427,17 +400,17 @@ def stale_reason(judged: Target, here: Target) -> str | None:
 
 
 def _read_record(path: Path, root: Path) -> DecisionRecord | Refusal:
-    data = read_file(path, _RECORD_LIMIT_BYTES)
+    data = read_file(path, RECORD_LIMIT_BYTES)
     return data if isinstance(data, Refusal) else open_record(data, _record_segments(path, root))
 
 
 def _record_segments(path: Path, root: Path) -> tuple[str, ...]:
-    return path.relative_to(root / _VERSION / "alias").parts
+    return path.relative_to(root / VERSION_FOLDER / "alias").parts
 
 
 def _sign_record(path: Path, root: Path, signer: Signer) -> tuple[bytes, bytes] | Refusal:
     """The bytes at `path` before and after signing."""
-    data = read_file(path, _RECORD_LIMIT_BYTES)
+    data = read_file(path, RECORD_LIMIT_BYTES)
     signed = (
         data
         if isinstance(data, Refusal)
@@ -465,19 +438,7 @@ def _write_signed(
     elif isinstance(stored := write_file(path, before_after[1]), Refusal):
         lists.failed.append(BrokenFile(path, stored.reason))
     else:
-        lists.done.append(path)
-
-
-def _check_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise ValueError(f"key {key!r}; expected the hex digits of a digest")
-    return key
-
-
-def _check_segment(name: str) -> str:
-    if not _SEGMENT.fullmatch(name):
-        raise ValueError(f"target family {name!r}; expected a plain name such as 'cuda-sm_90'")
-    return name
+        lists.signed.append(path)
 
 
 def _unlink(path: Path, failed: list[BrokenFile]) -> bool:

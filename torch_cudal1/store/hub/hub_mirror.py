@@ -174,11 +174,12 @@ class Mirror:
         if parsed is not None:
             return parsed  # type: ignore[return-value]  # only `parse` of this path ever put it there
         data = self._read_or_download(path, listed, lambda data: _as_refusal(parse(data)))
-        index = data if isinstance(data, HubFailure) else parse(data)
+        if isinstance(data, HubFailure):
+            return data
+        index = parse(data)
         if isinstance(index, Refusal):  # only a file that was damaged on this disk gets here
             return HubFailure(f"{self.root / path}: {index.reason}", "refused")
-        if not isinstance(index, HubFailure):
-            self._parsed[path] = index
+        self._parsed[path] = index
         return index
 
     def _read_or_download(
@@ -247,14 +248,14 @@ def _matches_listing(data: bytes, listed: FileListing) -> bool:
 
 
 def _as_refusal(parsed: object) -> Refusal | None:
-    return Refusal(parsed.reason) if isinstance(parsed, Refusal) else None
+    return parsed if isinstance(parsed, Refusal) else None
 
 
 def _check_entry(data: bytes, key: str, target: Target, contract: str) -> Refusal | None:
     """Which rule an entry's file breaks."""
     entry = decode_entry(data)
     if isinstance(entry, Refusal):
-        return Refusal(entry.reason)
+        return entry
     if entry.target != target:
         claimed = f"{entry.target.sku!r} ({entry.target.family}, torch {entry.target.torch})"
         return Refusal(f"it claims the target {claimed}")

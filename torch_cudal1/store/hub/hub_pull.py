@@ -93,7 +93,7 @@ def _pull_locked(
     pulled_files: list[_RemoteFile] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for i, (file, path) in enumerate(
-            zip(files, pool.map(lambda one: _fetch_file(mirror, one), files), strict=True)
+            zip(files, pool.map(lambda file: _fetch_file(mirror, file), files), strict=True)
         ):
             progress(f"{KIND_LABEL[file.kind]} {file.key[:12]}", (i + 1) / len(files))
             if isinstance(path, HubFailure):

@@ -92,13 +92,14 @@ class _CommitDraft:
     """One commit in the making."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    done: PushReport = PushReport("")
+    deleted: list[str] = field(default_factory=list)
+    report: PushReport = PushReport("")
     targets: dict[str, tuple[Target, FileListing]] = field(default_factory=dict)
 
     def count(self, **more: int) -> None:
-        self.done = replace(
-            self.done, **{name: getattr(self.done, name) + number for name, number in more.items()}
+        self.report = replace(
+            self.report,
+            **{name: getattr(self.report, name) + number for name, number in more.items()},
         )
 
 
@@ -146,13 +147,13 @@ def push(
         if isinstance(change, HubFailure):
             return change
         if not change.files:
-            return replace(unconfirmed or change.done, commit=head)
-        commit = client.write(repo, change.files, change.gone, parent=head, message=message)
+            return replace(unconfirmed or change.report, commit=head)
+        commit = client.write(repo, change.files, change.deleted, parent=head, message=message)
         if not isinstance(commit, HubFailure):
-            return replace(change.done, commit=commit)
+            return replace(change.report, commit=commit)
         answer = commit
         if commit.kind == "unreachable" and unconfirmed is None:
-            unconfirmed = change.done
+            unconfirmed = change.report
         elif commit.kind == "unreachable":
             return HubFailure(
                 f"{commit.reason}; it may have arrived: push again, what is there is not sent twice",
@@ -207,7 +208,7 @@ def _merge_target(
             continue
         parts = merged.split(prefix)
         if listed_shard is not None and prefix not in parts:
-            change.gone.append(shard_file(name, contract, prefix))
+            change.deleted.append(shard_file(name, contract, prefix))
         shards[contract] = {
             p: row for p, row in shards.get(contract, {}).items() if p != prefix
         } | {
@@ -232,7 +233,7 @@ def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _CommitDraft) ->
         elif remote is not None and _is_later(remote, local):
             change.count(kept=1)
         elif isinstance(data := _reread(offer), BrokenFile):
-            change.done = replace(change.done, left_out=(*change.done.left_out, data))
+            change.report = replace(change.report, left_out=(*change.report.left_out, data))
         else:
             rows[offer.kind][offer.key] = _add_file(
                 change,

@@ -164,7 +164,7 @@ class HubSource:
             region.key,
             target,
             contract,
-            lambda held: held.get(region.key, target, contract),
+            lambda cache: cache.get(region.key, target, contract),
         )
 
     def find_decision_record(
@@ -176,7 +176,7 @@ class HubSource:
             name,
             target,
             contract,
-            lambda held: held.get_decision_record(name, target, contract),
+            lambda cache: cache.get_decision_record(name, target, contract),
         )
 
     def _first(

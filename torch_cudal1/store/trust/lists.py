@@ -9,6 +9,9 @@ A list is read again when its file changes. One that is absent, damaged, says a 
 known, or that everybody may write is a `Refusal` naming the file and the line, never an empty list.
 A symbolic link is followed (mounted configuration is one), is told to the log once, and must be
 this user's or root's. Whether a list's content is wise is not checked.
+
+Tables are checked by hand after `tomllib`, without a schema library: trust begins here, a refusal
+names the line, and an unknown word must refuse rather than be dropped.
 """
 
 from __future__ import annotations
@@ -67,9 +70,9 @@ class Revocations:
 class _ListError(Exception):
     """Inside this file: what is wrong with a list, and on which line (0: with the file)."""
 
-    def __init__(self, found: str, line: int = 0) -> None:
-        self.found, self.line = found, line
-        super().__init__(found, line)
+    def __init__(self, reason: str, line: int = 0) -> None:
+        self.reason, self.line = reason, line
+        super().__init__(reason, line)
 
 
 _memo: dict[tuple[str, Path], tuple[object, Any]] = {}
@@ -108,7 +111,7 @@ def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) 
             raise SettingError(
                 "revoked",
                 subject,
-                f"a record for the list, which was left as it is: {problem.found}",
+                f"a record for the list, which was left as it is: {problem.reason}",
             ) from problem
         stored = write_file(path.resolve(), text.encode())
     if isinstance(stored, Refusal):
@@ -124,7 +127,7 @@ def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Ref
         built = build(_parse(_content(path), word))
     except _ListError as problem:
         where = f"line {problem.line}: " if problem.line else ""
-        return Refusal(f"{path}: {where}{problem.found}")
+        return Refusal(f"{path}: {where}{problem.reason}")
     except OSError as error:
         hint = (
             "; restore it, or take it out of the settings"

@@ -192,11 +192,11 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
             f"a private key that can be read ({type(error).__name__}: {error})",
         ) from error
     if mode & 0o077:
-        found = stat.filemode(mode)
+        permissions = stat.filemode(mode)
         raise SettingError(
             "KEYFILE",
             str(path),
-            f"a file that nobody else may read or write, found {found}: chmod 600 {path}",
+            f"a file that nobody else may read or write, found {permissions}: chmod 600 {path}",
         )
     try:
         private = load_pem_private_key(data, password=None)

@@ -13,231 +13,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program
-from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.program import (
     Alloc,
     Aten,
     Call,
     Launch,
     Program,
-    TensorSpec,
     Value,
     tensor_digest,
 )
 from torch_cudal1.ir.records import Candidate, CheckResult, Region
 from torch_cudal1.judge.checks.spec import CheckName
+from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
-from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parsed
+from torch_cudal1.judge.checks.static.output_outline import find_difference, outline_outputs
+from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parse_source
 from torch_cudal1.judge.checks.static.triage import triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["CONTRACT", "contract", "is_allowed", "source_contract"]
+__all__ = ["CONTRACT", "contract", "check_source_contract"]
 
 _MAX_STEPS = 100_000  # over all nested Programs
 _MAX_NESTING = 16
 _MAX_KERNELS_BYTES = 256 << 20
 _MAX_LAUNCH_ARGS = 1024  # 4 KiB of parameters; a launch with more does not exist on our targets
-
-# ATen's "core" and "pointwise" tags cover most of what a rewrite may say; these are the usual names
-# beside them.
-_ALSO_ALLOWED = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "addbmm.default",
-            "addmv.default",
-            "addr.default",
-            "baddbmm.default",
-            "dot.default",
-            "linear.default",
-            "matmul.default",
-        ),
-        *(
-            "mv.default",
-            "outer.default",
-            "vdot.default",
-            "einsum.default",
-            "chain_matmul.default",
-            "addmm.dtype",
-            "mm.dtype",
-        ),
-        *(
-            "bmm.dtype",
-            "baddbmm.dtype",
-            "conv1d.default",
-            "conv2d.default",
-            "conv3d.default",
-            "batch_norm.default",
-        ),
-        *(
-            "layer_norm.default",
-            "group_norm.default",
-            "instance_norm.default",
-            "rms_norm.default",
-            "softmax.int",
-        ),
-        *(
-            "log_softmax.int",
-            "_safe_softmax.default",
-            "glu.default",
-            "hardswish.default",
-            "prelu.default",
-            "logsumexp.default",
-        ),
-        *("scaled_dot_product_attention.default", "max_pool1d.default"),
-        *(
-            "adaptive_max_pool2d.default",
-            "max_pool2d.default",
-            "max_pool3d.default",
-            "native_batch_norm.default",
-        ),
-        *(
-            "cudnn_batch_norm.default",
-            "_unsafe_view.default",
-            "reshape.default",
-            "_reshape_alias.default",
-            "contiguous.default",
-        ),
-        *(
-            "chunk.default",
-            "detach.default",
-            "diag.default",
-            "diag_embed.default",
-            "diagonal_copy.default",
-        ),
-        *(
-            "expand_as.default",
-            "expand_copy.default",
-            "flatten.using_ints",
-            "unflatten.int",
-            "movedim.int",
-            "mT.default",
-        ),
-        *(
-            "narrow.default",
-            "numpy_T.default",
-            "permute_copy.default",
-            "select_backward.default",
-            "slice_backward.default",
-        ),
-        *("split.Tensor", "split.sizes", "squeeze.default", "stack.default", "hstack.default"),
-        *(
-            "vstack.default",
-            "swapaxes.default",
-            "t.default",
-            "t_copy.default",
-            "transpose.int",
-            "transpose_copy.int",
-            "tile.default",
-        ),
-        *(
-            "unbind.int",
-            "unfold.default",
-            "unfold_copy.default",
-            "unsafe_split.Tensor",
-            "view.dtype",
-            "view_as.default",
-        ),
-        *(
-            "roll.default",
-            "repeat_interleave.self_int",
-            "block_diag.default",
-            "im2col.default",
-            "lift_fresh_copy.default",
-        ),
-        *(
-            "arange.default",
-            "arange.start",
-            "eye.default",
-            "eye.m",
-            "linspace.default",
-            "new_full.default",
-            "new_ones.default",
-        ),
-        *(
-            "new_zeros.default",
-            "ones.default",
-            "ones_like.default",
-            "zeros.default",
-            "zeros_like.default",
-            "tril.default",
-        ),
-        *(
-            "triu.default",
-            "tril_indices.default",
-            "triu_indices.default",
-            "all.default",
-            "all.dim",
-            "count_nonzero.default",
-        ),
-        *(
-            "cummax.default",
-            "cummin.default",
-            "cumprod.default",
-            "logcumsumexp.default",
-            "max.default",
-            "median.dim",
-        ),
-        *(
-            "min.default",
-            "aminmax.default",
-            "kthvalue.default",
-            "linalg_vector_norm.default",
-            "norm.Scalar",
-            "norm.ScalarOpt_dim",
-        ),
-        *(
-            "std.correction",
-            "std_mean.correction",
-            "sum.default",
-            "trace.default",
-            "var_mean.correction",
-        ),
-        *(
-            "bincount.default",
-            "bucketize.Tensor",
-            "searchsorted.Tensor",
-            "index_add.default",
-            "index_copy.default",
-        ),
-        *(
-            "masked_fill.Tensor",
-            "one_hot.default",
-            "sort.stable",
-            "take.default",
-            "nll_loss_forward.default",
-        ),
-        *(
-            "to.dtype",
-            "where.ScalarOther",
-            "type_as.default",
-            "rsub.Tensor",
-            "pixel_shuffle.default",
-            "pixel_unshuffle.default",
-        ),
-    )
-)
-# Functional by their schema and still not for a candidate: memory nobody wrote (Alloc says that
-# openly), reads by the host.
-_NEVER = (
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "empty_permuted",
-    "new_empty",
-    "new_empty_strided",
-    "_local_scalar_dense",
-    "item",
-)
-_VIEW_PRIMS = ("prims.convert_element_type.default", "prims.broadcast_in_dim.default")
 
 
 def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
@@ -275,13 +77,13 @@ def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
     return [passed, *(cubin_scan(program) if program.launches else ())]
 
 
-def source_contract(candidate: SourceCandidate) -> list[CheckResult]:
+def check_source_contract(candidate: SourceCandidate) -> list[CheckResult]:
     """The text is bounded, parses, and binds its entry at the top level; its own `get_inputs` and
     the like are ignored.
 
     Then `triage`, which only records.
     """
-    tree = parsed(candidate.text)
+    tree = parse_source(candidate.text)
     if isinstance(tree, str):
         return [CheckResult("contract", False, detail=tree)]
     bound = set(_bound_names(tree.body))
@@ -301,19 +103,6 @@ def source_contract(candidate: SourceCandidate) -> list[CheckResult]:
         CheckResult("contract", True, float(len(candidate.text)), float(SOURCE_BYTES), detail),
         *triage(candidate),
     ]
-
-
-def is_allowed(target: str) -> bool:
-    """Whether any candidate may say this operator, whatever its reference says."""
-    if target in _ALSO_ALLOWED or target in _VIEW_PRIMS:
-        return True
-    namespace, name, _ = target.split(".")
-    tags = overload(target).tags
-    return (
-        namespace == "aten"
-        and name not in _NEVER
-        and (torch.Tag.core in tags or torch.Tag.pointwise in tags)
-    )
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -420,9 +209,9 @@ def _constant_digests(program: Program) -> frozenset[str]:
 
 
 def _check_outputs(program: Program, reference: Program) -> None:
-    actual, expected = _outline(program), _outline(reference)
+    actual, expected = outline_outputs(program), outline_outputs(reference)
     for nested in list(_programs(program))[1:]:
-        if any(out is not None and out.constant for out in _outline(nested)):
+        if any(out is not None and out.constant for out in outline_outputs(nested)):
             raise ProgramError(
                 "outputs", "a nested Program returns memory of a constant, which outlives the call"
             )
@@ -430,101 +219,11 @@ def _check_outputs(program: Program, reference: Program) -> None:
         problem = (
             ""
             if output is None or reference_output is None
-            else _difference(output, reference_output)
+            else find_difference(output, reference_output)
         )
         if problem:
             raise ProgramError("outputs", f"output {position} {problem}")
     _check_written(program)
-
-
-@dataclass(frozen=True)
-class _Output:
-    """Form of one output, and whose memory it is: inputs and outputs it shares, a constant's, or an
-    Alloc's.
-    """
-
-    spec: TensorSpec
-    inputs: frozenset[int]
-    outputs: frozenset[int]
-    constant: bool
-    alloc: bool
-
-
-def _difference(actual: _Output, expected: _Output) -> str:
-    spec, expected_spec = actual.spec, expected.spec
-    if (spec.dtype, spec.shape, spec.device) != (
-        expected_spec.dtype,
-        expected_spec.shape,
-        expected_spec.device,
-    ):
-        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
-    if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
-        return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
-    if actual.constant and not expected.constant:
-        return "is memory of a constant, which outlives the call"
-    if actual.inputs - expected.inputs:
-        return f"is memory of input {min(actual.inputs - expected.inputs)}, eager's is not"
-    if actual.outputs - expected.outputs:
-        return (
-            f"shares memory with output {min(actual.outputs - expected.outputs)}, eager's does not"
-        )
-    return ""
-
-
-def _real_strides(spec: TensorSpec) -> tuple[int, ...]:
-    """Strides of the dimensions that have one: those of length 0 and 1 do not matter."""
-    return (
-        tuple(s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
-        if spec.numel
-        else ()
-    )
-
-
-def _outline(program: Program) -> tuple[_Output | None, ...]:
-    """Worked out on fake tensors, whose views share storage as real ones do; constants stand as
-    further inputs.
-    """
-    specs = (
-        *program.inputs,
-        *(TensorSpec.of(program.payloads[name]) for name in program.constants),
-    )
-    count = len(specs) + sum(len(step.writes) for step in program.steps)
-    opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        inputs = [
-            torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
-            for s in specs
-        ]
-        values = interpret(opened, torch.device(program.device), launcher=skip_launch)(inputs)
-        # fused attention yields numbers beside its tensors, for its backward
-        memory = [
-            value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-            for value in values
-        ]
-    allocs = {memory[step.out] for step in program.steps if isinstance(step, Alloc)}
-    first = len(program.inputs)
-
-    def describe(position: int, index: int) -> _Output:
-        storage, value = memory[index], values[index]
-        assert value is not None
-        shared_inputs = frozenset(i for i in range(first) if memory[i] == storage)
-        outputs = frozenset(
-            i
-            for i, other in enumerate(program.outputs)
-            if other is not None and i != position and memory[other] == storage
-        )
-        return _Output(
-            TensorSpec.of(value),
-            shared_inputs,
-            outputs,
-            storage in memory[first : len(specs)],
-            storage in allocs,
-        )
-
-    return tuple(
-        None if index is None else describe(position, index)
-        for position, index in enumerate(program.outputs)
-    )
 
 
 def _check_written(program: Program) -> None:

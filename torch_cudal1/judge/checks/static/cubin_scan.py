@@ -25,7 +25,7 @@ from torch_cudal1.ir.program import Call, Launch, Program
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.spec import CheckName
 
-__all__ = ["CUBIN_SCAN", "cubin_scan", "impurities"]
+__all__ = ["CUBIN_SCAN", "cubin_scan", "list_impurities"]
 
 _OPCODE = 0xFFF
 _READS_SPECIAL = {0x805: "CS2R", 0x919: "S2R", 0x9C3: "S2UR"}
@@ -86,7 +86,7 @@ def cubin_scan(program: Program, sm: int | None = None) -> list[CheckResult]:
     ]
 
 
-def impurities(cubin: Cubin) -> Iterator[str]:
+def list_impurities(cubin: Cubin) -> Iterator[str]:
     """Each instruction that a pure function has no use for, with its section and offset."""
     for section, code in cubin.code:
         for position, (low, high) in enumerate(
@@ -140,7 +140,7 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
     odd = [name for name, code in cubin.code if len(code) % 16]
     if odd:
         raise ProgramError("cubin_scan", f"{odd[0]} is not made of 16-byte instructions")
-    for impurity in impurities(cubin):
+    for impurity in list_impurities(cubin):
         raise ProgramError(
             "cubin_scan", f"{impurity}; expected neither clocks nor anything outside the grid"
         )

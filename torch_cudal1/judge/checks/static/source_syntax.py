@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["SOURCE_BYTES", "parsed"]
+__all__ = ["SOURCE_BYTES", "parse_source"]
 
 SOURCE_BYTES = 1 << 20
 
 
-def parsed(text: str) -> ast.Module | str:
+def parse_source(text: str) -> ast.Module | str:
     """The tree, or why there is none. Hostile nesting ends in an exception of the parser, caught
     here.
     """

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.spec import CheckName
-from torch_cudal1.judge.checks.static.source_syntax import parsed
+from torch_cudal1.judge.checks.static.source_syntax import parse_source
 from torch_cudal1.judge.profiles import ProfileName
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["TRIAGE", "Finding", "findings", "raised", "triage"]
+__all__ = ["TRIAGE", "Finding", "findings", "raise_profile", "triage"]
 
 _SHOWN = 8
 _WEIGHTY = frozenset(  # rules whose cheats the fast profile may not meet
@@ -137,7 +137,7 @@ class Finding:
 
     rule: str
     line: int
-    what: str
+    text: str
 
 
 def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[CheckResult]:
@@ -146,14 +146,16 @@ def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[Chec
     """
     matches = findings(candidate.text, sizes)
     rules = list(dict.fromkeys(each.rule for each in matches))
-    shown = "; ".join(f"{each.rule} in line {each.line}: {each.what}" for each in matches[:_SHOWN])
+    shown = "; ".join(f"{each.rule} in line {each.line}: {each.text}" for each in matches[:_SHOWN])
     more = f"; and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
-    called = "calls for the standard profile: " if raised("fast", matches) == "standard" else ""
+    called = (
+        "calls for the standard profile: " if raise_profile("fast", matches) == "standard" else ""
+    )
     detail = f"{called}{shown}{more}" if matches else "nothing that asks for a closer look"
     return [CheckResult("triage", True, float(len(rules)), detail=detail)]
 
 
-def raised(profile: ProfileName, matches: Collection[Finding]) -> ProfileName:
+def raise_profile(profile: ProfileName, matches: Collection[Finding]) -> ProfileName:
     """The profile that the findings call for: at least standard where a rule's cheats may pass the
     fast one.
     """
@@ -166,7 +168,7 @@ def raised(profile: ProfileName, matches: Collection[Finding]) -> ProfileName:
 
 def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
     """Every rule that the text meets, each rule at most once a line, in order of lines."""
-    tree = parsed(text)
+    tree = parse_source(text)
     if isinstance(tree, str):
         return []
     documented = {id(node) for node in _docstrings(tree)}
@@ -209,11 +211,11 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
         yield from (
             ("subclass", node.name)
             for base in node.bases
-            if _dotted_path(base).rpartition(".")[2] in ("Tensor", "Parameter")
+            if _join_names(base).rpartition(".")[2] in ("Tensor", "Parameter")
         )
     elif isinstance(node, ast.FunctionDef) and node.name in _HOOKS:
         yield "subclass", node.name
-    elif isinstance(node, ast.Attribute) and _dotted_path(node) == "sys.modules":
+    elif isinstance(node, ast.Attribute) and _join_names(node) == "sys.modules":
         yield "modules", "sys.modules"
     elif isinstance(node, (ast.Try, ast.Global)):
         yield ("fallback", "try") if isinstance(node, ast.Try) else ("state", "global")
@@ -222,7 +224,7 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
 
 
 def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
-    path = _dotted_path(node.func)
+    path = _join_names(node.func)
     name = path.rpartition(".")[2]
     rule = _CALLS.get(name)
     if (
@@ -231,8 +233,8 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
         and not (name == "load" and "cpp_extension" not in path)
     ):
         yield rule, path
-    if name in ("setattr", "delattr") and node.args and _outside(_dotted_path(node.args[0])):
-        yield "patched", f"{name}({_dotted_path(node.args[0])}, ...)"
+    if name in ("setattr", "delattr") and node.args and _outside(_join_names(node.args[0])):
+        yield "patched", f"{name}({_join_names(node.args[0])}, ...)"
     for keyword in node.keywords:
         if keyword.arg in (
             "extra_cuda_cflags",
@@ -248,17 +250,17 @@ def _list_written(target: ast.expr) -> Iterator[tuple[str, str]]:
     if isinstance(target, (ast.Tuple, ast.List)):
         yield from (pair for item in target.elts for pair in _list_written(item))
     elif isinstance(target, ast.Attribute):
-        path = _dotted_path(target)
+        path = _join_names(target)
         if _outside(path):
             yield ("flags" if ".backends." in path or path.endswith(".config") else "patched"), path
-    elif isinstance(target, ast.Subscript) and _dotted_path(target.value) in (
+    elif isinstance(target, ast.Subscript) and _join_names(target.value) in (
         "os.environ",
         "sys.modules",
         "builtins.__dict__",
     ):
         yield (
-            ("environment" if "environ" in _dotted_path(target.value) else "patched"),
-            _dotted_path(target.value),
+            ("environment" if "environ" in _join_names(target.value) else "patched"),
+            _join_names(target.value),
         )
 
 
@@ -287,7 +289,7 @@ def _constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]
         yield "spec literals", str(value)
 
 
-def _dotted_path(node: ast.AST) -> str:
+def _join_names(node: ast.AST) -> str:
     """`a.b.c` as text, "" for what is no chain of names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):

@@ -1,0 +1,45 @@
+"""The wrong results that the comparison must refuse; that it does is in test_validate."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_cudal1.judge.checks.negative_controls import (
+    _ControlResult,
+    _estimate_median,
+    _list_damaged,
+    _list_rounded,
+)
+
+
+def test_damaged_results_differ_where_they_say() -> None:
+    expected = torch.ones(32, 32)
+    damaged = {name: wrong for name, wrong, _ in _list_damaged(expected)}
+    assert {name: int((wrong != expected).sum()) for name, wrong in damaged.items()} == {
+        "the last element unwritten": 1,
+        "the last row unwritten": 32,
+        "a tile unwritten": 256,
+    }
+    assert torch.equal(expected, torch.ones(32, 32))
+
+
+def test_special_values_are_replaced_where_there_are_some() -> None:
+    expected = torch.tensor([1.0, float("nan")])
+    assert "NaN and infinities replaced" in [name for name, _, _ in _list_damaged(expected)]
+
+
+def test_results_are_rounded_to_each_coarser_type() -> None:
+    value = torch.tensor([1 + 2.0**-12])
+    assert [name.rpartition(" ")[2] for name, _, _ in _list_rounded(value)] == [
+        "bfloat16",
+        "float16",
+        "TF32",
+    ]
+    assert list(_list_rounded(value.half())) == []
+    assert _estimate_median(torch.tensor([1.0, 5.0, float("nan"), 3.0])) == 3.0
+
+
+def test_a_control_needs_several_distributions_and_sets_to_count_as_refused() -> None:
+    control = _ControlResult(basic=True, refused=["normal", "normal", "shifted"])
+    assert control.enough((2, 3))
+    assert not control.enough((3, 3))
