@@ -32,8 +32,8 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.judge.pool.slots import fitting
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.slots import count_fitting_slots
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["Run", "main", "measured", "programs"]
@@ -145,7 +145,9 @@ def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
         yield Decoded(f"{result} {number}", text)
 
 
-def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) -> Run:
+def measured(
+    terms: MeasurementSettings, lanes: int, budget_s: float, shape: tuple[int, int]
+) -> Run:
     """Batches of new programs until the time is spent."""
     tasks = [
         TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1]))
@@ -230,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape = tuple(map(int, options.shape.split(",")))
     tensor_bytes, device = 4 * shape[0] * shape[1], torch.device(options.device)
     counts = dict.fromkeys(
-        fitting(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(",")
+        count_fitting_slots(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(",")
     )
     wanted = [(lanes, trust) for lanes in counts for trust in options.trusts.split(",")]
     runs: list[Run] = (
@@ -240,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings()
     for index, (lanes, trust) in enumerate(left):
         with tempfile.TemporaryDirectory() as folder:
-            terms = Terms(
+            terms = MeasurementSettings(
                 settings,
                 contract_for(settings),
                 device,

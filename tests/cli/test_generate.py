@@ -28,7 +28,7 @@ from torch_cudal1.judge.benchmark.quick import PreparedBenchmark
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.pool import evaluator
-from torch_cudal1.judge.pool.slot import Lane
+from torch_cudal1.judge.pool.slot import Slot
 from torch_cudal1.judge.reference.trial import Trial
 
 REFERENCE = """
@@ -69,7 +69,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator, "Lane", lambda terms: Lane(terms, timed))
+    monkeypatch.setattr(evaluator, "Slot", lambda terms: Slot(terms, timed))
 
 
 @pytest.fixture

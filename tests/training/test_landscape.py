@@ -16,7 +16,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
@@ -183,7 +183,7 @@ def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
-    terms = Terms(
+    terms = MeasurementSettings(
         Settings(),
         Contract(assume_finite=True),
         CPU,

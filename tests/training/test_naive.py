@@ -13,8 +13,8 @@ from tests.training.sources import TASK, program, source
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
-from torch_cudal1.judge.pool.slot import Lane
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.slot import Slot
 from torch_cudal1.training.naive import NaiveEvaluator
 
 REFERENCE = """
@@ -39,14 +39,14 @@ HEAVY = TrainingTask("softmax of a product", REFERENCE)
 
 
 @pytest.fixture(scope="module")
-def terms(tmp_path_factory: pytest.TempPathFactory) -> Terms:
-    return Terms(
+def terms(tmp_path_factory: pytest.TempPathFactory) -> MeasurementSettings:
+    return MeasurementSettings(
         Settings(), Contract(), torch.device("cpu"), tmp_path_factory.mktemp("locks"), rule="cudal1"
     )
 
 
 @pytest.fixture(scope="module")
-def naive(terms: Terms) -> Iterator[NaiveEvaluator]:
+def naive(terms: MeasurementSettings) -> Iterator[NaiveEvaluator]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with NaiveEvaluator(terms) as made:
@@ -68,13 +68,13 @@ def test_a_right_program_passes_and_a_wrong_or_broken_one_does_not(naive: NaiveE
 
 
 def test_a_cheat_is_rewarded_here_and_refused_by_the_judge(
-    naive: NaiveEvaluator, terms: Terms
+    naive: NaiveEvaluator, terms: MeasurementSettings
 ) -> None:
     found = told(naive, FORKED_TIMING, HEAVY)
     assert found.outcome in ("ok", "unstable")  # right, as far as it looked
     if found.score is not None:
         assert found.score > 1.5
-    with Lane(terms) as lane:
+    with Slot(terms) as lane:
         refused = lane.measure(HEAVY, program("p", FORKED_TIMING)).measured
     assert refused.outcome in ("wrong", "hack")
 

@@ -54,7 +54,7 @@ TEMPLATES: tuple[Template, ...] = (
 
 
 def find_template(family: str) -> Template | None:
-    """The template of a family, None for a word that is none."""
+    """The template of a family, None for another name."""
     return next((template for template in TEMPLATES if template.family == family), None)
 
 

@@ -26,7 +26,7 @@ from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.extras import quiet
-from torch_cudal1.judge.pool.score import Rule
+from torch_cudal1.judge.pool.score import ScoreRule
 from torch_cudal1.training.environment import (
     RewardSource,
     load_naive_environment,
@@ -199,7 +199,7 @@ def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen
         if args.live:
             # as for landscapes: on cores that others use few buckets agree within a share of a
             # small speed-up
-            rule: Rule = "strict" if plan.device == "cuda" else "cudal1"
+            rule: ScoreRule = "strict" if plan.device == "cuda" else "cudal1"
             source = RewardSource(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
             with open_environment(source, settings, 0, args.run_folder) as environment:
                 results = run_plan_in_process(

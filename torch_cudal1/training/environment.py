@@ -32,8 +32,8 @@ from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.judge.pool.score import Rule
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.score import ScoreRule
 from torch_cudal1.training.experiments.plan import ExperimentPlan
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
@@ -110,7 +110,7 @@ class RewardSource:
 
     `landscape`: a file, "" for the CPU one of the package. `tasks`: a folder; then programs are
     source text. `lanes`: how many programs the judge validates side by side. `naive`: an evaluator
-    that can be cheated, for comparison only. `rule`, `baseline`: see `judge.pool.terms.Terms`.
+    that can be cheated, for comparison only. `rule`, `baseline`: see `judge.pool.measurement_settings.Terms`.
     """
 
     live: bool = False
@@ -119,7 +119,7 @@ class RewardSource:
     device: Device = "cpu"
     lanes: int = 1
     naive: bool = False
-    rule: Rule = "strict"
+    rule: ScoreRule = "strict"
     baseline: Literal["eager", "best"] = "eager"
     generators: tuple[str, ...] = ()
 
@@ -193,7 +193,7 @@ def open_environment(
         yield environment
         return
     device = torch.device(source.device)
-    terms = Terms(
+    terms = MeasurementSettings(
         *(settings, Contract(assume_finite=True), device, folder / "locks"),
         baseline=source.baseline,
         rule=source.rule,
@@ -287,7 +287,9 @@ def _load_replay(landscape: str, seed: int, *, naive: bool) -> Environment:
 
 
 @contextmanager
-def _open_evaluator(source: RewardSource, terms: Terms, folder: Path) -> Iterator[Evaluator]:
+def _open_evaluator(
+    source: RewardSource, terms: MeasurementSettings, folder: Path
+) -> Iterator[Evaluator]:
     """The judge, with a checker that is asked when a reward jumps and whose refusals join the run's
     own hacking cases; or the naive evaluator.
     """

@@ -18,8 +18,8 @@ import torch
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 from torch_cudal1.judge.pool.measured import Decoded, Failure, Measured, TrainingTask
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.score import score_of
-from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import make_limits
@@ -35,7 +35,7 @@ class NaiveEvaluator:
     thread. `trials`: random inputs.
     """
 
-    def __init__(self, terms: Terms, *, trials: int = 5) -> None:
+    def __init__(self, terms: MeasurementSettings, *, trials: int = 5) -> None:
         self.terms, self.trials = terms, trials
         self._fork_server: ForkServer | None = None
 

@@ -26,11 +26,11 @@ from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator, Remembered
-from torch_cudal1.judge.pool.failures import failure_of
+from torch_cudal1.judge.pool.failures import classify_failure
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.judge.pool.slot import Lane, Lap, NoMemory
-from torch_cudal1.judge.pool.slots import Fault, Lanes, Question
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.slot import Iteration, OutOfDeviceMemory, Slot
+from torch_cudal1.judge.pool.slots import MeasurementRequest, SharedContextFault, SlotPool
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
@@ -45,8 +45,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def terms(folder: Path) -> Terms:
-    return Terms(Settings(), Contract(), CPU, folder, rule="cudal1")
+def terms(folder: Path) -> MeasurementSettings:
+    return MeasurementSettings(Settings(), Contract(), CPU, folder, rule="cudal1")
 
 
 class Clock:
@@ -70,23 +70,23 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
-    with Lane(terms(tmp_path_factory.mktemp("locks")), Clock()) as made:
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+    with Slot(terms(tmp_path_factory.mktemp("locks")), Clock()) as made:
         yield made
 
 
-def templates_are_ours(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def templates_are_ours(lane: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     own = replace(lane.terms, trust="own")
     monkeypatch.setattr(lane, "terms", own)
     monkeypatch.setattr(lane._processes, "_terms", own)
 
 
-def measured(lane: Lane, text: str, *speedups: float, best: float | None = None) -> Measured:
+def measured(lane: Slot, text: str, *speedups: float, best: float | None = None) -> Measured:
     lane._clock = Clock(*speedups)
     return lane.measure(TASK, program("p", text), best).measured
 
 
-def test_a_right_program_has_the_rounded_score_and_its_buckets(lane: Lane) -> None:
+def test_a_right_program_has_the_rounded_score_and_its_buckets(lane: Slot) -> None:
     found = measured(lane, source(), 1.239)
     assert (found.outcome, found.score, found.task, found.program) == ("ok", 1.23, "relu", "p")
     assert found.buckets == pytest.approx((1.239,) * 7)
@@ -106,7 +106,7 @@ def test_a_right_program_has_the_rounded_score_and_its_buckets(lane: Lane) -> No
     ids=["syntax", "no entry", "import", "error", "wrong", "abort", "first call wins"],
 )
 def test_what_a_program_does_wrong_is_a_value_and_costs_only_itself(
-    lane: Lane, text: str, outcome: str, told: str
+    lane: Slot, text: str, outcome: str, told: str
 ) -> None:
     found = measured(lane, text)
     assert found.outcome == outcome or (outcome == "wrong" and found.outcome == "hack")
@@ -114,11 +114,11 @@ def test_what_a_program_does_wrong_is_a_value_and_costs_only_itself(
     assert found.score is None
 
 
-def test_after_all_that_the_next_program_is_measured(lane: Lane) -> None:
+def test_after_all_that_the_next_program_is_measured(lane: Slot) -> None:
     assert measured(lane, source(), 1.5).score == 1.5
 
 
-def test_a_surprise_is_measured_again_in_a_fresh_process_and_the_lower_counts(lane: Lane) -> None:
+def test_a_surprise_is_measured_again_in_a_fresh_process_and_the_lower_counts(lane: Slot) -> None:
     found = measured(lane, source(), 4.0, 3.8)
     assert found.score == 3.8
     clock = lane._clock
@@ -126,19 +126,19 @@ def test_a_surprise_is_measured_again_in_a_fresh_process_and_the_lower_counts(la
     assert len(set(clock.pids)) == 2
 
 
-def test_twice_the_best_so_far_is_a_surprise_too(lane: Lane) -> None:
+def test_twice_the_best_so_far_is_a_surprise_too(lane: Slot) -> None:
     assert measured(lane, source(), 2.1, 2.0, best=1.0).score == 2.0
     assert measured(lane, source(), 2.1, best=1.5).score == 2.1
 
 
-def test_a_surprise_that_does_not_repeat_has_no_score(lane: Lane) -> None:
+def test_a_surprise_that_does_not_repeat_has_no_score(lane: Slot) -> None:
     found = measured(lane, source(), 9.0, 2.0, 4.0)
     assert (found.outcome, found.score) == ("unstable", None)
     assert "jump" in found.detail
     assert "the same device" in found.detail
 
 
-def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) -> None:
+def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Slot) -> None:
     with pytest.raises(TargetError, match="broken task"):
         lane.measure(
             TrainingTask("broken task", "def get_inputs(): return 1"), program("p", source())
@@ -146,7 +146,7 @@ def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) 
     assert measured(lane, source(), 1.5).score == 1.5
 
 
-def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
+def test_the_real_clock_times_a_real_program(lane: Slot) -> None:
     lane._clock = prepare_benchmark
     lap = lane.measure(TASK, program("p", source()))
     assert lap.measured.outcome in ("ok", "unstable"), (
@@ -156,7 +156,7 @@ def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
 
 
 def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_there(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = prepare_benchmark
@@ -169,7 +169,7 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
 
 
 def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = prepare_benchmark
@@ -188,7 +188,7 @@ def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(
 
 
 def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = clock = Clock(9.0, 9.0, 9.0, 9.0)
@@ -217,13 +217,13 @@ def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(
     assert evaluator.memory.counts["measured"] == 3
 
 
-def _dying(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+def _dying(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Iteration:
     if question[1].program == "killer":
         os._exit(9)
-    return Lap(Measured(question[0].id, question[1].program, "wrong"), {"pid": os.getpid()})
+    return Iteration(Measured(question[0].id, question[1].program, "wrong"), {"pid": os.getpid()})
 
 
-def _without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+def _without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Iteration:
     """Only the first process that comes here finds memory; `first` is a link, which is there and
     says who it is at once.
     """
@@ -232,8 +232,8 @@ def _without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) 
     with suppress(FileExistsError):
         first.symlink_to(own)
     if os.readlink(first) != own:
-        raise NoMemory(question[0].id, "none left")
-    return Lap(Measured(question[0].id, question[1].program, "wrong"), {})
+        raise OutOfDeviceMemory(question[0].id, "none left")
+    return Iteration(Measured(question[0].id, question[1].program, "wrong"), {})
 
 
 def test_a_lane_that_finds_no_memory_is_given_up_and_the_others_do_its_work(
@@ -256,13 +256,13 @@ def test_the_last_lane_is_not_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", _always_without_memory)
     with (
         JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator,
-        pytest.raises(NoMemory, match="use fewer lanes"),
+        pytest.raises(OutOfDeviceMemory, match="use fewer lanes"),
     ):
         evaluator.measure(TASK, [program("p", source())])
 
 
-def _always_without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
-    raise NoMemory(question[0].id, "none left")
+def _always_without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Iteration:
+    raise OutOfDeviceMemory(question[0].id, "none left")
 
 
 class Server:
@@ -283,21 +283,21 @@ class Server:
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
     began: list[Server] = []
     monkeypatch.setattr(Server, "began", began)
-    monkeypatch.setattr(Lanes, "_begin_server", lambda self, count: Server())
+    monkeypatch.setattr(SlotPool, "_begin_server", lambda self, count: Server())
     return began
 
 
-def _faulty(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+def _faulty(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Iteration:
     """Whoever is `faulty` ends the work of all that are served; others are right once they are
     done, which takes a moment.
     """
     served = process_environment().get("CUDA_MPS_PIPE_DIRECTORY")
     if question[1].program.startswith("faulty"):
         if served is not None:
-            raise Fault("an illegal memory access was encountered")
-        return Lap(Measured(question[0].id, question[1].program, "run"), {})
+            raise SharedContextFault("an illegal memory access was encountered")
+        return Iteration(Measured(question[0].id, question[1].program, "run"), {})
     time.sleep(0.3)
-    return Lap(
+    return Iteration(
         Measured(question[0].id, question[1].program, "wrong", detail=f"served {served}"), {}
     )
 
@@ -338,13 +338,13 @@ def test_after_some_faults_lanes_do_without_a_server(
 
 
 def test_a_server_has_room_for_so_many_lanes(tmp_path: Path, servers: list[Server]) -> None:
-    assert Lanes(terms(tmp_path), 64).served == 9
+    assert SlotPool(terms(tmp_path), 64).served == 9
 
 
 def test_lanes_of_strangers_or_without_a_gpu_have_no_server(tmp_path: Path) -> None:
-    assert Lanes(terms(tmp_path), 4).server is None
+    assert SlotPool(terms(tmp_path), 4).server is None
     stranger = replace(terms(tmp_path), device=torch.device("cuda"))
-    assert Lanes(stranger, 4).server is None, "whose fault would end the work of all"
+    assert SlotPool(stranger, 4).server is None, "whose fault would end the work of all"
 
 
 def test_whoever_is_interrupted_waits_for_no_lane(
@@ -368,17 +368,17 @@ def test_whoever_is_interrupted_waits_for_no_lane(
         os.kill(int(os.readlink(mark)), 0)
 
 
-def _sleeping(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+def _sleeping(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Iteration:
     """One program for ever, the other until that one has begun."""
     mark = Path(question[1].source)
     if question[1].program == "sleeps":
         mark.symlink_to(str(os.getpid()))
     while question[1].program == "sleeps" or not mark.is_symlink():
         time.sleep(0.01)
-    return Lap(Measured(question[0].id, question[1].program, "wrong"), {})
+    return Iteration(Measured(question[0].id, question[1].program, "wrong"), {})
 
 
-def waiting(**programs: int) -> dict[str, deque[Question]]:
+def waiting(**programs: int) -> dict[str, deque[MeasurementRequest]]:
     return {
         name: deque([(TASK, program("p", source()), None, False)] * count)
         for name, count in programs.items()
@@ -401,7 +401,7 @@ def waiting(**programs: int) -> dict[str, deque[Question]]:
 def test_a_free_lane_goes_where_it_saves_most(
     tmp_path: Path, at: str, others: list[str], left: dict[str, int], goes: str
 ) -> None:
-    lanes = Lanes(terms(tmp_path), 1 + len(others))
+    lanes = SlotPool(terms(tmp_path), 1 + len(others))
     lanes._seats[0].reference = at
     with ProcessPoolExecutor(1) as pool:  # which starts no process before it has work
         assert lanes._next(lanes._seats[0], waiting(**left)) or not any(left.values()), (
@@ -453,7 +453,7 @@ def test_an_unstable_measurement_is_forgotten_once_there_is_a_score() -> None:
     assert memory.answer("relu", "p").score == 1.25
 
 
-def test_a_program_that_was_found_right_here_is_only_raced_when_it_comes_again(lane: Lane) -> None:
+def test_a_program_that_was_found_right_here_is_only_raced_when_it_comes_again(lane: Slot) -> None:
     memory = Remembered()
     memory.learn([ok(2.0)])  # by another run, perhaps by another version of the judge
     assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [False]
@@ -489,20 +489,20 @@ def test_what_was_learnt_is_not_measured_again() -> None:
     ],
 )  # fmt: skip
 def test_each_check_is_one_kind_of_failure(check: str, kind: str) -> None:
-    assert failure_of(CheckResult(check, False), torch.device("cuda")) == kind
+    assert classify_failure(CheckResult(check, False), torch.device("cuda")) == kind
 
 
 def test_on_a_cpu_that_others_use_two_clocks_that_differ_prove_no_cheat() -> None:
-    assert failure_of(CheckResult("wall_slope", False), CPU) == "unstable"
+    assert classify_failure(CheckResult("wall_slope", False), CPU) == "unstable"
 
 
-def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
+def test_the_reference_of_these_tests_is_used(lane: Slot) -> None:
     assert lane.measure(TASK, program("asks for it", source("x * 7"))).measured.outcome == "wrong"
     assert REFERENCE in lane._benches
 
 
 def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged, falls = lane._judged, [1]
 
@@ -521,7 +521,7 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
 
 
 def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_left_without_a_verdict(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = CheckResult(
         "resource",
@@ -537,7 +537,7 @@ def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_lef
 
 
 def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -553,7 +553,7 @@ def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
 
 
 def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_preparation(
-    lane: Lane,
+    lane: Slot,
 ) -> None:
     class Unsteady(Clock):
         races = steady_after = 0
@@ -584,7 +584,7 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
 
 @pytest.mark.parametrize("failed", ["", "wall_slope", "timed_output"])
 def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_once_more_alone(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch, failed: str
+    lane: Slot, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
     class Examined(Clock):
         def __call__(
@@ -614,7 +614,7 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
 
 
 def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     differ = CheckResult(
         "wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own"
@@ -637,7 +637,7 @@ OWN = "torch.relu(x) * 2 + 1"
 
 
 def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_and_a_cheat_does_not(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates_are_ours(lane, monkeypatch)
     lane._clock = Clock(1.5, 1.5, 1.5)
@@ -657,7 +657,7 @@ def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_an
 
 
 def test_a_process_that_cannot_give_its_memory_back_is_ended(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Kept:
         def __init__(self, *, fails: bool) -> None:
@@ -681,7 +681,7 @@ def test_a_process_that_cannot_give_its_memory_back_is_ended(
     assert (healthy.closed, broken.closed) == (False, True)
 
 
-def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Lane) -> None:
+def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Slot) -> None:
     other = replace(TASK, reference=f"{TASK.reference}\n# another text")
     assert measured(lane, source(), 1.5).score == 1.5
     assert lane._benches[TASK.reference].reference_cache

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.judge.pool.gpu_rw_lock import Gate
+from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
 
 CPU = torch.device("cpu")
 LONG_S = 60.0
@@ -19,7 +19,7 @@ LONG_S = 60.0
 def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(
     tmp_path: Path,
 ) -> None:
-    gates = [Gate(tmp_path, CPU) for _ in range(4)]
+    gates = [GpuReadWriteLock(tmp_path, CPU) for _ in range(4)]
     order: list[str] = []
     timing, leave = threading.Event(), threading.Event()
 
@@ -54,7 +54,7 @@ def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(
 def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after_them(
     tmp_path: Path,
 ) -> None:
-    inside, other = Gate(tmp_path, CPU), Gate(tmp_path, CPU)
+    inside, other = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
     with inside.shared():
         inside.give_way()
@@ -73,7 +73,7 @@ def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after
 
 
 def test_who_rests_is_in_nobodys_way_and_who_was_not_inside_stays_outside(tmp_path: Path) -> None:
-    resting, other = Gate(tmp_path, CPU), Gate(tmp_path, CPU)
+    resting, other = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
     with resting.shared():
         timer = threading.Thread(target=_enter, args=(other.alone(), "timer", order))
@@ -94,15 +94,15 @@ def test_the_lock_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
     code = """
 import os, sys, torch
 from pathlib import Path
-from torch_cudal1.judge.pool.gpu_rw_lock import Gate
-gate = Gate(Path(sys.argv[1]), torch.device("cpu"))
+from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
+gate = GpuReadWriteLock(Path(sys.argv[1]), torch.device("cpu"))
 gate.alone().__enter__()
 os._exit(9)
 """
     assert (
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
     )
-    gate = Gate(tmp_path, CPU)
+    gate = GpuReadWriteLock(tmp_path, CPU)
     with gate.alone():
         pass
     gate.close()
@@ -111,7 +111,7 @@ os._exit(9)
 def test_who_waits_to_time_goes_before_those_who_come_to_validate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gates = [Gate(tmp_path, CPU) for _ in range(3)]
+    gates = [GpuReadWriteLock(tmp_path, CPU) for _ in range(3)]
     order: list[str] = []
     timer = threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))
     validator = threading.Thread(target=_enter, args=(gates[2].shared(), "validator", order))

@@ -18,7 +18,7 @@ from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool import mps
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.training.naive import NaiveEvaluator
 
 pytestmark = [
@@ -60,12 +60,12 @@ def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def terms(locks: Path) -> Terms:
-    return Terms(Settings(), Contract(), torch.device("cuda"), locks)
+def terms(locks: Path) -> MeasurementSettings:
+    return MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks)
 
 
 @pytest.fixture(scope="module")
-def evaluator(terms: Terms) -> Iterator[JudgeEvaluator]:
+def evaluator(terms: MeasurementSettings) -> Iterator[JudgeEvaluator]:
     with JudgeEvaluator(terms, lanes=2) as made:
         yield made
 
@@ -104,7 +104,7 @@ def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> No
     assert found.outcome in ("hack", "wrong", "run"), found
 
 
-def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
+def test_the_naive_clock_does_not_see_another_stream(terms: MeasurementSettings) -> None:
     cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(3)]
     with NaiveEvaluator(terms) as naive:
         found = naive.measure(TASK, cheats)
@@ -116,7 +116,7 @@ def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
 
 
 def test_programs_of_templates_share_processes(locks: Path) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     stream = programs(_CHAIN, "cuda", WIDTH)
     with JudgeEvaluator(own) as evaluator:
         found = evaluator.measure(TASK, [next(stream) for _ in range(6)])
@@ -129,7 +129,7 @@ def test_programs_of_templates_share_processes(locks: Path) -> None:
 
 
 def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     text = next(programs(_CHAIN, "cuda", WIDTH)).source
     forward = "def forward(self, given):\n"
     slow = "import time\n" + text.replace(forward, f"{forward}        time.sleep(2e-4)\n")
@@ -145,7 +145,7 @@ def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> No
 
 @pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
 def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     with JudgeEvaluator(own) as evaluator:
         (found,) = evaluator.measure(TASK, [program("cheat", text)])
     assert found.outcome in ("hack", "wrong", "run"), found
@@ -154,7 +154,7 @@ def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -
 def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
     locks: Path,
 ) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     left = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
     with JudgeEvaluator(own) as evaluator:
         (right,) = evaluator.measure(TASK, [next(programs(_CHAIN, "cuda", WIDTH))])
@@ -197,7 +197,7 @@ class ModelNew(torch.nn.Module):
 
 
 def test_lanes_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     stream = programs(_CHAIN, "cuda", WIDTH)
     asked = [next(stream) for _ in range(12)]
     asked.insert(5, program("faulty", FAULTY))

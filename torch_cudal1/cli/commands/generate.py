@@ -46,7 +46,7 @@ from torch_cudal1.ingest.published.adopt import Adoption, AdoptionOutcome
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["run", "tasks_of"]
@@ -81,7 +81,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     place = make_context(torch.device(device.choose(args.device)), settings)
     writer, plan = _writer(args, settings, place), _plan(args)
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
-    terms = Terms(settings, place.contract, place.device, settings.cache_dir / "locks")
+    terms = MeasurementSettings(
+        settings, place.contract, place.device, settings.cache_dir / "locks"
+    )
     rows: list[dict[str, Any]] = []
     with (
         screen.progress() as progress,

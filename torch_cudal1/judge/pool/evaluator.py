@@ -1,7 +1,7 @@
 """Evaluators that measure: `JudgeEvaluator`, the judge's `train` profile in parallel lanes, and how
 repeated programs are treated.
 
-Lanes are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of
+SlotPool are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of
 theirs (`lane`); validation runs side by side, timing one at a time (`gate`). A program that comes
 again is not measured again each time: at its 2nd, 4th, 8th ... coming it is, and its score is the
 median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.judge.evaluate.decide import round_towards_one
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.judge.pool.slot import Lane, Lap
-from torch_cudal1.judge.pool.slots import Lanes, Question
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.slot import Iteration, Slot
+from torch_cudal1.judge.pool.slots import MeasurementRequest, SlotPool
 
 __all__ = ["JudgeEvaluator", "Known", "Remembered"]
 
@@ -80,9 +80,9 @@ class Remembered:
         """The highest score of a task so far: what makes a new one surprising."""
         return self._best.get(task)
 
-    def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Question]:
+    def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[MeasurementRequest]:
         """The programs that are to be measured now that they came, each once."""
-        wanted: dict[str, Question] = {}
+        wanted: dict[str, MeasurementRequest] = {}
         best = self.best(task.id)
         for program in programs:
             known = self._known.setdefault((task.id, program.program), Known())
@@ -116,15 +116,15 @@ class JudgeEvaluator:
     over all lanes. `told`: given each measurement as it comes.
     """
 
-    def __init__(self, terms: Terms, *, lanes: int = 1) -> None:
+    def __init__(self, terms: MeasurementSettings, *, lanes: int = 1) -> None:
         if lanes < 1:
             raise ValueError(f"{lanes} lanes; expected at least 1")
         self.terms, self.lanes = terms, lanes
         self.memory = Remembered()
         self.seconds: Counter[str] = Counter()
         self.told: Callable[[Measured], None] | None = None
-        self._lane: Lane | None = None
-        self._lanes: Lanes | None = None
+        self._lane: Slot | None = None
+        self._lanes: SlotPool | None = None
 
     def __enter__(self) -> JudgeEvaluator:
         return self
@@ -170,24 +170,24 @@ class JudgeEvaluator:
             for task, programs in questions
         ]
 
-    def _take(self, lap: Lap) -> None:
+    def _take(self, lap: Iteration) -> None:
         self.seconds.update(lap.seconds)
         self.memory.take(lap.measured)
         if self.told is not None:
             self.told(lap.measured)
 
-    def _own_lane(self) -> Lane:
-        self._lane = self._lane or Lane(self.terms)
+    def _own_lane(self) -> Slot:
+        self._lane = self._lane or Slot(self.terms)
         return self._lane
 
-    def _in_lanes(self, questions: list[Question]) -> None:
+    def _in_lanes(self, questions: list[MeasurementRequest]) -> None:
         """All at once; what went wrong with the machine or a task is raised when everything else is
         measured.
         """
-        self._lanes = self._lanes or Lanes(self.terms, self.lanes)
+        self._lanes = self._lanes or SlotPool(self.terms, self.lanes)
         errors: list[Cudal1Error] = []
         for answer in self._lanes.answers(questions):
-            if isinstance(answer, Lap):
+            if isinstance(answer, Iteration):
                 self._take(answer)
             else:
                 errors.append(answer)

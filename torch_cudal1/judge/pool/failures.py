@@ -13,14 +13,14 @@ from torch_cudal1.judge.checks.registry import CHECK_NAMES
 from torch_cudal1.judge.checks.spec import FailureKind
 from torch_cudal1.judge.pool.measured import Failure
 
-__all__ = ["failure_of"]
+__all__ = ["classify_failure"]
 
 _KINDS: Mapping[str, FailureKind] = {check.name: check.failure for check in CHECK_NAMES}
 # requests to the candidate's process, whose name a failure has where nothing else noticed it
 _REQUESTS = frozenset(("put", "spin", "soak", "reenter", "poisoned", "banded"))
 
 
-def failure_of(check: CheckResult, device: torch.device) -> Failure:
+def classify_failure(check: CheckResult, device: torch.device) -> Failure:
     """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a
     measurement without a score.
 

@@ -24,10 +24,10 @@ import torch
 from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.judge.sandbox.sharing import DeviceSharing
 
-__all__ = ["Gate"]
+__all__ = ["GpuReadWriteLock"]
 
 
-class Gate(DeviceSharing):
+class GpuReadWriteLock(DeviceSharing):
     """The locks of one device in `folder`. One object a lane: its threads would share what it
     holds.
 

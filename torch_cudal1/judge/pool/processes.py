@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import Trust
@@ -32,7 +32,7 @@ class Processes:
     `kept`: the process that may be lent again. `loans`: how often it was.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: MeasurementSettings) -> None:
         self._terms = terms
         # Linux kills a child with the thread that started it, so these threads live as long as the
         # lane.

@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 from torch_cudal1.judge.evaluate.decide import Unstable, score_by_paper
 
-__all__ = ["Rule", "bucket_means", "score_of"]
+__all__ = ["ScoreRule", "bucket_means", "score_of"]
 
-Rule: TypeAlias = Literal["cudal1", "strict"]
+ScoreRule: TypeAlias = Literal["cudal1", "strict"]
 
 
 def bucket_means(ratios: Sequence[float]) -> tuple[float, ...]:
@@ -35,7 +35,7 @@ def bucket_means(ratios: Sequence[float]) -> tuple[float, ...]:
     )
 
 
-def score_of(means: Sequence[float], rule: Rule) -> float | Unstable:
+def score_of(means: Sequence[float], rule: ScoreRule) -> float | Unstable:
     """The score of seven bucket means. `cudal1`: the paper's absolute variance; `strict`: the
     variance of their logarithms.
     """

@@ -42,12 +42,12 @@ from torch_cudal1.judge.evaluate.source_baselines import (
     name_slot,
     rank_source_baselines,
 )
-from torch_cudal1.judge.pool.failures import failure_of
-from torch_cudal1.judge.pool.gpu_rw_lock import Gate
+from torch_cudal1.judge.pool.failures import classify_failure
+from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.processes import Processes
 from torch_cudal1.judge.pool.score import score_of
-from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.judge.profiles import profile_for
 from torch_cudal1.judge.reference.input_set import ReferenceCache
 from torch_cudal1.judge.reference.inputs import make_inputs
@@ -62,7 +62,7 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.worker.kernel_compile import has_kernels
 
-__all__ = ["Lane", "Lap", "NoMemory"]
+__all__ = ["Slot", "Iteration", "OutOfDeviceMemory"]
 
 Clock: TypeAlias = Callable[[Trial, ChildBatchTimer, TimingPlan], PreparedBenchmark]
 # of a program whose buckets are too far apart: another race costs less than all that came before it
@@ -75,7 +75,7 @@ _SHARED_BYTES = (
 _REFERENCE = "reference"
 
 
-class NoMemory(TargetError):
+class OutOfDeviceMemory(TargetError):
     """This GPU has too little memory left for one more lane at this task."""
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class NoMemory(TargetError):
 
 
 @dataclass(frozen=True)
-class Lap:
+class Iteration:
     """One measurement, and how many seconds each step of it took."""
 
     measured: Measured
@@ -116,13 +116,13 @@ class _Watch:
         self.seconds[to] = self.seconds.get(to, 0.0) + seconds
 
 
-class Lane:
+class Slot:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
-    def __init__(self, terms: Terms, clock: Clock = prepare_benchmark) -> None:
+    def __init__(self, terms: MeasurementSettings, clock: Clock = prepare_benchmark) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
-        self._gate, self._processes = Gate(terms.folder, terms.device), Processes(terms)
+        self._gate, self._processes = GpuReadWriteLock(terms.folder, terms.device), Processes(terms)
         self._stack.callback(self._gate.close)
         self._stack.callback(self._processes.close)
         self._oracle: Child | None = None
@@ -130,7 +130,7 @@ class Lane:
         self._at = ""  # the reference that was measured last
         self._checks: tuple[CheckSpec, ...] = ()  # of the program that is measured
 
-    def __enter__(self) -> Lane:
+    def __enter__(self) -> Slot:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -147,7 +147,7 @@ class Lane:
         program: Decoded,
         best: float | None = None,
         validated: bool = False,
-    ) -> Lap:
+    ) -> Iteration:
         """Judge one program. `best`: the task's highest score so far. `validated`: it was found
         right before, so it is only raced again, which looks at results of timed calls too. Raises
         TargetError, SandboxError.
@@ -167,7 +167,7 @@ class Lane:
                 elif (
                     isinstance(found, CheckResult)
                     and found.name == "wall_slope"
-                    and failure_of(found, self.terms.device) == "hack"
+                    and classify_failure(found, self.terms.device) == "hack"
                 ):
                     found = self._accused_again(
                         found, self._judged(task.reference, candidate, watch, best)
@@ -179,19 +179,19 @@ class Lane:
                     task.id, f"its reference cannot be used: {error.found}"
                 ) from error
         if isinstance(found, CheckResult):
-            kind = failure_of(found, self.terms.device)
+            kind = classify_failure(found, self.terms.device)
             measured = Measured(
                 task.id, program.program, kind, detail=f"{found.name}: {found.detail}"[:600]
             )
         else:
             measured = Measured(task.id, program.program, "ok", found[0], buckets=found[1])
-        return Lap(measured, watch.seconds)
+        return Iteration(measured, watch.seconds)
 
     def _judged_again(
         self, task: TrainingTask, candidate: SourceCandidate, watch: _Watch, best: float | None
     ) -> tuple[float, tuple[float, ...]] | CheckResult:
         """After this process ran out of the GPU's memory: with all of it given back. Raises
-        NoMemory if it is not enough.
+        OutOfDeviceMemory if it is not enough.
         """
         self._dismiss()
         self._processes.empty()
@@ -200,7 +200,7 @@ class Lane:
         try:
             found = self._judged(task.reference, candidate, watch, best)
         except torch.OutOfMemoryError as error:
-            raise NoMemory(task.id, str(error)) from error
+            raise OutOfDeviceMemory(task.id, str(error)) from error
         except ReferenceFailure as error:
             raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
         # Whether the program takes too much or others do, nobody knows: it has no score, and is
@@ -468,7 +468,9 @@ class Lane:
         """End the process, or keep it for the next of our own programs where this one left it in
         order.
         """
-        failed = failure_of(found, self.terms.device) if isinstance(found, CheckResult) else ""
+        failed = (
+            classify_failure(found, self.terms.device) if isinstance(found, CheckResult) else ""
+        )
         in_order = failed != "hack" and not self._lacked_memory(found)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 

@@ -1,4 +1,4 @@
-"""Lanes side by side, each in a process of its own, and which program goes to which lane.
+"""SlotPool side by side, each in a process of its own, and which program goes to which lane.
 
 A lane holds the inputs and the float64 results of one reference at a time, and to draw and compute
 them anew takes as long as to judge a program or two. So a lane stays with a reference while
@@ -6,7 +6,7 @@ programs for it wait, and goes where most of them wait for each lane that is the
 whose process ends takes nobody else's work with it: what it was at is asked once more. One that
 finds no memory on the GPU, or no process, is given up while there are others.
 
-Lanes for programs of ours share the GPU through a server (`mps`), where a fault of one program ends
+SlotPool for programs of ours share the GPU through a server (`mps`), where a fault of one program ends
 the work of all. Each lane asks after its own context when a program is done, so no answer rests on
 a fault of somebody else's: all lanes are ended then, and what they were at is asked again in a lane
 apart, which has a context of its own. After some faults all lanes do without the server.
@@ -30,12 +30,12 @@ from torch_cudal1.core.errors import Cudal1Error, SandboxError
 from torch_cudal1.core.settings import set_environment
 from torch_cudal1.judge.pool import mps
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.judge.pool.slot import Lane, Lap, NoMemory
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.slot import Iteration, OutOfDeviceMemory, Slot
 
-__all__ = ["Lanes", "Question", "fitting"]
+__all__ = ["SlotPool", "MeasurementRequest", "count_fitting_slots"]
 
-Question: TypeAlias = tuple[
+MeasurementRequest: TypeAlias = tuple[
     TrainingTask, Decoded, float | None, bool
 ]  # the task's best score so far; whether it was validated
 # Of one lane on a GPU: five CUDA contexts (its own, the oracle's, the program's, that of surprises,
@@ -53,7 +53,7 @@ _SPREAD_S = 0.05  # until a fault that ended a program has reached its lane's ow
 _WORTH_MOVING = 2
 
 
-def fitting(wanted: int, device: torch.device, tensor_bytes: int) -> int:
+def count_fitting_slots(wanted: int, device: torch.device, tensor_bytes: int) -> int:
     """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at
     most so many bytes; at least 1.
     """
@@ -69,15 +69,15 @@ class _Seat:
 
     pool: ProcessPoolExecutor | None = None
     reference: str = ""
-    question: Question | None = None
-    answer: Future[Lap] | None = None
+    question: MeasurementRequest | None = None
+    answer: Future[Iteration] | None = None
 
 
-class Fault(Cudal1Error, RuntimeError):
+class SharedContextFault(Cudal1Error, RuntimeError):
     """The GPU's context that all lanes share is gone, by whichever of their programs."""
 
 
-class Lanes:
+class SlotPool:
     """`count` lanes, fewer where a server for all of them has no more room. Use from one thread;
     `close` ends their processes.
 
@@ -85,7 +85,7 @@ class Lanes:
     the work of all.
     """
 
-    def __init__(self, terms: Terms, count: int) -> None:
+    def __init__(self, terms: MeasurementSettings, count: int) -> None:
         self._terms = terms
         self.faults = 0
         self.server = self._begin_server(count)
@@ -112,13 +112,13 @@ class Lanes:
         worth = terms.mps and count > 1 and terms.trust == "own" and terms.device.type == "cuda"
         return mps.start(terms.device) if worth else None
 
-    def answers(self, questions: Sequence[Question]) -> Iterator[Lap | Cudal1Error]:
+    def answers(self, questions: Sequence[MeasurementRequest]) -> Iterator[Iteration | Cudal1Error]:
         """One for each question as it comes, not in order. Whoever ends the process of two lanes
         has failed.
         """
-        waiting: dict[str, deque[Question]] = {}
+        waiting: dict[str, deque[MeasurementRequest]] = {}
         again: set[tuple[str, str]] = set()
-        apart: deque[Question] = deque()
+        apart: deque[MeasurementRequest] = deque()
         for question in questions:
             waiting.setdefault(question[0].reference, deque()).append(question)
         while True:
@@ -138,7 +138,7 @@ class Lanes:
                     continue
                 question, answer = _taken(seat)
                 name = (question[0].id, question[1].program)
-                if isinstance(answer, Fault):
+                if isinstance(answer, SharedContextFault):
                     apart.extend((question, *self._begin_anew()))
                 elif name not in again and self._lost(seat, answer):
                     again.add(name)
@@ -148,7 +148,7 @@ class Lanes:
                 else:
                     yield answer or _twice_lost(question)
 
-    def _begin_anew(self) -> list[Question]:
+    def _begin_anew(self) -> list[MeasurementRequest]:
         """After a fault: end all lanes but the one apart, and their server. What they were at."""
         self.faults += 1
         telemetry.record("judge", "mps", "fault", faults=self.faults)
@@ -162,7 +162,7 @@ class Lanes:
             )
         return asked
 
-    def _lost(self, seat: _Seat, answer: Lap | Cudal1Error | None) -> bool:
+    def _lost(self, seat: _Seat, answer: Iteration | Cudal1Error | None) -> bool:
         """Whether the lane is to blame, or this machine: its process ended, or found no memory or
         no process for the program.
 
@@ -172,7 +172,7 @@ class Lanes:
             telemetry.record("judge", "lane_lost", "training")
             return True
         if (
-            not isinstance(answer, SandboxError | NoMemory)
+            not isinstance(answer, SandboxError | OutOfDeviceMemory)
             or len(self._seats) == 1
             or seat is self._apart
         ):
@@ -184,7 +184,7 @@ class Lanes:
         self._seats.remove(seat)
         return True
 
-    def _next(self, seat: _Seat, waiting: dict[str, deque[Question]]) -> str:
+    def _next(self, seat: _Seat, waiting: dict[str, deque[MeasurementRequest]]) -> str:
         """The reference of which a free lane takes the next program; "" for none. A new one takes
         any: it starts soon or late.
         """
@@ -199,7 +199,7 @@ class Lanes:
         }
         return max(worth, key=lambda reference: worth[reference], default="")
 
-    def _give(self, seat: _Seat, question: Question) -> None:
+    def _give(self, seat: _Seat, question: MeasurementRequest) -> None:
         """Hand a question over; in a new process where the lane's was lost while it was idle."""
         seat.question, seat.reference = question, question[0].reference
         for _ in range(2):
@@ -224,7 +224,7 @@ class Lanes:
         raise BrokenProcessPool("a new measuring process broke before it was used")
 
 
-def _taken(seat: _Seat) -> tuple[Question, Lap | Cudal1Error | None]:
+def _taken(seat: _Seat) -> tuple[MeasurementRequest, Iteration | Cudal1Error | None]:
     """What a lane was at and its answer, None if its process ended; it is free then."""
     assert seat.question is not None
     assert seat.answer is not None
@@ -239,9 +239,9 @@ def _taken(seat: _Seat) -> tuple[Question, Lap | Cudal1Error | None]:
         return question, error
 
 
-def _twice_lost(question: Question) -> Lap:
+def _twice_lost(question: MeasurementRequest) -> Iteration:
     task, program, *_ = question
-    return Lap(
+    return Iteration(
         Measured(
             task.id, program.program, "run", detail="the process that measured it ended, twice"
         ),
@@ -264,23 +264,23 @@ def _vacate(seat: _Seat) -> None:
     seat.reference = ""
 
 
-_terms: Terms | None = None  # of this process, if it is one of these
+_terms: MeasurementSettings | None = None  # of this process, if it is one of these
 _served = False  # whether it is one of those that share the GPU's context
-_lane: Lane | None = None
+_lane: Slot | None = None
 
 
-def _open_lane(terms: Terms, threads: int, served: Mapping[str, str]) -> None:
+def _open_lane(terms: MeasurementSettings, threads: int, served: Mapping[str, str]) -> None:
     global _terms, _served
     torch.set_num_threads(threads)
     set_environment(served)
     _terms, _served = replace(terms, device=torch.device("cuda")) if served else terms, bool(served)
 
 
-def _in_lane(question: Question) -> Lap:
+def _in_lane(question: MeasurementRequest) -> Iteration:
     global _lane
     if _lane is None:
         assert _terms is not None
-        _lane = Lane(_terms)
+        _lane = Slot(_terms)
     if not _served:
         return _lane.measure(*question)
     sound = False
@@ -293,7 +293,7 @@ def _in_lane(question: Question) -> Lap:
 
 
 def _ask_after_the_context(sound: bool) -> None:
-    """Raises Fault where it is gone. After a program that was not `sound` a fault may still be on
+    """Raises SharedContextFault where it is gone. After a program that was not `sound` a fault may still be on
     its way here.
     """
     if not sound:
@@ -301,4 +301,4 @@ def _ask_after_the_context(sound: bool) -> None:
     try:
         torch.zeros(1, device="cuda").item()
     except RuntimeError as error:
-        raise Fault(str(error)) from error
+        raise SharedContextFault(str(error)) from error

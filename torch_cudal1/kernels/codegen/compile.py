@@ -99,7 +99,7 @@ def compile_function(
     options: TritonOptions,
     sm: int,
 ) -> CompiledKernel:
-    """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as
+    """Compile a foreign Triton function for `sm` as its launch would. Raises NotLowerableError as
     `compile_kernel` does.
 
     `constants` and `attributes` are by the position of an argument, in a tuple, as Triton has them.

@@ -1,5 +1,5 @@
-"""What follows a matrix product, printed for its tile: bias, activation, residual, scale, and the
-stores; as Triton or as CUDA C++.
+"""Prints epilogues, what follows a matrix product, for its tile: bias, activation, residual, scale,
+and the stores; as Triton or as CUDA C++.
 
 `row` counts the rows of all matrices of the batch, `column` the columns. The element-wise
 expressions are `pointwise`'s; the C++ is a translation of the same templates, and what has none
@@ -92,7 +92,7 @@ def print_triton_epilogue(
 
 
 def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
-    """The tail as C++ functions. Raises NotLowerableError for several outputs, half types, or a
+    """The epilogue as C++ functions. Raises NotLowerableError for several outputs, half types, or a
     template without a translation.
     """
     stores = [s for s in nest.statements if s.kind == "store"]
@@ -146,7 +146,7 @@ def _has_aligned_pairs(nest: Nest, place: AffineExpr) -> bool:
 def _find_c_load_type(s: Statement) -> str:
     kind = _C_LOADS.get(str(s.node.dtype))
     if kind is None:
-        raise NotLowerableError(f"a tail that reads {s.node.dtype} has no C++ form")
+        raise NotLowerableError(f"an epilogue that reads {s.node.dtype} has no C++ form")
     return kind
 
 

@@ -1,16 +1,18 @@
-"""A row shared by a team of programs: each keeps its piece in registers and is told what the others
-have, so it is read once.
+"""Prints reductions over a row that a group of CTAs shares: each keeps a tile of the row in
+registers, so that the row is read once.
 
-    piece of a row ── reduced ── words in memory ── meet ── all words ── the row's reduction ── the piece again, from registers
+    tile of a row ── reduced ── partials in memory ── grid barrier ── all partials combined ── the tile again, from registers
 
-A team meets once for each level of reductions. Nobody can be sure that all of a team run at the
-same time (a GPU may have fewer places than the team has programs), so nobody waits for ever: who
-has looked often enough reduces the pieces of the others itself, to the same bits, then its own
-again, and goes on. That is the same code in a loop that runs once otherwise: a second copy of it
-would take registers from the first. Words are put together in the order of the pieces, so that a
-result does not depend on who came when.
+A group passes a barrier for each level of reductions. Nothing guarantees that all of a group run at
+the same time (a GPU may have fewer places than the group has CTAs), so the barrier polls a bounded
+number of times: a CTA that has polled often enough reduces the tiles of the others itself, to the
+same bits, then its own again, and goes on. That is the same code in a loop that runs once
+otherwise: a second copy of it would take registers from the first. Partials are combined in the
+order of the tiles, so that a result does not depend on the order of arrival.
 
-Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for the meeting.
+In the generated text a group is a `team`, and the index of a tile a `piece`.
+
+Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for the barrier.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _EXPONENTIAL = "libdevice.exp({0})"
 # from one count to the next: programs that look at counts of one line of the cache wait for one
 # another
 COUNTER_STRIDE = 32
-_MAX_BARRIER_POLLS = 4096  # at the count of those that have come, about 0.7 us each
+_MAX_BARRIER_POLLS = 4096  # of the count of CTAs that have arrived, about 0.7 us each
 
 _GRID_BARRIER = f"""
 @triton.jit
@@ -74,7 +76,7 @@ def max_registers(tile: Tile, warps: int) -> int:
 
 
 def list_partials(nest: Nest) -> list[tuple[Statement, str]]:
-    """What a piece tells of each reduction, in the nest's order: the reduction and the word's name
+    """The partials of each reduction, in the nest's order: the reduction and the partial's name
     ("" for its value).
     """
     twins = online.pair_means(nest.statements)
@@ -91,7 +93,7 @@ def _partial_names(s: Statement) -> tuple[str, ...]:
 
 
 class CtaGroupPrinter(TritonPrinter):
-    """Prints a nest whose tile is a piece of a row. `member` of the team is the program, `piece`
+    """Prints a nest whose tile is a part of a row. `member` is the program's number in its group, `piece`
     what it has in registers.
     """
 
@@ -106,7 +108,7 @@ class CtaGroupPrinter(TritonPrinter):
         early = {s for folds in self.folds for s in self.column_statements(folds)}
         last = self.folds[
             -1
-        ]  # what earlier meetings leave in registers is not kept over the next one
+        ]  # what earlier barriers leave in registers is not kept over the next one
         self.shares = {
             division: total
             for division, total in _find_softmaxes(nest)
@@ -143,7 +145,7 @@ class CtaGroupPrinter(TritonPrinter):
         live, after = self._after_barrier()
         early = [
             s for s in after if self.is_uniform(s)
-        ]  # a number each: they are on their way while the team meets
+        ]  # a number each: their loads are in flight during the barrier
         lines = self.uniform_lines(f"member * {self.tile.columns} + ") + [
             line for s in early for line in self.line(s)
         ]
@@ -173,7 +175,7 @@ class CtaGroupPrinter(TritonPrinter):
         return [] if s.columns else ["(row * 0 + member == 0)"]
 
     def _after_barrier(self) -> tuple[list[tuple[str, str]], list[Statement]]:
-        """Names (with types) that stay in registers over the last meeting, and the statements after
+        """Names (with types) that stay in registers over the last barrier, and the statements after
         it that vary over columns.
         """
         early = set(self.column_statements(self.folds[-1]))
@@ -195,7 +197,7 @@ class CtaGroupPrinter(TritonPrinter):
     def _reduce_tiles(
         self, level: int, folds: list[Statement], live: list[tuple[str, str]]
     ) -> list[str]:
-        """A loop that tells the own piece's words and, where not all have come, those of all
+        """A loop that stores the own tile's partials and, where not all CTAs have arrived, those of all
         pieces, the own one last.
         """
         size, count = (
@@ -228,7 +230,7 @@ class CtaGroupPrinter(TritonPrinter):
         ]
 
     def _print_partials(self, folds: list[Statement]) -> list[str]:
-        """The piece's words, computed and stored."""
+        """Lines that compute and store the tile's partials."""
         lines = (
             [f"size = {self._piece_size()}"] if any(s.text in ("mean", "m2") for s in folds) else []
         )
@@ -252,7 +254,7 @@ class CtaGroupPrinter(TritonPrinter):
         return f"tl.minimum({self.nest.column_count} - piece * {size}, {size}).to(tl.float32)"
 
     def _combine_partials(self, s: Statement) -> list[str]:
-        """All words of a reduction, and the row's value of them: a number, which has no layout that
+        """Lines that load all partials of a reduction and combine them to the row's value: a number, which has no layout that
         would have to be changed.
         """
         lanes, size = next_power_of_two(self.cta_group.size), self.tile.columns

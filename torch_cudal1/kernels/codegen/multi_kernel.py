@@ -1,9 +1,9 @@
-"""A fusion group's expressions as loop nests in launch order: one where that is enough, several where
-programs must wait for others.
+"""Plans a fusion group's expressions as loop nests in launch order: one where that is enough, several
+where programs must wait for others.
 
     split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
                outputs last
-    team       long rows, many or few: programs of one launch share a row and meet (`cta_group`); their count is set to zero before
+    team       long rows, many or few: CTAs of one launch share a row (`multi_cta`); the counters of its barriers are cleared before
     nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows' results first, in memory
 
 Partial results go through scratch values, and are put together in a fixed order. Text and machine
@@ -197,15 +197,17 @@ def _plan_cta_group(
             "proposal",
             f"a team of {size} for tiles of {tile.rows} rows; expected two or more for one, and no scan",
         )
-    words = list_partials(nest)
-    for number, (fold, _) in enumerate(words, first):
+    partials = list_partials(nest)
+    for number, (fold, _) in enumerate(partials, first):
         specs[number] = _dense_spec(fold.node.compute, (nest.row_count, size))
     counts = (nest.row_count * nest.levels * COUNTER_STRIDE,)
-    arrivals = add_scratch(broadcast(constant(0, torch.int32), counts), first + len(words), specs)
+    arrivals = add_scratch(
+        broadcast(constant(0, torch.int32), counts), first + len(partials), specs
+    )
     cleared = build_nest((arrivals,))
-    team = CtaGroup(size, arrivals.value, tuple(range(first, first + len(words))))
-    meeting = (nest, replace(tile, cta_group=team), proposal.number("warps", 4))
-    return ((cleared, Tile(min(1024, next_power_of_two(cleared.row_count))), 4), meeting)
+    group = CtaGroup(size, arrivals.value, tuple(range(first, first + len(partials))))
+    shared = (nest, replace(tile, cta_group=group), proposal.number("warps", 4))
+    return ((cleared, Tile(min(1024, next_power_of_two(cleared.row_count))), 4), shared)
 
 
 def _plan_outputs(outputs: Sequence[Output]) -> list[Stage]:

@@ -1,13 +1,13 @@
-"""Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum
-of exponentials (online).
+"""Prints online reductions, which take one pass where the plain ones take two: mean with squared
+deviations (Welford), sum of exponentials.
 
-Each lane of the tile keeps its own running values through the loop; afterwards lanes are put
-together. `print_init`, `print_step` and `print_finish` print the Triton lines before, in and after that loop.
+Each lane of the tile keeps its own running values through the loop; afterwards lanes are combined.
+`print_init`, `print_step` and `print_finish` print the Triton lines before, in and after that loop.
 A lane whose columns have ended keeps what it has. A mean beside the squared deviations of the same
-(`pair_means`) has no lines of its own but `print_mean`: they have it already.
+values (`pair_means`) has no lines of its own but those of `print_mean`.
 
-Where programs share a row, each has a piece of it in registers: `print_tile_partials` prints what it tells the
-others, `print_combine` what is made of all their words, as of lanes.
+Where CTAs share a row, each has a tile of it in registers: `print_tile_partials` prints the
+partials of a tile, `print_combine` their combination, as of lanes.
 
 Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan,
 Golub, LeVeque 1983 for putting lanes together; Milakov, Gimelshein, Online normalizer calculation
@@ -37,7 +37,7 @@ PARTIALS = {
     "mean": ("mean",),
     "m2": ("mean", "acc"),
     "expsum": ("top", "acc"),
-}  # what a lane or a piece has of each kind
+}  # what a lane or a tile keeps of each kind
 KINDS = frozenset(PARTIALS)
 _MINUS_INFINITY = 'float("-inf")'
 
@@ -98,10 +98,10 @@ def print_finish(s: Statement, count: int, columns: int) -> list[str]:
 
 
 def print_combine(s: Statement, count: int, lanes: int, counts: str, axis: int = 1) -> list[str]:
-    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `counts`
+    """The row's value, in `[rows, 1]`, of the partials of `lanes` lanes, of which each has seen `counts`
     of `count` elements.
 
-    `axis` 0: words are of one row and one-dimensional, and the value is a number.
+    `axis` 0: partials are of one row and one-dimensional, and the value is a number.
     """
     n, along = s.name, f"axis={axis}" + ", keep_dims=True" * axis
     if s.text == "expsum":
@@ -122,7 +122,7 @@ def print_combine(s: Statement, count: int, lanes: int, counts: str, axis: int =
 
 
 def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
-    """The words of a piece of `size` elements that is in registers, as textbooks have them."""
+    """The partials of a tile of `size` elements that is in registers, in two passes over it."""
     n, x = s.name, s.operands[0].name
     if s.text == "expsum":
         return [
@@ -141,7 +141,7 @@ def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
 
 
 def print_share(s: Statement, top: str) -> str:
-    """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then
+    """The factor of a tile's own exponentials, `exp_` less its own maximum `top`, are to be times: then
     each is over the row's sum.
     """
     return f"tl.div_rn(libdevice.exp({top} - {_finite_top(f'row_{s.name}')}), {s.name})"

@@ -7,7 +7,7 @@ enough loads in flight (about 8 elements a thread, 4 to 8 warps), and the grid s
     row in one tile     columns <= 32768: several rows a program up to 1024 columns, then one row and 4, 8, 16, 32 warps
     row in a loop       longer rows, and rows that are not contiguous in memory (then 16 to 64 neighbouring rows a program)
     row split           few long rows: `split` programs share a row, partial results go through a scratch tensor
-    row of a team       rows too long for a tile that are read again after a reduction: programs share one, a tile each, 64 elements
+    row of a CTA group  rows too long for a tile that are read again after a reduction: programs share one, a tile each, 64 elements
                         a thread, as many programs at most as run at the same time
 """
 
@@ -113,7 +113,7 @@ def _choose_row_tiles(nest: Nest) -> list[TileConfig]:
 
 
 def _choose_cta_groups(nest: Nest) -> list[TileConfig]:
-    """Several programs a row that meet, where a row of outputs is too long to stay in one program's
+    """Several CTAs a row, where a row of outputs is too long to stay in one program's
     registers.
     """
     again = any(s.kind == "store" and s.columns for s in nest.statements)

@@ -38,7 +38,7 @@ _INT32_REACH = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class CtaGroup:
     """Programs that share a row: `size` of them; scratch values: the count of those that have
-    arrived (int32, zero before the launch, one a row and level of reductions), and for each word of
+    arrived (int32, zero before the launch, one a row and level of reductions), and for each partial of
     each reduction, in the nest's order, one value a program.
     """
 
@@ -339,7 +339,7 @@ class TritonPrinter:
     def offset(self, form: AffineExpr, before_column: str = "") -> str:
         """Text of an address: empty for 0. `before_column` is put before the names of columns.
 
-        What runs through all rows or columns in their order is told by their number, which a
+        What runs through all rows or columns in their order is addressed by their number, which a
         compiler knows to be contiguous.
         """
         parts: list[tuple[str, int]] = []

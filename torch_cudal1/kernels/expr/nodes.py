@@ -79,8 +79,8 @@ class Node:
 
     @property
     def compute(self) -> str:
-        """The Triton type its elements are computed in. Raises NotLowerableError for a dtype we do
-        not handle.
+        """The Triton type its elements are computed in. Raises NotLowerableError for a dtype without
+        one.
         """
         if self.dtype not in COMPUTE:
             raise NotLowerableError(f"dtype {self.dtype} is not handled")

@@ -3,7 +3,7 @@ registers), scale.
 
 The variance is a sum of squared deviations from the mean, never E[x^2] - E[x]^2, which cancels for
 inputs far from zero. Bytes moved: one read and one write of the tensor when a row fits the
-registers of one program or of a team of them (`team`), else two reads (mean and variance, then
+registers of one program or of a group of CTAs, else two reads (mean and variance, then
 output) and one write.
 """
 

@@ -2,7 +2,7 @@
 row.
 
 Bytes moved: one read and one write of the tensor when a row fits the registers of one program or of
-a team of them (`team`), else two reads (maximum and sum, then output) and one write.
+a group of CTAs, else two reads (maximum and sum, then output) and one write.
 """
 
 from __future__ import annotations

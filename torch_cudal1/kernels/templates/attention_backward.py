@@ -8,7 +8,7 @@ programs add to one number.
 Three launches: `delta`; the gradient of a block of queries, with all keys; those of a block of keys
 and values, with all queries of all heads that share them. The last two make the weights anew, seven
 products for the five that there are. A causal mask skips blocks. Products are as in `attention`: of
-fp32 in pieces, of half types as they are, summed in fp32. No kernel is made of a result that nobody
+fp32 in pieces, of half types as they are, summed in fp32. No kernel is made of a result that nothing
 reads. Bytes moved: delta reads two tensors; of the others each block reads its own rows once, and
 the other side's, which the L2 serves.
 

@@ -102,8 +102,8 @@ def _lower_tiled(
     _check_memory(conv)
     schedule = read_schedule(proposal)
     block_layout = lay_out(conv, schedule)
-    tail = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
-    cut = _TiledConv(conv, schedule, block_layout, tail)
+    epilogue = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
+    cut = _TiledConv(conv, schedule, block_layout, epilogue)
     sizes = _define_sizes(cut, _has_aligned_pairs(node, traced, block_layout)) | {
         "SKIPS": int(node.transposed)
     }
@@ -127,7 +127,7 @@ def _lower_tiled(
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")
     weights, raw_weights = (conv.weight, first), (conv.weight,) if node.transposed else ()
-    results = (conv.input, first, *raw_weights, tail.written, *tail.reads)
+    results = (conv.input, first, *raw_weights, epilogue.written, *epilogue.reads)
     pack = KernelSource(
         f"pack_{name}",
         text,

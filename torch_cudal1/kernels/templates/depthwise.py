@@ -62,13 +62,13 @@ def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
         raise ProgramError(
             "proposal", f"{rows} rows and {width} columns for {y.taps} x {x.taps} taps"
         )
-    tail = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
+    epilogue = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
     sizes = _define_sizes(conv, rows, width)
     grid = -(-sizes["UNITS"] * width // 256)
     if grid > _REACH:
         raise NotLowerableError(f"{grid} blocks")
-    text, name = _print_text(tail, sizes)
-    values = (conv.input, conv.weight, tail.written, *tail.reads)
+    text, name = _print_text(epilogue, sizes)
+    values = (conv.input, conv.weight, epilogue.written, *epilogue.reads)
     cuda = CudaOptions(tuple(sorted(sizes.items())))
     return KernelSource(
         f"depthwise_{name}", text, tuple((value, "*") for value in values), grid, 8, cuda=cuda
@@ -99,7 +99,7 @@ def _define_sizes(conv: Convolution, rows: int, width: int) -> dict[str, int]:
     return sizes | {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
 
 
-def _print_text(tail: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str]:
+def _print_text(epilogue: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str]:
     head, _, body = (
         (files("torch_cudal1.kernels.templates") / "depthwise.cu")
         .read_text()
@@ -107,10 +107,10 @@ def _print_text(tail: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str]:
     )
     body = "typedef unsigned int u32" + body
     words = {
-        "TAIL_DEFINITION": tail.text,
-        "TAIL_PARAMETERS": tail.parameters,
-        "TAIL_ARGUMENTS": tail.arguments,
-        "INDEX": "i64" if "i64 row" in tail.text else "int",
+        "TAIL_DEFINITION": epilogue.text,
+        "TAIL_PARAMETERS": epilogue.parameters,
+        "TAIL_ARGUMENTS": epilogue.arguments,
+        "INDEX": "i64" if "i64 row" in epilogue.text else "int",
     }
     for word, meant in words.items():
         body = body.replace(word, meant)

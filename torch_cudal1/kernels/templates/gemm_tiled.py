@@ -1,5 +1,4 @@
-"""Matrix products with their epilogues: which methods and schedules to try, and the Triton kernels
-among them.
+"""Triton kernels of matrix products with their epilogues, in tiles.
 
     method        inputs  arithmetic                                                        may be used
     bf16x6        fp32    three bf16 pieces, six products, summed to fp32 every `depth` of k     always: at most cuBLAS fp32's error
@@ -133,7 +132,7 @@ def _build_weight_nest(right: Node) -> Nest:
 def lower_tiled(
     parts: GemmParts, proposal: Proposal, specs: Mapping[int, TensorSpec]
 ) -> KernelSource:
-    """The kernel that computes the product in tiles, with its tail. Raises ProgramError when the
+    """The kernel that computes the product in tiles, with its epilogue. Raises ProgramError when the
     proposal is nonsense for it.
     """
     schedule, product = read_schedule(proposal), parts.product
@@ -210,7 +209,7 @@ def split_k_as_batch(
         replace(operand, batch=operand.depth * length) for operand in (product.left, product.right)
     )
     pieces = Dot((split, product.m, product.n), torch.float32, parts.dot.left, parts.dot.right)
-    tail = build_epilogue_nest(
+    epilogue = build_epilogue_nest(
         (
             Output(
                 scratch, pieces, replace(spec, shape=pieces.shape, strides=row_major(pieces.shape))
@@ -223,7 +222,7 @@ def split_k_as_batch(
             parts.traced,
             pieces,
             replace(product, batch=split, k=length, left=lhs, right=rhs),
-            tail,
+            epilogue,
         ),
         outputs,
         spec,

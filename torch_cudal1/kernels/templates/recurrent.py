@@ -241,17 +241,19 @@ def _make_kernels(
     stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list[_Launch]
 ) -> tuple[KernelSource, ...]:
     body = (files("torch_cudal1.kernels.templates") / "recurrent.cu").read_text()
-    tails = [(launch.body, ", ".join(text for _, text in launch.arguments)) for launch in launches]
+    entry_points = [
+        (launch.body, ", ".join(text for _, text in launch.arguments)) for launch in launches
+    ]
     # everything that changes the code is in the name, which thus stands for one machine code
     digest = hashlib.sha256(
-        (body + repr(tails) + repr(sorted(sizes.items()))).encode()
+        (body + repr(entry_points) + repr(sorted(sizes.items()))).encode()
     ).hexdigest()[:16]
     text = (
         body + f'extern "C" __global__ void __launch_bounds__(256) clear_{digest}(u32* flags) {{\n'
     )
     text += "  int i = blockIdx.x * 256 + threadIdx.x;\n  if (i < FLAGS) flags[i] = 0;\n}\n"
     defines, warps = tuple(sorted(sizes.items())), stack.rows // 8 + 1
-    for number, (code, parameters) in enumerate(tails):
+    for number, (code, parameters) in enumerate(entry_points):
         text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
     clearing = KernelSource(
@@ -273,7 +275,7 @@ def _make_kernels(
 
 
 def _count_shared_bytes(stack: _Stack) -> int:
-    """Bytes of shared memory: of who projects its ring, of who recurs two states, a ring and the
+    """Bytes of shared memory: of a block that projects its ring, of one that recurs two states, a ring and the
     gates.
     """
     widest = max(stack.width, (stack.layers > 1) * stack.hidden * stack.directions)

@@ -56,13 +56,13 @@ def lower_split_precision(
     parts: GemmParts, proposal: Proposal, first: int
 ) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
     """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError
-    when the tail has no C++ form.
+    when the epilogue has no C++ form.
     """
     if parts.weight is not None:
         raise NotLowerableError(
             "a weight that is made in the fusion group; packing reads operands from memory"
         )
-    schedule, product, tail = (
+    schedule, product, epilogue = (
         read_schedule(proposal),
         parts.product,
         print_cuda_epilogue(parts.epilogue),
@@ -89,20 +89,20 @@ def lower_split_precision(
         scratch[first + 4 + i] = _dense_spec("int32", (batch, rows, 2))
     operands = (product.left.value, product.right.value)
     row_sizes, piece_values = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
-    text, name = _print_text(schedule, tail, sizes)
-    defines = tuple(sorted((sizes | {"PAIRS": int(tail.pairs)}).items()))
+    text, name = _print_text(schedule, epilogue, sizes)
+    defines = tuple(sorted((sizes | {"PAIRS": int(epilogue.pairs)}).items()))
     if stream:
         a, b = operands
         values = {
             "measure": (b, row_sizes[1]),
             "pack": (b, row_sizes[1], piece_values[1], piece_values[3]),
-            "multiply": (a, b, piece_values[1], piece_values[3], tail.written, *tail.reads),
+            "multiply": (a, b, piece_values[1], piece_values[3], epilogue.written, *epilogue.reads),
         }
         return _make_kernels(text, name, defines, values), scratch
     values = {
         "measure": (*operands, *row_sizes),
         "pack": (*operands, *row_sizes, *piece_values),
-        "multiply": (*operands, *piece_values, tail.written, *tail.reads),
+        "multiply": (*operands, *piece_values, epilogue.written, *epilogue.reads),
     }
     return _make_kernels(text, name, defines, values), scratch
 
@@ -198,15 +198,15 @@ def _count_blocks(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _print_text(
-    schedule: GemmSchedule, tail: CudaEpilogue, sizes: Mapping[str, int]
+    schedule: GemmSchedule, epilogue: CudaEpilogue, sizes: Mapping[str, int]
 ) -> tuple[str, str]:
     """The C++ text, and the name its kernels share."""
     parts = (*_FILES, _STREAM) if sizes["STREAM"] else _FILES
     text = "".join((files("torch_cudal1.kernels.templates") / name).read_text() for name in parts)
     # everything that changes the code is in the name, which thus stands for one machine code
-    digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[
-        :16
-    ]
+    digest = hashlib.sha256(
+        (text + epilogue.text + repr(sorted(sizes.items()))).encode()
+    ).hexdigest()[:16]
     name = f"{schedule.method.removeprefix('packed-')}_{digest}"
     words = {
         "WGMMA_DEFINITION": _print_wgmma(
@@ -214,10 +214,10 @@ def _print_text(
             "f16" if sizes["HALF"] else "bf16",
             register_operand=bool(sizes["STREAM"]),
         ),
-        "TAIL_DEFINITION": tail.text,
-        "TAIL_PARAMETERS": tail.parameters,
-        "TAIL_ARGUMENTS": tail.arguments,
-        "INDEX": "i64" if "i64 row" in tail.text else "int",
+        "TAIL_DEFINITION": epilogue.text,
+        "TAIL_PARAMETERS": epilogue.parameters,
+        "TAIL_ARGUMENTS": epilogue.arguments,
+        "INDEX": "i64" if "i64 row" in epilogue.text else "int",
         "    MEASURE(": f"    measure_{name}(",
         "    PACK(": f"    pack_{name}(",
         "    MULTIPLY(": f"    multiply_{name}(",

@@ -36,9 +36,9 @@ from torch_cudal1.device.gpu_state import read_gpu_state
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.judge.pool.score import Rule
-from torch_cudal1.judge.pool.slots import fitting
-from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
+from torch_cudal1.judge.pool.score import ScoreRule
+from torch_cudal1.judge.pool.slots import count_fitting_slots
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import OPS
 from torch_cudal1.training.landscape.landscape_file import (
@@ -64,7 +64,7 @@ _LANDSCAPE = "landscape.json.gz"
 _MOMENTARY_FACTS = ("gpu_state",)  # they differ between two parts of one landscape
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far
 # apart.
-_RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
+_RULE: dict[str, ScoreRule] = {"cuda": "strict", "cpu": "cudal1"}
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
 # programs of a batch for each lane: while the last ones are measured the other lanes wait (of 12
 # lanes a fifth of all their time)
@@ -109,12 +109,14 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
     number, parts = args.part
     turns = _order_tasks(load_split(args.device))[number - 1 :: parts]
     tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
-    terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
+    terms = MeasurementSettings(
+        Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own"
+    )
     facts = _describe_conditions(device, terms)
     if refusal := _prepare_folder(args.out, args.resume, facts):
         print(refusal, file=sys.stderr)
         return 1
-    lanes = fitting(args.lanes, device, _TENSOR_BYTES)
+    lanes = count_fitting_slots(args.lanes, device, _TENSOR_BYTES)
     start_s, new_rows, step_seconds, problem = time.monotonic(), 0, dict[str, float](), ""
     try:
         # a quarter as many naive processes: they are asked about refused programs only, and are
@@ -289,7 +291,7 @@ def _parse_part(text: str) -> tuple[int, int]:
     return number, parts
 
 
-def _describe_conditions(device: torch.device, terms: Terms) -> dict[str, Any]:
+def _describe_conditions(device: torch.device, terms: MeasurementSettings) -> dict[str, Any]:
     """How a landscape is measured; rows measured in another way may not be mixed with it."""
     cuda = device.type == "cuda"
     return {

@@ -18,7 +18,7 @@ import torch
 
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.gpu_rw_lock import Gate
+from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.fork_server import ForkServer
@@ -36,7 +36,7 @@ class _WorkerState(threading.local):
     def __init__(self) -> None:
         self.child: Child | None = None
         self.programs_run = 0
-        self.gate: Gate | None = None
+        self.gate: GpuReadWriteLock | None = None
 
 
 class NaivePool:
@@ -61,7 +61,7 @@ class NaivePool:
         self._fork_server: ForkServer | None = None
         self._starting = threading.Lock()
         self._children: set[Child] = set()
-        self._gates: list[Gate] = []
+        self._gates: list[GpuReadWriteLock] = []
 
     def __enter__(self) -> NaivePool:
         return self
@@ -140,6 +140,6 @@ class NaivePool:
         if self._folder is None:
             return nullcontext()
         if self._state.gate is None:
-            self._state.gate = Gate(self._folder, self._device)
+            self._state.gate = GpuReadWriteLock(self._folder, self._device)
             self._gates.append(self._state.gate)
         return self._state.gate.shared()

@@ -11,10 +11,10 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
-from torch_cudal1.judge.pool.score import Rule
+from torch_cudal1.judge.pool.score import ScoreRule
 from torch_cudal1.judge.sandbox.limits import Trust
 
-__all__ = ["Terms"]
+__all__ = ["MeasurementSettings"]
 
 # On the wall: samples of 0.4 ms differ by 30 % with the host's jitter, so that no short program had
 # a score; of 2 ms by 3 %.
@@ -26,7 +26,7 @@ _QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 160.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class MeasurementSettings:
     """Under what programs are measured.
 
     `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA
@@ -43,7 +43,7 @@ class Terms:
     folder: Path
     gradients: bool = False
     baseline: Literal["eager", "best"] = "eager"
-    rule: Rule = "strict"
+    rule: ScoreRule = "strict"
     trust: Trust = "foreign"
     forked: bool = True
     mps: bool = True
