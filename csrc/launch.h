@@ -1,6 +1,6 @@
 // One kernel launch of a Program, packed once: a call only writes the pointers of its tensors and the stream of the moment.
 //
-// The driver's functions are addresses that program/driver.py found in libcuda at run time, so nothing here needs CUDA's headers or
+// The driver's functions are addresses that torch_cudal1/device/cuda/driver.py found in libcuda at run time, so nothing here needs CUDA's headers or
 // library. What is checked at every call: that each tensor is on the plan's device, and aligned where the kernel assumes so. That a
 // kernel stays inside its buffers is the judge's work; loading modules is driver.py's.
 

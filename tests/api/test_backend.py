@@ -148,7 +148,7 @@ def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_fo
     net = Net()
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path)
-        monkeypatch.setattr("torch_cudal1.graph.swap.build", refuse)
+        monkeypatch.setattr("torch_cudal1.graph.swap.build_runner", refuse)
         served = torch.compile(
             net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"}
         )
@@ -396,7 +396,7 @@ def boom(*_: Any, **__: Any) -> Any:
     "place",
     [
         "torch_cudal1.search.tune.choose",
-        "torch_cudal1.graph.swap.build",
+        "torch_cudal1.graph.swap.build_runner",
         "torch_cudal1.graph.capture._trace",
     ],
 )
@@ -431,7 +431,7 @@ def test_a_failure_at_run_time_ends_in_the_user_s_own_operators(x, monkeypatch, 
     net = Net()
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path)
-        monkeypatch.setattr("torch_cudal1.graph.swap.build", lambda *args, **kwargs: boom)
+        monkeypatch.setattr("torch_cudal1.graph.swap.build_runner", lambda *args, **kwargs: boom)
         compiled = ours(net, tmp_path, options={"strictness": "silent"})
         assert torch.equal(compiled(x), net(x))
         assert torch.equal(compiled(x), net(x))

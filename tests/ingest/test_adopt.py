@@ -29,7 +29,7 @@ from torch_cudal1.judge.evaluate.source_evaluator import (
     SourceEvaluator,
 )
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
-from torch_cudal1.search import tune
+from torch_cudal1.search import baselines
 from torch_cudal1.search.tune import Choice, end_to_end_name
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -108,7 +108,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One baseline, and a clock that every right Program wins on: what is raced, and how long, is
     tested elsewhere.
     """
-    monkeypatch.setattr(tune, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: ["eager"])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
     monkeypatch.setattr(evaluator, "_measured", won)
 

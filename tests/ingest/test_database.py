@@ -191,11 +191,11 @@ def test_a_kill_at_any_moment_loses_no_measured_sample(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from torch_cudal1.ingest.llm.database import Database, Sample
+from torch_cudal1.ingest.llm.database import Database, StoredSample
 from torch_cudal1.ingest.llm.records import Measured
 database = Database(Path(sys.argv[1]))
 for index in range(10**9):
-    database.add(Sample(str(index), Measured("t", f"p{index}", "ok", 1.5)))
+    database.add(StoredSample(str(index), Measured("t", f"p{index}", "ok", 1.5)))
     print(index, flush=True)
 """
     child = subprocess.Popen(

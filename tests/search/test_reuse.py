@@ -34,9 +34,9 @@ from torch_cudal1.ir.records import (
     Timing,
     Verdict,
 )
+from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
-from torch_cudal1.search import reuse
-from torch_cudal1.search import tune as tune_module
+from torch_cudal1.search import baselines, reuse
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache.local_cache import LocalCache, Stored
 from torch_cudal1.store.context import TuneContext, make_context
@@ -363,7 +363,7 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
 
 def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
     stored(region, tmp_path / "shared")
-    monkeypatch.setattr(tune_module, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: [EAGER])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.2)
     choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
     assert not choice.swapped

@@ -29,10 +29,10 @@ from torch_cudal1.ir.records import (
     Timing,
     Verdict,
 )
+from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.search import baselines, lower_bound
-from torch_cudal1.search import tune as tune_module
 from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
 from torch_cudal1.search.group_kernels import GroupKernels
 from torch_cudal1.search.new_entry import store_checked_kernel
@@ -286,7 +286,11 @@ def test_graphs_are_raced_only_where_launching_can_matter(
     monkeypatch.setattr(
         baselines,
         "list_baseline_schedules",
-        lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"],
+        lambda place: [
+            Schedule(base, cuda_graph)
+            for cuda_graph in (False, True)
+            for base in ("eager", "inductor")
+        ],
     )
     ranking = rank_schedules(
         region, place, judge.EvaluationConfig(place.settings, place.contract, CPU), 15.0, floor_us

@@ -4,7 +4,7 @@ and rewards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,7 @@ CONFIG = GrpoConfig(steps=2, group=4, groups=3, epochs=1, save_every=1, learning
 SMALL = TrlConfig(max_new_tokens=4, cpu=True)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

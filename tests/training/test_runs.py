@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
 from torch_cudal1.core.errors import SettingError
@@ -39,12 +37,7 @@ CONFIG = RunConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_environment(evaluator: SyntheticEvaluator | None = None) -> Environment:

@@ -1,12 +1,12 @@
-"""The form of a call: its arguments as JSON with every tensor described and no value of any, and
-inputs made to such a form again.
+"""The signature of a call as JSON, which describes every tensor and holds no value of any, and
+inputs that are made to such a signature.
 
     (x, {"mask": m}, 3)  ->  {"u": [{"t": ["float32", [4, 8], [8, 1], "cuda", false]}, {"d": {"mask": {"t": [...]}}}, {"v": 3}]}
 
-Flags and numbers that are passed as arguments are part of the form, because they decide what is
-computed. Texts are not: they may be data. Elements of a made tensor are drawn from the tensor at
-the same place of an example, so that indices and masks stay legal; where there is none they are
-normal random numbers, and zeros for integers.
+Flags and numbers that are passed as arguments are part of the signature, because they decide what
+is computed. Texts are not: they may be data. Elements of a new tensor are drawn from the tensor at
+the same place of an example, so that indices and masks stay legal; without one they are normal
+random numbers, and zeros for integers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NOTHING = object()
 
 
 class FormError(ValueError):
-    """A form that no input can be made of, or a value that has no form."""
+    """A signature that no input can be made of, or a value that has no signature."""
 
 
 def describe(value: Any) -> Any:
-    """The form of `value`, as JSON. Raises FormError for what is not made of plain containers,
+    """The signature of `value`, as JSON. Raises FormError for anything but plain containers,
     tensors and plain values.
     """
     if isinstance(value, torch.Tensor):
@@ -64,8 +64,8 @@ def describe(value: Any) -> Any:
 
 
 def make_inputs(form: Any, device: torch.device, example: Any = _NOTHING) -> Any:
-    """A value of that form on `device`, with what the form leaves open taken from `example`. Raises
-    FormError.
+    """A value of that signature on `device`; what the signature leaves open comes from `example`.
+    Raises FormError.
     """
     if not isinstance(form, dict) or len(form) != 1:
         raise FormError(f"{form!r} is no form")
@@ -105,9 +105,9 @@ def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
         ]
         return items if kind == "l" else tuple(items)
     if kind == "d":
-        own = example if isinstance(example, dict) else {}
+        entries = example if isinstance(example, dict) else {}
         return {
-            str(key): make_inputs(item, device, own.get(key, _NOTHING))
+            str(key): make_inputs(item, device, entries.get(key, _NOTHING))
             for key, item in body.items()
         }
     raise FormError(f"{kind!r} is no kind of form")
@@ -132,9 +132,8 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
 
 
 def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(
-        0
-    )  # the same inputs each time, and the caller's random numbers are left alone
+    # The same inputs each time, and the caller's random numbers are left alone.
+    generator = torch.Generator().manual_seed(0)
     if (
         isinstance(example, torch.Tensor)
         and example.numel()

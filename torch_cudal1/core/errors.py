@@ -1,8 +1,9 @@
 """Every exception the package raises: each subclasses the natural built-in and carries its facts.
 
-No exception here is used for a decision. A candidate that fails is a `Rejected` value, a cache that
-has nothing is a `Miss` value (`torch_cudal1.ir.records`); exceptions are for callers' mistakes and
-for machines that cannot do what was asked.
+No exception here is a decision. A candidate that fails is a `Rejected` value
+(`torch_cudal1.ir.records`), and a look-up or an action that declines is a `Refusal`
+(`torch_cudal1.core.refusal`). Exceptions are for callers' mistakes and for machines that cannot do
+what a caller needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Python's cyclic garbage collector, paused while much is imported or traced.
+"""Pauses Python's cyclic garbage collector while a process imports or traces much.
 
 A start imports a thousand modules and traces a model: hundreds of thousands of objects that stay,
-which the collector would walk through again and again. What is garbage meanwhile is collected
-afterwards, so this is for work of seconds, never for a search. It pauses nothing else and collects
-nothing itself.
+through which the collector would walk again and again. Garbage of that time is collected
+afterwards, so this is for work of seconds, never for a search. It collects nothing itself.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from types import TracebackType
 __all__ = ["pause_gc"]
 
 _lock = threading.Lock()
-_inside = 0  # how many threads and levels are inside
-_resumes = False  # whether the collector was on when the first of them came
+_inside = 0  # blocks that are open, in all threads
+_resumes = False  # whether the collector was on when the first of them opened
 
 
 class pause_gc(ContextDecorator):
-    """`with pause_gc():`, or as a decorator: no automatic collection until the last one
-    inside has left.
+    """`with pause_gc():`, or as a decorator: no automatic collection until the last open block
+    ends.
 
-    A collector that is off already stays off. `keeps`: what was made meanwhile stays for good, as
-    modules do, so it is counted as old at once, and not walked through as young. (Never so with
-    what may be garbage: nothing would hurry to collect it.)
+    A collector that is off already stays off. `keeps`: objects of the block stay for good, as
+    modules do, so they join the oldest generation at once. Not for what may become garbage, which
+    would then be collected late.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -36,7 +35,7 @@ class pause_gc(ContextDecorator):
 
     def __enter__(self) -> None:
         global _inside, _resumes
-        _also_in_forked_children()
+        _register_fork_handler()
         with _lock:
             if _inside == 0:
                 _resumes = gc.isenabled()
@@ -60,12 +59,12 @@ class pause_gc(ContextDecorator):
 
 
 @cache
-def _also_in_forked_children() -> None:
-    os.register_at_fork(after_in_child=_alone)
+def _register_fork_handler() -> None:
+    os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def _alone() -> None:
-    """In a child: the threads that were inside are not here, nor is whoever held the lock."""
+def _reset_in_child() -> None:
+    """In a child: the threads with open blocks do not exist, nor does the holder of the lock."""
     global _lock, _inside
     _lock = threading.Lock()
     if _inside and _resumes:

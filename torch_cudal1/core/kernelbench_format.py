@@ -1,8 +1,8 @@
 """What a KernelBench-style file is: `Model`, `get_inputs`, and `get_init_inputs` with the arguments
 of its constructor.
 
-The conventions only; running such a file is for those who may (`targets` for the user's own,
-`judge` for anybody's).
+The conventions only: `api.targets` runs a user's own file, and `judge` runs any other in a
+sandbox.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 
 def constructor_arguments(init_inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments out of what `get_init_inputs` answered.
+    """Positional and keyword arguments out of what `get_init_inputs` returned.
 
-    Newer tasks answer [args, kwargs]; a list whose only two items are a list and a dict can be
+    Newer tasks return [args, kwargs]; a list whose only two items are a list and a dict can be
     nothing else.
     """
     if (

@@ -23,17 +23,15 @@ from torch_cudal1.core.refusal import Refusal
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
-_INTERFACE = (
-    6  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
-)
-_BUILD_NOTE = (
-    Path(__file__).parents[1] / "_native_build.txt"
-)  # written by setup.py when it built no extension
+# INTERFACE of csrc/module.cpp: an extension left over from other sources may lack what Python calls.
+_INTERFACE = 6
+# Written by setup.py when it built no extension.
+_BUILD_NOTE = Path(__file__).parents[1] / "_native_build.txt"
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"
 
 
 def status() -> tuple[bool, str]:
-    """Whether the extension is used, and the reason if it is not. Never raises; found out once in a
+    """Whether the extension is used, and the reason if it is not. Never raises; looked up once in a
     process.
     """
     module, reason = _load()

@@ -1,4 +1,6 @@
-"""The one value for "no, because": what a function returns where it declines, instead of an exception or an empty text."""
+"""The one value for "no, because": what a function returns where it declines, in place of an
+exception or an empty text.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Counts what happened and keeps the events: the material of `cudal1.report()` and
-`cudal1.explain()`.
+"""Counts and events of this process, which `cudal1.report()` and `cudal1.explain()` show.
 
 Thread-safe, bounded, in memory; it writes nothing, patches nothing and decides nothing.
 """
@@ -18,12 +17,11 @@ __all__ = ["Event", "Report", "count", "fallback", "record", "report", "reset"]
 
 log = logging.getLogger("torch_cudal1")
 
-_KEPT_EVENTS = (
-    4096  # a long-lived server must not grow; older events are dropped, their counts stay
-)
+# A long-lived server must not grow: older events are dropped, their counts stay.
+_MAX_EVENTS = 4096
 _lock = threading.Lock()
 _counters: Counter[str] = Counter()
-_events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
 _warned: set[str] = set()
 
 
@@ -63,19 +61,19 @@ def count(name: str, by: int = 1) -> None:
         _counters[name] += by
 
 
-def record(stage: str, what: str, region: str = "", /, **facts: Any) -> Event:
-    """Keep an event, count it as "stage.what", and return it."""
-    event = Event(stage, what, region, facts, time.time())
+def record(stage: str, name: str, region: str = "", /, **facts: Any) -> Event:
+    """Keep an event, count it as "stage.name", and return it."""
+    event = Event(stage, name, region, facts, time.time())
     with _lock:
         _events.append(event)
-        _counters[f"{stage}.{what}"] += 1
-    log.debug("%s: %s %s %s", stage, what, region, facts)
+        _counters[f"{stage}.{name}"] += 1
+    log.debug("%s: %s %s %s", stage, name, region, facts)
     return event
 
 
 def fallback(stage: str, error: BaseException, *, strictness: str, region: str = "") -> None:
-    """A failure of ours at run time: record it, tell the log once per kind, and re-raise only under
-    strictness "error".
+    """Record a failure of this package at run time, log it once per kind, and re-raise it only
+    under strictness "error".
     """
     reason = f"{type(error).__name__}: {error}"
     record(stage, "fallback", region, reason=reason)

@@ -1,16 +1,16 @@
-"""One at a time on a GPU's clock: a lock of this machine, for every judge of every user and cache
-that sees the same folder.
+"""A lock of this machine for each GPU, so that one process at a time measures on it.
 
-    /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder is like /tmp itself: anybody's to add to, nobody's to replace
+    /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder has the mode of /tmp itself
 
-The lock is flock's, which ends with the process that holds it, however that ends. Nothing is ever
-written: a file is opened for reading, never through a link, and may belong to anybody. Somebody who
-holds one for ever costs waiting time and no more: who has waited in vain runs all the same, says
-so, and waits a tenth as long from then on until it gets the lock again.
+It serves all users and caches that see that folder. The lock is flock's, which ends with the
+process that holds it, however that ends. Nothing is ever written: a file is opened for reading,
+never through a link, and may belong to any user. A process that holds one for ever costs waiting
+time and no more: a caller that has waited in vain runs all the same, says so, and waits a tenth as
+long from then on until it gets the lock again.
 
-What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of
-its own; or make those who validate wait for those who time. That was tried: eight searches on one
-GPU waited for most of their time (benchmarks/LOG.md, 2026-11-23).
+What it does not do: keep other programs off the GPU, or processes in a container with a /tmp of its
+own; or make validation wait for timing. That was tried: eight searches on one GPU waited for most
+of their time (benchmarks/LOG.md, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from torch_cudal1.core.refusal import Refusal
 
 __all__ = ["lock_gpu", "lock_uses", "lock_seconds", "working_s"]
 
-_FOLDER = Path(
-    "/tmp/torch_cudal1-gpus"
-)  # not TMPDIR, which differs between the jobs of one machine
+# Not TMPDIR, which differs between the jobs of one machine.
+_FOLDER = Path("/tmp/torch_cudal1-gpus")
 _POLL_INTERVAL_S = 0.01
 _WAIT_FRACTION_AFTER_TIMEOUT = 0.1
-_OPEN_FLAGS = (
-    os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # a pipe in the lock's place must not make anybody wait
-_MAX_OPEN_ATTEMPTS = 10  # against others who create and remove the file at the same time
+# O_NONBLOCK: a pipe in the place of the lock must not make a caller wait.
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_MAX_OPEN_ATTEMPTS = 10  # other processes may create and remove the file at the same time
 _timed_out_locks: set[str] = set()
 
 
 class _Clock(threading.local):
-    """Seconds that this thread has waited for locks, and had one, in all and by what it was for."""
+    """Seconds that this thread has waited for locks, and held one, in all and by use."""
 
     def __init__(self) -> None:
         self.waited = self.held = 0.0
@@ -60,9 +58,8 @@ def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterato
     """Hold the GPU's timing lock around the body, which runs all the same where it cannot be had: a
     Refusal says why.
 
-    `use`: what for, in a word, for `lock_uses`.
-
-    Not to be nested. The CPU has none: its load is everybody's, and the variance gate sees it.
+    `use`: the purpose in a word, for `lock_uses`. Not to be nested. The CPU has no lock: any
+    program may load it, and the variance check sees that.
     """
     if device.type != "cuda":
         yield Refusal("not a CUDA device")
@@ -92,24 +89,24 @@ def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterato
 
 
 def lock_seconds() -> tuple[float, float]:
-    """How long this thread has waited for GPUs so far, and how long it had one alone."""
+    """Seconds that this thread has waited for GPUs so far, and seconds that it held one."""
     return _clock.waited, _clock.held
 
 
 def lock_uses() -> dict[str, float]:
-    """For what this thread had a GPU alone, and how long for each."""
+    """Seconds that this thread held a GPU, by use."""
     return dict(_clock.uses)
 
 
 def working_s() -> float:
-    """Seconds on a clock that stands still while this thread waits for a GPU that another judge
-    times on: for budgets of work.
+    """Seconds on a clock that stands still while this thread waits for a GPU on which another process
+    measures: for budgets of work.
     """
     return time.monotonic() - _clock.waited
 
 
 def _acquire(name: str, patience_s: float) -> int | None:
-    """A descriptor that holds the lock of that name; None when somebody else has had it all the
+    """A descriptor that holds the lock of that name; None when another process has held it all the
     time. Raises OSError.
     """
     deadline = time.monotonic() + patience_s
@@ -127,14 +124,13 @@ def _acquire(name: str, patience_s: float) -> int | None:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(
-            descriptor
-        )  # opened anew every time: who cleans up /tmp may have removed the file that was waited for
+        # Opened anew every time: a clean-up of /tmp may have removed the file.
+        os.close(descriptor)
 
 
 def _open_lock_file(name: str) -> int:
-    """The lock file, made if it is not there. Raises OSError for anything else than a plain file in
-    a plain folder.
+    """A descriptor of the lock file, which is created if it is absent. Raises OSError for anything
+    but a plain file in a plain folder.
     """
     folder = _folder()
     try:
@@ -171,7 +167,7 @@ def _require_regular_file(descriptor: int) -> int:
 
 
 def _is_current_file(descriptor: int, name: str) -> bool:
-    """Whether the file that was locked is still the one of that name."""
+    """Whether the locked file still has that name."""
     try:
         return os.path.samestat(
             os.fstat(descriptor), os.stat(_FOLDER / name, follow_symlinks=False)

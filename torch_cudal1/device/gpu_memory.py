@@ -1,5 +1,5 @@
-"""Memory of a GPU that the judge's processes share with each other, and with whoever else is there:
-how much one may keep for later use, and giving back what PyTorch keeps without need.
+"""Memory of a GPU that several processes share: how much one process may cache, and when it returns
+memory that PyTorch's allocator caches.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = [
     "memory_share_bytes",
 ]
 
-_CACHED_GPU_FRACTION, _CACHED_HOST_BYTES = 1 / 24, 8 << 30  # of a GPU; on the host
-_MIN_RELEASE_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
-# of a message: in the memory that is shared, in the child, what it computes of it, and what that
-# takes meanwhile
+_CACHED_GPU_FRACTION, _CACHED_HOST_BYTES = 1 / 24, 8 << 30
+_MIN_RELEASE_BYTES = 1 << 30  # allocating less than that again takes longer than it helps
+# Of a message: in shared memory, in the child, what the child computes of it, and the intermediate
+# values of that.
 _PEAK_COPIES_PER_MESSAGE = 6
 
 
 def memory_share_bytes(device: str, share: float, host_bytes: int) -> int:
-    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", which
-    many others live on.
+    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", whose
+    memory all other programs use too.
     """
     return (
         int(share * _total_bytes())
@@ -35,7 +35,7 @@ def memory_share_bytes(device: str, share: float, host_bytes: int) -> int:
 
 
 def max_cached_bytes(device: str) -> int:
-    """How much of what was drawn and computed stays for the next candidate; the rest is made anew
+    """Bytes of inputs and references that stay for the next candidate; the rest is computed again
     for each.
     """
     return memory_share_bytes(device, _CACHED_GPU_FRACTION, _CACHED_HOST_BYTES)
@@ -47,7 +47,7 @@ def _total_bytes() -> int:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Let other processes have what this one has freed, where it is much."""
+    """Return memory to the driver that PyTorch caches, where it is more than a GiB."""
     if (
         device.type == "cuda"
         and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -57,8 +57,8 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def is_memory_short(device: torch.device, size_bytes: int) -> bool:
-    """Whether the device has little left for a message of `size_bytes`, a large one, and what
-    another process will do with it.
+    """Whether the device has little memory left for a large message of `size_bytes` and for what
+    another process computes of it.
     """
     return (
         device.type == "cuda"

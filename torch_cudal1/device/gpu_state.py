@@ -26,8 +26,8 @@ _IDLE_REASON = 1  # nvmlClocksThrottleReasonGpuIdle: an idle GPU is not a thrott
 
 
 def read_gpu_state(device: torch.device) -> dict[str, Any]:
-    """What the driver says of the device now (JSON); `unknown` with the reason where it cannot be
-    asked.
+    """Load, clocks, temperature and throttling of the device now (JSON); `unknown` with the reason
+    where the driver cannot tell.
     """
     if device.type != "cuda":
         return {"unknown": "not a CUDA device"}
@@ -102,17 +102,15 @@ def _query_nvml(library: Any, uuid: str) -> dict[str, Any]:
 
 
 def _processes(library: Any, handle: ctypes.c_void_p) -> int | None:
-    """How many processes have a context on it, this one and the judge's child included; None where
-    it is not told.
+    """How many processes have a context on it, this one and its children included; None where the
+    driver does not tell.
     """
     count = ctypes.c_uint(0)
     function = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
     if function is None:
         return None
-    enough, too_small = (
-        0,
-        7,
-    )  # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE: with no buffer it only counts
+    # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE: with no buffer it only counts.
+    enough, too_small = 0, 7
     return (
         int(count.value)
         if function(handle, ctypes.byref(count), None) in (enough, too_small)

@@ -1,9 +1,9 @@
 """Speed of light: a candidate faster than its device's peaks allow did not do the work.
 
-The bound is what the candidate itself must do at least: the products and convolutions of its own
-ATen steps at the peak rate of the narrowest type in it, and the bytes of its results beyond what
-the last-level cache can hold. What a kernel does inside is not counted, nor what is read (an
-algebraic rewrite may need less of its inputs), so the bound is low and a pass proves little.
+The lower bound is what the candidate itself must do: the products and convolutions of its own ATen
+steps at the peak rate of the narrowest type in it, and the bytes of its results beyond what the
+last-level cache can hold. Work inside a kernel does not count, nor do reads (an algebraic rewrite
+may need less of its inputs), so the bound is low and a pass proves little.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DevicePeaks:
 
 @dataclass(frozen=True)
 class RequiredWork:
-    """What must be done at least: FLOPs of a type of so many bytes, and bytes of results."""
+    """What a Program must do at least: FLOPs in a type of so many bytes, and bytes of results."""
 
     flops: float
     type_bytes: int

@@ -88,9 +88,7 @@ def judge_identity() -> str:
 
 
 def attestation() -> dict[str, str | int]:
-    """Who judges, with which versions beside those of the Target: what evidence says about its own
-    making.
-    """
+    """The machine and the versions, beside those of the Target, under which evidence was made."""
     return {
         "judge": judge_identity(),
         "tolerance_version": TOLERANCE_VERSION,
@@ -111,14 +109,14 @@ def triton_version() -> str:
 
 @cache
 def compiler_digest(device_type: str) -> str:
-    """16 hex digits that stand for what Inductor would compile with here; "" where there is no
-    compiler for it.
+    """16 hex digits that stand for the compilers that Inductor would use here; "" where there is
+    none.
 
     A digest, as evidence is published and the paths may name a user. It changes when a compiler,
     Python's headers or Triton are installed or replaced. Without a GPU that is a C++ compiler
     (torch's own reading of CXX), else a C compiler for Triton.
     """
-    from torch._inductor import config  # asked only where Inductor had no part in a decision
+    from torch._inductor import config  # seconds to import: only where Inductor had no part
 
     cxx = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
     names = (

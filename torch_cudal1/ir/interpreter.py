@@ -2,7 +2,7 @@
 Program means.
 
 Operators are resolved, kernels made ready and the last use of each value worked out beforehand; a
-call only calls. How a kernel is launched is the caller's to say (`Launcher`). Inputs are not
+call only calls. The caller passes how to launch a kernel (`Launcher`). Inputs are not
 checked here, and there is no autograd: call the result under no_grad or below AOTAutograd.
 """
 
@@ -55,7 +55,7 @@ def interpret_steps(
     """The same for a checked Program with `steps` in the place of its own."""
     constants = [program.payloads[name].to(device) for name in program.constants]
     actions = [_action(step, program, device, launcher) for step in steps]
-    dying = _dying_values(program)
+    dying = _find_last_uses(program)
     plan = list(zip(actions, dying, strict=True))
     size, outputs = program.value_count, program.outputs
 
@@ -155,8 +155,10 @@ def _iter_nested_values(arg: Any) -> Any:
             yield from _iter_nested_values(item)
 
 
-def _dying_values(program: Program) -> list[tuple[int, ...]]:
-    """For each step, the values nobody needs after it (inputs are the caller's and stay)."""
+def _find_last_uses(program: Program) -> list[tuple[int, ...]]:
+    """For each step, the values that no later step and no output needs (inputs stay: they are the
+    caller's).
+    """
     last: dict[int, int] = {}
     for position, step in enumerate(program.steps):
         for index in (*step.reads, *step.writes):

@@ -1,9 +1,8 @@
-"""Hands a checked Program to the C++ executor: nested Programs written out, values renumbered,
-kernels loaded, deaths worked out.
+"""Compiles a checked Program for the C++ executor: inlines nested Programs, renumbers values, loads
+kernels and finds the last use of each value.
 
-The result gives what `execute` gives, in less time. A Program that the C++ executor does not hold
-is a `Refusal` with its reason, and the Python executor runs it. Nothing here decides which of
-both a caller gets.
+The result computes what `interpret` computes, in less time. For a Program that the C++ executor
+does not serve there is a `Refusal`, and the interpreter runs it. `executor` chooses between both.
 """
 
 from __future__ import annotations
@@ -48,12 +47,13 @@ class _Kernel:
 
 @dataclass
 class _InlinedProgram:
-    """One Program without nested ones: `constants` follow the inputs, `steps` follow both."""
+    """A Program without nested ones: values of `constants` follow the inputs, those of `steps` both."""
 
     inputs: int
     constants: list[torch.Tensor]
     steps: list[_InlinedStep] = field(default_factory=list)
     values: int = 0
+    outputs: list[int | None] = field(default_factory=list)
 
 
 def compile_program(
@@ -68,23 +68,10 @@ def compile_program(
     extension = native.extension()
     if extension is None:
         return Refusal(native.status()[1])
-    if (
-        device.type == "cuda" and torch.cuda.is_available()
-    ):  # tensors and kernels of all its calls are on one device
-        device = torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
-    constants = [tensor.to(device) for tensor in _constants(program)]
-    flat = _InlinedProgram(
-        len(program.inputs), constants, values=len(program.inputs) + len(constants)
-    )
-    outputs = _inline(
-        program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
-    )
-    flat.steps = use_eager_operators(
-        flat.steps,
-        [*outputs, *(index for step in flat.steps for index in _as_step(step).reads)],
-    )
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        # The tensors and kernels of all its calls are on one device.
+        device = torch.device("cuda", torch.cuda.current_device())
+    flat = _inline_calls(program, device)
     loaded = [
         (load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None
         for s in flat.steps
@@ -96,16 +83,16 @@ def compile_program(
     steps = [
         _pack_step(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)
     ]
-    dying = _dying(
+    dying = _find_last_uses(
         [_as_step(step) for step in flat.steps],
-        live_values={*range(flat.inputs + len(constants)), *outputs},
+        live_values={*range(flat.inputs + len(flat.constants)), *flat.outputs},
     )
     plan = list(zip(steps, dying, strict=True))
     arguments = (
         flat.inputs,
         flat.values,
-        tuple(constants),
-        tuple(outputs),
+        tuple(flat.constants),
+        tuple(flat.outputs),
         device,
         launch_addresses,
         tuple(plan),
@@ -116,6 +103,20 @@ def compile_program(
         return extension.Plan(*arguments)
     except NotImplementedError as reason:
         return Refusal(str(reason))
+
+
+def _inline_calls(program: Program, device: torch.device) -> _InlinedProgram:
+    """`program` without nested Programs, with eager's operators and its constants on `device`."""
+    constants = [tensor.to(device) for tensor in _constants(program)]
+    flat = _InlinedProgram(
+        len(program.inputs), constants, values=len(program.inputs) + len(constants)
+    )
+    flat.outputs = _inline(
+        program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
+    )
+    reads = (index for step in flat.steps for index in _as_step(step).reads)
+    flat.steps = use_eager_operators(flat.steps, [*flat.outputs, *reads])
+    return flat
 
 
 def _constants(program: Program) -> Iterable[torch.Tensor]:
@@ -194,8 +195,8 @@ def _as_step(step: _InlinedStep) -> Step:
     return step.launch if isinstance(step, _Kernel) else step
 
 
-def _dying(steps: Sequence[Step], live_values: set[int | None]) -> list[tuple[int, ...]]:
-    """For each step, the values nobody needs after it."""
+def _find_last_uses(steps: Sequence[Step], live_values: set[int | None]) -> list[tuple[int, ...]]:
+    """For each step, the values that no later step and no output needs."""
     last = {
         index: position
         for position, step in enumerate(steps)

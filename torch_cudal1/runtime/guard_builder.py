@@ -13,18 +13,12 @@ and closures beyond small containers.
 
 from __future__ import annotations
 
-import enum
 import functools
-import logging
-import re
-import threading
 import types
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import getattr_static
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -49,6 +43,7 @@ from torch_cudal1.runtime.guard_records import (
     TypeMatch,
     tensor_facts,
 )
+from torch_cudal1.runtime.opaque_types import OPAQUE_TYPES
 
 __all__ = ["record_module"]
 
@@ -86,56 +81,6 @@ _MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = (
 )  # nesting of attributes, items of one container, containers and objects
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)
-_OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: identity is enough
-    *(
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        range,
-        slice,
-        type(...),
-        type(NotImplemented),
-        type,
-        enum.Enum,
-        PurePath,
-    ),
-    *(
-        types.ModuleType,
-        types.BuiltinFunctionType,
-        types.MethodWrapperType,
-        types.MethodDescriptorType,
-        types.GenericAlias,
-    ),
-    *(
-        weakref.ReferenceType,
-        re.Pattern,
-        logging.Logger,
-        type(threading.Lock()),
-        type(threading.RLock()),
-    ),
-    *(
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-        torch.qscheme,
-        torch.Size,
-        torch.Generator,
-        torch.finfo,
-        torch.iinfo,
-    ),
-    *(
-        torch._ops.OpOverload,
-        torch._ops.OpOverloadPacket,
-        torch.fx.Graph,
-        torch.Stream,
-        torch.Event,
-    ),
-)
 
 
 def record_module(module: nn.Module) -> GuardRecords | Refusal:
@@ -269,7 +214,7 @@ class _Walk:
 
     def _value(self, where: str, value: Any, depth: int) -> None:
         """An attribute, or something inside one: follow whatever can change in place."""
-        if isinstance(value, _OPAQUE):
+        if isinstance(value, OPAQUE_TYPES):
             return
         if isinstance(value, torch.Tensor):
             self._tensor(f"tensor {where}", value)

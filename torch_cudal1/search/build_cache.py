@@ -1,10 +1,9 @@
-"""Kernels compiled before, found again by what they were compiled from: a compiler's work is kept
-like a search's decisions.
+"""A cache of built kernels: what compiling a proposal yielded, found again by what was compiled.
 
-The key is of the fusion group's Program, the proposal and the architecture, in the folder of the versions
-and sources of what compiles. Nothing in there was run: what is found is checked and timed like what
-was compiled now. Only the user's own cache is asked, as whoever may write it is trusted. What
-`purge` deletes meanwhile is compiled again.
+The key is of the fusion group's Program, the proposal and the architecture, in the folder of the
+compilers' versions and sources. No kernel in it was run: it is checked and timed like one that was
+compiled now. Only the user's own cache is read, whose writers are trusted; what `purge`
+deletes meanwhile is compiled again.
 """
 
 from __future__ import annotations

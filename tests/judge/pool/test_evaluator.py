@@ -498,13 +498,13 @@ def test_on_a_cpu_that_others_use_two_clocks_that_differ_prove_no_cheat() -> Non
 
 def test_the_reference_of_these_tests_is_used(lane: Slot) -> None:
     assert lane.measure(TASK, program("asks for it", source("x * 7"))).measured.outcome == "wrong"
-    assert REFERENCE in lane._benches
+    assert REFERENCE in lane._references.loaded
 
 
 def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
     lane: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged, falls = lane._judged, [1]
+    judged, falls = lane._evaluate, [1]
 
     def short_of_memory(*given: Any) -> Any:
         if falls[0] > 0:
@@ -512,7 +512,7 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(
             raise torch.OutOfMemoryError("none left")
         return judged(*given)
 
-    monkeypatch.setattr(lane, "_judged", short_of_memory)
+    monkeypatch.setattr(lane, "_evaluate", short_of_memory)
     assert measured(lane, source(), 1.5).score == 1.5
     falls[0] = 2
     with pytest.raises(TargetError, match=r"relu.*too little memory.*fewer lanes"):
@@ -529,7 +529,7 @@ def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_lef
         detail="run: out of memory: CUDA out of memory. Tried to allocate 64.00 MiB",
     )
     answers: list[Any] = []
-    monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
+    monkeypatch.setattr(lane, "_evaluate", lambda *given: answers.pop(0))
     monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
     for answers, outcome in (([short, (1.5, (1.5,) * 7)], "ok"), ([short, short], "unstable")):
         assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
@@ -546,7 +546,7 @@ def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
         return [CheckResult("resource", True)]
 
     monkeypatch.setattr(
-        "torch_cudal1.judge.pool.slot.detectors_of", lambda profile: (NUMERICS, alone)
+        "torch_cudal1.judge.pool.slot.select_checks", lambda profile: (NUMERICS, alone)
     )
     assert measured(lane, source(), 1.5).outcome == "ok"
     assert asked == [False]
@@ -598,9 +598,9 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
 
     ways: list[str] = []
     for way in ("shared", "alone"):
-        entered = getattr(lane._gate, way)
+        entered = getattr(lane._gpu_lock, way)
         monkeypatch.setattr(
-            lane._gate, way, lambda way=way, entered=entered: (ways.append(way), entered())[1]
+            lane._gpu_lock, way, lambda way=way, entered=entered: (ways.append(way), entered())[1]
         )
     lane._clock = Examined(1.5)
     found = lane.measure(TASK, program("p", source())).measured
@@ -620,7 +620,7 @@ def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
         "wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own"
     )
     answers: list[Any] = []
-    monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
+    monkeypatch.setattr(lane, "_evaluate", lambda *given: answers.pop(0))
     monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
     cases = (
         ([differ, differ], "hack"),
@@ -684,10 +684,10 @@ def test_a_process_that_cannot_give_its_memory_back_is_ended(
 def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Slot) -> None:
     other = replace(TASK, reference=f"{TASK.reference}\n# another text")
     assert measured(lane, source(), 1.5).score == 1.5
-    assert lane._benches[TASK.reference].reference_cache
+    assert lane._references.loaded[TASK.reference].reference_cache
     lane._clock = Clock(1.5)
     assert lane.measure(other, program("p", source())).measured.score == 1.5
-    left, there = lane._benches[TASK.reference], lane._benches[other.reference]
+    left, there = lane._references.loaded[TASK.reference], lane._references.loaded[other.reference]
     assert (bool(left.reference_cache), left.baselines, bool(there.reference_cache)) == (
         False,
         None,

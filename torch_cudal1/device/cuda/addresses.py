@@ -1,8 +1,8 @@
-"""Where the C++ parts find the CUDA driver's functions, what they launch, and what their failures
-mean.
+"""Addresses of the CUDA driver's functions for the C++ extension, its launches as plain tuples, and
+the exceptions for its failures.
 
-The extension is built without CUDA, so it is handed addresses as numbers; a place that has none
-gets the reason. It loads no kernel (`driver.py` does) and calls nothing itself.
+The extension is built without CUDA, so Python hands it addresses as numbers, or has a Refusal. This
+loads no kernel (`driver.py` does) and calls nothing itself.
 """
 
 from __future__ import annotations

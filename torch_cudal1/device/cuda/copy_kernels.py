@@ -1,9 +1,8 @@
 """Six small kernels that copy or fill device memory, for the C++ parts that put them into CUDA
 graphs (csrc/captured.cpp).
 
-They are PTX, which the driver itself translates when it loads it: no compiler is needed, and
-nothing is built for a GPU in advance. Where a driver refuses it, its own copies and fills stay in
-use.
+They are PTX, which the driver itself translates when it loads it: they need no compiler and are not
+built for a GPU in advance. Where a driver refuses them, its own copies and fills stay in use.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ def _load(driver: Driver, index: int) -> tuple[int, ...]:
                 if hasattr(driver.library, "cuFuncLoad"):
                     driver.call("cuFuncLoad", function)
                 functions.append(function.value or 0)
-    except (
-        DriverError
-    ):  # an older GPU, or a driver without its translator: not an error, only slower
+    except DriverError:
+        # An older GPU, or a driver without its translator: not an error, only slower.
         return (0,) * len(names)
     return tuple(functions)

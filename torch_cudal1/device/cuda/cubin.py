@@ -209,9 +209,9 @@ def _check_geometry(kernel: Kernel, launch: Launch) -> None:
         )
 
 
-def _want(holds: bool, found: str) -> None:
+def _want(holds: bool, problem: str) -> None:
     if not holds:
-        raise ProgramError("cubin", found)
+        raise ProgramError("cubin", problem)
 
 
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:

@@ -169,7 +169,7 @@ def prepare_launch(
         for slot, number, mask in frame.pointers:
             slot.value = _address(values[number], number, mask, index, launch.symbol)
         frame.config.stream = current_stream(place).cuda_stream
-        if driver.is_current(context, frame.seen):
+        if driver.is_current(context, frame.current):
             status = start(frame.config_pointer, function, frame.parameters, None)
         else:  # a thread that has not used this device yet, or is on another one
             with driver.current(context):
@@ -217,7 +217,7 @@ class Frame(threading.local):
         self.attributes = _attributes(launch)
         self.config = _config(launch, self.attributes)
         self.config_pointer = ctypes.byref(self.config)
-        self.seen = ctypes.c_void_p()
+        self.current = ctypes.c_void_p()
 
 
 def _slot(arg: LaunchArg) -> Any:
@@ -305,10 +305,10 @@ class Driver:
                 self._contexts[index] = context
             return self._contexts[index]
 
-    def is_current(self, context: ctypes.c_void_p, seen: ctypes.c_void_p) -> bool:
-        """Whether this thread is in `context`; `seen` is overwritten."""
-        self.call("cuCtxGetCurrent", ctypes.byref(seen))
-        return seen.value == context.value
+    def is_current(self, context: ctypes.c_void_p, current: ctypes.c_void_p) -> bool:
+        """Whether this thread is in `context`; `current` is overwritten."""
+        self.call("cuCtxGetCurrent", ctypes.byref(current))
+        return current.value == context.value
 
     @contextmanager
     def current(self, context: ctypes.c_void_p) -> Iterator[None]:

@@ -1,12 +1,12 @@
 """Compiles CUDA C++ to a cubin with NVRTC, opened at run time: no toolkit, no driver and no GPU are
 needed.
 
-`compile_cuda` takes source text and gives machine code for one architecture, or `Refusal` with the
+`compile_cuda` takes source text and gives machine code for one architecture, or a `Refusal` with the
 compiler's log. The library is looked for beside PyTorch, among NVIDIA's wheels and where the loader
 looks, the one of PyTorch's CUDA major first: code from another major may ask for a newer driver.
 Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h, cuda_fp8.h, mma.h; there
-are no host headers. The source is a stranger's: this runs in the judge's child only, and judges and
-loads nothing.
+are no host headers. The source may be untrusted: this runs in the
+sandboxed child only, and checks and loads nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CompiledCuda:
 
 
 def nvrtc_status() -> tuple[bool, str]:
-    """Whether NVRTC can be called, and which one (path and version); or why not. Found out once in
+    """Whether NVRTC can be called, and which one (path and version); or why not. Looked up once in
     a process.
     """
     library, path_or_reason = _library()

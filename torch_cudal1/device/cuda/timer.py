@@ -40,7 +40,7 @@ class Timer(Protocol):
 
 
 def make_timer(device: torch.device) -> Timer | Refusal:
-    """A timer for `device`, or why there is none."""
+    """A timer for `device`; a Refusal says why there is none."""
     extension = native.extension()
     if extension is None:
         return Refusal(native.status()[1])

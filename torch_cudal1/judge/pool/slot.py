@@ -1,29 +1,28 @@
-"""One lane of the evaluator: an oracle process with references, and a process for each candidate,
-judged in the `train` profile.
+"""One slot of the evaluator: a process with references, and a process for each candidate, which is
+evaluated in the `train` profile.
 
-    contract -> load -> compile -> validate (beside other lanes) -> time (alone on the GPU) -> re-verify if it surprises
+    contract -> load -> compile -> validate (beside other slots) -> time (alone on the GPU) -> confirm if it surprises
 
 It is the judge's own protocol (`judge.checks.validate`, `judge.benchmark.quick`,
 `judge.evaluate.confirm`) with two things changed for speed: processes are forked
 (`judge.sandbox.fork_server`) one ahead, and the denominator is eager alone, as in the paper, unless
-asked otherwise. Whatever a program does wrong is a `Measured` value. A reference that cannot be
-used raises TargetError with the task's name; a machine that cannot judge raises SandboxError. It
-keeps no scores: see `measure`.
+the settings say otherwise. Whatever a program does wrong is a `Measured` value. A reference that
+cannot be used raises TargetError with the task's name; a machine that cannot evaluate raises
+SandboxError. It keeps no scores: see `pool.evaluator`.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from secrets import randbits
 from typing import TypeAlias
 
 import torch
 
-from torch_cudal1.core.errors import SandboxError, TargetError
+from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
@@ -47,16 +46,15 @@ from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.processes import Processes
+from torch_cudal1.judge.pool.reference_process import LoadedReference, ReferenceProcess
 from torch_cudal1.judge.pool.score import score_of
+from torch_cudal1.judge.pool.stopwatch import Stopwatch
 from torch_cudal1.judge.profiles import profile_for
-from torch_cudal1.judge.reference.input_set import ReferenceCache
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
     SourceCandidate,
-    SourceReference,
     load_module,
-    read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
@@ -64,19 +62,19 @@ from torch_cudal1.judge.worker.kernel_compile import has_kernels
 
 __all__ = ["Slot", "Iteration", "OutOfDeviceMemory"]
 
+# a score with its bucket means, or the check that failed
+_Outcome: TypeAlias = tuple[float, tuple[float, ...]] | CheckResult
 Clock: TypeAlias = Callable[[Trial, ChildBatchTimer, TimingPlan], PreparedBenchmark]
-# of a program whose buckets are too far apart: another race costs less than all that came before it
-_RACES = 3
-_NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
-_REFERENCES = 16  # that one oracle process holds before it is replaced
-_SHARED_BYTES = (
-    64 << 20
-)  # of one input set: sets of smaller ones are drawn once for all programs of a reference
-_REFERENCE = "reference"
+# of a program whose buckets are too far apart: another benchmark costs less than all that came before it
+_MAX_BENCHMARKS = 3
+_NO_MEMORY_TEXT = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
+# of one input set: smaller sets are drawn once for all programs of a reference
+_MAX_CACHED_SET_BYTES = 64 << 20
+_REFERENCE_SLOT = "reference"
 
 
 class OutOfDeviceMemory(TargetError):
-    """This GPU has too little memory left for one more lane at this task."""
+    """This GPU has too little memory left for one more slot at this task."""
 
     def __str__(self) -> str:
         return f"task {self.target}: this GPU has too little memory left to judge it, use fewer lanes: {self.problem}"
@@ -90,44 +88,17 @@ class Iteration:
     seconds: dict[str, float]
 
 
-@dataclass
-class _Bench:
-    reference: SourceReference
-    examples: list[torch.Tensor]
-    reference_cache: ReferenceCache = field(default_factory=dict)
-    baselines: Baselines | None = None
-
-
-@dataclass
-class _Watch:
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
-
-    def moved(self, name: str, to: str, seconds: float) -> None:
-        """Count some of a step's time as another's."""
-        self.seconds[name] -= seconds
-        self.seconds[to] = self.seconds.get(to, 0.0) + seconds
-
-
 class Slot:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
     def __init__(self, terms: MeasurementSettings, clock: Clock = prepare_benchmark) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
-        self._gate, self._processes = GpuReadWriteLock(terms.folder, terms.device), Processes(terms)
-        self._stack.callback(self._gate.close)
+        self._gpu_lock = GpuReadWriteLock(terms.folder, terms.device)
+        self._processes = Processes(terms)
+        self._references = ReferenceProcess(self._processes, terms.device, self._gpu_lock)
+        self._stack.callback(self._gpu_lock.close)
         self._stack.callback(self._processes.close)
-        self._oracle: Child | None = None
-        self._benches: dict[str, _Bench] = {}
-        self._at = ""  # the reference that was measured last
         self._checks: tuple[CheckSpec, ...] = ()  # of the program that is measured
 
     def __enter__(self) -> Slot:
@@ -138,7 +109,7 @@ class Slot:
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        self._dismiss()
+        self._references.close()
         self._stack.close()
 
     def measure(
@@ -148,57 +119,61 @@ class Slot:
         best: float | None = None,
         validated: bool = False,
     ) -> Iteration:
-        """Judge one program. `best`: the task's highest score so far. `validated`: it was found
+        """Judge one program. `best`: the task's highest score so far. `validated`: it was outcome
         right before, so it is only raced again, which looks at results of timed calls too. Raises
         TargetError, SandboxError.
         """
-        watch = _Watch()
+        stopwatch = Stopwatch()
         self._checks = (NUMERICS,) if validated else select_checks(profile_for("train"))
         candidate = SourceCandidate(program.source)
         checks = check_source_contract(candidate)
-        found: tuple[float, tuple[float, ...]] | CheckResult
-        if failed := _failed(checks):
-            found = replace(failed, name="compile")
+        outcome: _Outcome
+        if failed := _find_failure(checks):
+            outcome = replace(failed, name="compile")
         else:
             try:
-                found = self._judged(task.reference, candidate, watch, best)
-                if self._lacked_memory(found):
-                    found = self._judged_again(task, candidate, watch, best)
+                outcome = self._evaluate(task.reference, candidate, stopwatch, best)
+                if self._lacked_memory(outcome):
+                    outcome = self._evaluate_with_freed_memory(task, candidate, stopwatch, best)
                 elif (
-                    isinstance(found, CheckResult)
-                    and found.name == "wall_slope"
-                    and classify_failure(found, self.terms.device) == "hack"
+                    isinstance(outcome, CheckResult)
+                    and outcome.name == "wall_slope"
+                    and classify_failure(outcome, self.terms.device) == "hack"
                 ):
-                    found = self._accused_again(
-                        found, self._judged(task.reference, candidate, watch, best)
+                    outcome = self._compare_accusations(
+                        outcome, self._evaluate(task.reference, candidate, stopwatch, best)
                     )
             except torch.OutOfMemoryError:
-                found = self._judged_again(task, candidate, watch, best)
+                outcome = self._evaluate_with_freed_memory(task, candidate, stopwatch, best)
             except ReferenceFailure as error:
                 raise TargetError(
                     task.id, f"its reference cannot be used: {error.found}"
                 ) from error
-        if isinstance(found, CheckResult):
-            kind = classify_failure(found, self.terms.device)
+        if isinstance(outcome, CheckResult):
+            kind = classify_failure(outcome, self.terms.device)
             measured = Measured(
-                task.id, program.program, kind, detail=f"{found.name}: {found.detail}"[:600]
+                task.id, program.program, kind, detail=f"{outcome.name}: {outcome.detail}"[:600]
             )
         else:
-            measured = Measured(task.id, program.program, "ok", found[0], buckets=found[1])
-        return Iteration(measured, watch.seconds)
+            measured = Measured(task.id, program.program, "ok", outcome[0], buckets=outcome[1])
+        return Iteration(measured, stopwatch.seconds)
 
-    def _judged_again(
-        self, task: TrainingTask, candidate: SourceCandidate, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | CheckResult:
+    def _evaluate_with_freed_memory(
+        self,
+        task: TrainingTask,
+        candidate: SourceCandidate,
+        stopwatch: Stopwatch,
+        best: float | None,
+    ) -> _Outcome:
         """After this process ran out of the GPU's memory: with all of it given back. Raises
         OutOfDeviceMemory if it is not enough.
         """
-        self._dismiss()
+        self._references.close()
         self._processes.empty()
         gc.collect()
         torch.cuda.empty_cache()
         try:
-            found = self._judged(task.reference, candidate, watch, best)
+            outcome = self._evaluate(task.reference, candidate, stopwatch, best)
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(task.id, str(error)) from error
         except ReferenceFailure as error:
@@ -206,69 +181,65 @@ class Slot:
         # Whether the program takes too much or others do, nobody knows: it has no score, and is
         # asked again when it comes again.
         return (
-            replace(found, name="unstable")
-            if isinstance(found, CheckResult) and self._lacked_memory(found)
-            else found
+            replace(outcome, name="unstable")
+            if isinstance(outcome, CheckResult) and self._lacked_memory(outcome)
+            else outcome
         )
 
     @staticmethod
-    def _accused_again(
-        first: CheckResult, second: tuple[float, tuple[float, ...]] | CheckResult
-    ) -> CheckResult:
+    def _compare_accusations(first: CheckResult, second: _Outcome) -> CheckResult:
         """Two clocks may differ by chance on a busy machine. In two processes: a cheat. In one: no
         score, which is no verdict.
         """
         return second if isinstance(second, CheckResult) else replace(first, name="unstable")
 
-    def _lacked_memory(self, found: object) -> bool:
-        """Whether a process of the candidate found no memory on the GPU."""
+    def _lacked_memory(self, outcome: object) -> bool:
+        """Whether a process of the candidate outcome no memory on the GPU."""
         return (
-            isinstance(found, CheckResult)
+            isinstance(outcome, CheckResult)
             and self.terms.device.type == "cuda"
-            and _NO_MEMORY in found.detail
+            and _NO_MEMORY_TEXT in outcome.detail
         )
 
-    def _judged(
-        self, reference: str, candidate: SourceCandidate, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | CheckResult:
+    def _evaluate(
+        self, reference: str, candidate: SourceCandidate, stopwatch: Stopwatch, best: float | None
+    ) -> _Outcome:
         """The score with its bucket means, or the check that failed. Raises ReferenceFailure."""
-        with watch.step("start"):
+        with stopwatch.step("start"):
             self._processes.begin()  # while the oracle starts
-            bench = self._bench(reference)
+            loaded = self._references.load(reference)
             child = self._processes.lend()
-        child.sharing = self._gate
-        found: tuple[float, tuple[float, ...]] | CheckResult = CheckResult(
-            "resource", False, detail="it was not finished"
-        )
+        child.sharing = self._gpu_lock
+        outcome: _Outcome = CheckResult("resource", False, detail="it was not finished")
         try:
             trial = Trial(
                 *(
-                    bench.reference,
+                    loaded.reference,
                     candidate,
                     self.terms.contract,
                     self.terms.device,
                     child,
-                    bench.examples,
+                    loaded.examples,
                 ),
                 profile=profile_for("train"),
                 gradients=self.terms.gradients,
                 is_alone_on_device=False,
-                reference_cache=bench.reference_cache
-                if sum(spec.size_bytes for spec in bench.reference.specs) <= _SHARED_BYTES
+                reference_cache=loaded.reference_cache
+                if sum(spec.size_bytes for spec in loaded.reference.specs) <= _MAX_CACHED_SET_BYTES
                 else {},
             )
-            found = self._tried(trial, bench, watch, best)
+            outcome = self._check_and_time(trial, loaded, stopwatch, best)
         finally:
-            self._give_back(child, found)
-        if isinstance(found, CheckResult) and found.name == "inputs":
-            self._dismiss()
-            raise ReferenceFailure("measuring", found.detail)
-        return found
+            self._give_back(child, outcome)
+        if isinstance(outcome, CheckResult) and outcome.name == "inputs":
+            self._references.close()
+            raise ReferenceFailure("measuring", outcome.detail)
+        return outcome
 
-    def _tried(
-        self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | CheckResult:
-        with watch.step("load"):
+    def _check_and_time(
+        self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch, best: float | None
+    ) -> _Outcome:
+        with stopwatch.step("load"):
             try:
                 trial.load("candidate", trial.candidate)
             except CandidateFailure as error:
@@ -277,44 +248,48 @@ class Slot:
                     False,
                     detail=error.found,
                 )
-        with watch.step("compile"):
+        with stopwatch.step("compile"):
             self._compile_ahead(trial)
-        gated = [self._lock_out(check, watch) for check in self._checks]
-        if failed := _failed(validate(trial, checks=gated).checks):
+        locked_checks = [self._lock_out(check, stopwatch) for check in self._checks]
+        if failed := _find_failure(validate(trial, checks=locked_checks).checks):
             return failed
         try:
-            return self._timed(trial, bench, watch, best)
+            return self._time(trial, loaded, stopwatch, best)
         except CandidateFailure as error:
             return CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
 
-    def _timed(
-        self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None
-    ) -> tuple[float, tuple[float, ...]] | CheckResult:
-        """Only the race itself holds the GPU alone, again where its buckets are too far apart.
+    def _time(
+        self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch, best: float | None
+    ) -> _Outcome:
+        """Only the benchmark itself holds the GPU alone, again where its buckets are too far apart.
         Raises CandidateFailure.
         """
 
-        def race(one: Trial) -> BenchmarkResult:
-            side = self._baseline(one, bench, watch)
-            with self._inside(self._gate.shared, watch, "inputs"):
-                ready = self._clock(one, side, self.terms.plan)
-            for _ in range(_RACES):
-                with self._inside(self._gate.alone, watch, "timing"):
-                    found = ready.measure()
-                if isinstance(self._score(found), float):
+        def benchmark(current: Trial) -> BenchmarkResult:
+            side = self._prepare_baseline(current, loaded, stopwatch)
+            with self._on_device(self._gpu_lock.shared, stopwatch, "inputs"):
+                ready = self._clock(current, side, self.terms.plan)
+            for _ in range(_MAX_BENCHMARKS):
+                with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
+                    result = ready.measure()
+                if isinstance(self._score(result), float):
                     break
-            return self._examined(ready, found, watch) if ready.has_concurrent_checks else found
+            return (
+                self._check_timed_outputs(ready, result, stopwatch)
+                if ready.has_concurrent_checks
+                else result
+            )
 
-        def afresh() -> BenchmarkResult:
-            with watch.step("again"):
+        def measure_in_new_process() -> BenchmarkResult:
+            with stopwatch.step("again"):
                 second = self._processes.second()
-            second.sharing = self._gate
+            second.sharing = self._gpu_lock
             with self._processes.keeping(second) as child, trial.in_new_process(child) as other:
                 self._compile_ahead(other)
-                return race(other)
+                return benchmark(other)
 
-        timed = confirm_measurement(race(trial), afresh, best)
-        if failed := _failed(timed.checks):
+        timed = confirm_measurement(benchmark(trial), measure_in_new_process, best)
+        if failed := _find_failure(timed.checks):
             return failed
         score = self._score(timed)
         return (
@@ -323,27 +298,31 @@ class Slot:
             else (score, _means(timed))
         )
 
-    def _examined(
-        self, ready: PreparedBenchmark, found: BenchmarkResult, watch: _Watch
+    def _check_timed_outputs(
+        self, ready: PreparedBenchmark, result: BenchmarkResult, stopwatch: Stopwatch
     ) -> BenchmarkResult:
         """Beside others, and clocks that seem false once more without them."""
-        with self._inside(self._gate.shared, watch, "examination"):
-            timed = ready.run_concurrent_checks(found)
-        failed = _failed(timed.checks)
+        with self._on_device(self._gpu_lock.shared, stopwatch, "examination"):
+            timed = ready.run_concurrent_checks(result)
+        failed = _find_failure(timed.checks)
         if failed is not None and failed.name in CLOCK_CHECKS:
-            with self._inside(self._gate.alone, watch, "timing"):
+            with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
                 return ready.recheck_clocks(timed)
         return timed
 
-    def _baseline(self, trial: Trial, bench: _Bench, watch: _Watch) -> ChildBatchTimer:
+    def _prepare_baseline(
+        self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch
+    ) -> ChildBatchTimer:
         """What the candidate is raced against: in the oracle's process, or beside a program of ours
         in its own.
         """
-        subject = bench.reference
+        subject = loaded.reference
         if self.terms.together:
-            load_module(trial.child, _REFERENCE, subject.text, subject.form, subject.way)
-            return ChildBatchTimer(trial.child, _REFERENCE, (), queued=self.terms.queued)
-        bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
+            load_module(trial.child, _REFERENCE_SLOT, subject.text, subject.form, subject.way)
+            return ChildBatchTimer(trial.child, _REFERENCE_SLOT, (), queued=self.terms.queued)
+        loaded.baselines = baselines = loaded.baselines or self._measure_baselines(
+            loaded, stopwatch
+        )
         return ChildBatchTimer(
             subject.oracle,
             name_slot(subject, baselines.best),
@@ -354,16 +333,16 @@ class Slot:
     def _score(self, timed: BenchmarkResult) -> float | Unstable:
         return score_of(_means(timed), self.terms.rule)
 
-    def _ranked(self, bench: _Bench, watch: _Watch) -> Baselines:
-        subject, examples = bench.reference, bench.examples
+    def _measure_baselines(self, loaded: LoadedReference, stopwatch: Stopwatch) -> Baselines:
+        subject, examples = loaded.reference, loaded.examples
         sets = [
             make_inputs(subject, randbits(62), "normal", self.terms.device, examples=examples)
             for _ in range(2)
         ]
         if self.terms.baseline == "eager":
-            with self._inside(self._gate.shared, watch, "baseline"):
+            with self._on_device(self._gpu_lock.shared, stopwatch, "baseline"):
                 return load_eager_baseline(subject, sets)
-        with self._inside(self._gate.alone, watch, "baseline"):
+        with self._on_device(self._gpu_lock.alone, stopwatch, "baseline"):
             return rank_source_baselines(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
@@ -389,7 +368,7 @@ class Slot:
         except CandidateFailure:
             return  # validation meets the same and says what it means
 
-    def _lock_out(self, check: CheckSpec, watch: _Watch) -> CheckSpec:
+    def _lock_out(self, check: CheckSpec, stopwatch: Stopwatch) -> CheckSpec:
         """The check behind the lock that keeps it from disturbing a benchmark.
 
         On a CPU a few calls disturb none. A GPU takes turns between processes, and a single kernel
@@ -398,80 +377,38 @@ class Slot:
         way = (
             nullcontext
             if check.is_concurrent and self.terms.device.type == "cpu"
-            else self._gate.shared
+            else self._gpu_lock.shared
         )
 
         def run(trial: Trial) -> list[CheckResult]:
-            with self._inside(way, watch, check.label):
+            with self._on_device(way, stopwatch, check.label):
                 return check.run(trial)
 
         return replace(check, run=run)
 
     @contextmanager
-    def _inside(
-        self, way: Callable[[], AbstractContextManager[None]], watch: _Watch, name: str
+    def _on_device(
+        self, way: Callable[[], AbstractContextManager[None]], stopwatch: Stopwatch, name: str
     ) -> Iterator[None]:
         """A step that needs the GPU, shared or alone; waiting for it is told apart."""
         with ExitStack() as stack:
-            with watch.step("wait"):
+            with stopwatch.step("wait"):
                 stack.enter_context(way())
-            waited_s = self._gate.waited_s
+            waited_s = self._gpu_lock.waited_s
             try:
-                with watch.step(name):
+                with stopwatch.step(name):
                     yield
             finally:
-                watch.moved(name, "wait", self._gate.waited_s - waited_s)
+                stopwatch.move(name, "wait", self._gpu_lock.waited_s - waited_s)
 
-    def _bench(self, reference: str) -> _Bench:
-        if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
-            self._dismiss()
-            self._oracle = self._processes.start("own").result()
-            self._oracle.sharing = self._gate
-        if reference != self._at:
-            self._leave()
-            self._at = reference
-        if reference not in self._benches:
-            try:
-                self._benches[reference] = _Bench(
-                    *read_reference(self._oracle, reference, self.terms.device)
-                )
-            except SandboxError as error:
-                self._dismiss()
-                raise ReferenceFailure(error.stage, error.found) from error
-        return self._benches[reference]
-
-    def _leave(self) -> None:
-        """Give back what belongs to the reference that was measured last: input sets of one are
-        large, here and in the oracle.
-        """
-        if self.terms.device.type == "cuda":
-            self._processes.empty()
-        bench = self._benches.get(self._at)
-        if bench is None or self._oracle is None:
-            return
-        bench.reference_cache.clear()
-        if bench.baselines is not None:
-            try:
-                self._oracle.call("drop", names=list(bench.baselines.sets))
-            except CandidateFailure:
-                self._dismiss()
-            bench.baselines = None
-        if self.terms.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _dismiss(self) -> None:
-        if self._oracle is not None:
-            self._oracle.close()
-        self._oracle, self._benches, self._at = None, {}, ""
-
-    def _give_back(self, child: Child, found: object) -> None:
+    def _give_back(self, child: Child, outcome: object) -> None:
         """End the process, or keep it for the next of our own programs where this one left it in
         order.
         """
         failed = (
-            classify_failure(found, self.terms.device) if isinstance(found, CheckResult) else ""
+            classify_failure(outcome, self.terms.device) if isinstance(outcome, CheckResult) else ""
         )
-        in_order = failed != "hack" and not self._lacked_memory(found)
+        in_order = failed != "hack" and not self._lacked_memory(outcome)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 
 
@@ -479,5 +416,5 @@ def _means(timed: BenchmarkResult) -> tuple[float, ...]:
     return timed.measurement.summary.means
 
 
-def _failed(checks: Sequence[CheckResult]) -> CheckResult | None:
+def _find_failure(checks: Sequence[CheckResult]) -> CheckResult | None:
     return next((check for check in checks if not check.passed), None)

@@ -78,7 +78,7 @@ def measure_naively(session: Session, request: Request) -> dict[str, Any]:
     """
     device = session.device
     if _prepared is None or _prepared.candidate is None:
-        raise SandboxError("naive", "nothing is ready; expected the request `ready` first")
+        raise SandboxError("naive", "nothing is ready; expected the verb `ready` first")
     reference, candidate, sets = _prepared.reference, _prepared.candidate, _prepared.sets
     with torch.no_grad():
         if not all(_is_close(candidate, reference, inputs, device) for inputs in sets):

@@ -1,0 +1,68 @@
+"""Types of values that a guard compares by identity alone: they are immutable, or their state has no
+influence on what a call computes.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+import threading
+import types
+import weakref
+from pathlib import PurePath
+
+import torch
+
+__all__ = ["OPAQUE_TYPES"]
+
+OPAQUE_TYPES: tuple[type, ...] = (
+    *(
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        slice,
+        type(...),
+        type(NotImplemented),
+        type,
+        enum.Enum,
+        PurePath,
+    ),
+    *(
+        types.ModuleType,
+        types.BuiltinFunctionType,
+        types.MethodWrapperType,
+        types.MethodDescriptorType,
+        types.GenericAlias,
+    ),
+    *(
+        weakref.ReferenceType,
+        re.Pattern,
+        logging.Logger,
+        type(threading.Lock()),
+        type(threading.RLock()),
+    ),
+    *(
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.qscheme,
+        torch.Size,
+        torch.Generator,
+        torch.finfo,
+        torch.iinfo,
+    ),
+    *(
+        torch._ops.OpOverload,
+        torch._ops.OpOverloadPacket,
+        torch.fx.Graph,
+        torch.Stream,
+        torch.Event,
+    ),
+)
