@@ -42,7 +42,7 @@ def test_what_is_no_index_is_refused(data: bytes) -> None:
 
 def test_a_large_shard_is_split_by_prefix_and_loses_nothing() -> None:
     keys = [f"{number % 16:x}{number:063x}" for number in range(SPLIT_ROWS + 1)]
-    parts = Shard({key: LISTING for key in keys}).split("")
+    parts = Shard(dict.fromkeys(keys, LISTING)).split("")
     assert len(parts) == 16
     assert {key for part in parts.values() for key in part.entries} == set(keys)
     assert all(key.startswith(prefix) for prefix, part in parts.items() for key in part.entries)

@@ -39,6 +39,6 @@ def test_a_record_that_would_break_the_list_is_not_appended(tmp_path: Path) -> N
     path = tmp_path / "revoked.toml"
     append_revocation(path, "entry", "ab" * 32, "why")
     before = path.read_bytes()
-    with pytest.raises(SettingError, match="left as it was|left as it is"):
+    with pytest.raises(SettingError, match="left as it is"):
         append_revocation(path, "entry", "no digest", "why")
     assert path.read_bytes() == before

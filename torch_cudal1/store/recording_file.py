@@ -4,8 +4,8 @@ before; sums are made at reading.
     {"body": {"kind": "module", "name": "Net", "identity": "3f...", "form": {...}, "mode": {...}, "calls": 128}, "check": "9c..."}
 
 Any number of processes append to one file: each append is one write at the end, under the file's
-lock where the file system has one. The file stays below a limit. What is not whole, or not ours, is
-named when the file is read, and the rest is used.
+lock where the file system has one. The file stays below a limit. What is not whole, or of another
+program, is named when the file is read, and the rest is used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch_cudal1.store.cache.files import Stored
 __all__ = [
     "LIMIT_BYTES",
     "LINE_LIMIT_BYTES",
+    "CallRecord",
     "Mode",
     "RecordingContents",
-    "CallRecord",
     "append_calls",
     "read_calls",
 ]
@@ -94,6 +94,7 @@ def append_calls(
                 OSError
             ):  # no locks here: appends of one write are whole on a local disk without
                 fcntl.flock(file, fcntl.LOCK_EX)
+            # Asked under the lock, so that several writers together stay below the limit.
             if (size := os.fstat(file).st_size) + len(data) > limit_bytes:
                 return Refusal(f"{path} has {size} bytes, and is kept below {limit_bytes}")
             if (written := os.write(file, data)) != len(data):

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 __all__ = [
     "DTYPES",
-    "FlashInferAxis",
     "Definition",
     "Evaluation",
+    "FlashInferAxis",
+    "FlashInferTrace",
     "Shape",
     "Solution",
-    "FlashInferTrace",
     "Workload",
 ]
 
@@ -161,7 +161,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Solution:
-    """Somebody's way to compute a definition: `sources` are texts by their relative paths,
+    """One way to compute a definition: `sources` are texts by their relative paths,
     `entry_point` is "path::function".
 
     `into_outputs`: the function is handed the outputs after the inputs, and fills them; else it
@@ -188,7 +188,8 @@ class Solution:
                 raise ValueError(f"source path {path!r}; expected one below the solution")
         if self.entry_point.count("::") != 1 or self.entry_file not in self.sources:
             raise ValueError(
-                f"entry_point {self.entry_point!r}; expected 'path::function' with a path of {sorted(self.sources)}"
+                f"entry_point {self.entry_point!r}; expected 'path::function' with a path of "
+                f"{sorted(self.sources)}"
             )
         if not self.target_hardware:
             raise ValueError("target_hardware names nothing")

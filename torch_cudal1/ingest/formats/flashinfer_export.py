@@ -136,7 +136,8 @@ def _check_spec(spec: TensorSpec) -> Refusal | None:
         for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)
     ):
         return Refusal(
-            f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format knows contiguous ones"
+            f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format "
+            f"knows contiguous ones"
         )
     return None
 

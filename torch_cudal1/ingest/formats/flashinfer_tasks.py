@@ -93,7 +93,8 @@ class FlashInferFolder:
             definition = folder.definitions.get(solution.definition)
             if definition is None:
                 yield UnreadableTask(
-                    f"solution {solution.name!r} is for {solution.definition!r}, which no file of {path} defines",
+                    f"solution {solution.name!r} is for {solution.definition!r}, which no file "
+                    f"of {path} defines",
                     where,
                 )
                 continue
@@ -104,7 +105,8 @@ class FlashInferFolder:
             }
             if not workloads and any(axis.value is None for axis in definition.axes.values()):
                 yield UnreadableTask(
-                    f"definition {definition.name!r} has variable axes, and no workload says how long they are",
+                    f"definition {definition.name!r} has variable axes, and no workload says how "
+                    f"long they are",
                     where,
                 )
                 continue
@@ -255,7 +257,8 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
         )
     if spec["type"] == "safetensors":
         raise ValueError(
-            f"input {name!r} lies in a tensor file, which is not read; only random and scalar inputs are made"
+            f"input {name!r} lies in a tensor file, which is not read; only random and scalar "
+            f"inputs are made"
         )
     if shape.axes is None:
         raise ValueError(f"input {name!r} is a number, and the workload gives none")

@@ -1,4 +1,5 @@
-"""What a format of published kernels has to provide: its name, which paths are of it, and its tasks.
+"""What a format of published kernels has to provide: its name, which paths are of it, and its
+tasks.
 
 A format is one file of this folder and one line of `registry`. It reads files and runs nothing.
 """

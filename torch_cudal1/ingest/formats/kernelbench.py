@@ -2,8 +2,8 @@
 candidate (`ModelNew`), in one file or in two.
 
 A candidate without a reference of its own is matched with one by its place or its name. A file that
-is no task is an `UnreadableTask` with its reason, and the rest is read on. Nothing is run: files are
-read as syntax.
+is no task is an `UnreadableTask` with its reason, and the rest is read on. Nothing is run: files
+are read as syntax.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def _top_level_names(file: Path) -> set[str]:
 
 
 def _read_source(file: Path) -> str:
-    """Bad bytes are replaced: the text still reaches whoever refuses it. Raises OSError, also for a
-    file too large for a source.
+    """Bad bytes are replaced: the text still reaches the check that refuses it. Raises OSError,
+    also for a file too large for a source.
     """
     size = file.stat().st_size
     if size > _SOURCE_BYTES:

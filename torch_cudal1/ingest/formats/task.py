@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_cudal1.core.refusal import Refusal
 
-__all__ = ["UnreadableTask", "PublishedTask"]
+__all__ = ["PublishedTask", "UnreadableTask"]
 
 
 @dataclass(frozen=True)

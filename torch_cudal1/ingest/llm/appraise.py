@@ -135,7 +135,8 @@ class Appraiser:
         for (task, programs), measurements in zip(questions, answers, strict=True):
             if len(measurements) != len(programs):
                 raise ValueError(
-                    f"the evaluator answered {len(measurements)} measurements for {len(programs)} programs of {task.id}"
+                    f"the evaluator answered {len(measurements)} measurements for "
+                    f"{len(programs)} programs of {task.id}"
                 )
             for measurement in measurements:
                 measured(measurement)

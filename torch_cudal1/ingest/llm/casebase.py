@@ -24,10 +24,10 @@ from pathlib import Path
 from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.checks.static.source_syntax import parse_source
 
-__all__ = ["CheatCase", "CaseBase", "Match", "likeness", "shipped_index_path"]
+__all__ = ["CaseBase", "CheatCase", "Match", "likeness", "shipped_index_path"]
 
 _GRAM = 4
-_KEPT = frozenset(  # names that say what code does, whoever wrote it
+_KEPT = frozenset(  # names that say what code does, in any program
     (
         *(
             "torch",
@@ -126,7 +126,8 @@ class CaseBase:
         cases = list(_read_folder(folder))
         if not cases:
             raise ValueError(
-                f"{folder} holds no case: expected files <group>/<name>.py with CASE and CHEAT as texts"
+                f"{folder} holds no case: expected files <group>/<name>.py with CASE and CHEAT "
+                f"as texts"
             )
         return cls(cases, grown)
 

@@ -23,7 +23,7 @@ from torch_cudal1.judge.checks.static.triage import findings
 from torch_cudal1.judge.evaluate.decide import is_surprising
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
-__all__ = ["CheckedEvaluator", "Checker", "Opinion", "ModelChecker", "RuleChecker"]
+__all__ = ["CheckedEvaluator", "Checker", "ModelChecker", "Opinion", "RuleChecker"]
 
 _NEAR, _HELD, _FEWEST = (
     0.4,
@@ -182,7 +182,7 @@ class CheckedEvaluator:
     """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat
     is one, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion that was programs_by_text for.
+    `best`: the highest score of each task so far. `findings`: every opinion that was asked for.
     `told`: given each measurement, checked, as it comes, where the evaluator tells them so.
     """
 

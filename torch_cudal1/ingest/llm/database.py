@@ -29,12 +29,12 @@ from filelock import FileLock, Timeout
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.judge.pool.measured import Measured
 
-__all__ = ["Database", "Success", "StoredSample", "DatabaseView", "digest"]
+__all__ = ["Database", "DatabaseView", "StoredSample", "Success", "digest"]
 
 SCHEMA = 1
 _BARRED = frozenset(
     {"wrong", "hack", "compile", "run", "undecodable"}
-)  # whoever failed so once is shown to nobody
+)  # a program that failed so once is never shown
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,8 @@ class Database:
             return
         if self._file is None:
             raise ValueError(
-                f"{self.path} was opened for reading, or is closed; open it with write=True to add to it"
+                f"{self.path} was opened for reading, or is closed; open it with write=True to "
+                f"add to it"
             )
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         while line:

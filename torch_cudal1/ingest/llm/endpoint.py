@@ -140,6 +140,7 @@ class Endpoint:
             raise SettingError(
                 "llm", self.url, "https: a key is not sent over plain HTTP to another machine"
             )
+        # Redirects are refused: one would carry the key to another machine.
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     @classmethod
@@ -295,6 +296,7 @@ def _read_body(response: Any, deadline: float) -> bytes:
             raise _RetryableError(f"an answer of over {_MOST_BYTES} bytes")
         if time.monotonic() > deadline:
             raise _RetryableError(f"an answer that took longer than its time ({size} bytes came)")
+    # http.client returns what came without an error where a connection ends early.
     expected = response.headers.get("Content-Length")
     if expected is not None and size < int(expected):
         raise _RetryableError(f"an answer cut off after {size} of {expected} bytes")

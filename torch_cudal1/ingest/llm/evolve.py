@@ -4,9 +4,9 @@ asked and never trained.
     view of the database -> exemplars -> prompts -> completions, on record -> measured -> committed: one round
 
 Everything that was paid for is on the disk before anything is made of it, so a run that was killed
-goes on where it stopped: asked again for a round that is on record it asks nobody. Time, tokens and
-money are counted over all its lives. It stores no kernel for use; who called it may hand the
-winners on.
+goes on where it stopped: asked again for a round that is on record it makes no request. Time,
+tokens and money are counted over all its lives. It stores no kernel for use; who called it may hand
+the winners on.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch_cudal1.judge.pool.measured import TrainingTask
 
 __all__ = [
     "Budget",
+    "CompletionSource",
     "Evolution",
+    "EvolutionPlan",
     "Evolved",
     "LocalWriter",
-    "EvolutionPlan",
     "Spent",
-    "CompletionSource",
 ]
 
 Progress: TypeAlias = Callable[[str, float | None], None]

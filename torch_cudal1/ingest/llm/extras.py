@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch_cudal1.core.errors import Cudal1Error
 
-__all__ = ["MissingExtraError", "require_extra", "quiet"]
+__all__ = ["MissingExtraError", "quiet", "require_extra"]
 
 
 class MissingExtraError(Cudal1Error, ImportError):
@@ -39,7 +39,7 @@ def require_extra(library: str) -> ModuleType:
 
 
 def quiet() -> None:
-    """No progress bars of the libraries in this process: they say nothing that ours does not, on
-    the same line.
+    """No progress bars of the libraries in this process: they say nothing that this package's do
+    not, on the same line.
     """
     require_extra("transformers").utils.logging.disable_progress_bar()

@@ -27,6 +27,7 @@ class SampleJournal:
         if path.exists():
             content = path.read_bytes()
             complete = content[: content.rfind(b"\n") + 1]
+            # Half a line is what a killed writer left; the next append must not continue it.
             if len(complete) < len(content):
                 os.truncate(path, len(complete))
             for line in complete.splitlines():

@@ -2,9 +2,9 @@
 parameters or 32 G.
 
 `create_tiny` makes such a folder from nothing but a vocabulary and a seed: a Llama with random
-weights and a tokenizer of whole words. `LanguageModel` loads any folder (or Hub name) of a causal language
-model and samples from it; `sample` makes it a `records.Policy`, `rollout` keeps the tokens that
-reinforcement learning needs. It trains nothing and judges nothing.
+weights and a tokenizer of whole words. `LanguageModel` loads any folder (or Hub name) of a causal
+language model and samples from it; `sample` makes it a `records.Policy`, `rollout` keeps the tokens
+that reinforcement learning needs. It trains nothing and judges nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
     "END",
     "PAD",
     "UNKNOWN",
+    "LanguageModel",
     "Rollout",
     "TinySpec",
-    "LanguageModel",
     "create_tiny",
     "replace_folder",
     "token_logprobs",
@@ -132,8 +132,8 @@ class replace_folder:
 
 
 def recover_folder(folder: Path) -> bool:
-    """Whether there is a whole folder, after putting back what a kill in the middle of `replace_folder`
-    left aside.
+    """Whether there is a whole folder, after putting back what a kill in the middle of
+    `replace_folder` left aside.
     """
     if not folder.exists() and _sibling(folder, "old").exists():
         os.replace(_sibling(folder, "old"), folder)
@@ -225,9 +225,11 @@ class LanguageModel:
         """
         if not prompts or count < 1 or temperature <= 0:
             raise ValueError(
-                f"expected prompts, a count and a temperature above 0; got {len(prompts)}, {count}, {temperature}"
+                f"expected prompts, a count and a temperature above 0; got {len(prompts)}, "
+                f"{count}, {temperature}"
             )
         shown = [prompt for prompt in prompts for _ in range(count)]
+        # The caller's random numbers stay as they were.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             parts = [self._generate(chunk, temperature) for chunk in _chunks(shown, self.batch)]
@@ -347,6 +349,7 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
         torch.cat([rollout.prompt_ids, rollout.ids], 1),
         torch.cat([rollout.prompt_mask, rollout.mask], 1),
     )
+    # Counted from the first real token: padding must not move a model with absolute positions.
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logprobs = rollout.ids.shape[1]
     logits = model(

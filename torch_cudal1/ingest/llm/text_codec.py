@@ -186,6 +186,7 @@ def _canonical(text: str) -> str:
 
 def _fence(code: str) -> str:
     """A code block whose fence is longer than any in the code, so that no exemplar can end it."""
+    # Longer than any run in the code, so that no exemplar can end its own block.
     longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}python\n{_canonical(code)}{fence}"

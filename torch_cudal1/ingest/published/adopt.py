@@ -29,7 +29,7 @@ from torch_cudal1.search.tune import Progress, tune_with
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["AdoptionOutcome", "Adoption", "Outcome"]
+__all__ = ["Adoption", "AdoptionOutcome", "Outcome"]
 
 Outcome: TypeAlias = Literal[
     "accepted",
@@ -40,7 +40,7 @@ Outcome: TypeAlias = Literal[
     "reference_unusable",
     "unreadable",
     "not_judged",  # there was no time for it: to be done again
-    "failed",  # a failure of ours: to be done again
+    "failed",  # this package failed: to be done again
 ]
 _ORIGIN = "published"
 
@@ -71,9 +71,9 @@ class Adoption:
     """
 
     def __init__(
-        self, place: TuneContext, job: SourceEvaluationConfig, progress: Progress | None = None
+        self, context: TuneContext, job: SourceEvaluationConfig, progress: Progress | None = None
     ) -> None:
-        self._place, self._job = place, job
+        self._context, self._job = context, job
         self._say: Progress = progress or (lambda what, fraction: None)
         self._evaluator = SourceEvaluator(job, self._say)
         self._reference: tuple[str, Reference | Refusal] | None = None
@@ -107,6 +107,8 @@ class Adoption:
             program = lower_candidate(task.candidate, "ModelNew", reference, self._job)
             if isinstance(program, Refusal):
                 return AdoptionOutcome("not_lowerable", program.reason)
+            # Tracing may undo what the source did by hand; timing it against itself would tell
+            # nothing.
             if program == reference.region.program:
                 return AdoptionOutcome(
                     "not_faster", "it is the reference's own graph", "timing", reference.region.key
@@ -126,21 +128,21 @@ class Adoption:
         """Judge the Program against the region, under the key's lock; keep it if it is accepted and
         beats what is known.
         """
-        region, place = reference.region, self._place
-        with place.cache.lock(region.key, place.target, place.contract):
+        region, context = reference.region, self._context
+        with context.cache.lock(region.key, context.target, context.contract):
             entry = tune_with(
-                *(region, place, [(program, (_technique(task),))]),
+                *(region, context, [(program, (_technique(task),))]),
                 origin=_ORIGIN,
                 examples=reference.inputs(),
                 progress=self._say,
             )
-            outcome = _as_outcome(entry, region, place.settings.budget_s)
+            outcome = _as_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
             objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)
-            stored = place.cache.put(
+            stored = context.cache.put(
                 replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
             )
         if isinstance(stored, Refusal):
@@ -150,7 +152,9 @@ class Adoption:
 
     def _find_better(self, region: Region, entry: Entry) -> str:
         """Why what the cache holds is to stay; "" if the new entry is to take its place."""
-        hit = resolve(region, (self._place.cache,), self._place.target, self._place.contract).hit
+        hit = resolve(
+            region, (self._context.cache,), self._context.target, self._context.contract
+        ).hit
         if (
             hit is None
             or hit.stale is not None
@@ -172,7 +176,7 @@ def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcom
     closest.
     """
     if entry.tried and all(attempt.get("decision") == "not judged" for attempt in entry.tried):
-        reason = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
+        reason = f"right as a source; benchmarking the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
         return AdoptionOutcome("not_judged", reason, "budget", region.key, tried=entry.tried)
     if entry.choice.origin != "baseline":
         timing = entry.evidence["timing"]

@@ -165,7 +165,8 @@ def _resolve_kernel(
         if isinstance(kernel, Autotuner):
             if len(kernel.configs) != 1 or kernel.configs[0].pre_hook is not None:
                 raise NotLowerableError(
-                    f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at run time"
+                    f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at "
+                    f"run time"
                 )
             arguments |= kernel.configs[0].all_kwargs()
         elif isinstance(kernel, Heuristics):
@@ -238,7 +239,8 @@ def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
-            f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole numbers"
+            f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole "
+            f"numbers"
         )
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z

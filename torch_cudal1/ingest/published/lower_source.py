@@ -30,7 +30,7 @@ from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.judge.wire.transport import read_program
 
-__all__ = ["Reference", "lower_candidate", "capture_reference"]
+__all__ = ["Reference", "capture_reference", "lower_candidate"]
 
 WORKER = "torch_cudal1.ingest.published.source_worker"
 # What references are also traced to, and no candidate may say on its own: attention and recurrent
@@ -114,10 +114,13 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Ref
         traced = _lower_in_child(child, text, source_reference.form, examples, reference=True)
     if isinstance(traced, Refusal):
         return Refusal(f"the reference: {traced.reason}")
+    # The judge runs the reference's graph in this process: a functional operator can still open a
+    # file.
     operators = {step.target for step in _aten(traced.program)} - ALSO_IN_REFERENCES
     if forbidden := next((target for target in sorted(operators) if not is_allowed(target)), None):
         return Refusal(
-            f"the reference: {forbidden} is not on the list of operators that anybody may say in this process"
+            f"the reference: {forbidden} is not on the list of operators that anybody may say in "
+            f"this process"
         )
     region = Region(traced.program, traced.roles, name=traced.name)
     return Reference(
@@ -171,7 +174,8 @@ def fit_to_reference(
         canonical_source(source) for source in reference.writes
     ]:
         return Refusal(
-            f"a call writes to {_name_sources(writes)}, the reference's to {_name_sources(reference.writes)}"
+            f"a call writes to {_name_sources(writes)}, the reference's to "
+            f"{_name_sources(reference.writes)}"
         )
     positions = {
         canonical_source(source): position for position, source in enumerate(reference.sources)

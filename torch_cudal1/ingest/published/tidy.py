@@ -3,8 +3,8 @@ memory are results.
 
     out = empty(...); filled = copy(out, product)    becomes    filled = product
 
-A candidate may not say `empty` (what nobody wrote could be read), and need not. Nothing else of a
-graph is changed.
+A candidate may not say `empty` (memory that was never written could be read), and need not. Nothing
+else of a graph is changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The child's side of lowering: a source's module, traced at given tensors, as a Program of ATen
 calls and kernel launches.
 
-A reference is captured as everybody's modules are, so that its Program is the very region that
+A reference is captured as a user's modules are, so that its Program is the very region that
 `accelerate` will look up. A candidate launches kernels, which Dynamo would keep as calls of its
-own: it is run once on fake tensors instead. That runs somebody's Python, and is imported where that
+own: it is run once on fake tensors instead. That runs foreign Python, and is imported where that
 may happen, in a child of the judge.
 """
 
@@ -29,7 +29,7 @@ from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, unpack_argument
 from torch_cudal1.judge.worker.module_runner import ModuleRunner
 from torch_cudal1.runtime import guard
 
-__all__ = ["TracedSource", "trace_reference", "run_once", "trace_candidate"]
+__all__ = ["TracedSource", "run_once", "trace_candidate", "trace_reference"]
 
 _WRAPPED = "inner."  # the capture traces a module around the user's
 
@@ -178,7 +178,8 @@ def run_once(
     functional.put_back()
     if not bound_guard.holds():
         raise NotLowerableError(
-            f"its forward changes the module itself ({bound_guard.why()}), which a kernel would not repeat"
+            f"its forward changes the module itself ({bound_guard.why()}), which a kernel would "
+            f"not repeat"
         )
     return traced
 

@@ -1,5 +1,5 @@
-"""A candidate on trial against the clock: samples of two slots of its child, and what its timed
-calls answered.
+"""Times a candidate: samples of two slots of its child, and a comparison of what timed calls
+answered.
 
 The child takes the samples, which is enough for Programs: they are data, and nothing of theirs runs
 beside the clock. The slope over whole batches is checked on this process's clock all the same. For
@@ -68,7 +68,7 @@ class OutputAudit:
     """Judges outputs of timed calls as validation did. Which call is looked at is drawn after the
     batch has ended.
 
-    A ring entry has the parameters and buffers of the first sample and the values of one of both.
+    A rotating set has the parameters and buffers of the first sample and the values of one of both.
     """
 
     trial: Trial
@@ -79,12 +79,12 @@ class OutputAudit:
 
     @property
     def sets(self) -> list[str]:
-        """The input sets of the ring, by their names in the child."""
+        """The rotating input sets, by their names in the child."""
         return [sample.name for sample in self.trial.first_two]
 
     @property
     def rotation(self) -> tuple[int, bool]:
-        """How many entries the ring has, and whether it turns."""
+        """How many sets rotate, and whether their values do."""
         return plan_rotation(self.trial.first_two[0].inputs, self._static, len(self.sets))
 
     @property
@@ -94,7 +94,7 @@ class OutputAudit:
         return sum(out.numel() * out.element_size() for out in outputs if out is not None)
 
     def shift(self) -> int:
-        """How far to turn the ring next."""
+        """How far to rotate the values next."""
         return secrets.randbelow(len(self.sets)) if self.rotation[1] else 0
 
     def is_due(self) -> bool:
@@ -107,7 +107,7 @@ class OutputAudit:
         )
 
     def check_output(self, start: int, shift: int, held_outputs: int) -> None:
-        """Judge one of the `held_outputs` outputs of calls that began at ring place `start`. Raises
+        """Judge one of the `held_outputs` outputs of calls that began on input set `start`. Raises
         CandidateFailure("timed_output").
         """
         if not held_outputs or not self.is_due():
@@ -264,7 +264,7 @@ def check_first_call(measurement: Measurement) -> CheckResult:
     """`check_first_call`: no work of later calls is done in an instance's first one, which no sample
     holds.
 
-    What a baseline's first call takes, its ring included, says how slow this machine starts. One
+    What a baseline's first call takes, its input sets included, says how slow this machine starts. One
     that compiles anew for each instance is refused too.
     """
     candidate_us, baseline_us = measurement.first_call_us[1], measurement.first_call_us[0]
@@ -312,7 +312,7 @@ def _check_child_clock(trial: Trial, audit: OutputAudit, measurement: Measuremen
     """
     cost_us = measurement.summaries["hot"].b_us
     timer = ChildBatchTimer(trial.child, "candidate", audit.sets, keep=False)
-    timer.time_batch(1)  # makes the ring
+    timer.time_batch(1)  # makes the rotating sets
     for attempt, count in enumerate(_SLOPES):
         calls = math.ceil(_SLOPE_US / cost_us) << attempt
         answer = check_wall_slope(

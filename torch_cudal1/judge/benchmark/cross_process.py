@@ -1,12 +1,12 @@
-"""Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may
+"""Cross-process paired benchmark: two sides in two processes, timed on the parent's clock, for a candidate beside which nothing may
 be trusted, not even a clock.
 
 Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long
 batch less what short ones take in the middle, over the calls they differ by, whatever a request
 costs and whatever the process claims. Of short batches the median so far counts: a difference of
 two single times would have the noise of both, and half as much time to spread it over. Caches stay
-hot: a flush would run in the process that is not trusted. It judges no outputs: who drives it keeps
-and reads those.
+hot: a flush would run in the process that is not trusted. It judges no outputs: its caller keeps and
+reads them.
 
 A candidate that knows how often it is asked could be slow in short batches to seem fast: of what
 its batch takes, no more is taken for the request than a request to the baseline's process costs.
@@ -83,7 +83,7 @@ class TwoPointSlope:
 
 
 class BatchTimer(Protocol):
-    """One side of a duel, alone in its process. `limit_batch_calls`: how many one batch may have (their
+    """One side of a benchmark, alone in its process. `limit_batch_calls`: how many one batch may have (their
     outputs are kept).
     """
 
@@ -91,7 +91,7 @@ class BatchTimer(Protocol):
     def max_calls(self) -> int: ...
 
     def time_batch(self, calls: int) -> TimedBatch:
-        """Run the slot `calls` times on its ring of input sets, wait for the device, and come back.
+        """Run the slot `calls` times on its rotating input sets, wait for the device, and come back.
 
         The implementation reads its own monotonic clock right before the request and right after
         the answer. Raises CandidateFailure.
@@ -101,13 +101,13 @@ class BatchTimer(Protocol):
 
 @dataclass
 class ChildBatchTimer:
-    """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs,
+    """A slot of a child. Every batch starts at another of the rotating input sets and keeps all its outputs,
     so none can be left out.
 
     `held_outputs`: how many outputs of the last batch are held in the child, number i (for the verb
-    `reread`) from the call at ring place `start` + i. `shift`: how far the values of the ring are
-    turned. `drops_inline`: what the batch before kept is dropped by the same request, which then takes
-    longer on this clock; for whoever reads the other process's. `queued`: what that one claims is
+    `reread`) from the call on input set `start` + i. `shift`: how far the values of the sets are
+    rotated. `drops_inline`: what the batch before kept is dropped by the same request, which then takes
+    longer on this clock; for callers that read the other process's clock. `queued`: what that one claims is
     the GPU's time alone, see `timing.time_queued_calls`.
     """
 
@@ -125,10 +125,10 @@ class ChildBatchTimer:
     _turned: int | None = None
 
     def time_batch(self, calls: int) -> TimedBatch:
-        """Ask for a batch; what the one before kept is dropped and the ring turned first, outside
+        """Ask for a batch; what the one before kept is dropped and the sets rotated first, outside
         the clock.
 
-        The very first batch makes the ring, and its first call is the instance's: both are in its
+        The very first batch makes the sets, and its first call is the instance's: both are in its
         time. Raises CandidateFailure.
         """
         turned, self._turned = self._turned, self.shift
@@ -159,7 +159,7 @@ class ChildBatchTimer:
 
 @dataclass
 class _Side:
-    """A spinner with what its short batches took so far, by their length: seconds here, and
+    """A batch timer with what its short batches took so far, by their length: seconds here, and
     microseconds claimed.
     """
 
@@ -187,7 +187,7 @@ class _Side:
 
 
 class CrossProcessBenchmark:
-    """Two spinners as a `Sampler`, baseline first."""
+    """Two batch timers as a `Sampler`, baseline first."""
 
     temperatures: tuple[L2, ...] = ("hot",)
 
@@ -224,14 +224,14 @@ class CrossProcessBenchmark:
         return pairs
 
     def settle(self) -> None:
-        """One call of either side that nobody times, after a change of the place they run at.
+        """One untimed call of either side, after a change of the place they run at.
         Raises CandidateFailure.
         """
         for side in self._sides:
             side.timer.time_batch(1)
 
     def check(self) -> CheckResult:
-        """`check_wall_slope` of the candidate over the whole measurement."""
+        """`wall_slope` of the candidate over the whole measurement."""
         return check_wall_slope(self.slopes[1])
 
     def _balance_calls(self, calls: tuple[int, int]) -> tuple[int, int]:

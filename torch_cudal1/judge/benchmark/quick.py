@@ -1,4 +1,4 @@
-"""A short race of two processes for rewards: each side times its own batches, this process's clock
+"""Quick paired benchmark of two processes, for rewards: each side times its own batches, this process's clock
 then says whether to believe it.
 
 `judge.benchmark.cross_process` reads only the parent's clock, so every sample must drown the jitter
@@ -9,9 +9,9 @@ the same time per call as the child's wall clock (`check_wall_slope`). A candida
 under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses
 this.
 
-Whoever races wants the device alone, and all others wait for it. So nothing is done then that can
+A benchmark needs the device alone, and all others wait for it. So nothing is done then that can
 be done beside others: before it rings are made and calls are warmed (`prepare_benchmark`), after it, where both
-sides are ours, outputs of timed calls are judged and clocks compared (`Ready.run_concurrent_checks`).
+sides are ours, outputs of timed calls are judged and clocks compared (`PreparedBenchmark.run_concurrent_checks`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ CLOCK_CHECKS = ("wall_slope", "sync_ratio")  # checks that others on the device 
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
-# as many as batches of queued calls have: memory for what they keep is there before the race, to
+# as many as batches of queued calls have: memory for what they keep is there before the benchmark, to
 # grow takes 20 ms
 _GROWN_CALLS = 8
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US, _WARM_QUEUED_US = 1_000.0, 150.0  # a batch this long says what a call costs
 _SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
-_LAUNCH_US = 50.0  # of the host, which a queued race does not measure
+_LAUNCH_US = 50.0  # of the host, which a benchmark of queued calls does not measure
 _SLOPES = (
     1,
     3,
@@ -68,11 +68,11 @@ _SLOPES = (
 
 @dataclass
 class QuickBenchmark:
-    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one
+    """Two batch timers as a `Sampler`, baseline first, each on its own process's clock, or slots of one
     child, which takes all buckets at one request. `audit` looks at outputs of timed calls.
 
     Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn
-    here. `settled`: what `settle` learned of each side before the device was this race's alone.
+    here. `settled`: what `settle` learned of each side before the device was this benchmark's alone.
     """
 
     baseline: ChildBatchTimer
@@ -89,11 +89,11 @@ class QuickBenchmark:
 
     @property
     def shares_child(self) -> bool:
-        """Whether both sides are slots of one child, and so both are ours."""
+        """Whether both sides are slots of one child: only code of this package shares one."""
         return self.baseline.child is self.candidate.child
 
     def restart(self) -> QuickBenchmark:
-        """Another race of the same two, which are warm: other outputs are looked at, at least one
+        """Another benchmark of the same two, which are warm: other outputs are looked at, at least one
         of its own.
         """
         audit = replace(self.audit, compared_calls=0, spent_s=0.0)
@@ -107,8 +107,8 @@ class QuickBenchmark:
         )
 
     def settle(self) -> tuple[_SettledCosts, _SettledCosts]:
-        """Let both sides make their rings of inputs and have their first calls, beside whoever else
-        is there.
+        """Let both sides make their rings of inputs and have their first calls, beside other
+        work.
 
         Raises CandidateFailure.
         """
@@ -116,7 +116,7 @@ class QuickBenchmark:
         return self.settled
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
-        """Batches of growing length, in the first race of the two. Raises CandidateFailure."""
+        """Batches of growing length, in the first benchmark of the two. Raises CandidateFailure."""
         if self.warm_costs is None:
             a, b = self.settled or self.settle()
             self.warm_costs = (
@@ -127,7 +127,7 @@ class QuickBenchmark:
 
     def take_samples(self, batch: SampleBatch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where
-        both sides are in one child, whose last outputs are judged after the race (`check_last_outputs`). Raises
+        both sides are in one child, whose last outputs are judged after it (`check_last_outputs`). Raises
         CandidateFailure.
         """
         if self.shares_child:
@@ -159,8 +159,8 @@ class QuickBenchmark:
         return pairs
 
     def _sample_together(self, batch: SampleBatch) -> Pairs:
-        """A bucket of the pairs that one request has taken for all of them: everybody waits for
-        each request.
+        """A bucket of the pairs that one request has taken for all of them: all other
+        processes wait for each request.
         """
         if len(self._prefetched) < batch.pairs:
             self.candidate.shift = self.audit.shift()
@@ -210,7 +210,7 @@ class QuickBenchmark:
 
 @dataclass
 class PreparedBenchmark:
-    """Two sides that have begun, to be measured as often as somebody wants. `has_concurrent_checks`: what was
+    """Two sides that have begun, to be measured as often as a caller wants. `has_concurrent_checks`: what was
     measured is to be examined after that, beside others; else that is part of measuring it.
     """
 
@@ -220,12 +220,12 @@ class PreparedBenchmark:
 
     @property
     def has_concurrent_checks(self) -> bool:
-        """Whether both sides are ours."""
+        """Whether both sides are code of this package."""
         return self.benchmark.shares_child
 
     def measure(self) -> BenchmarkResult:
-        """One measurement, for which the device must be this one's alone. Whoever is not content
-        with it asks again: only the race itself is run once more. Raises CandidateFailure.
+        """One measurement, for which the device must be this one's alone. A caller that is not content
+        with it calls again: only the samples are taken once more. Raises CandidateFailure.
         """
         started = time.monotonic()
         self.benchmark = benchmark = self.benchmark.restart()

@@ -22,7 +22,7 @@ _RING_SETS = 8
 def plan_rotation(
     inputs: Sequence[torch.Tensor], static: Collection[int], sets: int
 ) -> tuple[int, bool]:
-    """How many entries a ring of `sets` sets like `inputs` has, and whether it turns: a judge
+    """How many sets rotate, made of `sets` sets like `inputs`, and whether their values do: a judge
     reckons this for itself.
     """
     moving = sum(
@@ -72,18 +72,18 @@ class RotatingInputs:
 
 
 class RotatingCalls:
-    """A callable without arguments that runs a slot on the entries of a ring in turn; `position` is
+    """A callable without arguments that runs a slot on rotating input sets in turn; `position` is
     that of the next call.
     """
 
     def __init__(
         self,
         runner: Callable[[Sequence[torch.Tensor]], object],
-        ring: RotatingInputs,
+        rotation: RotatingInputs,
         position: int = 0,
     ) -> None:
-        self._runner, self._entries = runner, ring.entries
-        self.position = position % len(ring.entries)
+        self._runner, self._entries = runner, rotation.entries
+        self.position = position % len(rotation.entries)
 
     def __call__(self) -> object:
         entry = self._entries[self.position]

@@ -1,4 +1,4 @@
-"""Two processes on one core while they are raced, so that what slows its host's side down slows
+"""Two processes on one core while they are timed, so that what slows its host's side down slows
 both of them.
 
 Launching a GPU's kernels of microseconds takes longer than they do, and what a launch costs depends
@@ -22,7 +22,7 @@ __all__ = ["SameCore", "same_core"]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 _PROC = Path("/proc")
-_LEAST_BUSY = 2  # one of the idler half: in the other half somebody may take half of a core
+_LEAST_BUSY = 2  # one of the idler half: in the other half another program may take half of a core
 
 
 class SameCore:
@@ -78,7 +78,7 @@ def _pin_process(pid: int, cores: set[int]) -> bool:
     try:
         for thread in os.listdir(_PROC / str(pid) / "task"):
             _pin_thread(int(thread), cores)
-    except OSError:  # not ours to move, or not there any more
+    except OSError:  # another user's process, or not there any more
         return False
     return True
 
@@ -91,7 +91,7 @@ def _pin_thread(thread: int, cores: set[int]) -> None:
 
 
 def _find_descendants(leader: int) -> list[int]:
-    """Processes that `leader` started, and those that they did."""
+    """Processes that `leader` started, and all that these started."""
     parents: dict[int, int] = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit():

@@ -41,7 +41,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure
 __all__ = ["check_first_calls", "time_source"]
 
 _SECOND_INSTANCE = "first_call"
-# Where disagreement widens the interval and refuses nobody, the clock must not take what a
+# Where disagreement widens the interval and refuses no candidate, the clock must not take what a
 # candidate may take in all (3 s on a GPU, 10 on a CPU): a second round comes only where both fit
 # in, and past this time a bucket has one pair.
 _ROUNDS = 2
@@ -50,7 +50,7 @@ _WIDEN_S = {"cuda": 1.6, "cpu": 5.0}
 
 @dataclass
 class _AuditedSampler:
-    """A duel as a `Sampler`, one output of each bucket's last batch judged."""
+    """A cross-process benchmark as a `Sampler`, one output of each bucket's last batch judged."""
 
     benchmark: CrossProcessBenchmark
     timer: ChildBatchTimer
@@ -86,7 +86,7 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
     fresh = replace(trial, samples={}, results={}, reference_cache={})
     for _ in range(2):
         fresh.draw("normal")
-    audit = OutputAudit(fresh, plan)  # as many outputs are looked at, however short the race
+    audit = OutputAudit(fresh, plan)  # as many outputs are looked at, however short the benchmark
     if plan.gate == "widen":
         seconds = min(plan.budget_s, _WIDEN_S[trial.device.type])
         plan = replace(plan, rounds=min(plan.rounds, _ROUNDS), budget_s=seconds)

@@ -1,7 +1,7 @@
 """Does the candidate agree with eager on one more input set: form, structure, values; and how
-detectors sum up many such answers.
+checks sum up many such answers.
 
-It draws nothing and decides nothing by itself: a detector says which sets are asked.
+It draws nothing and decides nothing by itself: a check says which sets are used.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def compare_call(
 
 
 def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a disagreement; a lost child is not ours to explain. Raises
-    CandidateFailure for that.
+    """An error of the candidate is a disagreement; a lost child says more than that. Raises
+    CandidateFailure for it.
     """
     try:
         return ask()
@@ -72,8 +72,8 @@ def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement])
 
 
 def tolerate_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as `attempted`
-    does.
+    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as
+    `disagree_on_error` does.
     """
     try:
         return ask()

@@ -1,4 +1,4 @@
-"""Detectors of order and concurrency: several threads and instances, side streams, and the caller's
+"""Checks of order and concurrency: several threads and instances, side streams, and the caller's
 own CUDA graph.
 
 Streams and graphs exist on CUDA only; elsewhere these checks say so. Races that do not fire are not

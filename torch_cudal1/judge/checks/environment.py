@@ -1,4 +1,4 @@
-"""Detector `env_diff`: what a candidate leaves behind in its process, at import, construction, call
+"""Check `env_diff`: what a candidate leaves behind in its process, at import, construction, call
 and deletion.
 
 The child only reports values (`surroundings`); here they are compared with those it reported before

@@ -1,4 +1,4 @@
-"""Detector of outputs that are not fresh: their form, and the memory they lie in."""
+"""Check of outputs that are not fresh: their form, and the memory they lie in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detectors of history: results that depend on earlier calls, on addresses or on a cache; bits that
+"""Checks of history: results that depend on earlier calls, on addresses or on a cache; bits that
 vary from run to run.
 """
 

@@ -1,4 +1,4 @@
-"""Detector of 32-bit indices: one call with more than 2^31 elements, where the memory for it is
+"""Check of 32-bit indices: one call with more than 2^31 elements, where the memory for it is
 there.
 
 Values are compared roughly, with eager's and not with float64's: an index that wraps leaves

@@ -1,4 +1,4 @@
-"""Detectors of form: other shapes, memory layouts and types of the plain inputs than those of the
+"""Checks of form: other shapes, memory layouts and types of the plain inputs than those of the
 examples.
 
 A source has no guard, so whatever the reference accepts is asked. A Program is guarded: its shapes,
@@ -158,7 +158,7 @@ def check_layouts(trial: Trial) -> list[CheckResult]:
     """Otherwise in memory: transposed, channels last, every second element, one element further,
     expanded, one tensor twice.
 
-    An error is an honest answer: nobody is given a wrong number, and where it runs the strides are
+    An error is an honest answer: no caller gets a wrong number, and where it runs the strides are
     in the key and the guard.
     """
     reference = get_source_reference(trial)

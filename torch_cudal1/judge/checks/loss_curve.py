@@ -1,4 +1,4 @@
-"""Detector of training that drifts: a stretch of gradient descent beside eager's and float64's own.
+"""Check of training that drifts: a stretch of gradient descent beside eager's and float64's own.
 
 Each side follows its own gradients from the same parameters, so small errors of one sign add up,
 and a backward pass that gives up after many calls shows. One seed, plain descent: it proves no

@@ -1,4 +1,4 @@
-"""Detectors of module semantics, for sources: state dict, train and eval, autocast, inference mode,
+"""Checks of module semantics, for sources: state dict, train and eval, autocast, inference mode,
 copies, devices, gradients.
 
 A Program is a pure function of one mode: its region was captured in it and its guard holds it, and
@@ -219,7 +219,7 @@ def _compare_sets(
         agreement = compare_call(aside, sample, question) or agreement
         if (
             sample.name not in trial.samples
-        ):  # the reference's own way has met the same sets, and later detectors need them
+        ):  # the reference's own way has met the same sets, and later checks need them
             aside.drop(sample)
         if agreement.problem:
             break

@@ -31,7 +31,7 @@ _NEEDED_REFUSALS = {
     "fast": (1, 1),
     "standard": (2, 3),
     "strict": (2, 3),
-}  # distributions and sets that must refuse an impostor
+}  # distributions and sets that must refuse a control
 _ADAPTED = ("small", "large", "shifted", "uniform", "sparse", "impulse")
 _TILE = 16
 _MEDIAN_SAMPLE_ELEMENTS = 1 << 20
@@ -39,7 +39,7 @@ _MEDIAN_SAMPLE_ELEMENTS = 1 << 20
 
 @dataclass
 class _ControlResult:
-    """Where one impostor was refused and where it was accepted. `basic`: nothing may ever be
+    """Where one negative control was refused and where it was accepted. `basic`: nothing may ever be
     accepted in its place.
     """
 
@@ -52,7 +52,7 @@ class _ControlResult:
 
 
 def check_negative_controls(trial: Trial) -> list[CheckResult]:
-    """Every impostor is refused by enough input sets; the number of refused ones of all that differ
+    """Every negative control is refused by enough input sets; the value is the number of refused ones of all that differ
     from eager's result.
 
     Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of

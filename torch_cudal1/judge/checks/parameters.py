@@ -1,4 +1,4 @@
-"""Detectors of what a candidate does with parameters: each alone must matter as in eager, and the
+"""Checks of what a candidate does with parameters: each alone must matter as in eager, and the
 latest value must be used.
 """
 

@@ -1,4 +1,4 @@
-"""Detectors of what a candidate does to the machine: memory, threads and descriptors that grow,
+"""Checks of what a candidate does to the machine: memory, threads and descriptors that grow,
 late results, canaries touched.
 
 Counts come from the child and are compared here. What is seen is growth over many calls and what is
@@ -129,8 +129,8 @@ def _limit_growth_bytes(calls: int) -> int:
 
 
 def _growth_limits(trial: Trial) -> dict[str, int]:
-    """By how much each number may grow. What the whole GPU holds says nothing where others of ours
-    allocate there meanwhile.
+    """By how much each number may grow. What the whole GPU holds says nothing where other processes of
+    this package allocate there meanwhile.
     """
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}

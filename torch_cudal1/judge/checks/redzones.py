@@ -132,8 +132,8 @@ def _guard_block_digests(holes: Sequence[int], seed: int) -> list[str]:
 
 
 def check_guard_pages(trial: Trial) -> list[CheckResult]:
-    """Inputs that end, and then start, where mapped memory does: whoever goes beyond them loses its
-    process, or its GPU context.
+    """Inputs that end, and then start, where mapped memory does: a candidate that goes beyond
+    them loses its process, or its GPU context.
 
     Of a Program with machine code its parameters and Allocs too. Operators of PyTorch stay within
     their tensors; see its test.
@@ -206,9 +206,8 @@ def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> Check
     try:
         outputs = trial.call_slot(slot, _EDGE_SET).outputs
     except CandidateFailure as error:
-        if (
-            slot == SLOT and OUT_OF_MEMORY in error.found
-        ):  # a Program's Allocs are ours to place; a source could say anything
+        # the judge places a Program's Allocs itself; a source could say anything
+        if slot == SLOT and OUT_OF_MEMORY in error.found:
             return CheckResult(
                 "guard_page",
                 True,

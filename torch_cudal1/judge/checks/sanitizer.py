@@ -1,4 +1,4 @@
-"""Detector `sanitizer`: machine code under NVIDIA's compute-sanitizer, in a process of its own,
+"""Check `sanitizer`: machine code under NVIDIA's compute-sanitizer, in a process of its own,
 with torch's caching of blocks off.
 
 The tool comes with the CUDA toolkit; where it is absent, or cannot run in the sandbox, the check

@@ -1,4 +1,4 @@
-"""Detector of special values: NaN, infinities, signed zeros, ties, the ends of the half types,
+"""Check `special`: NaN, infinities, signed zeros, ties, the ends of the half types,
 denormals, values just above one.
 """
 
@@ -334,7 +334,7 @@ def _fill_inputs(
 
 
 def _compare_floats(trial: Trial, sample: InputSet, result: Result, question: str) -> Agreement:
-    """Which of equal values an index points at is nobody's promise, so indices are left out."""
+    """PyTorch promises no index among equal values, so indices are left out."""
     outputs: Outputs = [
         eager
         if actual is not None and eager is not None and not eager.dtype.is_floating_point

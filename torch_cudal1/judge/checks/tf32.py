@@ -1,4 +1,4 @@
-"""Detector of precision taken without a right: TF32 in one class of operators hidden behind the
+"""Check of precision taken without a right: TF32 in one class of operators hidden behind the
 error of another that may use it.
 
 Where convolutions may use TF32 and products may not (PyTorch's defaults), inputs that make the

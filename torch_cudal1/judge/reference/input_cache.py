@@ -2,8 +2,8 @@
 those not met for longest.
 
 Sets of a few kilobytes all stay. A set of gigabytes is there twice, here and in the child, and a
-candidate meets dozens: what is asked for again later is handed over again. It counts, and talks to
-nobody.
+candidate meets dozens: what is needed again later is handed over again. It counts, and talks to
+no process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InputCache:
     bases: dict[str, str] = field(default_factory=dict)
 
     def admit(self, name: str, size_bytes: int, base: str, pinned: Collection[str]) -> list[str]:
-        """Note a set that is about to come; the names of those that have to go first, none of them
+        """Note a set that is about to come; the names of the sets to drop first, none of them
         in `pinned`.
         """
         evicted, room = [], memory_share_bytes(self.device, _GPU_SHARE, _HOST_BYTES)

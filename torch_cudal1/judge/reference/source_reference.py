@@ -2,7 +2,7 @@
 `ModelNew`), made judgeable.
 
 The reference runs in one child, the oracle, the candidate in another; this process imports neither.
-It says what is to be computed and how to load a candidate; detectors and verdict are the same as
+It says what is to be computed and how to load a candidate; checks and verdict are the same as
 for Programs.
 """
 
@@ -91,7 +91,7 @@ class SourceReference:
 
     @property
     def output_bytes(self) -> int:
-        """Nobody knows before a call."""
+        """Unknown before a call."""
         return 0
 
     @property

@@ -60,8 +60,9 @@ class Trial:
 
     `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of
     each tensor that a source's module held when it had been constructed. `accepted_outputs`: the last right
-    outputs of each set, by its name and their position: whoever yields the same bits again is as
-    right. `is_alone_on_device`: whether nobody else of ours allocates on the device meanwhile.
+    outputs of each set, by its name and their position: a call that yields the same bits again is
+    as right. `is_alone_on_device`: whether no other process of this package allocates on the
+    device meanwhile.
     """
 
     reference: Reference

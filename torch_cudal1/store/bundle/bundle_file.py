@@ -1,9 +1,9 @@
-"""One file with entries and decision records for many machines: written whole or not at all, and read with
-suspicion.
+"""One file with entries and decision records for many machines: written whole or not at all, and
+read with suspicion.
 
 The container is a safetensors file: one uint8 tensor a file, uncompressed, and a manifest
 (`cudal1-bundle` in the metadata) with the size and sha256 of each. A name in it is
-`<layer>/<place>`: what several device models of one architecture have at the same place lies in
+`<layer>/<path>`: what several device models of one architecture have at the same path lies in
 layers. Any safetensors library can list it; this module reads the bytes itself, for one reason: the
 header must be, byte for byte, the one that its own manifest gives. So there is one way to read a
 bundle: no duplicate names, no overlap, no gaps, no links, no compression, nothing after the end.
@@ -41,7 +41,7 @@ HEADER_LIMIT_BYTES = 64 << 20
 TOTAL_LIMIT_BYTES = 64 << 30
 # commas, brackets or braces that a file needs in the header; more is a header that wants memory
 _TOKENS_PER_FILE = 12
-_LAYERED = re.compile(r"(?P<layer>\d|[1-9]\d)/(?P<place>.+)")
+_LAYERED = re.compile(r"(?P<layer>\d|[1-9]\d)/(?P<path>.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 
@@ -210,7 +210,7 @@ def _fill(file: BinaryIO, path: Path, manifest: Manifest, sources: Sequence[Path
 
 
 def _assign_layers(files: Sequence[CacheFile]) -> list[tuple[Member, CacheFile]]:
-    """Files of the same place in layers of their own, in the order given; sorted by name, which is
+    """Files of the same path in layers of their own, in the order given; sorted by name, which is
     the order in the file.
     """
     layers: dict[str, int] = {}
@@ -230,6 +230,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
         raise SupplyError(
             path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs"
         )
+    # Counted before parsing: a header of nested brackets would take gigabytes as Python objects.
     if max(header.count(token) for token in (b",", b"[", b"{")) > most:
         raise SupplyError(
             path,
@@ -263,6 +264,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
             "size",
             f"it announces {manifest.size_bytes} bytes, expected at most {TOTAL_LIMIT_BYTES}",
         )
+    # There is one header for a manifest: duplicates, gaps, overlaps and other keys are excluded.
     if manifest.header() != header:
         raise SupplyError(
             path,
@@ -283,15 +285,15 @@ def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
             path, "form", f"record {[name, size, sha256]!r}; expected a name, a size and a sha256"
         )
     match = _LAYERED.fullmatch(name)
-    cache_path = parse_cache_path(match["place"]) if match else None
+    cache_path = parse_cache_path(match["path"]) if match else None
     if match is None or cache_path is None:
         raise SupplyError(
             path,
             "names",
-            f"{name!r} is no place of an entry or decision record; nothing else may be in a bundle",
+            f"{name!r} is no path of an entry or decision record; nothing else may be in a bundle",
         )
     if not 0 < size <= cache_path.limit_bytes:
         raise SupplyError(
             path, "size", f"{name} announces {size} bytes, expected 1 to {cache_path.limit_bytes}"
         )
-    return Member(int(match["layer"]), match["place"], size, sha256)
+    return Member(int(match["layer"]), match["path"], size, sha256)

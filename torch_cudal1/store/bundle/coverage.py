@@ -78,8 +78,8 @@ def report_coverage(
     inventory: Inventory,
     cache: LocalCache,
 ) -> tuple[Coverage, ...]:
-    """One line for each region of `requirements` on each of `deployments`, in that order; one more for a
-    whole call that needs it.
+    """One line for each region of `requirements` on each of `deployments`, in that order; one more
+    for a whole call that needs it.
     """
     entries_by_key: dict[tuple[str, str], list[Entry]] = {}
     for file in inventory.entries:

@@ -3,10 +3,10 @@
     <cache>/imported/<digest of the bundle>/<layer>/v1/...      read-only caches from then on, the latest import first
     <cache>/imported/.incoming-<digest>/                        a bundle on its way in; no look-up reads it
 
-Every file is checked for its digest, decoded and compared with its place *before* it is written,
-and the folder gets its name by one rename when all are there: a refused bundle leaves nothing, a
-killed import leaves what the next one goes on from. Whether an imported entry is trusted is asked
-at every look-up, elsewhere.
+Every file is checked for its digest, decoded and compared with its path *before* it is written, and
+the folder gets its name by one rename when all are there: a refused bundle leaves nothing, a killed
+import leaves what the next one goes on from. Whether an imported entry is trusted is asked at every
+look-up, elsewhere.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def import_bundle(
                     final,
                     say,
                 )
+            # Also where it was there already: the latest import is asked first.
             _put_first(final)
     records = sum(member.relative_path.startswith("v1/alias/") for member in manifest.members)
     return ImportReport(
@@ -179,6 +180,7 @@ def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], No
 
 
 def _publish(incoming: Path, final: Path) -> None:
+    # Locks of the writes; an imported folder is read-only and needs none.
     for lock in list(files_under(incoming, ".lock")):
         lock.unlink(missing_ok=True)
     old = final.with_name(_OLD + final.name)
@@ -222,8 +224,8 @@ def _lies_in(folder: Path, member: Member) -> bool:
 
 
 def _sweep(home: Path, *, keep: str) -> None:
-    """Remove what killed imports of other bundles left. Only under the lock, so nobody is at work
-    on it.
+    """Remove what killed imports of other bundles left. Only under the lock, so no process is at
+    work on it.
     """
     for folder in list(home.iterdir()):
         if folder.name.startswith((_INCOMING, _OLD)) and folder.name != keep:
@@ -240,8 +242,8 @@ def _holds_links(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of ours, or the link in its place, as far as the disk lets us; what stays is
-    swept at the next import.
+    """Delete a folder of this package, or the link in its place, as far as the disk lets us; what
+    stays is swept at the next import.
     """
     if folder.is_symlink():
         folder.unlink(missing_ok=True)

@@ -22,10 +22,10 @@ from torch_cudal1.store.cache.files import read_file, write_atomically
 from torch_cudal1.store.cache.inventory import CacheFile, Inventory
 
 __all__ = [
-    "LockDifference",
     "Lock",
-    "LockedRecord",
+    "LockDifference",
     "LockedEntry",
+    "LockedRecord",
     "diff_lock",
     "make_lock",
     "read_lock",
@@ -129,8 +129,8 @@ def make_lock(
 def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
     """What the folders lack, hold in another version, or hold beside the lock; none: they agree.
 
-    A decision record that the lock does not know is not told: it speaks of a graph or of a set of choices
-    that the lock does not have.
+    A decision record that the lock does not know is not told: it speaks of a graph or of a set of
+    choices that the lock does not have.
     """
     present = make_lock(inventory.only(lock.keys, lock.families or None))
     rows: list[LockDifference] = []

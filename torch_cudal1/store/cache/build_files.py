@@ -4,8 +4,8 @@
     <cache>/built/<versions>/<key[:2]>/<key>.json           why a proposal does not compile
 
 `versions` names what compiles: this package, torch, Triton, and a digest of the templates. A search
-takes kernels of its own versions only: those of others serve nobody but another installation that
-shares the cache. What is in the files is not known here. Any of them may go at any moment: a search
+takes kernels of its own versions only: those of others serve only another installation that shares
+the cache. What is in the files is not known here. Any of them may go at any moment: a search
 that does not find one compiles it again.
 """
 
@@ -27,8 +27,8 @@ __all__ = [
     "build_folder",
     "build_path",
     "count_builds",
-    "timings_folder",
     "name_versions",
+    "timings_folder",
 ]
 
 _TEMPLATES = Path(__file__).parents[2] / "kernels"
@@ -49,7 +49,7 @@ def build_folder(cache_dir: Path) -> Path:
 
 
 def timings_folder(cache_dir: Path) -> Path:
-    """The folder of what races have measured of them, which `search.cost_model.timings` fills."""
+    """The folder of what benchmarks have measured of them, which `search.cost_model.timings` fills."""
     return cache_dir / "timings"
 
 

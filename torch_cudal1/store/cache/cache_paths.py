@@ -51,11 +51,11 @@ class CachePath:
         return RECORD_LIMIT_BYTES if self.is_record else ENTRY_LIMIT_BYTES
 
 
-def parse_cache_path(place: str) -> CachePath | None:
+def parse_cache_path(path: str) -> CachePath | None:
     """`relative_path` read strictly: plain segments in a fixed order, so no other path, absolute or
     upwards, is one. None for all else.
     """
-    match = _CACHE_PATH.fullmatch(place)
+    match = _CACHE_PATH.fullmatch(path)
     if (
         match is None
         or not match["name"].startswith(match["start"])

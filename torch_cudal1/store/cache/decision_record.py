@@ -1,11 +1,11 @@
-"""An decision record as one JSON file, and back: a small record that leads to entries, such as the region
-keys of a captured graph.
+"""A decision record as one JSON file, and back: a small record that leads to entries, such as the
+region keys of a captured graph.
 
     {"body": {"name", "family", "contract", "value"}, "digest": sha256 of the canonical JSON of body, "signatures": [...]}
 
 The body says where the file belongs; one that lies elsewhere, is damaged or holds anything more is
-a `Refusal`. Signatures are optional and stand beside the digest, as in an entry. It opens no file and
-verifies no signature.
+a `Refusal`. Signatures are optional and stand beside the digest, as in an entry. It opens no file
+and verifies no signature.
 """
 
 from __future__ import annotations
@@ -53,22 +53,23 @@ def encode_record(name: str, value: Mapping[str, Any], target: Target, contract:
     return _encode({"body": body, "digest": digest_of(body)})
 
 
-def open_record(data: bytes, place: tuple[str, ...]) -> DecisionRecord | Refusal:
-    """What is in the bytes, if they belong where they lie: `relative_path` is (family, contract, name[:2],
-    file name).
+def open_record(data: bytes, segments: tuple[str, ...]) -> DecisionRecord | Refusal:
+    """What is in the bytes, if they belong where they lie: `segments` is (family, contract,
+    name[:2], file name).
     """
     try:
         record = json.loads(data)
         body = record["body"]
         if record["digest"] != digest_of(body):
             return Refusal("unreadable: digest differs")
-        if place != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
+        if segments != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
             return Refusal(
                 f"unreadable: it holds the decision record {body['name']!r} of {body['family']}"
             )
         if not set(record) <= {"body", "digest", "signatures"}:
             return Refusal(
-                f"unreadable: it holds {sorted(record)}; expected body, digest and perhaps signatures"
+                f"unreadable: it holds {sorted(record)}; expected body, digest and perhaps "
+                f"signatures"
             )
         signatures = signatures_from(record["signatures"]) if "signatures" in record else ()
         value = unplain(body["value"])
@@ -81,9 +82,9 @@ def open_record(data: bytes, place: tuple[str, ...]) -> DecisionRecord | Refusal
     )
 
 
-def decode_record(data: bytes, place: tuple[str, ...]) -> dict[str, Any] | Refusal:
-    """The object in the bytes, whoever signed it, if they belong at `relative_path`."""
-    opened = open_record(data, place)
+def decode_record(data: bytes, segments: tuple[str, ...]) -> dict[str, Any] | Refusal:
+    """The object in the bytes, with any signature or none, if they belong at `segments`."""
+    opened = open_record(data, segments)
     return opened if isinstance(opened, Refusal) else opened.value
 
 
@@ -94,11 +95,11 @@ def call_name(keys: Iterable[str]) -> str:
     return hashlib.sha256("|".join(["end to end", *keys]).encode()).hexdigest()
 
 
-def sign_record(data: bytes, place: tuple[str, ...], signer: Signer) -> bytes | Refusal:
-    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Refusal
-    for what `open_record` refuses.
+def sign_record(data: bytes, segments: tuple[str, ...], signer: Signer) -> bytes | Refusal:
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a
+    Refusal for what `open_record` refuses.
     """
-    opened = open_record(data, place)
+    opened = open_record(data, segments)
     if isinstance(opened, Refusal):
         return opened
     signatures = with_signature(opened.signatures, signer.sign("alias", opened.digest))

@@ -102,6 +102,7 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
             "golden": {name: tensor_digest(golden[name]) for name in sorted(golden)}
         }
         text = canonical_json(body | {"digest": digest_of(body)})
+        # One metadata key with one text: two would make the bytes depend on hash order.
         return bytes(save(tensors, metadata={METADATA_KEY: text}))
     except (TypeError, ValueError, LookupError, SafetensorError) as error:
         raise ProgramError(
@@ -110,8 +111,8 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
 
 
 def decode_entry(data: bytes) -> Entry | Refusal:
-    """The Entry in `data`, payload tensors in fresh aligned memory; `Refusal("unreadable: ...")` for
-    anything else.
+    """The Entry in `data`, payload tensors in fresh aligned memory; `Refusal("unreadable: ...")`
+    for anything else.
     """
     opened = open_entry(data)
     return opened if isinstance(opened, Refusal) else opened.entry
@@ -127,8 +128,8 @@ def open_entry(data: bytes) -> DecodedEntry | Refusal:
 
 
 def sign_entry(data: bytes, signer: Signer) -> bytes | Refusal:
-    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Refusal
-    for what `open_entry` refuses.
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a
+    Refusal for what `open_entry` refuses.
     """
     opened = open_entry(data)
     if isinstance(opened, Refusal):
@@ -190,7 +191,8 @@ def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ProgramError(
             "payload",
-            f"{name!r} has strides {tensor.stride()}, which the file would lose; store it contiguous",
+            f"{name!r} has strides {tensor.stride()}, which the file would lose; store it "
+            f"contiguous",
         )
     return (
         tensor.detach().cpu().clone()
@@ -243,14 +245,17 @@ def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
 
 def _metadata(data: bytes) -> _Header:
     size = int.from_bytes(data[:8], "little")
+    # Before safetensors parses it: a header of any size would be allocated.
     if len(data) < 8 or not 2 <= size <= min(HEADER_LIMIT_BYTES, len(data) - 8):
         raise ValueError(
-            f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} within the file"
+            f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} "
+            f"within the file"
         )
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     if set(metadata) != {METADATA_KEY}:
         raise ValueError(
-            f"metadata keys {sorted(metadata)}, expected only {METADATA_KEY!r}: not a file of this package"
+            f"metadata keys {sorted(metadata)}, expected only {METADATA_KEY!r}: not a file of "
+            f"this package"
         )
     body = json.loads(metadata[METADATA_KEY])
     if not isinstance(body, dict) or canonical_json(body) != metadata[METADATA_KEY]:

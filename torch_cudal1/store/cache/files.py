@@ -3,10 +3,10 @@ what a killed writer left.
 
 Concurrency: a writer holds the file's lock (flock, so a dead process holds nothing), writes a
 temporary file beside it, syncs it and renames it over the name. Readers take no lock: they see the
-old file, the new one, or none. Whoever gets a file's lock may therefore delete the temporary files
-of that name, and the next writer of the name does. Where a file system has no locks the rename
-alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a skewed one
-changes nothing.
+old file, the new one, or none. A process that gets a file's lock may therefore delete the temporary
+files of that name, and the next writer of the name does. Where a file system has no locks the
+rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a
+skewed one changes nothing.
 
 A network file system may answer that a handle is stale, or that a rename failed which took place:
 the first is tried again, the second is seen by reading the file. What the files mean is not known
@@ -119,8 +119,8 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes | Refusal:
-    """The bytes of `path`: Refusal("absent") when there is no such file, Refusal("unreadable: ...") when
-    it is too large or refused.
+    """The bytes of `path`: Refusal("absent") when there is no such file, Refusal("unreadable: ...")
+    when it is too large or refused.
     """
     try:
         return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
@@ -133,6 +133,7 @@ def read_file(path: Path, limit_bytes: int) -> bytes | Refusal:
 @contextlib.contextmanager
 def hold_lock(path: Path, timeout_s: float) -> Iterator[LockState]:
     """Hold the lock file `path` among threads and processes; the same thread may hold it twice."""
+    # A singleton, so that the same thread may hold it twice.
     lock = FileLock(path.absolute(), is_singleton=True, **_FLOCK_ONLY)
     state = LockState(True)
     try:
@@ -169,7 +170,7 @@ def remove_leftovers(root: Path) -> tuple[Path, ...]:
     removed: list[Path] = []
     for temporary in list(files_under(root, _TEMPORARY)):
         if not temporary.name.startswith("."):
-            continue  # not ours
+            continue  # of another program
         target = temporary.with_name(temporary.name.removeprefix(".").rsplit(".", 3)[0])
         with (
             contextlib.suppress(OSError, NotImplementedError),

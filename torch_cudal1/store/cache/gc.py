@@ -1,13 +1,13 @@
 """Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub
 commits that no pin names, and kernels compiled by other versions than those installed here.
 
-An import is replaced when later ones have each of its files: at the same place, made for the same
+An import is replaced when later ones have each of its files: at the same path, made for the same
 device and versions, and signed by at least the same keys. A commit is kept while a pin of its
 repository names it, while it is the setting `hub` itself, and while a pin there cannot be read. Who
 gives a commit as the revision in another process makes no pin: that is not known here. Nor is an
 installation of other versions that shares the cache: it compiles its kernels again.
 
-Nothing is deleted but whole folders of ours, each by a rename first: a process that is killed
+Only whole folders of this package are deleted, each by a rename first: a process that is killed
 meanwhile leaves a name that the next purge removes. A process that runs keeps what it has loaded;
 one that is just writing makes the folder anew.
 """
@@ -33,19 +33,19 @@ from torch_cudal1.store.cache.files import files_under, hold_lock, read_file, si
 from torch_cudal1.store.cache.inventory import decode_file
 from torch_cudal1.store.hub.hub_layout import PULL_LOCK
 
-__all__ = ["UnusedFolder", "find_build_folders", "remove_folder", "find_unused", "find_folder"]
+__all__ = ["UnusedFolder", "find_build_folders", "find_folder", "find_unused", "remove_folder"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LEAVING = ".purged-"
 _PURGE_LOCK = ".purge.lock"
 _LIMIT_BYTES = 4 << 30
 _PIN_LIMIT_BYTES = 1 << 16
-_Facts = tuple[str, str, frozenset[str]]  # a file's place, what it is made for, who signed it
+_Facts = tuple[str, str, frozenset[str]]  # a file's path, what it is made for, who signed it
 
 
 @dataclass(frozen=True)
 class UnusedFolder:
-    """A folder that may go, and why. `lock`: the file to hold meanwhile, so that nobody is just
+    """A folder that may go, and why. `lock`: the file to hold meanwhile, so that no process is
     filling it.
     """
 
@@ -86,7 +86,7 @@ def find_build_folders(cache_dir: Path) -> Iterator[UnusedFolder]:
 
 
 def find_folder(folder: Path, why: str) -> Iterator[UnusedFolder]:
-    """A folder of ours as it is, if it is there, and what a killed purge left of it."""
+    """A folder of this package, if it is there, and what a killed purge left of it."""
     for path in _subfolders(folder.parent):
         if path.name in (folder.name, _LEAVING + folder.name):
             yield UnusedFolder(
@@ -103,6 +103,8 @@ def remove_folder(folder: UnusedFolder) -> Refusal | None:
         if not state.held:
             reason = f"{folder.lock} cannot be held ({state.reason})"
             return Refusal(f"another process may be at work there: {reason}")
+        # Renamed first: a process that is killed meanwhile leaves a name that the next purge
+        # removes.
         leaving = folder.path.with_name(_LEAVING + folder.path.name.removeprefix(_LEAVING))
         try:
             os.replace(folder.path, leaving)
@@ -126,17 +128,17 @@ def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
     for bundle in list_imported_bundles(cache_dir):
         facts = list(_file_facts(bundle))
         if later and all(
-            any(signers <= later_signers for later_signers in later.get((place, target), ()))
-            for place, target, signers in facts
+            any(signers <= later_signers for later_signers in later.get((path, target), ()))
+            for path, target, signers in facts
         ):
             yield UnusedFolder(bundle, "later imports have all that is in it", _size(bundle), lock)
             continue
-        for place, target, signers in facts:
-            later.setdefault((place, target), []).append(signers)
+        for path, target, signers in facts:
+            later.setdefault((path, target), []).append(signers)
 
 
 def _file_facts(bundle: Path) -> Iterator[_Facts]:
-    """The usable files of an import. One that cannot be read serves nobody."""
+    """The usable files of an import. One that cannot be read is of no use."""
     for path in (*files_under(bundle, ".safetensors"), *files_under(bundle, ".json")):
         relative_path = path.relative_to(bundle).as_posix().partition("/")[2]  # without the layer
         data = read_file(path, _LIMIT_BYTES)

@@ -1,5 +1,5 @@
-"""A folder of Inductor's cache as a JSON value and back, so that a decision record may carry it: signed,
-copied, withdrawn like any other.
+"""A folder of Inductor's cache as a JSON value and back, so that a decision record may carry it:
+signed, copied, withdrawn like any other.
 
 What is in such files is code: Python sources, pickles and machine code that Inductor loads without
 another look. Whether a value may be unpacked is asked before it comes here (a signature, and a
@@ -45,7 +45,8 @@ def pack_folder(folder: Path) -> dict[str, list[str]] | Refusal:
         if size > LIMIT_BYTES or len(files) >= _FILES_LIMIT or not _PATH.fullmatch(name):
             came = f"{name!r}, after {len(files)} files with {size} bytes"
             return Refusal(
-                f"{came}; expected plain names and at most {_FILES_LIMIT} files with {LIMIT_BYTES} bytes"
+                f"{came}; expected plain names and at most {_FILES_LIMIT} files with "
+                f"{LIMIT_BYTES} bytes"
             )
         files[name] = [hashlib.sha256(data).hexdigest(), base64.b64encode(data).decode()]
     return files

@@ -1,7 +1,7 @@
-"""What lies in a cache's folders, place by place: the material of locks, bundles and coverage.
+"""What lies in a cache's folders, path by path: the material of locks, bundles and coverage.
 
-A *place* is a file's path below its folder (`v1/<family>/<contract>/<key[:2]>/<key>.safetensors`,
-or `v1/alias/...json`). The same place may be held by several folders for several models of one
+A file's path below its folder is meant (`v1/<family>/<contract>/<key[:2]>/<key>.safetensors`,
+or `v1/alias/...json`). The same path may exist in several folders for several models of one
 architecture (H100 and H200 are both sm_90): both are kept apart. It reads whole files and decodes
 them as a look-up would; it writes nothing and decides nothing.
 """
@@ -32,7 +32,8 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class CacheFile:
-    """A whole file: where it belongs, where it lies, and the Entry or the decision record's object in it.
+    """A whole file: where it belongs, where it lies, and the Entry or the decision record's object
+    in it.
 
     `sha256` is of all its bytes; `digest` covers everything but signatures, and is what these and
     revocation lists name.
@@ -48,7 +49,7 @@ class CacheFile:
 
     @property
     def made_for(self) -> str:
-        """What tells two files of one place apart: the device model of an entry, the candidates
+        """What tells two files of one path apart: the device model of an entry, the candidates
         that a decision record speaks of.
         """
         if isinstance(self.content, Entry):
@@ -59,7 +60,7 @@ class CacheFile:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every usable file of the folders, in order of place; what a folder asked earlier has for the
+    """Every usable file of the folders, in order of path; what a folder asked earlier has for the
     same purpose hides the later.
     """
 
@@ -73,8 +74,8 @@ class Inventory:
         families: Collection[str] | None = None,
         contract: Contract | None = None,
     ) -> Inventory:
-        """The entries of these regions and families (None: all) with the decision records that need nothing
-        else.
+        """The entries of these regions and families (None: all) with the decision records that need
+        nothing else.
 
         `contract`: only what was judged under its precision; whatever the rights, which are the
         flags of the process that runs it.
@@ -100,8 +101,8 @@ class Inventory:
 
 
 def decode_file(data: bytes, relative_path: str, path: Path) -> CacheFile | Refusal:
-    """The file `data` as a look-up at `relative_path` would read it; a Refusal where it does not decode or
-    belongs elsewhere.
+    """The file `data` as a look-up at `relative_path` would read it; a Refusal where it does not
+    decode or belongs elsewhere.
     """
     cache_path = parse_cache_path(relative_path)
     if cache_path is None:

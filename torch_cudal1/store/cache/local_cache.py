@@ -1,5 +1,5 @@
-"""The cache on disk: one file per (region, target family, contract), and small decision records beside
-them.
+"""The cache on disk: one file per (region, target family, contract), and small decision records
+beside them.
 
     <root>/v1/<family>/<contract digest>/<key[:2]>/<key>.safetensors
     <root>/v1/alias/<family>/<contract digest>/<name[:2]>/<name>.json
@@ -7,8 +7,8 @@ them.
 One root is written; further roots are only read. A file that is damaged, foreign or in the wrong
 place is a miss. A hit judged under another torch, Triton, driver or SKU is returned with that
 reason. Every record is asked for who vouches for it (`trust`) at every look-up: what was revoked is
-a miss anywhere; what nobody vouches for, outside the own root, is a miss or a hit that says so, by
-policy. It runs nothing, and takes whoever may write the own root for this user.
+a miss anywhere; what no key vouches for, outside the own root, is a miss or a hit that says so, by
+policy. It runs nothing, and takes any process that may write the own root for this user.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class SignReport:
 
 @dataclass(frozen=True)
 class _SignLists:
-    """The same while it is being done."""
+    """The lists of a SignReport while it is being made."""
 
     signed: list[Path] = field(default_factory=list)
     unchanged: list[Path] = field(default_factory=list)
@@ -136,7 +136,7 @@ class LocalCache:
     """A writable cache folder, and read-only ones asked after it. Holds no state: any number of
     processes may use one folder.
 
-    `rules`: whom to believe about what lies in the read-only ones. The default believes nobody.
+    `rules`: whom to believe about what lies in the read-only ones. The default trusts no publisher.
     `shipped`: the folder that came with the package, asked last; it serves look-ups only, and is no
     part of what a user locks, exports or lists as his.
     """
@@ -152,13 +152,13 @@ class LocalCache:
         return self.get(region.key, target, contract)
 
     def get(self, key: str, target: Target, contract: Contract) -> Hit | Refusal:
-        """The first fresh entry that somebody vouches for; else a stale one; else one that is to be
+        """The first fresh entry that is vouched for; else a stale one; else one that is to be
         judged first; else why not.
 
         Raises ValueError for a bad key.
         """
         stale: list[Hit] = []  # vouched for, but stale
-        unvouched: list[Hit] = []  # nobody vouches for it
+        unvouched: list[Hit] = []  # no trusted signature
         reasons: list[str] = []
         for root, origin in self._lookup_roots():
             path = entry_path(root, key, target, contract)
@@ -210,6 +210,8 @@ class LocalCache:
             data = encode_entry(entry, golden)
         except (ProgramError, ValueError) as error:
             return Refusal(str(error))
+        # Read back before it is written: a file that no look-up accepts would hide an older good
+        # one.
         unread = decode_entry(data)
         return (
             Refusal(f"would not read back: {unread.reason}")
@@ -248,8 +250,8 @@ class LocalCache:
     def get_decision_record(
         self, name: str, target: Target, contract: Contract, candidates: Sequence[str] | None = None
     ) -> dict[str, Any] | Refusal:
-        """The object of `put_decision_record`, from the first folder that has a whole one that somebody
-        vouches for.
+        """The object of `put_decision_record`, from the first folder that has a whole one that
+        somebody vouches for.
 
         `candidates`: only one about exactly these (digests, in order); folders for other models of
         a GPU may hold one about others. It names what runs, so from elsewhere it needs a signature
@@ -281,8 +283,8 @@ class LocalCache:
                 yield BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
     def sign(self, signer: Signer, match: Callable[[Entry], bool] | None = None) -> SignReport:
-        """Sign the writable folder's entries that `match`; None signs all, decision records too. What is
-        revoked or broken is not signed.
+        """Sign the writable folder's entries that `match`; None signs all, decision records too.
+        What is revoked or broken is not signed.
 
         Each entry is read, checked and replaced under its key's lock. A search that stores a new
         decision makes an unsigned file.
@@ -292,6 +294,7 @@ class LocalCache:
             if isinstance(file, BrokenFile):
                 lists.failed.extend([file] if match is None else [])
             elif match is None or match(file.entry):
+                # Under the key's lock: a search may be storing a newer decision in the same file.
                 with self.lock(
                     file.entry.region_key,
                     file.entry.target,
@@ -306,8 +309,8 @@ class LocalCache:
         return SignReport(tuple(lists.signed), tuple(lists.unchanged), tuple(lists.failed))
 
     def verify(self) -> tuple[BrokenFile, ...]:
-        """Read every file again, decision records too; the broken ones with their reasons (none: all is
-        well).
+        """Read every file again, decision records too; the broken ones with their reasons (none:
+        all is well).
         """
         broken = [file for file in self.entries() if isinstance(file, BrokenFile)]
         for root in (self.root, *self.read_only):
@@ -326,7 +329,8 @@ class LocalCache:
         """Delete entries that `match`, unreadable files, and what killed writers left; None deletes
         all, decision records too.
 
-        Only the writable folder is touched. A decision record whose entry is gone is the reader's miss.
+        Only the writable folder is touched. A decision record whose entry is gone is the reader's
+        miss.
         """
         files = list(self.own.entries())
         to_delete = [
@@ -367,6 +371,7 @@ class LocalCache:
             expected_path = entry_path(root, entry.region_key, entry.target, entry.contract)
         except ValueError as error:
             return Refusal(f"unreadable: {error}")
+        # A whole entry copied under another key would be run for that region.
         if expected_path != path:
             return Refusal(f"unreadable: it holds the entry of {expected_path.relative_to(root)}")
         sealed = SignedContent("entry", opened.digest, opened.signatures, entry.choice.program)

@@ -21,10 +21,10 @@ from torch_cudal1.store.cache.files import Stored, files_under, read_file, write
 
 __all__ = [
     "QuarantineRecord",
-    "quarantine_candidate",
-    "lift_quarantine",
     "find_quarantine_reason",
+    "lift_quarantine",
     "list_quarantined",
+    "quarantine_candidate",
 ]
 
 _FOLDER = Path("v1", "quarantine")
@@ -98,6 +98,7 @@ def _read(path: Path) -> QuarantineRecord | None:
     data = read_file(path, _LIMIT_BYTES)
     if isinstance(data, Refusal) and data.reason == "absent":
         return None
+    # A record that cannot be read still holds its candidate back: its name says which one.
     key, _, candidate = path.name.removesuffix(".json").partition(".")
     if isinstance(data, Refusal):
         return QuarantineRecord(key, candidate, f"the record {path} is {data.reason}")

@@ -1,8 +1,8 @@
 """Asks sources for a region's entry, in order, and keeps every reason for a miss.
 
 A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub.
-A source says "no" with a `Refusal`, so nothing is caught here. It judges nothing: a hit that is stale
-says why, and the pipeline re-validates it.
+A source says "no" with a `Refusal`, so nothing is caught here. It judges nothing: a hit that is
+stale says why, and the pipeline re-validates it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Hit:
     """An entry for the region, where it lies, and why it must be re-validated before use (None:
     judged on a machine like this).
 
-    `vouched_by`: who answers for it (`store.trust.trust_policy`). "" for nobody: then `stale` says
-    why, and it must not be run as it is. `digest`: of the whole entry.
+    `vouched_by`: who answers for it (`store.trust.trust_policy`). "" where no trusted key does:
+    then `stale` says why, and it must not be run as it is. `digest`: of the whole entry.
     """
 
     entry: Entry

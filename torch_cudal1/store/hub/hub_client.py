@@ -27,7 +27,7 @@ from torch_cudal1.store.hub.hub_layout import FileListing
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["Client", "Repo", "HubFailure"]
+__all__ = ["Client", "HubFailure", "Repo"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ATTEMPTS = 3
@@ -176,6 +176,7 @@ class Client:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
         file_name, max_bytes = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
+        # Not packed: the length that the index promises is then the length on the wire.
         headers = build_hf_headers(
             token=self.token, library_name="torch-cudal1", library_version=__version__
         )
@@ -195,7 +196,8 @@ class Client:
             }
             if answered != {repo.revision}:
                 return HubFailure(
-                    f"{file_name}: the Hub answered for the commit {min(answered - {repo.revision})}",
+                    f"{file_name}: the Hub answered for the commit "
+                    f"{min(answered - {repo.revision})}",
                     "refused",
                 )
             encoding = response.headers.get("Content-Encoding", "identity")
@@ -203,14 +205,16 @@ class Client:
                 encoding != "identity"
             ):  # a packed answer may unpack to any size before a byte of it is counted
                 return HubFailure(
-                    f"{file_name}: it came packed as {encoding!r}, expected 'identity' as asked for",
+                    f"{file_name}: it came packed as {encoding!r}, expected 'identity' as asked "
+                    f"for",
                     "refused",
                 )
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > max_bytes:
                     return HubFailure(
-                        f"{file_name}: more than {max_bytes} bytes came, expected {max_bytes if listed else 'no more'}",
+                        f"{file_name}: more than {max_bytes} bytes came, expected "
+                        f"{max_bytes if listed else 'no more'}",
                         "refused",
                     )
                 if time.monotonic() > until:
@@ -241,6 +245,7 @@ class Client:
             if not isinstance(outcome, _RetryableFailure):
                 return outcome
             answer = HubFailure(outcome.reason, outcome.kind)
+            # Retry-After where the Hub sends one, else doubling pauses.
             pause_s = outcome.after_s or _PAUSE_S * 2**attempt
             if attempt + 1 == attempts or time.monotonic() + pause_s > until:
                 break
@@ -326,10 +331,11 @@ def _failure_of_status(error: Any, subject: str) -> HubFailure:
 def _call_within(
     seconds: float, work: Callable[[], _T | HubFailure], late_answer: HubFailure
 ) -> _T | HubFailure:
-    """The answer of `work`, or `late_answer`: a server can hold a thread for ever, and that one is left
-    behind without anybody waiting.
+    """The answer of `work`, or `late_answer`: a server can hold a thread for ever, and that one is
+    left behind, and no caller waits for it.
     """
     box: list[_T | HubFailure] = []
+    # A thread, because no time-out of an HTTP client bounds a server that sends a byte a minute.
     thread = threading.Thread(target=lambda: box.append(work()), name="cudal1-hub", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))

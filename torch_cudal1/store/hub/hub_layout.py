@@ -2,7 +2,7 @@
 
     index.json                                    the targets, each with the digest of its index
     targets/<target>/index.json                   per contract: the shards, each with its digest
-    targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and decision records whose key starts with <prefix>, with digests
+    targets/<target>/index/<contract>/<prefix>.json   a shard: what has a key with this prefix
     targets/<target>/v1/...                       an ordinary cache folder (`store.cache.local_cache`), one for each exact target
 
 <target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do
@@ -29,14 +29,14 @@ __all__ = [
     "KIND_LABEL",
     "PULL_LOCK",
     "ROOT_INDEX",
-    "Kind",
     "FileListing",
+    "Kind",
     "Root",
     "Shard",
     "TargetIndex",
-    "sort_by_closeness",
     "repository_file",
     "shard_file",
+    "sort_by_closeness",
     "target_folder",
     "target_id",
     "target_index_file",
@@ -109,7 +109,8 @@ class Root:
                 target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
                 if name != target_id(target):
                     raise ValueError(
-                        f"target {name!r} is named after another target than {target.sku!r} with torch {target.torch}"
+                        f"target {name!r} is named after another target than {target.sku!r} with "
+                        f"torch {target.torch}"
                     )
                 _match(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
                 targets[name] = (target, FileListing.from_json(row["index"]))
@@ -233,8 +234,8 @@ def shard_file(name: str, contract: str, prefix: str) -> str:
 
 
 def repository_file(kind: Kind, key: str, target: Target, contract: str) -> str:
-    """Where an entry or decision record lies in the repository, by its contract's digest. Raises ValueError
-    for what is no digest.
+    """Where an entry or decision record lies in the repository, by its contract's digest. Raises
+    ValueError for what is no digest.
     """
     _match(_KEY, key, "the hex digits of a key")
     _match(_CONTRACT, contract, "a contract's digest")

@@ -5,7 +5,7 @@ needed.
 
 A file is taken over only after its digest was compared with the index that names it, each index
 with the one above it, and an entry must decode (`store.cache.entry_file`: its own digests, the
-Program's rules) and claim the very place it was listed under. What is on the disk is not asked for
+Program's rules) and claim the very path it was listed under. What is on the disk is not asked for
 again, so a process without network finds all that an earlier one needed. What was refused is
 remembered, and a circuit breaker keeps requests from a Hub that did not answer: many regions cost
 one waiting time. The entries are read by `store.cache.local_cache`.
@@ -145,8 +145,8 @@ class Mirror:
     def file(
         self, kind: Kind, key: str, target: Target, contract: str, listed: FileListing
     ) -> Path | HubFailure:
-        """The file of a listed entry or decision record, on this disk: whole, and of this very key, target
-        and contract.
+        """The file of a listed entry or decision record, on this disk: whole, and of this very key,
+        target and contract.
         """
         path, rule = (
             repository_file(kind, key, target, contract),
@@ -236,6 +236,7 @@ class Mirror:
         """
         if listed is None:
             return None
+        # The digest is compared again: another process may be writing there.
         for folder in sorted(self.root.parent.glob("*/" + path)):
             data = read_file(folder, listed.size_bytes)
             if isinstance(data, bytes) and _matches_listing(data, listed):

@@ -2,9 +2,9 @@
 index that names them.
 
 The commit names its parent: where another push came first the Hub refuses it, and everything is put
-together again on top of that one, so no index ever loses a row of somebody else. Only files that
+together again on top of that one, so no index ever loses a row of another push. Only files that
 decode, and lie where they belong, are offered; one that changes while it is read is left out. An
-entry of the repository that was made later than ours is kept. It deletes no entry, ever.
+entry of the repository that was made later than the local one is kept. It deletes no entry, ever.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Offer:
 @dataclass(frozen=True)
 class PushReport:
     """What a push did. `commit` is the branch's commit now; `kept` entries of the repository are
-    newer than ours.
+    newer than the local ones.
     """
 
     commit: str
@@ -104,7 +104,9 @@ class _CommitDraft:
 
 
 def list_offers(inventory: Inventory, families: Collection[str] | None = None) -> tuple[Offer, ...]:
-    """Every entry by its exact target, and the decision records all of whose entries are of one target."""
+    """Every entry by its exact target, and the decision records all of whose entries are of one
+    target.
+    """
     offers: list[Offer] = []
     by_target: dict[Target, list[CacheFile]] = {}
     for file in inventory.only(families=families).entries:
@@ -156,17 +158,21 @@ def push(
             unconfirmed = change.report
         elif commit.kind == "unreachable":
             return HubFailure(
-                f"{commit.reason}; it may have arrived: push again, what is there is not sent twice",
+                f"{commit.reason}; it may have arrived: push again, what is there is not sent "
+                f"twice",
                 commit.kind,
             )
         elif commit.kind != "overtaken":
             break
+        # Random pauses, so that machines that push at once do not collide again.
         time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)))
     return answer
 
 
 def _merge(mirror: Mirror, offers: Sequence[Offer]) -> _CommitDraft | HubFailure:
-    """The files of a commit on top of `mirror`'s: ours, and every index that changes with them."""
+    """The files of a commit on top of `mirror`'s: the offers, and every index that changes with
+    them.
+    """
     root = mirror.index()
     if isinstance(root, HubFailure):
         return root
@@ -196,7 +202,7 @@ def _merge_target(
         ),
         key=lambda p: p[:2],
     )
-    for (contract, prefix), group in groupby(located_offers, key=lambda place: place[:2]):
+    for (contract, prefix), group in groupby(located_offers, key=lambda located: located[:2]):
         listed_shard = shards.get(contract, {}).get(prefix)
         shard = (
             Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
@@ -272,8 +278,8 @@ def _reread(offer: Offer) -> bytes | BrokenFile:
 
 
 def _is_later(remote: FileListing, local: FileListing) -> bool:
-    """Whether their entry was made after ours. A time that is still to come is a clock gone wrong,
-    and counts for nothing.
+    """Whether the remote entry was made after the local one. A time that is still to come is a
+    clock gone wrong, and counts for nothing.
     """
     try:
         remote_time, local_time = (

@@ -7,8 +7,8 @@ what it runs. Entries come from the folder of the target that is closest to this
 outside the writable cache, and `store.cache.local_cache` reads them like any folder that others
 filled: whom to believe about them is asked there, at every look-up.
 
-It raises nothing and never waits long: what fails is a `Refusal` with the reason. It does not decide
-whether an entry is used.
+It raises nothing and never waits long: what fails is a `Refusal` with the reason. It does not
+decide whether an entry is used.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Hub:
         """
         if (failure := self.breaker.check()) is not None:
             return failure
+        # One process at a time, so that all processes of this machine pin the same commit.
         with hold_lock(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
             if (commit := self.read_pin()) is not None:
                 return commit
@@ -234,8 +235,8 @@ def open_hub(repo: str, settings: Settings) -> Hub:
 
 
 def list_mirrored_roots(settings: Settings) -> tuple[Path, ...]:
-    """The cache folders that are on this disk of the repository of `settings.hub`, at its pin. Asks
-    nobody.
+    """The cache folders that are on this disk of the repository of `settings.hub`, at its pin.
+    Makes no request.
     """
     if not settings.hub:
         return ()

@@ -6,9 +6,9 @@ used any more.
     key = "ed25519:<64 hex digits>"                reason = "wrong for NaN on driver 580.65"
 
 A list is read again when its file changes. One that is absent, damaged, says a word that is not
-known, or that everybody may write is a `Refusal` naming the file and the line, never an empty list.
-A symbolic link is followed (mounted configuration is one), is told to the log once, and must be
-this user's or root's. Whether a list's content is wise is not checked.
+known, or that every user may write is a `Refusal` naming the file and the line, never an empty
+list. A symbolic link is followed (mounted configuration is one), is told to the log once, and must
+be this user's or root's. Whether a list's content is wise is not checked.
 
 Tables are checked by hand after `tomllib`, without a schema library: trust begins here, a refusal
 names the line, and an unknown word must refuse rather than be dropped.
@@ -141,29 +141,33 @@ def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Ref
 
 
 def _examine_file(path: Path) -> object:
-    """What changes when the file is changed or replaced. Raises _ListError where somebody else
+    """What changes when the file is changed or replaced. Raises _ListError where another user
     could do that.
     """
     link = os.lstat(path)
     if stat.S_ISLNK(link.st_mode):
         if link.st_uid not in (0, os.geteuid()):
             raise _ListError(
-                f"a symbolic link made by user {link.st_uid}; expected a file, or a link of yours or root's"
+                f"a symbolic link made by user {link.st_uid}; expected a file, or a link of "
+                f"yours or root's"
             )
         _check_folder(path.parent)
         if path not in _logged_links:
             _logged_links.add(path)
             log.warning(
-                "cudal1 follows the symbolic link %s to %s: who may write either decides whom you trust",
+                "cudal1 follows the symbolic link %s to %s: who may write either decides whom "
+                "you trust",
                 path,
                 path.resolve(),
             )
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise _ListError(f"not a regular file ({stat.filemode(status.st_mode)})")
+    # A list that any user may write decides whom every user trusts.
     if status.st_mode & stat.S_IWOTH:
         raise _ListError(
-            f"everybody may write it ({stat.filemode(status.st_mode)}): chmod o-w it, after a look at what it says"
+            f"everybody may write it ({stat.filemode(status.st_mode)}): chmod o-w it, after a "
+            f"look at what it says"
         )
     _check_folder(path.resolve().parent)
     return tuple(

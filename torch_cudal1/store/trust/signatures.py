@@ -1,5 +1,5 @@
-"""Ed25519 signatures over the digest of an entry or decision record: keys made, read and used. RFC 8032, by
-the library `cryptography`.
+"""Ed25519 signatures over the digest of an entry or decision record: keys made, read and used. RFC
+8032, by the library `cryptography`.
 
 What is signed is the kind of record and its digest, and the digest covers region, target, contract,
 Program, payloads and evidence: a signature says nothing about any other file. Private keys are
@@ -116,7 +116,8 @@ def verify(signature: Signature, kind: Kind, digest: str) -> Refusal | None:
         ).verify(value, _message(kind, digest))
     except InvalidSignature:
         return Refusal(
-            "the signature does not fit: file or signature were altered, or it was made for another file"
+            "the signature does not fit: file or signature were altered, or it was made for "
+            "another file"
         )
     return None
 
@@ -222,12 +223,15 @@ def _keep_out(path: Path, folders: Sequence[Path]) -> None:
             raise SettingError(
                 "KEYFILE",
                 str(path),
-                f"a path outside the cache {folder}: caches are copied and shared, private keys never",
+                f"a path outside the cache {folder}: caches are copied and shared, private keys "
+                f"never",
             )
 
 
 def _message(kind: Kind, digest: str) -> bytes:
-    """What is signed: no other protocol signs these bytes, and no decision record can be shown for an entry."""
+    """What is signed: no other protocol signs these bytes, and no decision record can be shown for
+    an entry.
+    """
     return f"torch-cudal1 signature 1\n{kind}\n{digest}\n".encode()
 
 

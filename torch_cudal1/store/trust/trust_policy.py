@@ -3,10 +3,10 @@ network is needed.
 
     where it lies                                 who vouches
     the user's own writable cache                 this user: it was judged here, or he put it there
-    the folder shipped with the package           whoever installed the package
-    anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else nobody
+    the folder shipped with the package           the user who installed the package
+    anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else no one
 
-Above all that stands the revocation list, which holds for the own cache too. What nobody vouches
+Above all that stands the revocation list, which holds for the own cache too. What no one vouches
 for is not run: the pipeline has it judged first where it may search, or refuses it. A publisher's
 word replaces the judge: one who signs what he has not judged is believed. A list takes effect at
 the next look-up; what a process runs already stays until it ends.
@@ -33,15 +33,15 @@ from torch_cudal1.store.trust.signatures import KEY_PREFIX, Kind, Signature, ver
 __all__ = [
     "OWN",
     "SHIPPED",
-    "Origin",
     "Forbidden",
+    "Origin",
     "Rules",
     "SignedContent",
     "Standing",
     "Unvouched",
     "Vouched",
-    "find_list_problems",
     "check_revoked_program",
+    "find_list_problems",
     "shorten_key",
     "standing",
 ]
@@ -102,12 +102,13 @@ Standing: TypeAlias = Vouched | Unvouched | Forbidden
 
 
 def standing(record: SignedContent, origin: Origin, rules: Rules) -> Standing:
-    """Who vouches for a whole record found at `origin`. Digest and place were checked before."""
+    """Who vouches for a whole record found at `origin`. Digest and path were checked before."""
     revoked = read_revocations(rules.revoked)
     if isinstance(revoked, Refusal):
         return Forbidden(f"the revocation list cannot be used: {revoked.reason}")
     if revocation := _find_revocation(record, revoked):
         return Forbidden(f"revoked: {revocation}")
+    # After the revocations, which hold for the own cache too.
     if origin != "elsewhere":
         return Vouched(OWN if origin == "own" else "torch-cudal1")
     publishers = read_publishers(rules.publishers)

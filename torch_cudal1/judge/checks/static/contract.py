@@ -1,5 +1,5 @@
-"""Detector `contract`: the static check of a candidate against what is asked of it, with the other
-static ones. Nothing is run.
+"""Check `contract`: a candidate against the form of what it replaces, with the other static checks.
+Nothing is run.
 
 For a Program: size limits, the region's inputs and outputs, outputs that this call computed,
 operators from an allow-list, no constant that the reference does not hold, nothing carried along

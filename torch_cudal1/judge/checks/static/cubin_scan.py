@@ -1,4 +1,4 @@
-"""Detector `cubin_scan`: what the machine code of a Program could do beside computing, read off its
+"""Check `cubin_scan`: what the machine code of a Program could do beside computing, read off its
 bytes; nothing is run.
 
 Exactly the kernels that the plan launches, built for this architecture and within its limits, no

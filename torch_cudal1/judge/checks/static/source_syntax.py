@@ -1,5 +1,5 @@
-"""The syntax tree of a source that nobody vouches for: bounded, parsed, never run. It looks for
-nothing in it.
+"""The syntax tree of a source by a stranger: bounded, parsed, never run. It looks for nothing in
+it.
 """
 
 from __future__ import annotations

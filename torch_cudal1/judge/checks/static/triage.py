@@ -1,11 +1,11 @@
-"""Detector `triage`: what the text of a source makes worth a closer look. It reads the syntax tree
+"""Check `triage`: what the text of a source makes worth a closer look. It reads the syntax tree
 and runs nothing.
 
 It never refuses and never accepts: of the published kernels that a static checker refused, most
 were refused for words in comments, and every rule here has an honest use or an evasion (names in
 strings, aliases, tables of modules). Each finding is recorded, with the profile that the findings
-call for; whoever asked for a profile still gets that one. Docstrings and comments are not looked
-at.
+call for; a caller that asked for a profile still gets that one. Docstrings and comments are not
+looked at.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Finding:
 
 def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[CheckResult]:
     """The findings as one check, which always passes. `sizes`: dimensions of the example inputs,
-    secret to nobody.
+    which are no secret.
     """
     matches = findings(candidate.text, sizes)
     rules = list(dict.fromkeys(each.rule for each in matches))
