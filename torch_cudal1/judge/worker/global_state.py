@@ -152,7 +152,7 @@ def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str,
     _fix_attention_order(device)
     # the product first: it starts CUDA, which has flags of its own
     product = _measure_product(device)
-    state = {
+    state: dict[str, Any] = {
         "flags": {"product": product} | _flags(),
         "random": _random_states(),
         "process": _process(),
