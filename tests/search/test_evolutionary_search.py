@@ -94,7 +94,7 @@ def test_children_are_new_and_built_for_the_second_heat(tmp_path: Path) -> None:
     first = family(*HELD_OUT)[:4]
     found = run(a_race(a_learner(tmp_path), asked), first)
     assert len(found) == len(asked) > 0
-    assert len(asked) <= evolutionary_search._CHILDREN
+    assert len(asked) <= evolutionary_search._MAX_CHILDREN
     assert not set(asked) & set(first)
 
 
@@ -125,7 +125,7 @@ def test_no_time_no_second_generation(tmp_path: Path) -> None:
 def test_compilers_are_waited_for_within_the_share_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evolutionary_search, "_LEAST_S", 0.0)
+    monkeypatch.setattr(evolutionary_search, "_MIN_COMPILE_S", 0.0)
     asked: list[Proposal] = []
     evolution = a_race(
         a_learner(tmp_path), asked, left_s=0.2 / evolutionary_search._SHARE, ready=False
@@ -193,7 +193,7 @@ def test_the_file_is_not_read_before_it_is_asked(
         reads.append(path)
         return []
 
-    monkeypatch.setattr("torch_cudal1.search.cost_model.learner.read", reading)
+    monkeypatch.setattr("torch_cudal1.search.cost_model.learner.read_timings", reading)
     learner = Learner(tmp_path / "one.jsonl", 90, ())
     assert reads == []
     learner.get_model("gemm")

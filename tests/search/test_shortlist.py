@@ -93,7 +93,7 @@ def built(
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
     telemetry.reset()
     monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
-    monkeypatch.setattr(group_kernels, "PROPOSALS", len(PROPOSED))
+    monkeypatch.setattr(group_kernels, "PROPOSALS_PER_GROUP", len(PROPOSED))
     monkeypatch.setattr(judge, "build_candidates", built)
     monkeypatch.setattr(judge, "prestart_worker", lambda region, job: None)
     monkeypatch.setattr(shortlist, "prescreen", raced)
@@ -157,7 +157,7 @@ def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_rem
 def test_many_different_products_are_checked_one_by_one_and_asked_once(
     place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_kernels, "_TRUSTED_TO_THE_WHOLE", 2)
+    monkeypatch.setattr(group_kernels, "_MAX_UNCHECKED_PRODUCTS", 2)
     with torch.no_grad():
         layers = nn.Sequential(
             nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)
@@ -457,10 +457,10 @@ def _kernel_and(operators: int) -> Program:
     ],
 )
 def test_the_best_is_tried_the_other_way_at_last_where_its_kernels_leave_little(
-    operators: int, schedule: Schedule, order: list[Schedule], other: str | None
+    operators: int, schedule: Schedule, order: list[str], other: str | None
 ) -> None:
     best = Candidate(_kernel_and(operators), schedule, "builtin", ("attention",))
-    found = list(propose_other_base(best, order))
+    found = list(propose_other_base(best, [Schedule.parse(name) for name in order]))
     assert [(one.schedule, one.program, one.techniques) for one in found] == (
         [(other, best.program, ("attention",))] if other else []
     )
@@ -577,7 +577,7 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
         )
 
     monkeypatch.setattr(kernels, "propose", propose)
-    monkeypatch.setattr(group_kernels, "PROPOSALS", 4)
+    monkeypatch.setattr(group_kernels, "PROPOSALS_PER_GROUP", 4)
     monkeypatch.setattr(judge, "build_candidates", build)
     monkeypatch.setattr(
         "torch_cudal1.search.build_cache.find_build", lambda *given: Refusal("absent")

@@ -67,6 +67,8 @@ class CandidateCalls:
         default_factory=dict
     )
     input_cache: InputCache = field(init=False)
+    # positions of the inputs that a set brought along, by its name: others are its base's
+    handed: dict[str, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.input_cache = InputCache(self.device.type)

@@ -40,26 +40,20 @@ __all__ = ["Trial"]
 
 @dataclass
 class Trial(CandidateCalls):
-    """`contract` says how accurate, `profile` how much is tested; `child` runs the candidate, which
-    sits in slot `slot`.
+    """A candidate's calls with the input sets that were drawn for it.
 
-    `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of
-    each tensor that a source's module held when it had been constructed. `accepted_outputs`: the last right
-    outputs of each set, by its name and their position: a call that yields the same bits again is
-    as right. `is_alone_on_device`: whether no other process of this package allocates on the
+    `contract` says how accurate, `profile` how much is tested. `drawn`: how many sets of each
+    distribution there were, dropped ones too. `gradients`: a source must have the reference's
+    gradients too. `is_alone_on_device`: whether no other process of this package allocates on the
     device meanwhile.
     """
 
-    drawn: dict[str, int] = field(
-        default_factory=dict
-    )  # sets of each distribution, dropped ones too
+    drawn: dict[str, int] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     reference_cache: ReferenceCache = field(default_factory=dict)
     profile: Profile = PROFILES["fast"]
     gradients: bool = True
     is_alone_on_device: bool = True
-    # positions of the inputs that a set brought along, by its name: others are its base's
-    handed: dict[str, list[int]] = field(init=False)
 
     def affordable_sets(self, count: int, share: float = 0.1) -> int:
         """How many of the wanted input sets fit into a share of the profile's time; at least one.
@@ -69,9 +63,8 @@ class Trial(CandidateCalls):
         """
         moved = sum(spec.size_bytes for spec in self.reference.specs)
         rates = CHECK_RATES[self.device.type]
-        chain_s = self.facts.sequential_steps * (
-            1e-5 if self.device.type == "cuda" else 1e-4
-        )  # each has to wait for the one before
+        # each step of a recurrent layer has to wait for the one before
+        chain_s = self.facts.sequential_steps * (1e-5 if self.device.type == "cuda" else 1e-4)
         cost_s = 2e-3 + self.facts.flops / rates.flops_per_s + moved / rates.bytes_per_s + chain_s
         return max(1, min(count, int(share * self.profile.budget_s / cost_s)))
 

@@ -60,6 +60,10 @@ BINARY = {
     "sigmoid_backward": "({0} * (1.0 - {1}) * {1})",
     "tanh_backward": "({0} * (1.0 - {1} * {1}))",
 }
+_OVERLOADS = {
+    **dict.fromkeys(("mul", "bitwise_and", "bitwise_or", "bitwise_xor"), ("Tensor", "Scalar")),
+    "xlogy": ("Tensor",),
+}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 LOGICAL = {
     "logical_and": "({0} & {1})",
@@ -307,11 +311,7 @@ def _arithmetic() -> dict[str, Handler]:
     }
     table |= {f"{name}.default": make_simple(ANY_UNARY[name], 1) for name in ("neg", "abs")}
     for name, text in BINARY.items():
-        overloads = (
-            ("Tensor", "Scalar")
-            if name in ("mul", "bitwise_and", "bitwise_or", "bitwise_xor", "xlogy")
-            else ("default",)
-        )
+        overloads = _OVERLOADS.get(name, ("default",))
         table |= {f"{name}.{overload}": make_simple(text, 2) for overload in overloads}
     table |= {
         f"{name}.{o}": _add(name) for name in ("add", "sub", "rsub") for o in ("Tensor", "Scalar")
