@@ -107,8 +107,7 @@ class Adoption:
             program = lower_candidate(task.candidate, "ModelNew", reference, self._job)
             if isinstance(program, Refusal):
                 return AdoptionOutcome("not_lowerable", program.reason)
-            # Tracing may undo what the source did by hand; timing it against itself would tell
-            # nothing.
+            # The reference's own graph: timing it against itself would tell nothing.
             if program == reference.region.program:
                 return AdoptionOutcome(
                     "not_faster", "it is the reference's own graph", "timing", reference.region.key

@@ -261,11 +261,11 @@ def check_stability(measurement: Measurement) -> list[CheckResult]:
 
 
 def check_first_call(measurement: Measurement) -> CheckResult:
-    """`check_first_call`: no work of later calls is done in an instance's first one, which no sample
-    holds.
+    """`check_first_call`: no work of later calls is done in an instance's first one, which no
+    sample holds.
 
-    What a baseline's first call takes, its input sets included, says how slow this machine starts. One
-    that compiles anew for each instance is refused too.
+    What a baseline's first call takes, its input sets included, says how slow this machine starts.
+    One that compiles anew for each instance is refused too.
     """
     candidate_us, baseline_us = measurement.first_call_us[1], measurement.first_call_us[0]
     limit_us = max(
@@ -305,7 +305,8 @@ def describe_measurement(measurement: Measurement) -> dict[str, Any]:
 
 
 def _check_child_clock(trial: Trial, audit: OutputAudit, measurement: Measurement) -> CheckResult:
-    """`check_wall_slope`: what the child's clock says of whole batches, against this process's clock.
+    """`check_wall_slope`: what the child's clock says of whole batches, against this process's
+    clock.
 
     Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on
     none.

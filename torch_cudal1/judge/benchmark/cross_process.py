@@ -1,12 +1,12 @@
-"""Cross-process paired benchmark: two sides in two processes, timed on the parent's clock, for a candidate beside which nothing may
-be trusted, not even a clock.
+"""Cross-process paired benchmark: two sides in two processes, timed on the parent's clock, for a
+candidate beside which nothing may be trusted, not even a clock.
 
 Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long
 batch less what short ones take in the middle, over the calls they differ by, whatever a request
 costs and whatever the process claims. Of short batches the median so far counts: a difference of
 two single times would have the noise of both, and half as much time to spread it over. Caches stay
-hot: a flush would run in the process that is not trusted. It judges no outputs: its caller keeps and
-reads them.
+hot: a flush would run in the process that is not trusted. It judges no outputs: its caller keeps
+and reads them.
 
 A candidate that knows how often it is asked could be slow in short batches to seem fast: of what
 its batch takes, no more is taken for the request than a request to the baseline's process costs.
@@ -51,9 +51,8 @@ _SHORT = 8  # as long as this many short ones
 _MOST_CALLS = 5_000
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
-_LOOKS = (
-    3  # a single one that something else delays would make all batches of the measurement short
-)
+# a single one that something else delays would make all batches of the measurement short
+_LOOKS = 3
 # each with twice the calls: 7 ms become seconds, beside which even a machine with seven others at
 # work is quiet
 _TRIES = 8
@@ -83,15 +82,16 @@ class TwoPointSlope:
 
 
 class BatchTimer(Protocol):
-    """One side of a benchmark, alone in its process. `limit_batch_calls`: how many one batch may have (their
-    outputs are kept).
+    """One side of a benchmark, alone in its process. `limit_batch_calls`: how many one batch may
+    have (their outputs are kept).
     """
 
     @property
     def max_calls(self) -> int: ...
 
     def time_batch(self, calls: int) -> TimedBatch:
-        """Run the slot `calls` times on its rotating input sets, wait for the device, and come back.
+        """Run the slot `calls` times on its rotating input sets, wait for the device, and come
+        back.
 
         The implementation reads its own monotonic clock right before the request and right after
         the answer. Raises CandidateFailure.
@@ -101,14 +101,14 @@ class BatchTimer(Protocol):
 
 @dataclass
 class ChildBatchTimer:
-    """A slot of a child. Every batch starts at another of the rotating input sets and keeps all its outputs,
-    so none can be left out.
+    """A slot of a child. Every batch starts at another of the rotating input sets and keeps all its
+    outputs, so none can be left out.
 
     `held_outputs`: how many outputs of the last batch are held in the child, number i (for the verb
     `reread`) from the call on input set `start` + i. `shift`: how far the values of the sets are
-    rotated. `drops_inline`: what the batch before kept is dropped by the same request, which then takes
-    longer on this clock; for callers that read the other process's clock. `queued`: what that one claims is
-    the GPU's time alone, see `timing.time_queued_calls`.
+    rotated. `drops_inline`: what the batch before kept is dropped by the same request, which then
+    takes longer on this clock; for callers that read the other process's clock. `queued`: what that
+    one claims is the GPU's time alone, see `timing.time_queued_calls`.
     """
 
     child: Child

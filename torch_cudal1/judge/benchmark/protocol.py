@@ -1,8 +1,8 @@
 """The timing protocol: seven buckets of paired samples, cold and hot in turn, more of them where
 they disagree.
 
-Where samples come from is a `Sampler`: two callables in this process (`LocalSampler`), two slots of a
-child (`judge.benchmark.candidate_timing`), or two processes on the parent's clock
+Where samples come from is a `Sampler`: two callables in this process (`LocalSampler`), two slots of
+a child (`judge.benchmark.candidate_timing`), or two processes on the parent's clock
 (`judge.benchmark.cross_process`). So the user's process, the judge, the benchmarks and training
 measure alike. What a measurement is worth is for `judge.evaluate.decide` to say.
 """
@@ -45,11 +45,8 @@ _CHANCE = random.SystemRandom()  # a process that measures keeps the user's gene
 
 Pairs: TypeAlias = list[tuple[float, float]]
 _SURE = 2.58  # standard deviations of a fair coin: 0.5 % on one side
-_AT_ONCE_S, _AT_ONCE, _FIRST = (
-    5.0,
-    2_000,
-    8,
-)  # a request for samples is kept short: it has a deadline, and its answer a size
+# a request for samples is kept short: it has a deadline, and its answer a size
+_AT_ONCE_S, _AT_ONCE, _FIRST = (5.0, 2_000, 8)
 
 
 class Sampler(Protocol):
@@ -233,9 +230,8 @@ def _is_far_after_few(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     ):
         return False
     summaries = [summarise(each) for each in pairs.values()]
-    enough = max(
-        plan.margin, REMEASURED_SPEEDUP + 0.01
-    )  # a score is rounded down to two decimals before it is a surprise
+    # a score is rounded down to two decimals before it is a surprise
+    enough = max(plan.margin, REMEASURED_SPEEDUP + 0.01)
     return any(each.high < plan.margin for each in summaries) or all(
         each.low >= enough for each in summaries
     )

@@ -1,17 +1,18 @@
-"""Quick paired benchmark of two processes, for rewards: each side times its own batches, this process's clock
-then says whether to believe it.
+"""Quick paired benchmark of two processes, for rewards: each side times its own batches, this
+process's clock then says whether to believe it.
 
 `judge.benchmark.cross_process` reads only the parent's clock, so every sample must drown the jitter
 of a request: over a second for one candidate, which is too long where thousands are measured. Here
 a sample is as short as the timing plan says, read by the C++ clock in the child, or off the GPU's
 own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell
-the same time per call as the child's wall clock (`check_wall_slope`). A candidate that lies about time by
-under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses
-this.
+the same time per call as the child's wall clock (`check_wall_slope`). A candidate that lies about
+time by under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but
+training uses this.
 
-A benchmark needs the device alone, and all others wait for it. So nothing is done then that can
-be done beside others: before it rings are made and calls are warmed (`prepare_benchmark`), after it, where both
-sides are ours, outputs of timed calls are judged and clocks compared (`PreparedBenchmark.run_concurrent_checks`).
+A benchmark needs the device alone, and all others wait for it. So nothing is done then that can be
+done beside others: before it rings are made and calls are warmed (`prepare_benchmark`), after it,
+where both sides are ours, outputs of timed calls are judged and clocks compared
+(`PreparedBenchmark.run_concurrent_checks`).
 """
 
 from __future__ import annotations
@@ -50,29 +51,26 @@ CLOCK_CHECKS = ("wall_slope", "sync_ratio")  # checks that others on the device 
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
-# as many as batches of queued calls have: memory for what they keep is there before the benchmark, to
-# grow takes 20 ms
+# as many as batches of queued calls have: memory for what they keep is there before the benchmark,
+# to grow takes 20 ms
 _GROWN_CALLS = 8
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US, _WARM_QUEUED_US = 1_000.0, 150.0  # a batch this long says what a call costs
 _SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
 _LAUNCH_US = 50.0  # of the host, which a benchmark of queued calls does not measure
-_SLOPES = (
-    1,
-    3,
-    5,
-    9,
-)  # of each try; batches twice as long each time, as far as what they keep allows
+# of each try; batches twice as long each time, as far as what they keep allows
+_SLOPES = (1, 3, 5, 9)
 
 
 @dataclass
 class QuickBenchmark:
-    """Two batch timers as a `Sampler`, baseline first, each on its own process's clock, or slots of one
-    child, which takes all buckets at one request. `audit` looks at outputs of timed calls.
+    """Two batch timers as a `Sampler`, baseline first, each on its own process's clock, or slots of
+    one child, which takes all buckets at one request. `audit` looks at outputs of timed calls.
 
     Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn
-    here. `settled`: what `settle` learned of each side before the device was this benchmark's alone.
+    here. `settled`: what `settle` learned of each side before the device was this benchmark's
+    alone.
     """
 
     baseline: ChildBatchTimer
@@ -93,8 +91,8 @@ class QuickBenchmark:
         return self.baseline.child is self.candidate.child
 
     def restart(self) -> QuickBenchmark:
-        """Another benchmark of the same two, which are warm: other outputs are looked at, at least one
-        of its own.
+        """Another benchmark of the same two, which are warm: other outputs are looked at, at least
+        one of its own.
         """
         audit = replace(self.audit, compared_calls=0, spent_s=0.0)
         return QuickBenchmark(
@@ -127,8 +125,8 @@ class QuickBenchmark:
 
     def take_samples(self, batch: SampleBatch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where
-        both sides are in one child, whose last outputs are judged after it (`check_last_outputs`). Raises
-        CandidateFailure.
+        both sides are in one child, whose last outputs are judged after it (`check_last_outputs`).
+        Raises CandidateFailure.
         """
         if self.shares_child:
             return self._sample_together(batch)
@@ -210,8 +208,9 @@ class QuickBenchmark:
 
 @dataclass
 class PreparedBenchmark:
-    """Two sides that have begun, to be measured as often as a caller wants. `has_concurrent_checks`: what was
-    measured is to be examined after that, beside others; else that is part of measuring it.
+    """Two sides that have begun, to be measured as often as a caller wants.
+    `has_concurrent_checks`: what was measured is to be examined after that, beside others; else
+    that is part of measuring it.
     """
 
     benchmark: QuickBenchmark
@@ -224,8 +223,8 @@ class PreparedBenchmark:
         return self.benchmark.shares_child
 
     def measure(self) -> BenchmarkResult:
-        """One measurement, for which the device must be this one's alone. A caller that is not content
-        with it calls again: only the samples are taken once more. Raises CandidateFailure.
+        """One measurement, for which the device must be this one's alone. A caller that is not
+        content with it calls again: only the samples are taken once more. Raises CandidateFailure.
         """
         started = time.monotonic()
         self.benchmark = benchmark = self.benchmark.restart()
@@ -300,9 +299,8 @@ def prepare_benchmark(
     timer = ChildBatchTimer(
         trial.child, "candidate", audit.sets, calls, drops_inline=True, queued=baseline.queued
     )
-    other = replace(
-        baseline, keep=True, max_calls=timer.max_calls, drops_inline=True
-    )  # what is kept costs memory: both sides pay
+    # what is kept costs memory: both sides pay
+    other = replace(baseline, keep=True, max_calls=timer.max_calls, drops_inline=True)
     if baseline.child is trial.child:
         other.sets = audit.sets
     benchmark = QuickBenchmark(other, timer, audit)
@@ -320,8 +318,8 @@ def _compute_references(trial: Trial) -> None:
 
 
 def _check_child_clock(timer: ChildBatchTimer, cost_us: float) -> CheckResult:
-    """`check_wall_slope`: noise passes on a later try, with longer batches and the median of more of
-    them; a false clock on none.
+    """`check_wall_slope`: noise passes on a later try, with longer batches and the median of more
+    of them; a false clock on none.
     """
     separate_timer = replace(timer, drops_inline=False, queued=False)
     if timer.queued:

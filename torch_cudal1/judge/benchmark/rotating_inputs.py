@@ -1,8 +1,8 @@
 """The input sets that timed calls take in turn, and the calls themselves; the child's side of
 timing.
 
-Values change with every call, and `rotate` puts other values at the same addresses, so an answer kept
-from an earlier call is the wrong one. It reads no clock.
+Values change with every call, and `rotate` puts other values at the same addresses, so an answer
+kept from an earlier call is the wrong one. It reads no clock.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RotatingInputs:
     """At least two input sets made of given ones. Parameters and buffers (`static`) are those of
     the first, as in a model.
 
-    `is_rotating`: its tensors are copies of their own, which `rotate` may overwrite. Sets too large for
-    that are used as they are.
+    `is_rotating`: its tensors are copies of their own, which `rotate` may overwrite. Sets too large
+    for that are used as they are.
     """
 
     def __init__(self, sets: Sequence[Sequence[torch.Tensor]], static: Collection[int]) -> None:

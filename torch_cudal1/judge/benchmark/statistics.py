@@ -28,9 +28,9 @@ __all__ = [
 # one a bucket: the range of the seven is then a distribution-free 98.4 % interval of the median
 FEWEST_PAIRS = BUCKETS
 FEWEST_SLOW_PAIRS = 3  # of a measurement that ended before, see `summarise`
-# Student's t for 3, 4, 5 and 6 pairs at 0.85 % on both sides together: a caller that looks after each of
-# them and ends as soon as the interval says enough errs in 3.4 % of all measurements, and the range
-# of seven in the other 1.6 % of the 5.
+# Student's t for 3, 4, 5 and 6 pairs at 0.85 % on both sides together: a caller that looks after
+# each of them and ends as soon as the interval says enough errs in 3.4 % of all measurements, and
+# the range of seven in the other 1.6 % of the 5.
 _QUANTILES = {3: 10.777, 4: 6.188, 5: 4.824, 6: 4.199}
 _DRAWS = 10_000  # of the bootstrap
 _STEADY_SPREAD = 0.02  # MAD over median of the bucket values

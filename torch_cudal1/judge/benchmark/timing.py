@@ -54,24 +54,19 @@ _MOST_CALLS = 5_000
 # a cold sample may take this many times its length, flushes included; then it has fewer calls
 _FLUSHED_SHARE = 2.0
 _LONGEST = 4  # samples: the slower side of two may be timed for this many
-_LONG_US, _PART_OF_LONG = (
-    10_000.0,
-    0.05,
-)  # beside a call of a second one of 10 ms would be its noise
+# beside a call of a second one of 10 ms would be its noise
+_LONG_US, _PART_OF_LONG = (10_000.0, 0.05)
 _WARM_CALLS = 3
 _FAR = 1.25
-_SLOW_US = (
-    300_000.0  # a call this long is warm after its first run, and its noise is small beside it
-)
+# a call this long is warm after its first run, and its noise is small beside it
+_SLOW_US = 300_000.0
 _WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
 # A launch from Python takes 20 to 80 us of a host; where the GPU did not wait for it, calls are
 # made again behind a longer wait.
 _QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.2, 5, 2_000
-_SYNC_SLACK_US, _SYNC_SURE = (
-    5.0,
-    1.2,
-)  # jitter of a host round trip; a ratio below this needs no second look
+# jitter of a host round trip; a ratio below this needs no second look
+_SYNC_SLACK_US, _SYNC_SURE = (5.0, 1.2)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ __all__ = ["BUCKETS", "REMEASURED_SPEEDUP", "TIMING_PLANS", "TimingPlan", "Timin
 
 TimingProfile: TypeAlias = Literal["fast", "standard", "strict", "train", "cudal1"]
 BUCKETS = 7  # CUDA-L1 paper, section 2.4.2: seven consecutive blocks of runs
-REMEASURED_SPEEDUP = (
-    3.0  # CUDA-L1 paper: a speed-up above this is measured again in another process
-)
+# CUDA-L1 paper: a speed-up above this is measured again in another process
+REMEASURED_SPEEDUP = 3.0
 _MAX_WINDOW_ROUNDS = 1_000_000  # the paper's own range ends there
 
 

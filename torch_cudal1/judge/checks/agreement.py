@@ -158,8 +158,8 @@ def find_form_problem(result: Result, expected: Result) -> str:
 def summarise(
     name: str, agreements: Sequence[Agreement | None], nothing_to_ask: str
 ) -> list[CheckResult]:
-    """One check for all that was asked: the first disagreement, else the worst ratio. `nothing_to_ask`: why
-    nothing could be asked.
+    """One check for all that was asked: the first disagreement, else the worst ratio.
+    `nothing_to_ask`: why nothing could be asked.
     """
     answered = [each for each in agreements if each is not None]
     for each in answered:

@@ -107,9 +107,8 @@ def check_stream_order(trial: Trial) -> list[CheckResult]:
 
 def _compare_on_side_stream(trial: Trial, sample: InputSet) -> Agreement:
     answer, outputs = trial.fetch("side_stream", inputs=sample.name)
-    views = [
-        bool(facts and facts["inputs"]) for facts in sample.expected.facts
-    ]  # they show what the consumer has overwritten
+    # they show what the consumer has overwritten
+    views = [bool(facts and facts["inputs"]) for facts in sample.expected.facts]
     outputs = [
         expected if view else out
         for out, expected, view in zip(outputs, sample.expected.outputs, views, strict=True)

@@ -29,10 +29,8 @@ from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 
 __all__ = ["GHOST", "check_dead_launches"]
 
-_GHOSTS, _FILLS = (
-    16,
-    4,
-)  # launches that are left out at most; bytes that are tried before one counts as idle
+# launches that are left out at most; bytes that are tried before one counts as idle
+_GHOSTS, _FILLS = (16, 4)
 
 
 _BESIDE_NOISE = 0x5A

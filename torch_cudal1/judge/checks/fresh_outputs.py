@@ -22,9 +22,8 @@ def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
     first, second = trial.first_two
     other = trial.derive_sibling(first)
     checks = [_check_form(trial, first), _check_inputs(trial, (first, second))]
-    turns = [
-        (first, other)[turn % 2] for turn in range(trial.profile.held + 1)
-    ]  # one living instance
+    # one living instance
+    turns = [(first, other)[turn % 2] for turn in range(trial.profile.held + 1)]
     held_results = [trial.run(sample, hold=True) for sample in turns]
     shared = [
         i

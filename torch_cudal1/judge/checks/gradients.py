@@ -86,10 +86,11 @@ def _compare_gradients(trial: Trial, sample: InputSet, question: str) -> Agreeme
         zip(result.outputs, sample.expected.outputs, strict=True)
     ):
         if actual is None and eager is not None and not bool(eager.any()):
+            # no gradient means zero
             result.outputs[position], result.facts[position] = (
                 eager,
                 sample.expected.facts[position],
-            )  # no gradient means zero
+            )
         elif actual is not None and eager is None and not bool(actual.any()):
             result.outputs[position], result.facts[position] = None, None
         elif actual is None and eager is not None:

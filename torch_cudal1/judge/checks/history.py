@@ -28,11 +28,8 @@ _FLIPS = 4
 # how exact a result is, `numerics` has asked on many more numbers; here it need only be this set's
 # own
 _SLACK = 4.0
-_STEPS_IN_RMS = (
-    8.0,
-    1e-1,
-    1e-3,
-)  # by how much a single element moves: a cache may look at all, at some, or at roughly all
+# by how much a single element moves: a cache may look at all, at some, or at roughly all
+_STEPS_IN_RMS = (8.0, 1e-1, 1e-3)
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_REPEAT_BYTES = 8 << 30  # of outputs that `repeat` reads
 

@@ -1,5 +1,5 @@
-"""A candidate's Program in a second slot of its process, run step by step by the Python executor, which
-can leave out launches, fill fresh memory and place redzones.
+"""A candidate's Program in a second slot of its process, run step by step by the Python executor,
+which can leave out launches, fill fresh memory and place redzones.
 
 Checks of memory share it. It judges nothing.
 """

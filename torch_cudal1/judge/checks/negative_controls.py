@@ -27,11 +27,8 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["IMPOSTOR", "check_negative_controls"]
 
-_NEEDED_REFUSALS = {
-    "fast": (1, 1),
-    "standard": (2, 3),
-    "strict": (2, 3),
-}  # distributions and sets that must refuse a control
+# distributions and sets that must refuse a control
+_NEEDED_REFUSALS = {"fast": (1, 1), "standard": (2, 3), "strict": (2, 3)}
 _ADAPTED = ("small", "large", "shifted", "uniform", "sparse", "impulse")
 _TILE = 16
 _MEDIAN_SAMPLE_ELEMENTS = 1 << 20
@@ -39,8 +36,8 @@ _MEDIAN_SAMPLE_ELEMENTS = 1 << 20
 
 @dataclass
 class _ControlResult:
-    """Where one negative control was refused and where it was accepted. `basic`: nothing may ever be
-    accepted in its place.
+    """Where one negative control was refused and where it was accepted. `basic`: nothing may ever
+    be accepted in its place.
     """
 
     basic: bool
@@ -52,8 +49,8 @@ class _ControlResult:
 
 
 def check_negative_controls(trial: Trial) -> list[CheckResult]:
-    """Every negative control is refused by enough input sets; the value is the number of refused ones of all that differ
-    from eager's result.
+    """Every negative control is refused by enough input sets; the value is the number of refused
+    ones of all that differ from eager's result.
 
     Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of
     a region meet it is asked once.

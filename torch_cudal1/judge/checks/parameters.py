@@ -45,18 +45,11 @@ __all__ = [
     "check_updates",
 ]
 
-_ADAPTED = (
-    "small",
-    "shifted",
-    "uniform",
-    "large",
-    "sparse",
-    "impulse",
-)  # tried in turn where a change cannot be seen, at most six
+# tried in turn where a change cannot be seen, at most six
+_ADAPTED = ("small", "shifted", "uniform", "large", "sparse", "impulse")
 _VISIBLE_RATIO = 4.0  # a change counts as seen when it is so many times what rounding may do to it
-_PLAIN_FRACTION = (
-    0.25  # of the result itself: what rounding does to a result that has digits at all is less
-)
+# of the result itself: what rounding does to a result that has digits at all is less
+_PLAIN_FRACTION = 0.25
 _STEPPED = ("sgd", "foreach", "fused")
 
 

@@ -30,20 +30,12 @@ _GPU_SLACK_BYTES = 32 << 20  # the driver's view moves in its own steps
 _MIN_LOOKS, _MAX_LOOKS = 5, 13
 _ON_GPU = ("gpu_bytes", "gpu_used_bytes")
 _COUNTS = ("threads", "descriptors", "files")
-_WAITING = (
-    "/threading.py",
-    "/queue.py",
-    "/_inductor/async_compile.py",
-)  # the last stands for Inductor's pool
-_COMPILERS = (
-    "torch/_inductor/",
-    "torch/_dynamo/",
-    "triton/",
-)  # their pools outlive a call; torch starts them
-_INSTALLED = (
-    "/site-packages/",
-    "/dist-packages/",
-)  # a library's own helper, as the monitor of a progress bar
+# the last stands for Inductor's pool
+_WAITING = ("/threading.py", "/queue.py", "/_inductor/async_compile.py")
+# their pools outlive a call; torch starts them
+_COMPILERS = ("torch/_inductor/", "torch/_dynamo/", "triton/")
+# a library's own helper, as the monitor of a progress bar
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
 
 
@@ -129,8 +121,8 @@ def _limit_growth_bytes(calls: int) -> int:
 
 
 def _growth_limits(trial: Trial) -> dict[str, int]:
-    """By how much each number may grow. What the whole GPU holds says nothing where other processes of
-    this package allocate there meanwhile.
+    """By how much each number may grow. What the whole GPU holds says nothing where other processes
+    of this package allocate there meanwhile.
     """
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}

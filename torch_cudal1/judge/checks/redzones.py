@@ -60,10 +60,8 @@ def check_redzones(trial: Trial) -> list[CheckResult]:
                 detail="not asked: the inputs are too large to lie between bands",
             )
         ]
-    seeds = (
-        secrets.randbits(40),
-        SOLID - len(trial.reference.specs),
-    )  # all negative ones mean solid bands
+    # all negative ones mean solid bands
+    seeds = (secrets.randbits(40), SOLID - len(trial.reference.specs))
     runs = [_run_between_redzones(trial, sample, seed, positions, trial.slot) for seed in seeds]
     checks = [failure for failure, _ in runs if failure]
     if checks:

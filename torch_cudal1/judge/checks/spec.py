@@ -42,7 +42,8 @@ class CheckSpec(CheckName):
     name by default). `knobs`: the fields of `Profile` that it reads. `replaces_only`: it asks about
     other inputs, modes and gradients than those of the examples, so it is left out for a candidate
     that will only run for inference on inputs of the examples' form. `is_concurrent`: on a CPU it
-    may run beside the benchmark of another program, because it calls the candidate a few times only.
+    may run beside the benchmark of another program, because it calls the candidate a few times
+    only.
     """
 
     run: Callable[[Trial], list[CheckResult]]

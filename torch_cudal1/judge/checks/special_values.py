@@ -34,24 +34,17 @@ __all__ = ["SPECIAL", "check_special_values", "with_an_infinity"]
 
 _MAX_SPECIAL_INPUTS = 6
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
-_MAX_TURNED_FRACTION = (
-    1e-5  # of the infinities: numbers so near zero that rounding decides their sign
-)
-_MAX_WRONG_FRACTION, _MAX_STIRRED_FRACTION = (
-    1e-4,
-    1e-3,
-)  # of all elements: those that may differ, and those that rounding may decide at all
+# of the infinities: numbers so near zero that rounding decides their sign
+_MAX_TURNED_FRACTION = 1e-5
+# of all elements: those that may differ, and those that rounding may decide at all
+_MAX_WRONG_FRACTION, _MAX_STIRRED_FRACTION = (1e-4, 1e-3)
 # what rounding decides changes sides in half of them: of six such numbers 12 would miss one in 700
 # trials
 _STIRS = 20
-_STIR_ULPS, _MAX_STIR, _TF32_STIR = (
-    64,
-    2.0**-6,
-    2.0**-8,
-)  # units in the last place; where products round to ten bits
-_FLUSHED_FRACTION = (
-    0.25  # of the result's size: rounding a denormal loses less, flushing it loses all
-)
+# units in the last place; where products round to ten bits
+_STIR_ULPS, _MAX_STIR, _TF32_STIR = (64, 2.0**-6, 2.0**-8)
+# of the result's size: rounding a denormal loses less, flushing it loses all
+_FLUSHED_FRACTION = 0.25
 Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -147,9 +140,8 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
         if out is None or expected is None or same_masks(out, [expected]).passed:
             continue
         witnesses = [expected]
-        exact = sample.exact_at(
-            position
-        )  # eager's algorithm may spread a NaN where float64 does not
+        # eager's algorithm may spread a NaN where float64 does not
+        exact = sample.exact_at(position)
         comparison = same_masks(out, witnesses, exact)
         if (
             not comparison.passed
@@ -359,9 +351,8 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
             or not eager.numel()
         ):
             continue
-        peak = (
-            float(exact.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
-        )  # squares of denormals vanish even in float64
+        # squares of denormals vanish even in float64
+        peak = float(exact.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
         eager_error, error, size = (
             _rms_of(t, peak) for t in (eager.double() - exact, actual.double() - exact, exact)
         )

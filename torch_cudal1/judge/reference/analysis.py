@@ -121,9 +121,10 @@ class Facts:
     """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be
     above 0 (variances).
 
-    `structural`: inputs whose values are structure (masks): they stay what the examples hold. `weights`:
-    of recurrent layers; however they come, they are drawn as parameters are, or each step would
-    multiply all rounding. `sequential_steps`: steps of recurrent layers that wait for one another.
+    `structural`: inputs whose values are structure (masks): they stay what the examples hold.
+    `weights`: of recurrent layers; however they come, they are drawn as parameters are, or each
+    step would multiply all rounding. `sequential_steps`: steps of recurrent layers that wait for
+    one another.
     """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -139,9 +140,8 @@ class Facts:
 def analyse(program: Program) -> Facts:
     """The facts of a reference Program (ATen steps)."""
     shapes = _shapes(program)
-    origin = {
-        index: index for index in range(len(program.inputs))
-    }  # value -> the input whose values it holds
+    # value -> the input whose values it holds
+    origin = {index: index for index in range(len(program.inputs))}
     bounds: dict[int, int] = {}
     positive: set[int] = set()
     weights: set[int] = set()

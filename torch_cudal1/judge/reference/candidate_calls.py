@@ -49,8 +49,8 @@ class CandidateCalls:
     `samples`: the input sets that were handed over, by name. `state`: name, dtype and shape of each
     tensor that a source's module held when it had been constructed. `references`: the schedules
     under which the reference Program was loaded beside it. `accepted_outputs`: the last right
-    outputs of each set, by its name and their position: a call that yields the same bits again is as
-    right.
+    outputs of each set, by its name and their position: a call that yields the same bits again is
+    as right.
     """
 
     reference: Reference
@@ -141,7 +141,8 @@ class CandidateCalls:
         return self.child.call(verb, slot=self.slot, **fields)
 
     def fetch(self, verb: str, *, slot: str = "", **fields: Any) -> tuple[dict[str, Any], Outputs]:
-        """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
+        """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure.
+        """
         path = self.child.new_file()
         with self.child.room(self._room):
             answer = self.child.call(verb, slot=slot or self.slot, path=str(path), **fields)
@@ -218,7 +219,8 @@ class CandidateCalls:
                 )
 
     def drop(self, *samples: InputSet) -> None:
-        """Free input sets here and in the child, there with the next request where they are small."""
+        """Free input sets here and in the child, there with the next request where they are small.
+        """
         size_bytes = (
             sum(message_bytes(sample.inputs) for sample in samples) + self.reference.output_bytes
         )

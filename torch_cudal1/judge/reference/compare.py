@@ -42,16 +42,13 @@ __all__ = [
 _RMS_FACTOR = 2.0  # (B)
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
 _HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
-_VOID_RATIO = (
-    0.1  # eager's own relative error above which a distribution has no digits left to compare
-)
+# eager's own relative error above which a distribution has no digits left to compare
+_VOID_RATIO = 0.1
 # below this many elements eager's rms error is an estimate, and the limit allows for its spread
 _POOL = 4_096
 _FEW = 64
-_FLAT_TOLERANCE = {
-    torch.float16: 1e-2,
-    torch.bfloat16: 1e-2,
-}  # the public benchmark's; 1e-4 for anything wider
+# the public benchmark's; 1e-4 for anything wider
+_FLAT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
 _HALF = (torch.float16, torch.bfloat16)
 _Sensitivity: TypeAlias = Callable[[], torch.Tensor | None]
 

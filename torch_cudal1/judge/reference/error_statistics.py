@@ -28,10 +28,8 @@ __all__ = [
 Results: TypeAlias = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor
 ]  # candidate, baseline, float64 (or the baseline instead)
-_BLOCK_ELEMENTS = {
-    "cpu": 1 << 17,
-    "cuda": 1 << 24,
-}  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
+# elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
+_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
 _MIN_ROW_ELEMENTS = 8
 _MIN_PEAK, _MAX_PEAK = 1e-70, 1e70  # between these a fourth power is a float64
 _ZERO_ROW_SCALE = 1e-300  # the scale of a row of zeros
@@ -70,9 +68,8 @@ def measure_errors(
     if not count:
         return None
     scales = _row_scales(results[2], floor, sensitivity, finite=finite is None)
-    squares = torch.zeros(
-        4, dtype=torch.float64, device=results[2].device
-    )  # float64, own, candidate; own to the fourth
+    # float64, own, candidate; own to the fourth
+    squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
     for candidate, baseline, exact, scale in _blocks(results, scales, finite):

@@ -140,9 +140,8 @@ def _nudge(tensor: torch.Tensor) -> torch.Tensor:
     flat = wide.as_strided(
         (storage_extent(wide.shape, wide.stride()),), (1,), wide.storage_offset()
     )
-    generator = torch.Generator(flat.device).manual_seed(
-        secrets.randbits(62)
-    )  # the user's own sequence is not touched
+    # the user's own sequence is not touched
+    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(62))
     factors = (
         torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator)
         .mul_(_NUDGE_SIZE)

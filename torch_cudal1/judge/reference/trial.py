@@ -144,9 +144,8 @@ class Trial(CandidateCalls):
         }
         tensors = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
         tensors |= {id(tensor): tensor for tensor, _ in self.accepted_outputs.values()}
-        region = isinstance(
-            self.reference, RegionReference
-        )  # a module need not answer the same again
+        # a module need not answer the same again
+        region = isinstance(self.reference, RegionReference)
         if region and tensor_bytes(tensors.values()) > max_cached_bytes(self.device.type):
             for sample in samples.values():
                 sample.forget_computed()

@@ -230,7 +230,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
         raise SupplyError(
             path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs"
         )
-    # Counted before parsing: a header of nested brackets would take gigabytes as Python objects.
+    # Counted before parsing: nothing in the header is believed yet, and parsing takes memory.
     if max(header.count(token) for token in (b",", b"[", b"{")) > most:
         raise SupplyError(
             path,

@@ -245,7 +245,6 @@ def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
 
 def _metadata(data: bytes) -> _Header:
     size = int.from_bytes(data[:8], "little")
-    # Before safetensors parses it: a header of any size would be allocated.
     if len(data) < 8 or not 2 <= size <= min(HEADER_LIMIT_BYTES, len(data) - 8):
         raise ValueError(
             f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} "

@@ -210,8 +210,7 @@ class LocalCache:
             data = encode_entry(entry, golden)
         except (ProgramError, ValueError) as error:
             return Refusal(str(error))
-        # Read back before it is written: a file that no look-up accepts would hide an older good
-        # one.
+        # What `get` could not read back is not written.
         unread = decode_entry(data)
         return (
             Refusal(f"would not read back: {unread.reason}")

@@ -176,7 +176,6 @@ class Client:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
         file_name, max_bytes = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
-        # Not packed: the length that the index promises is then the length on the wire.
         headers = build_hf_headers(
             token=self.token, library_name="torch-cudal1", library_version=__version__
         )

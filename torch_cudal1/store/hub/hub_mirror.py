@@ -236,7 +236,6 @@ class Mirror:
         """
         if listed is None:
             return None
-        # The digest is compared again: another process may be writing there.
         for folder in sorted(self.root.parent.glob("*/" + path)):
             data = read_file(folder, listed.size_bytes)
             if isinstance(data, bytes) and _matches_listing(data, listed):
