@@ -72,7 +72,7 @@ def test_a_template_is_one_value_in_one_list(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(registry, "TEMPLATES", (sine, *TEMPLATES))
     template, workload = match_template(program)
     assert template is sine
-    assert workload.traced.family == "sine"
+    assert workload.trace.family == "sine"
     (kernel,) = lower(program, propose(program, 90)[0]).kernels
     assert kernel.symbol.startswith("sine_")
     assert "libdevice.sin" in kernel.text

@@ -11,7 +11,7 @@ from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.registry import find_template, trace
 from torch_cudal1.kernels.template import (
     LoweredKernels,
-    Workload,
+    TemplateInput,
     keep_lowerable,
     target_names,
 )
@@ -23,19 +23,19 @@ def test_operators_are_named_as_steps_name_them() -> None:
 
 
 def test_only_proposals_that_lower_are_kept() -> None:
-    def lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+    def lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
         if proposal.config["rows"] == 2:
             raise NotLowerableError("two rows")
         return LoweredKernels((), {})
 
-    workload = Workload(island(torch.relu, (torch.empty(8),)))
+    workload = TemplateInput(island(torch.relu, (torch.empty(8),)))
     proposals = [Proposal("elementwise", {"rows": rows}) for rows in (1, 2, 3)]
     assert keep_lowerable(lower, workload, proposals) == (proposals[0], proposals[2])
 
 
 def test_a_workload_without_expressions_says_so() -> None:
     with pytest.raises(NotLowerableError, match="expressions"):
-        _ = Workload(island(torch.relu, (torch.empty(8),))).traced
+        _ = TemplateInput(island(torch.relu, (torch.empty(8),))).trace
 
 
 def test_two_products_are_attention_unless_there_is_a_convolution() -> None:

@@ -51,7 +51,7 @@ def extract_features(program: Program) -> KernelFeatures | None:
     """The numbers of a fusion group's reference Program; None where the kernels do not cover it."""
     try:
         template, workload = match_template(program)
-        traced = workload.traced
+        traced = workload.trace
         model = template.problem
         problem = None if model is None else model.read(traced)
     except NotLowerableError:

@@ -16,7 +16,7 @@ from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, Value
 from torch_cudal1.kernels.expr.from_program import TracedProgram
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.kernels.registry import find_template, match_template, trace
-from torch_cudal1.kernels.template import LoweredKernels, ProposalRequest, Workload
+from torch_cudal1.kernels.template import LoweredKernels, ProposalRequest, TemplateInput
 
 __all__ = ["CompiledKernel", "LoweredKernels", "assemble", "lower", "propose"]
 
@@ -65,13 +65,13 @@ def lower(
     template = find_template(proposal.family)
     if traced is None:
         if template is not None and template.matches_program is not None:
-            return template.lower(Workload(program), proposal)
+            return template.lower(TemplateInput(program), proposal)
         traced = trace(program)
     if template is None or proposal.family != traced.family:
         raise ProgramError(
             "proposal", f"family {proposal.family!r} for a fusion group of {traced.family!r}"
         )
-    return template.lower(Workload(program, traced), proposal)
+    return template.lower(TemplateInput(program, traced), proposal)
 
 
 def assemble(

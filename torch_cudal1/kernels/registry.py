@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels.expr.from_program import Handlers, TracedProgram, read_expressions
-from torch_cudal1.kernels.template import FusionKind, Template, Workload
+from torch_cudal1.kernels.template import FusionKind, Template, TemplateInput
 from torch_cudal1.kernels.templates import (
     attention,
     attention_backward,
     conv,
-    elementwise,
     gemm,
-    loss,
-    norm,
+    losses,
+    norms,
+    pointwise,
     pooling,
     recurrent,
-    reduction,
-    scan,
+    reductions,
+    scans,
     softmax,
 )
 
@@ -44,12 +44,12 @@ TEMPLATES: tuple[Template, ...] = (
     conv.TEMPLATE,
     gemm.TEMPLATE,
     softmax.TEMPLATE,
-    norm.TEMPLATE,
+    norms.TEMPLATE,
     pooling.TEMPLATE,
-    scan.TEMPLATE,
-    loss.TEMPLATE,
-    reduction.TEMPLATE,
-    elementwise.TEMPLATE,
+    scans.TEMPLATE,
+    losses.TEMPLATE,
+    reductions.TEMPLATE,
+    pointwise.TEMPLATE,
 )
 
 
@@ -104,13 +104,13 @@ def trace(program: Program) -> TracedProgram:
     return TracedProgram(expressions.outputs, expressions.leaves, template.family)
 
 
-def match_template(program: Program) -> tuple[Template, Workload]:
+def match_template(program: Program) -> tuple[Template, TemplateInput]:
     """The template that serves a reference Program, and the workload that it is given. Raises
     NotLowerableError where no template has expressions for its steps.
     """
     for template in TEMPLATES:
         if template.matches_program is not None and template.matches_program(program):
-            return template, Workload(program)
+            return template, TemplateInput(program)
     traced = trace(program)
     template = next(template for template in TEMPLATES if template.family == traced.family)
-    return template, Workload(program, traced)
+    return template, TemplateInput(program, traced)

@@ -27,7 +27,7 @@ __all__ = [
     "ProblemModel",
     "ProposalRequest",
     "Template",
-    "Workload",
+    "TemplateInput",
     "keep_lowerable",
     "target_names",
 ]
@@ -58,7 +58,7 @@ class ProposalRequest:
 
 
 @dataclass(frozen=True)
-class Workload:
+class TemplateInput:
     """A fusion group's reference Program, and its tensor expressions; without those for a template
     that reads the Program's step itself.
     """
@@ -67,7 +67,7 @@ class Workload:
     expressions: TracedProgram | None = None
 
     @property
-    def traced(self) -> TracedProgram:
+    def trace(self) -> TracedProgram:
         """The expressions. Raises NotLowerableError where the Program was not traced."""
         if self.expressions is None:
             raise NotLowerableError("a Program that was not read as tensor expressions")
@@ -76,7 +76,7 @@ class Workload:
     @property
     def output_specs(self) -> dict[int, TensorSpec]:
         """The specs of the outputs by value number."""
-        return {output.value: output.spec for output in self.traced.outputs}
+        return {output.value: output.spec for output in self.trace.outputs}
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class Template:
     summary: str
     architectures: str
     dtypes: str
-    propose: Callable[[Workload, ProposalRequest], tuple[Proposal, ...]]
-    lower: Callable[[Workload, Proposal], LoweredKernels]
+    propose: Callable[[TemplateInput, ProposalRequest], tuple[Proposal, ...]]
+    lower: Callable[[TemplateInput, Proposal], LoweredKernels]
     fusion: FusionRules
     handlers: Mapping[str, Handler] = field(default_factory=lambda: MappingProxyType({}))
     matches_program: Callable[[Program], bool] | None = None
@@ -165,8 +165,8 @@ def target_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def keep_lowerable(
-    lower: Callable[[Workload, Proposal], LoweredKernels],
-    workload: Workload,
+    lower: Callable[[TemplateInput, Proposal], LoweredKernels],
+    workload: TemplateInput,
     proposals: Iterable[Proposal],
 ) -> tuple[Proposal, ...]:
     """The proposals that can be lowered: some need fp32 outputs, or operators with a C++ form."""
@@ -174,7 +174,9 @@ def keep_lowerable(
 
 
 def _is_lowerable(
-    lower: Callable[[Workload, Proposal], LoweredKernels], workload: Workload, proposal: Proposal
+    lower: Callable[[TemplateInput, Proposal], LoweredKernels],
+    workload: TemplateInput,
+    proposal: Proposal,
 ) -> bool:
     try:
         lower(workload, proposal)

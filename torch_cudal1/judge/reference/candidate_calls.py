@@ -141,8 +141,7 @@ class CandidateCalls:
         return self.child.call(verb, slot=self.slot, **fields)
 
     def fetch(self, verb: str, *, slot: str = "", **fields: Any) -> tuple[dict[str, Any], Outputs]:
-        """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure.
-        """
+        """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
         path = self.child.new_file()
         with self.child.room(self._room):
             answer = self.child.call(verb, slot=slot or self.slot, path=str(path), **fields)
@@ -219,8 +218,7 @@ class CandidateCalls:
                 )
 
     def drop(self, *samples: InputSet) -> None:
-        """Free input sets here and in the child, there with the next request where they are small.
-        """
+        """Free input sets here and in the child, there with the next request where they are small."""
         size_bytes = (
             sum(message_bytes(sample.inputs) for sample in samples) + self.reference.output_bytes
         )

@@ -85,8 +85,8 @@ def compare(
 
     `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the
     region may add. `slack`, with it only: times the error that is allowed, where the question is
-    whether a result is this one's or another's. `sensitivity`: asked where only a few elements are off,
-    yields how far the float64 result moves with its inputs (None: unknown).
+    whether a result is this one's or another's. `sensitivity`: asked where only a few elements are
+    off, yields how far the float64 result moves with its inputs (None: unknown).
     """
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
         form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
@@ -406,8 +406,8 @@ def _describe_worst(
     """(C): no element may be far off, however good the average is. What is wrong, or nothing.
 
     What is left of a row in which sums cancel is as small as chance has it, and eager's error there
-    is one draw: their quotient says nothing. With `sensitivities` a row is as large as the terms of its
-    sums are.
+    is one draw: their quotient says nothing. With `sensitivities` a row is as large as the terms of
+    its sums are.
     """
     dtype = results[1].dtype
     limit = slack * (_WORST_FACTOR * errors.worst_baseline_error + growth)

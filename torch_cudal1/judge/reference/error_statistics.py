@@ -37,12 +37,12 @@ _ZERO_ROW_SCALE = 1e-300  # the scale of a row of zeros
 
 @dataclass(frozen=True)
 class ErrorStatistics:
-    """Of the elements that are finite in all three. `baseline_error` is the baseline's error, `error` the
-    candidate's, `scale` float64's rms.
+    """Of the elements that are finite in all three. `baseline_error` is the baseline's error,
+    `error` the candidate's, `scale` float64's rms.
 
     Worst ones are relative to the largest magnitude of their row (of the whole where rows are
-    short). `effective`: how many elements `baseline_error` rests on, their number for normal errors, fewer
-    where a few large ones make it up.
+    short). `effective`: how many elements `baseline_error` rests on, their number for normal
+    errors, fewer where a few large ones make it up.
     """
 
     count: int
@@ -60,8 +60,8 @@ def measure_errors(
     """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no
     element is finite.
 
-    `sensitivity`: how far each element moves with the inputs, which is what a row that cancels is measured
-    by.
+    `sensitivity`: how far each element moves with the inputs, which is what a row that cancels is
+    measured by.
     """
     finite = _finite(results)
     count = results[2].numel() if finite is None else int(finite.sum())

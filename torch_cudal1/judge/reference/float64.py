@@ -350,8 +350,8 @@ def _causal_mask(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor
 def _weigh_values(
     weights: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None
 ) -> torch.Tensor:
-    """weights @ values, of which what is not `visible` takes no part: not even as 0 times NaN, which
-    kernels form in some blocks.
+    """weights @ values, of which what is not `visible` takes no part: not even as 0 times NaN,
+    which kernels form in some blocks.
     """
     plain = weights @ values
     if visible is None or bool(values.isfinite().all()):

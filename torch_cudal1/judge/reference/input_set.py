@@ -27,8 +27,9 @@ class InputSet:
     """One input set: the tensors in this process, and the reference's outputs (computed when first
     asked for).
 
-    `is_shared`: every candidate of the region meets this set, so what was computed for one stays for the
-    next; `shared_results`: what was found of it and others of its kind that no candidate has a part in.
+    `is_shared`: every candidate of the region meets this set, so what was computed for one stays
+    for the next; `shared_results`: what was found of it and others of its kind that no candidate
+    has a part in.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """What a candidate is judged against: the form of the inputs, and the truth about the outputs.
 
-`Reference` is the protocol; `RegionReference` is a captured region, computed in this process. It knows
-no candidate and judges nothing.
+`Reference` is the protocol; `RegionReference` is a captured region, computed in this process. It
+knows no candidate and judges nothing.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class _Builder:
         if isinstance(node, (Leaf, LinearIndex)):
             return self._access(node, flatten(index, node.strides))
         if isinstance(node, Padded):
-            return self._padded(node, node.remap(index))
+            return self._load_padded(node, node.remap(index))
         if isinstance(node, Dot):
             return self._product(node, flatten(index, row_major(node.shape)))
         if isinstance(node, Reduce):
@@ -307,7 +307,7 @@ class _Builder:
             self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value
         )
 
-    def _padded(self, node: Padded, index: Index) -> Statement:
+    def _load_padded(self, node: Padded, index: Index) -> Statement:
         source = node.source
         if not isinstance(source, Leaf):
             raise NotLowerableError(

@@ -56,7 +56,7 @@ from torch_cudal1.kernels.template import (
     LoweredKernels,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
     keep_lowerable,
     target_names,
 )
@@ -125,8 +125,8 @@ class _Attention:
     total: Output | None = None
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
-    traced = workload.traced
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
+    traced = workload.trace
     attention = _read_attention(traced, 1 + max(traced.leaves))
     dtype, height = attention.first.left.dtype, attention.first.shape[1]
     methods = (
@@ -144,9 +144,9 @@ def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ..
     return keep_lowerable(_lower, workload, proposals)
 
 
-def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
-    specs = dict(workload.traced.leaves) | workload.output_specs
-    kernel = _lower_attention(workload.traced, proposal, specs, workload.program.value_count)
+def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
+    specs = dict(workload.trace.leaves) | workload.output_specs
+    kernel = _lower_attention(workload.trace, proposal, specs, workload.program.value_count)
     return LoweredKernels((kernel,), workload.output_specs)
 
 

@@ -32,7 +32,7 @@ from torch_cudal1.kernels.template import (
     LoweredKernels,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
 )
 from torch_cudal1.kernels.templates.attention_step import (
     HALVES,
@@ -97,7 +97,7 @@ class _Tile:
         )
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
     step = read_backward(workload.program)
     methods = (
         ("half",)
@@ -118,7 +118,7 @@ def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ..
     )
 
 
-def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     step, specs = read_backward(workload.program), value_specs(workload.program)
     tile = _read_tile(proposal, step)
     kernels = [

@@ -31,7 +31,7 @@ from torch_cudal1.kernels.template import (
     ProblemModel,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
     keep_lowerable,
     target_names,
 )
@@ -68,8 +68,8 @@ class _TiledConv:
     epilogue: CudaEpilogue
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
-    conv = _read_convolution(workload.traced)
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
+    conv = _read_convolution(workload.trace)
     if is_depthwise(conv):
         proposals = propose_depthwise(conv, request.limit)
     elif request.sm != 90:
@@ -81,10 +81,10 @@ def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ..
     return keep_lowerable(_lower, workload, proposals)
 
 
-def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     if "rows" in proposal.config:
-        return LoweredKernels((lower_depthwise(workload.traced, proposal),), workload.output_specs)
-    kernels, scratch = _lower_tiled(workload.traced, proposal, workload.program.value_count)
+        return LoweredKernels((lower_depthwise(workload.trace, proposal),), workload.output_specs)
+    kernels, scratch = _lower_tiled(workload.trace, proposal, workload.program.value_count)
     return LoweredKernels(kernels, workload.output_specs | scratch)
 
 

@@ -27,7 +27,7 @@ from torch_cudal1.kernels.template import (
     ProblemModel,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
     keep_lowerable,
     target_names,
 )
@@ -57,8 +57,8 @@ _MAX_FOLD_TILES = 2  # tried for a product with few columns
 _MAX_FOLDED_ROWS, _MAX_ROWS_FOLD_FIRST = 16, 4
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
-    parts = read_parts(workload.traced)
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
+    parts = read_parts(workload.trace)
     if parts.weight is None:
         schedules = list(
             choose_schedules(parts.product, request.sm, request.tf32_ops, request.limit)
@@ -91,8 +91,8 @@ def _propose_folds(outputs: tuple[Output, ...]) -> list[Proposal]:
     return [Proposal("gemm", {"method": "fold", **config}) for config in configs]
 
 
-def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
-    traced, scratch_value = workload.traced, workload.program.value_count
+def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
+    traced, scratch_value = workload.trace, workload.program.value_count
     schedule, parts = read_schedule(proposal), read_parts(traced)
     if schedule.method == "fold":
         return _lower_fold(workload, proposal, parts)
@@ -112,9 +112,9 @@ def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
     return LoweredKernels((*kernels, *sums.kernels), written)
 
 
-def _lower_fold(workload: Workload, proposal: Proposal, parts: GemmParts) -> LoweredKernels:
+def _lower_fold(workload: TemplateInput, proposal: Proposal, parts: GemmParts) -> LoweredKernels:
     config = {name: value for name, value in proposal.config.items() if name != "method"}
-    folded = TracedProgram(fold_product(parts), workload.traced.leaves, "reduction")
+    folded = TracedProgram(fold_product(parts), workload.trace.leaves, "reduction")
     return lower_loop_nest(replace(workload, expressions=folded), Proposal("reduction", config))
 
 

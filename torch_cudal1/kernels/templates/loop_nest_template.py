@@ -24,7 +24,7 @@ from torch_cudal1.kernels.template import (
     LoweredKernels,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
     keep_lowerable,
 )
 
@@ -61,9 +61,9 @@ def make_template(
     )
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
     """Of the numbers of programs that may share a row, only the first that fits its dimensions."""
-    traced = workload.traced
+    traced = workload.trace
     configs = choose_tiles(find_first_nest(traced.outputs))
     proposals = keep_lowerable(
         lower_loop_nest, workload, (Proposal(traced.family, config) for config in configs)
@@ -74,11 +74,11 @@ def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ..
     ]
 
 
-def lower_loop_nest(workload: Workload, proposal: Proposal) -> LoweredKernels:
+def lower_loop_nest(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     """The kernels of a tile. Raises NotLowerableError when the expressions do not fit loop nests,
     ProgramError when the proposal is nonsense for them.
     """
-    traced = workload.traced
+    traced = workload.trace
     specs = dict(traced.leaves) | workload.output_specs
     stages = plan_stages(traced.outputs, proposal, specs, workload.program.value_count)
     return lower_stages(stages, traced.family, specs)

@@ -29,7 +29,7 @@ from torch_cudal1.kernels.template import (
     LoweredKernels,
     ProposalRequest,
     Template,
-    Workload,
+    TemplateInput,
 )
 
 __all__ = ["TEMPLATE"]
@@ -103,13 +103,13 @@ def _is_recurrent(program: Program) -> bool:
     )
 
 
-def _propose(workload: Workload, request: ProposalRequest) -> tuple[Proposal, ...]:
+def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
     """The one way there is, where blocks form clusters."""
     _define_sizes(_read_stack(workload.program))
     return (Proposal("recurrent", _CONFIG),) if request.sm >= 90 else ()
 
 
-def _lower(workload: Workload, proposal: Proposal) -> LoweredKernels:
+def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     program = workload.program
     if dict(proposal.config) != _CONFIG:
         raise ProgramError("proposal", f"config {dict(proposal.config)}; expected {_CONFIG}")

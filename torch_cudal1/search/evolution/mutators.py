@@ -69,7 +69,7 @@ def filter_legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tu
     """
     try:
         template, workload = match_template(program)
-        traced = workload.traced
+        traced = workload.trace
     except NotLowerableError:
         return ()
     legal = []
