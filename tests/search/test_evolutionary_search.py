@@ -128,7 +128,10 @@ def test_compilers_are_waited_for_within_the_share_only(
     monkeypatch.setattr(evolutionary_search, "_MIN_COMPILE_S", 0.0)
     asked: list[Proposal] = []
     evolution = a_race(
-        a_learner(tmp_path), asked, left_s=0.2 / evolutionary_search._SHARE, ready=False
+        a_learner(tmp_path),
+        asked,
+        left_s=0.2 / evolutionary_search._COMPILE_TIME_FRACTION,
+        ready=False,
     )
     answers = built(family(*HELD_OUT)[:4])
     evolution.record_builds(family(*HELD_OUT)[:4], answers)

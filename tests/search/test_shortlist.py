@@ -175,7 +175,7 @@ def test_a_search_out_of_time_remembers_nothing(
     begin = judge.working_s()
     monkeypatch.setattr(
         judge,
-        "build",
+        "build_candidates",
         lambda *given: (
             monkeypatch.setattr(judge, "working_s", lambda: begin + 9e9),
             built(*given),
@@ -201,7 +201,7 @@ def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     monkeypatch.setattr(judge, "working_s", lambda: now)
     hurried = kernels_of(place, now + 0.05)
     hurried.begin(around_products(whole))
-    found, reasons = hurried.found(around_products(whole))
+    found, reasons = hurried.find_kernels(around_products(whole))
     assert found == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     never.set_result(built(whole, PROPOSED))
@@ -212,7 +212,7 @@ def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     )
     again = kernels_of(place)
     again.begin(around_products(whole))
-    assert again.found(around_products(whole))[0]
+    assert again.find_kernels(around_products(whole))[0]
 
 
 def _done(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
@@ -313,7 +313,7 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     )
     monkeypatch.setattr(
         judge,
-        "build",
+        "build_candidates",
         lambda region, proposals, *how: tuple(
             Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
         ),
@@ -360,7 +360,7 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
     )
     monkeypatch.setattr(
         judge,
-        "build",
+        "build_candidates",
         lambda region, proposals, *how: tuple(
             Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
         ),
@@ -484,7 +484,7 @@ def test_the_dearest_fusion_groups_come_first(place: TuneContext) -> None:
             nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)
         ).eval()
         (region,) = capture_regions(layers, (torch.randn(512, 64),))
-    found = group_kernels._dearest_first(around_products(region))
+    found = group_kernels._most_expensive_first(around_products(region))
     assert sorted(found, key=lambda group: group.steps) != found
     assert [group.region.program.inputs[-1].shape.count(2048) for group in found][-1] == 0
 
@@ -589,7 +589,7 @@ def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
         Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1])
     )
     own = propose(held_out.program, 90)[:4]
-    assert kernels_of(place)._proposals(held_out) == own
+    assert kernels_of(place)._list_proposals(held_out) == own
     taught = kernels_of(place)
     for region in others:
         taught._find_kernel(region, taught.job, check=False)

@@ -2,7 +2,7 @@
 
 Where nothing beats Inductor, Inductor compiles the user's graph exactly as `torch.compile` would,
 with its own caches. Where an entry wins, the graph is captured with AOTAutograd and each ATen graph
-gets its choice. Any failure of ours ends in plain Inductor, and where that cannot compile (a
+gets its choice. Any failure of this package ends in plain Inductor, and where that cannot compile (a
 machine without a compiler), in eager: a reason is recorded and logged either way.
 """
 
@@ -47,9 +47,8 @@ def cudal1(
     dynamo_rnn.install(cudal1)
     settings, inductor_options = _split_options(options or {}, mode)
     if dynamo_rnn.must_restart_frame(gm.graph, enabled=settings.enabled):
-        from torch._dynamo.exc import (
-            TensorifyScalarRestartAnalysis,
-        )  # the one of Dynamo's own that it lets a backend raise
+        # the only restart that Dynamo lets a backend raise
+        from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
         raise TensorifyScalarRestartAnalysis(
             restart_reason="a recurrent layer that is no single step"
@@ -63,12 +62,12 @@ def cudal1(
 
 
 @contextmanager
-def for_accelerate(tell: Callable[[Sequence[Any]], None]) -> Iterator[None]:
-    """Have the backend tell the choices (`pipeline.Choice`) of each graph that it decides
+def for_accelerate(on_choices: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Have the backend report the choices (`search.tune.Choice`) of each graph that it decides
     meanwhile, and compile backwards that may be repeated as eager's may, which torch.compile does
     not promise.
     """
-    token = _ON_CHOICES.set(tell)
+    token = _ON_CHOICES.set(on_choices)
     try:
         yield
     finally:

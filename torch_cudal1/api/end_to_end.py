@@ -297,7 +297,7 @@ def _benchmark_steps(
 @contextmanager
 def _separate_metrics() -> Iterator[None]:
     """Lets a backward be compiled inside the compilation of a frame, whose counters PyTorch would
-    refuse to set anew.
+    refuse to set a second time.
     """
     from torch._dynamo.metrics_context import MetricsContext
     from torch._dynamo.utils import _metrics_context_tls as thread_local

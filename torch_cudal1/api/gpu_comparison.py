@@ -1,7 +1,7 @@
 """What a workload costs on each GPU type, from the evidence of cached decisions, and from prices
 where the user gives them.
 
-Every decision was timed where it was judged, so a cache that was filled on several GPU types can be
+Every decision was timed where it was validated, so a cache that was filled on several GPU types can be
 asked what a call costs on each: published work on serving with mixed GPUs (Melange,
 arXiv:2404.14527) shows that the cheapest type depends on the workload. Nothing is measured or run
 here, and nothing is guessed: where a decision is missing for a type, its row says so and has no

@@ -88,7 +88,7 @@ def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
     hit = resolve(region, context.sources, context.target, context.contract).hit
     entry = (
         hit.entry if hit is not None and hit.vouched_by else None
-    )  # what nobody vouches for promises nothing
+    )  # an unsigned entry of another machine promises nothing
     variant = rewrite_region(region, assume_finite=context.contract.assume_finite)
     if entry is not None:
         techniques, gain, reason = (

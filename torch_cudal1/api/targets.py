@@ -76,8 +76,8 @@ def expand(target: str) -> tuple[str, ...]:
 
 
 def try_call(loaded: Loaded) -> None:
-    """Call the module once, as it is, without gradients, so that inputs that do not fit are the
-    target's problem and not ours.
+    """Call the module once, as it is, without gradients, so that inputs that do not fit are
+    reported as the target's problem.
 
     Raises TargetError.
     """

@@ -1,5 +1,5 @@
-"""A crew on a Ray cluster, and the only file that knows Ray (extra `ray`). It offers what
-`crew.Crew` asks for and nothing else.
+"""A worker pool on a Ray cluster, and the only file that knows Ray (extra `ray`). It implements
+`pool.WorkerPool` and nothing else.
 
 A task asks Ray for one GPU, or one CPU, and runs in a process of its own. Where that machine sees
 the cache folder of this one (a shared disk) it works in it; elsewhere it works in an empty cache

@@ -1,5 +1,5 @@
-"""One worker of a warm-up: `python -m torch_cudal1.api.fleet.fleet_worker FD`. It is told an order,
-then tasks, and answers each.
+"""One worker of a warm-up: `python -m torch_cudal1.api.fleet.fleet_worker FD`. It reads an
+order, then tasks, and answers each.
 
 Lines of JSON: the order and the tasks come on stdin, what it says and answers goes to the
 descriptor FD; what a user's file prints goes to the log, which is shown if the worker dies. It ends
@@ -29,7 +29,7 @@ from torch_cudal1.store.recording_file import RecordingContents
 
 __all__ = ["main", "run_task"]
 
-SHUTDOWN_GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
+SHUTDOWN_GRACE_S = 10.0  # to end judge processes in, once the parent is gone
 
 
 def run_task(

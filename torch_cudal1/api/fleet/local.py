@@ -1,4 +1,4 @@
-"""A crew on this machine: one process for each GPU, or some for the CPU.
+"""A worker pool on this machine: one process for each GPU, or some for the CPU.
 
 A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU
 while Inductor's compile workers and Triton run on those cores. The judge's lock of a GPU
@@ -7,7 +7,7 @@ of the CPU share all cores, as the decision must hold for all of them; they dist
 measurements, which costs decisions that were close, never right answers.
 
 A worker is started at its first task and again after a death. It is ended with its judge processes
-when the crew is closed, and ends by itself when this process is gone.
+when the pool is closed, and ends by itself when this process is gone.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class LocalPool:
 
 @dataclass
 class _Worker:
-    """One process, or none yet. `closed`: it was told to end, and starts no more."""
+    """One process, or none yet. `closed`: it was asked to end, and starts no more."""
 
     order: WarmupOrder
     seat: WorkerSlot

@@ -1,8 +1,7 @@
-"""Gives the tasks of a warm-up to a crew of workers and collects the answers, whoever the workers
-are.
+"""Gives the tasks of a warm-up to a pool of workers and collects the answers.
 
-A crew is anything that can be given a task and answers it, or says that its worker died. A dead
-worker's task is given out once more and then reported. Answers come back in the order of the tasks,
+A pool takes a task and answers it, or raises that its worker died. The task of a dead worker is
+submitted once more and then reported. Answers come back in the order of the tasks,
 so what is reported does not depend on how many workers there are. No process is started here, and
 nothing is loaded.
 """
@@ -21,9 +20,8 @@ from torch_cudal1.core.errors import Cudal1Error
 
 __all__ = ["WorkerPool", "Progress", "PoolReport", "WorkerDiedError", "run_tasks"]
 
-Progress: TypeAlias = Callable[
-    [str, float | None], None
-]  # what is being done, and the fraction done if known
+# the activity, and the fraction done if known
+Progress: TypeAlias = Callable[[str, float | None], None]
 MAX_ATTEMPTS = 2
 POLL_INTERVAL_S = 0.5  # how long an interrupt may go unnoticed
 
@@ -96,12 +94,12 @@ class PoolReport:
 
 
 def run_tasks(
-    tasks: Sequence[WarmupTask], crew: WorkerPool, journal: WarmupJournal, progress: Progress
+    tasks: Sequence[WarmupTask], pool: WorkerPool, journal: WarmupJournal, progress: Progress
 ) -> PoolReport:
-    """Every task's answer. Tasks that an interrupted run had finished are not given out; equal ones
-    are given out once.
+    """Every task's answer. Tasks that an interrupted run had finished are not submitted; equal tasks
+    are submitted once.
 
-    Interrupted, the crew is closed and the interrupt goes on; what is finished stays in the cache
+    Interrupted, the pool is closed and the interrupt goes on; what is finished stays in the cache
     and in the journal.
     """
     unique = tuple(dict.fromkeys(tasks))
@@ -118,9 +116,9 @@ def run_tasks(
 
     try:
         if open_tasks:
-            _submit_tasks(open_tasks, crew, board, store_answer)
+            _submit_tasks(open_tasks, pool, board, store_answer)
     finally:
-        crew.close()
+        pool.close()
     if all(answer.is_finished for answer in answers.values()):
         journal.close()
     return PoolReport(tuple(answers[task] for task in unique), tuple(problems))
@@ -128,13 +126,13 @@ def run_tasks(
 
 def _submit_tasks(
     tasks: Sequence[WarmupTask],
-    crew: WorkerPool,
+    pool: WorkerPool,
     board: _ProgressBoard,
     store_answer: Callable[[WarmupTask, WarmupAnswer], None],
 ) -> None:
-    threads = ThreadPoolExecutor(crew.size, "cudal1-crew")
+    threads = ThreadPoolExecutor(pool.size, "cudal1-pool")
     futures: dict[Future[WarmupAnswer], WarmupTask] = {
-        threads.submit(_run_with_retry, crew, task, board): task for task in tasks
+        threads.submit(_run_with_retry, pool, task, board): task for task in tasks
     }
     waiting = set(futures)
     try:
@@ -146,15 +144,15 @@ def _submit_tasks(
         for future in waiting:
             future.cancel()
         if waiting:
-            crew.close()  # so that no thread waits for an answer
+            pool.close()  # so that no thread waits for an answer
         threads.shutdown(cancel_futures=True)
 
 
-def _run_with_retry(crew: WorkerPool, task: WarmupTask, board: _ProgressBoard) -> WarmupAnswer:
+def _run_with_retry(pool: WorkerPool, task: WarmupTask, board: _ProgressBoard) -> WarmupAnswer:
     deaths: list[str] = []
     for _ in range(MAX_ATTEMPTS):
         try:
-            return crew.submit(task, lambda activity, fraction: board.say(task, activity, fraction))
+            return pool.submit(task, lambda activity, fraction: board.say(task, activity, fraction))
         except WorkerDiedError as death:
             deaths.append(str(death))
             board.say(task, "its worker died", None)

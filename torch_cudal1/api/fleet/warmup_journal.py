@@ -70,7 +70,7 @@ class WarmupJournal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            return f"{self.path} cannot be written, so an interrupted warm-up would begin anew: {type(error).__name__}: {error}"
+            return f"{self.path} cannot be written, so an interrupted warm-up would start again: {type(error).__name__}: {error}"
         return ""
 
     def close(self) -> None:

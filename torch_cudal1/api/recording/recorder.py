@@ -62,7 +62,7 @@ _counting_dispatchers: weakref.WeakSet[CallCounting] = weakref.WeakSet()
 
 
 class CallCounting(Protocol):
-    """Somebody who counts calls by itself."""
+    """Counts calls by itself, such as the dispatcher of a module."""
 
     def begin_counting(self) -> None:
         """Let every form pass where it can be noted once."""
@@ -288,8 +288,8 @@ def identity_of(module: nn.Module) -> str:
 
 
 class Tally:
-    """The counters of one module's calls. It counts the slow way's itself, and is told what the
-    quick way served.
+    """The counters of one module's calls. It counts calls through the dispatcher itself, and gets
+    the counts of the dispatch table.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -363,7 +363,7 @@ def _end() -> None:
 
 
 def _before_fork() -> None:
-    """No thread of ours is in the middle of anything, and what was counted so far is in the
+    """No thread of this package holds the lock, and what was counted so far is in the
     counters: the parent's to write.
     """
     _lock.acquire()

@@ -44,7 +44,7 @@ class RecordedCall:
 
 
 def read_recording(path: Path | str) -> RecordingContents:
-    """What is whole in the file; the rest is told to the log and the report. Raises TargetError for
+    """What is whole in the file; the rest goes to the log and the report. Raises TargetError for
     a file that cannot be read.
     """
     try:

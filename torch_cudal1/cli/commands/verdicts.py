@@ -53,40 +53,40 @@ def evaluation_job(
 
 
 def evaluation_document(
-    judgement: SourceEvaluation, job: SourceEvaluationConfig, *, reference: str
+    evaluation: SourceEvaluation, job: SourceEvaluationConfig, *, reference: str
 ) -> dict[str, Any]:
     """Everything that is known about one candidate."""
-    decision, baselines = judgement.decision, judgement.baselines
+    decision, baselines = evaluation.decision, evaluation.baselines
     rejected = decision if isinstance(decision, Rejected) else None
-    return _head(job, reference, judgement.candidate.text) | {
-        "outcome": evaluation_outcome(judgement),
+    return _head(job, reference, evaluation.candidate.text) | {
+        "outcome": evaluation_outcome(evaluation),
         "reason": rejected.reason if rejected else "",
         "detector": rejected.detector if rejected else "",
         "numbers": plain(dict(rejected.numbers)) if rejected else {},
-        "checks": [plain(check) for check in judgement.verdict.checks],
-        "error_ratio": plain(judgement.verdict.worst_error_ratio),
-        "timing": _timing(judgement.timing),
+        "checks": [plain(check) for check in evaluation.verdict.checks],
+        "error_ratio": plain(evaluation.verdict.worst_error_ratio),
+        "timing": _timing(evaluation.timing),
         "baselines": {
             "medians_us": dict(baselines.medians_us),
             "failures": dict(baselines.failures),
         }
         if baselines
         else None,
-        "confinement": judgement.confinement.to_json() if judgement.confinement else None,
-        "elapsed_s": {name: round(seconds, 3) for name, seconds in judgement.elapsed_s.items()},
+        "confinement": evaluation.confinement.to_json() if evaluation.confinement else None,
+        "elapsed_s": {name: round(seconds, 3) for name, seconds in evaluation.elapsed_s.items()},
     }
 
 
-def evaluation_outcome(judgement: SourceEvaluation) -> str:
+def evaluation_outcome(evaluation: SourceEvaluation) -> str:
     """One of "accepted", "not_faster" (right), "refused", "reference_unusable" (it refused the
     inputs made for it).
     """
-    decision = judgement.decision
+    decision = evaluation.decision
     if isinstance(decision, Accepted):
         return "accepted"
     if decision.detector == "inputs":
         return "reference_unusable"
-    return "not_faster" if judgement.verdict.passed and decision.timing is not None else "refused"
+    return "not_faster" if evaluation.verdict.passed and decision.timing is not None else "refused"
 
 
 def unusable_document(
