@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.virtual_clock import VirtualClock, install_virtual_clock
 from torch_cudal1.cli.commands import end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import MODELS, Model
 
@@ -71,24 +72,28 @@ def test_names_of_demo_models_are_unique() -> None:
     assert len({m.name.lower() for m in MODELS}) == len(MODELS)
 
 
-class Slow(torch.nn.Module):
+class Timed(torch.nn.Module):
+    """Takes as long as it is told to, on a clock that only it advances."""
+
+    def __init__(self, clock: VirtualClock, microseconds: float) -> None:
+        super().__init__()
+        self.clock, self.microseconds = clock, microseconds
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # so much more than one step that no neighbour on the machine makes up for it
-        for _ in range(120):
-            x = torch.tanh(x)
-        return x
+        self.clock.advance(self.microseconds)
+        return torch.tanh(x)
 
 
 def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = install_virtual_clock(monkeypatch)
     monkeypatch.setattr(end_to_end_measurement, "_compile_module", lambda module, inputs: None)
     timed = end_to_end_measurement.time_end_to_end(
-        Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5
+        Timed(clock, 300.0), Timed(clock, 100.0), (torch.ones(16),), budget_s=0.5
     )
-    assert timed.vs_eager.value > 2
-    assert timed.vs_eager.low > 1
-    assert timed.eager_us > timed.ours_us > 0
+    assert timed.vs_eager.low == pytest.approx(timed.vs_eager.value) == pytest.approx(3.0)
+    assert (timed.eager_us, timed.ours_us) == pytest.approx((300.0, 100.0))
     assert timed.vs_inductor is None
     assert timed.inductor_us is None
 
@@ -96,14 +101,14 @@ def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(
 def test_where_eager_runs_itself_it_is_one_by_construction_and_only_torch_compile_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = Slow()
+    eager = Timed(install_virtual_clock(monkeypatch), 100.0)
     monkeypatch.setattr(
         end_to_end_measurement,
         "_compile_module",
-        lambda module, inputs: lambda: slow(slow(inputs[0])),
+        lambda module, inputs: lambda: eager(eager(inputs[0])),
     )
-    timed = end_to_end_measurement.time_end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
+    timed = end_to_end_measurement.time_end_to_end(eager, None, (torch.ones(16),), budget_s=0.5)
     assert (timed.vs_eager.low, timed.vs_eager.value, timed.vs_eager.high) == (1.0, 1.0, 1.0)
     assert timed.vs_inductor is not None
-    assert timed.vs_inductor.value > 1.4
+    assert timed.vs_inductor.value == pytest.approx(2.0)
     assert timed.eager_us == timed.ours_us

@@ -20,9 +20,13 @@ def test_tf32_is_permitted_where_the_flags_and_the_contract_permit_it(
     monkeypatch: pytest.MonkeyPatch, precision: str, rights: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert target.contract_for(Settings(precision=precision)).rights == rights  # type: ignore[arg-type]
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+    try:
+        contract = target.contract_for(Settings(precision=precision))  # type: ignore[arg-type]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    assert contract.rights == rights
 
 
 def test_the_identity_of_a_machine_is_the_same_each_time_and_does_not_name_it() -> None:

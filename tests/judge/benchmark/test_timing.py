@@ -10,7 +10,9 @@ from typing import Literal
 import pytest
 import torch
 
+from tests.virtual_clock import install_virtual_clock
 from torch_cudal1.judge.benchmark import timing
+from torch_cudal1.judge.benchmark.clock import clock_of
 from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure, sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing import (
@@ -43,16 +45,25 @@ def side(call_us: float, flushed_us: float | None = None) -> WarmCosts:
     return WarmCosts(call_us, call_us, call_us if flushed_us is None else flushed_us)
 
 
-def test_a_real_difference_is_seen() -> None:
-    summary = summarise(sample_pairs(lambda: time.sleep(0.05), quick, CPU, budget_s=2.0))
-    assert summary.speedup > 1.2  # its interval is as wide as the machine is busy
-    assert summary.b_us > 500
+def test_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = install_virtual_clock(monkeypatch)
+    calls = (lambda: clock.advance(50_000.0), lambda: clock.advance(500.0))
+    summary = summarise(sample_pairs(*calls, CPU, budget_s=2.0))
+    assert summary.low == pytest.approx(summary.speedup) == pytest.approx(100.0)
+    assert summary.b_us == pytest.approx(500.0)
 
 
-def test_interleaved_samples_keep_the_order_of_speed() -> None:
-    samples = interleave({"slow": slow, "quick": lambda: None}, CPU, budget_s=0.5)
+def test_interleaved_samples_keep_the_order_of_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = install_virtual_clock(monkeypatch)
+    calls = {"slow": lambda: clock.advance(2_000.0), "quick": lambda: clock.advance(10.0)}
+    samples = interleave(calls, CPU, budget_s=0.5)
     assert len(samples["slow"]) == len(samples["quick"]) >= 3
-    assert min(samples["slow"]) > min(samples["quick"])
+    assert min(samples["slow"]) > max(samples["quick"])
+
+
+def test_the_real_clock_sees_time_pass() -> None:
+    (reading,) = clock_of(CPU).read((lambda: time.sleep(0.01),), (0,))
+    assert reading.wall_us >= 10_000.0
 
 
 @pytest.mark.parametrize(
