@@ -110,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: ["eager"])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
-    monkeypatch.setattr(evaluator, "_measured", won)
+    monkeypatch.setattr(evaluator, "_measure", won)
 
 
 @pytest.fixture

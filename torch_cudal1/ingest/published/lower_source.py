@@ -149,7 +149,7 @@ def lower_candidate(
             (finding for finding in findings(text) if finding.rule == "extension"), None
         )
         hint = (
-            f"it builds an extension of its own ({extension.what}, line {extension.line}): "
+            f"it builds an extension of its own ({extension.text}, line {extension.line}): "
             if extension
             else ""
         )
