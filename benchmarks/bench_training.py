@@ -35,7 +35,7 @@ from torch_cudal1.training.experiments.paired_tests import PairedDifference
 from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan, read_plan
 from torch_cudal1.training.experiments.policy_eval import compute_best_curves
 
-__all__ = ["found", "main", "rows_of"]
+__all__ = ["build_document", "main", "build_rows"]
 
 Row = dict[str, Any]
 _STYLE = {  # for a picture without the page's style sheet
@@ -49,17 +49,24 @@ _STYLE = {  # for a picture without the page's style sheet
 _PARTS = 10  # lines of a curve that the file keeps
 
 
-def rows_of(plan: ExperimentPlan, told: Mapping[str, Any]) -> list[Row]:
+def build_rows(plan: ExperimentPlan, content: Mapping[str, Any]) -> list[Row]:
     """One a comparison, difference, arm, stage and evaluator; `what` says which it is."""
-    results = told["results"]
+    results = content["results"]
     rows: list[Row] = []
-    for one in compare_arms(results, plan):
-        said = {"primary": one.primary, "says": one.says, "adjusted_p": one.adjusted}
-        rows.append({"what": "comparison", "name": _name(one), **said} | _interval(one.difference))
-    others = {**compare_stages(results), **compare_exemplar_effects(results, plan)}
+    for comparison in compare_arms(results, plan):
+        claim = {
+            "primary": comparison.primary,
+            "says": comparison.says,
+            "adjusted_p": comparison.adjusted,
+        }
+        rows.append(
+            {"what": "comparison", "name": _name(comparison), **claim}
+            | _interval(comparison.difference)
+        )
+    differences = {**compare_stages(results), **compare_exemplar_effects(results, plan)}
     rows += [
         {"what": "difference", "name": name} | _interval(difference)
-        for name, difference in others.items()
+        for name, difference in differences.items()
     ]
     rows += [
         {"what": "arm", "name": f"{arm.arm} {arm.title}"} | asdict(arm)
@@ -67,17 +74,19 @@ def rows_of(plan: ExperimentPlan, told: Mapping[str, Any]) -> list[Row]:
     ]
     rows += [{"what": "stage", **asdict(as_zero), "fast": {str(p): share for p, share in as_zero.fast.items()}}
              for as_zero, _ in tabulate_stages(results)]  # fmt: skip
-    for name, steps in (told.get("cheats") or {}).items():
-        rows.append({"what": "evaluator", "name": f"{name} evaluator", "steps": _picked(steps)})
+    for name, steps in (content.get("cheats") or {}).items():
+        rows.append(
+            {"what": "evaluator", "name": f"{name} evaluator", "steps": _pick_evenly(steps)}
+        )
     return rows
 
 
-def found(plan: ExperimentPlan, told: Mapping[str, Any]) -> dict[str, Any]:
+def build_document(plan: ExperimentPlan, content: Mapping[str, Any]) -> dict[str, Any]:
     """The file as a value."""
-    results = told["results"]
-    labels = sorted({str(one["label"]) for one in results})
-    more = {
-        "environment": environment() | _measured_in(results),
+    results = content["results"]
+    labels = sorted({str(result["label"]) for result in results})
+    fields = {
+        "environment": environment() | _describe_machines(results),
         "label": "; ".join(labels),
         "plan": {
             "name": plan.name,
@@ -86,31 +95,31 @@ def found(plan: ExperimentPlan, told: Mapping[str, Any]) -> dict[str, Any]:
             "held_out": asdict(plan.held_out),
         },
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
-        "compute_optimum_means": compute_optimum_means(results),
+        "ceilings": compute_optimum_means(results),
     }
-    return document("training", {"plan": plan.name}, rows_of(plan, told), **more)
+    return document("training", {"plan": plan.name}, build_rows(plan, content), **fields)
 
 
-def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _describe_machines(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The machine of live results. Arms are compared seed by seed, so that seeds may be of
     different GPUs: then each GPU's name has its seeds behind it. Raises ValueError where one seed
     is of several machines, or versions differ.
     """
     machines: dict[int, dict[str, Any]] = {}
-    for one in results:
-        here = dict(one.get("machine", {}))
-        if machines.setdefault(one["seed"], here) != here:
+    for result in results:
+        here = dict(result.get("machine", {}))
+        if machines.setdefault(result["seed"], here) != here:
             raise ValueError(
-                f"seed {one['seed']} was measured on several machines: {machines[one['seed']]} and {here}; expected one"
+                f"seed {result['seed']} was measured on several machines: {machines[result['seed']]} and {here}; expected one"
             )
     by_gpu: dict[str, list[int]] = {}
     for seed, machine in sorted(machines.items()):
         by_gpu.setdefault(machine.get("gpu", ""), []).append(seed)
-    first, *others = [
+    versions, *other_versions = [
         {k: v for k, v in machine.items() if k not in ("gpu", "driver")}
         for machine in machines.values()
     ]
-    if any(other != first for other in others):
+    if any(other != versions for other in other_versions):
         raise ValueError(
             f"results of several versions: {list(machines.values())}; expected those of one"
         )
@@ -122,23 +131,27 @@ def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for gpu, seeds in by_gpu.items()
         if gpu
     ]
-    found = first | ({"gpu": ", ".join(gpus)} if gpus else {})
-    return found | ({"gpu_state": {"driver_version": ", ".join(drivers)}} if drivers else {})
+    machine_facts = versions | ({"gpu": ", ".join(gpus)} if gpus else {})
+    return machine_facts | (
+        {"gpu_state": {"driver_version": ", ".join(drivers)}} if drivers else {}
+    )
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
-def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
+def draw_figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
     """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole
     picture; "" of nothing.
     """
     lines = []
-    found = compute_best_curves(results, kind)
+    best_curves = compute_best_curves(results, kind)
     for arm in ARMS.values():
         curves = [
-            curve for one, curve in zip(results, found, strict=True) if one["arm"] == arm.name
+            curve
+            for result, curve in zip(results, best_curves, strict=True)
+            if result["arm"] == arm.name
         ]
         if not curves or not all(curves):  # nothing that can be decoded was written there
             continue
@@ -193,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     try:
-        written = found(plan, told)
+        written = build_document(plan, told)
     except ValueError as error:
         print(f"{options.told}: {error}", file=sys.stderr)
         return 1
@@ -203,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.figure is not None
         and held_out
         and plots.available()[0]
-        and (drawn := figure(told["results"], "shape"))
+        and (drawn := draw_figure(told["results"], "shape"))
     ):
         options.figure.write_text(drawn, encoding="utf-8")
     return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
@@ -217,7 +230,7 @@ def _interval(difference: PairedDifference) -> Row:
     return asdict(difference) | {"excludes_zero": difference.excludes_zero}
 
 
-def _picked(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+def _pick_evenly(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     last = len(steps) - 1
     return [
         steps[index] for index in sorted({round(i * last / (_PARTS - 1)) for i in range(_PARTS)})

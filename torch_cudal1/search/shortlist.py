@@ -143,7 +143,8 @@ def _order_by_speed(
     Kernels whose results differ from eager's as only another precision makes them come last:
     eager's convolutions use TF32 or not, as cuDNN has it, and a candidate is held to eager's error.
     """
-    reasons += [Rejected(reason, "prescreen") for reason in times.failures.values()]
+    # "heat" is the name under which entries store this stage
+    reasons += [Rejected(reason, "heat") for reason in times.failures.values()]
     medians_us = times.medians_us
     order = sorted(medians_us, key=lambda position: medians_us[position])
     if order and medians_us[order[0]] * _REMEASURED_RATIO <= times.eager_us:
@@ -154,8 +155,7 @@ def _order_by_speed(
     if times.one_pass_us is not None:
         compared += f", its product and one pass {per_call(times.one_pass_us)}"
     reasons += [
-        Rejected(f"takes {per_call(medians_us[position])}, {compared}", "prescreen")
-        for position in slow
+        Rejected(f"takes {per_call(medians_us[position])}, {compared}", "heat") for position in slow
     ]
     return sorted(
         (position for position in order if position not in slow),

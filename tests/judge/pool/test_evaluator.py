@@ -546,7 +546,8 @@ def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(
         return [CheckResult("resource", True)]
 
     monkeypatch.setattr(
-        "torch_cudal1.judge.pool.slot.select_checks", lambda profile: (NUMERICS, alone)
+        "torch_cudal1.judge.pool.slot.select_checks",
+        lambda profile: (NUMERICS, replace(NUMERICS, run=alone)),
     )
     assert measured(lane, source(), 1.5).outcome == "ok"
     assert asked == [False]
