@@ -101,7 +101,7 @@ def test_each_kept_output_is_compared_with_the_result_of_its_own_inputs(
     true_look = OutputAudit.check_output
     monkeypatch.setattr(
         OutputAudit,
-        "look",
+        "check_output",
         lambda self, start, turned, held: true_look(self, start + 1, turned, held),
     )
     with pytest.raises(CandidateFailure, match="answered wrongly"):
@@ -200,7 +200,7 @@ def test_a_slow_first_call_is_asked_again_of_another_instance(
     asked: list[str] = []
     monkeypatch.setattr(
         source_timing.ChildBatchTimer,
-        "spin",
+        "time_batch",
         lambda self, calls: TimedBatch(again_us / 1e6, again_us, calls),
     )
     child = SimpleNamespace(call=lambda verb, **fields: asked.append(f"{verb} {fields['slot']}"))

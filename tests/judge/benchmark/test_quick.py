@@ -62,7 +62,7 @@ class Looks:
     def shift(self) -> int:
         return 1
 
-    def look(self, start: int, shift: int, held: int) -> None:
+    def check_output(self, start: int, shift: int, held: int) -> None:
         self.held_outputs.append(held)
 
 
