@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
 BROAD = {"Exception", "BaseException"}
 # file -> what must not go further, and where to
 DOORS = {
-    "api/backend.py": "a failure of ours, into the user's compilation: Inductor runs",
-    "api/accelerate.py": "a failure of ours, into the user's call: the module's own forward runs",
-    "api/shadow.py": "what the user's on_mismatch raises, into the user's call that it was told of",
+    "api/backend.py": "a failure of this package, into the user's compilation: Inductor runs",
+    "api/dispatcher.py": "a failure of this package, into the user's call: the module's own forward runs",
+    "api/shadow.py": "what the user's on_mismatch raises, into the user's call that reports to it",
     "judge/worker/session.py": "what a candidate raises, out of the process that exists to run it: it is the candidate's reason",
 }
 
