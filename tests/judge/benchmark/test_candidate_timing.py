@@ -210,5 +210,5 @@ def test_a_slow_first_call_is_asked_again_of_another_instance(
     found = replace(
         measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=(1.0, 8e6)
     )
-    assert source_timing.first_call(trial, found, ["a"]).passed is passed
+    assert source_timing.check_first_calls(trial, found, ["a"]).passed is passed
     assert asked == ["load first_call", "forget first_call"]

@@ -63,7 +63,7 @@ class Looks:
         return 1
 
     def check_output(self, start: int, shift: int, held: int) -> None:
-        self.held_outputs.append(held)
+        self.kept.append(held)
 
 
 def race(baseline: Machine, candidate: Machine) -> tuple[QuickBenchmark, Looks]:
@@ -98,8 +98,8 @@ def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -
         sampler, looks = race(Machine(10.0), Machine(10.0))
         drawn.add(frozenset(sampler.checked_buckets))
         measure(sampler, TRAIN)
-        assert len(looks.held_outputs) == 2
-        assert all(looks.held_outputs)
+        assert len(looks.kept) == 2
+        assert all(looks.kept)
     assert len(drawn) > 5
 
 
@@ -120,9 +120,9 @@ def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> Non
     plan = replace(TRAIN, pairs=2, side_us=20.0)
     assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
     assert child.requests == 1, "all buckets at once: everybody waits meanwhile"
-    assert not looks.held_outputs
-    sampler.look()
-    assert len(looks.held_outputs) == 2
+    assert not looks.kept
+    sampler.check_last_outputs()
+    assert len(looks.kept) == 2
     assert sampler.candidate.start == 7
 
 
