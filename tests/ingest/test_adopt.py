@@ -22,6 +22,7 @@ from torch_cudal1.ingest.formats.task import PublishedTask
 from torch_cudal1.ingest.published import adopt
 from torch_cudal1.ingest.published.adopt import Adoption
 from torch_cudal1.ir.records import Candidate, CheckResult, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
 from torch_cudal1.judge.evaluate.source_evaluator import (
     SourceEvaluation,
@@ -108,7 +109,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One baseline, and a clock that every right Program wins on: what is raced, and how long, is
     tested elsewhere.
     """
-    monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(
+        baselines, "list_baseline_schedules", lambda place: [Schedule.parse("eager")]
+    )
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
     monkeypatch.setattr(evaluator, "_measure", won)
 
