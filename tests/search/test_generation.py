@@ -42,7 +42,7 @@ def test_children_are_legal_new_and_within_the_rights_of_their_family() -> None:
         )
     )
     assert not any(
-        METHODS[str(one.config["method"])].tf32_right for one in children
+        METHODS[str(one.config["method"])].needs_tf32 for one in children
     )  # no right was granted, none is gained
     for one in children:
         assert lower(product(*HELD_OUT), one).kernels

@@ -72,9 +72,9 @@ def test_many_writers_of_which_some_are_killed_leave_a_file_of_whole_lines(tmp_p
     path = tmp_path / "one.jsonl"
     code = f"""
 from pathlib import Path
-from torch_cudal1.search.cost_model.timings import Timing, add
+from torch_cudal1.search.cost_model.timings import KernelTiming, append_timings
 while True:
-    add(Path({str(path)!r}), [Timing("gemm", {{"m": 4}}, {{"rows": 16}}, 2.0, 3.5)] * 5)
+    append_timings(Path({str(path)!r}), [KernelTiming("gemm", {{"m": 4}}, {{"rows": 16}}, 2.0, 3.5)] * 5)
 """
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     end = time.monotonic() + 60
