@@ -68,9 +68,10 @@ def compile_program(
     extension = native.extension()
     if extension is None:
         return Refusal(native.status()[1])
-    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+    if device.type == "cuda" and torch.cuda.is_available():
         # The tensors and kernels of all its calls are on one device.
-        device = torch.device("cuda", torch.cuda.current_device())
+        index = torch.cuda.current_device() if device.index is None else device.index
+        device = torch.device("cuda", index)
     flat = _inline_calls(program, device)
     loaded = [
         (load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None

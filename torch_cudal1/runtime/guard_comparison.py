@@ -113,10 +113,10 @@ def iter_differences(w: GuardRecords) -> Iterator[str]:
         if array.target != array.content
     )
     yield from (f"{name.where} changed" for name in w.names if not _same_lookup(name))
-    for match in w.functions:
-        if not _same_code(match):
-            replaced = match.function.__code__ is not match.code
-            yield f"{match.where}: {'code' if replaced else 'default arguments'} changed"
+    for function in w.functions:
+        if not _same_code(function):
+            replaced = function.function.__code__ is not function.code
+            yield f"{function.where}: {'code' if replaced else 'default arguments'} changed"
     yield from (
         f"{cell.where} changed" for cell in w.closure_cells if _content(cell.cell) is not cell.value
     )

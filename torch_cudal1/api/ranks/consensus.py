@@ -321,8 +321,8 @@ class _Meeting:
             quarantine_reason = find_quarantine_reason(
                 (cache.root, *cache.read_only), entry.region_key, choice.digest
             )
-            if reason := cache.check_revoked(choice.program) or quarantine_reason:
-                return Refusal(f"rank {self.rank}: {reason}")
+            if refusal := cache.check_revoked(choice.program) or quarantine_reason:
+                return Refusal(f"rank {self.rank}: {refusal}")
         return None
 
     def agree_on_verdict(self, problem: Refusal | None, broadcast: Broadcast) -> str:

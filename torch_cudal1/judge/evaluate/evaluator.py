@@ -187,7 +187,7 @@ def evaluate_candidate(
     telemetry.count("candidates_judged")
     evaluation = Evaluation(candidate, decision, verdict, confinement)
     telemetry.record(
-        "evaluate_candidate",
+        "judge",
         "accepted" if isinstance(decision, Accepted) else "rejected",
         region.key[:12],
         **summarise_evaluation(evaluation),
@@ -333,9 +333,7 @@ def _measure(
         score_measurement(confirmed.measurement.summary, config.plan),
     )
     details = {**confirmed.facts, "gpu": gpu}
-    telemetry.record(
-        "evaluate_candidate", "timed", trial.reference.key[:12], label=candidate.label, **details
-    )
+    telemetry.record("judge", "timed", trial.reference.key[:12], label=candidate.label, **details)
     if isinstance(quoted, Unstable) or not verdict.passed:
         return verdict, None
     timing = Timing(
@@ -409,7 +407,7 @@ def _build_candidate(
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
-            "build_candidates",
+            "build",
             program=program.to_json(),
             payloads=payloads,
             proposal=proposal.to_json(),
@@ -437,9 +435,7 @@ def _timing_json(timing: Timing | None, ranking: BaselineRanking) -> dict[str, A
         "low": timing.low,
         "high": timing.high,
         "profile": timing.profile,
-        "score_measurement": round_towards_one(timing.low)
-        if timing.score is None
-        else timing.score,
+        "score": round_towards_one(timing.low) if timing.score is None else timing.score,
         "pairs": timing.pairs,
         "baselines_us": dict(ranking.medians_us),
         "details": dict(timing.details),

@@ -454,7 +454,7 @@ def _decide(verdict: Verdict, timing: Timing | None, config: SourceEvaluationCon
     if timing.score > PAPER_SUCCESS:
         return Accepted(timing)
     reason = f"the score over eager is {timing.score:.2f}; a success is above {PAPER_SUCCESS}"
-    return Rejected(reason, "timing", {"score_measurement": timing.score}, timing)
+    return Rejected(reason, "timing", {"score": timing.score}, timing)
 
 
 def _summarise(evaluation: SourceEvaluation) -> dict[str, str]:
