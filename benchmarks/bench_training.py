@@ -35,7 +35,7 @@ from torch_cudal1.training.experiments.paired_tests import PairedDifference
 from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan, read_plan
 from torch_cudal1.training.experiments.policy_eval import compute_best_curves
 
-__all__ = ["build_document", "main", "build_rows"]
+__all__ = ["build_document", "build_rows", "main"]
 
 Row = dict[str, Any]
 _STYLE = {  # for a picture without the page's style sheet

@@ -22,7 +22,7 @@ def test_outputs_keep_their_numbers_and_specs() -> None:
 
 
 def test_sums_of_bytes_wrap_around() -> None:
-    function = lambda x: (x + x).float()  # noqa: E731
+    function = lambda x: (x + x).float()
     traced = trace(island(function, (X.to(torch.uint8),)))
     templates = [node.template for node in find_nodes(Map, (traced.outputs[0].node,))]
     assert any("& 255" in template for template in templates)

@@ -12,14 +12,14 @@ from torch_cudal1.kernels.expr.nodes import Leaf, View
 from torch_cudal1.kernels.expr.views import permute
 from torch_cudal1.kernels.registry import trace
 
-I, J = (AffineExpr(0, ((Atom(n, size), 1),)) for n, size in enumerate((4, 8)))
+ROW, COLUMN = (AffineExpr(0, ((Atom(n, size), 1),)) for n, size in enumerate((4, 8)))
 
 
 def test_a_permutation_takes_an_index_back() -> None:
     node = permute(Leaf((4, 8), torch.float32, 0, (8, 1)), (1, 0))
     assert isinstance(node, View)
     assert node.shape == (8, 4)
-    assert node.remap((J, I)) == (I, J)
+    assert node.remap((COLUMN, ROW)) == (ROW, COLUMN)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,15 @@ def test_blocks_nest_and_the_last_one_switches_back() -> None:
 
 def test_it_holds_for_other_threads_and_ends_with_an_error() -> None:
     answers: list[bool] = []
-    with pytest.raises(KeyError), disabled():
-        thread = threading.Thread(target=lambda: answers.append(is_disabled()))
-        thread.start()
-        thread.join()
-        raise KeyError
+
+    def fail_while_disabled() -> None:
+        with disabled():
+            thread = threading.Thread(target=lambda: answers.append(is_disabled()))
+            thread.start()
+            thread.join()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_while_disabled()
     assert answers == [True]
     assert not is_disabled()

@@ -21,8 +21,23 @@ class Colour(enum.Enum):
 
 @pytest.mark.parametrize(
     "value",
-    [None, 1, 1.5, "text", b"bytes", ..., Colour.RED, Path("x"), re.compile("x"), torch.float32]
-    + [torch.device("cpu"), torch.Size([2]), torch.ops.aten.add.Tensor, nn.Linear, torch],
+    [
+        None,
+        1,
+        1.5,
+        "text",
+        b"bytes",
+        ...,
+        Colour.RED,
+        Path("x"),
+        re.compile("x"),
+        torch.float32,
+        torch.device("cpu"),
+        torch.Size([2]),
+        torch.ops.aten.add.Tensor,
+        nn.Linear,
+        torch,
+    ],
     ids=str,
 )
 def test_what_cannot_change_is_opaque(value: object) -> None:
@@ -31,8 +46,17 @@ def test_what_cannot_change_is_opaque(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[], {}, set(), bytearray(), collections.deque(), types.SimpleNamespace(), torch.ones(1)]
-    + [nn.ReLU(), lambda: None],
+    [
+        [],
+        {},
+        set(),
+        bytearray(),
+        collections.deque(),
+        types.SimpleNamespace(),
+        torch.ones(1),
+        nn.ReLU(),
+        lambda: None,
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_can_change_in_place_is_not(value: object) -> None:

@@ -37,8 +37,8 @@ __all__ = [
     "ServedCall",
     "build_contenders",
     "fill_graphs",
-    "make_direct_call",
     "find_written_placeholders",
+    "make_direct_call",
 ]
 
 

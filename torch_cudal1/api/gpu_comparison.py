@@ -27,10 +27,10 @@ from torch_cudal1.ir.records import Entry, Region, Target
 
 __all__ = [
     "GpuComparison",
+    "GpuPrices",
     "HardwareRow",
     "Load",
     "Price",
-    "GpuPrices",
     "compare",
     "move_program",
     "read_prices",

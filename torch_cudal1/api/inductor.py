@@ -36,9 +36,11 @@ def compile_fx_graph(
 
     # Triton asks the program `file` how Python is linked and puts the answer into the names of what
     # it builds. Where `file` is missing, the shim gives the answer of other machines.
-    with file_program_shim(device_of(list(inputs))):
-        with keep_backward_repeatable() if repeatable_backward else nullcontext():
-            compiled = compile_fx(gm, list(inputs), config_patches=dict(options) or None)
+    with (
+        file_program_shim(device_of(list(inputs))),
+        keep_backward_repeatable() if repeatable_backward else nullcontext(),
+    ):
+        compiled = compile_fx(gm, list(inputs), config_patches=dict(options) or None)
     return cast(Callable[..., Any], compiled)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["MIN_SPEEDUP_BEYOND_NOISE", "copy_leaf", "compute_gradients"]
+__all__ = ["MIN_SPEEDUP_BEYOND_NOISE", "compute_gradients", "copy_leaf"]
 
 # The median speed-up at which another of PyTorch's own ways (eager, torch.compile, a CUDA graph)
 # replaces the one that the user asked for.

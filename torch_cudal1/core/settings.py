@@ -24,12 +24,12 @@ __all__ = [
     "HUB_REPOSITORY",
     "PREFIX",
     "Settings",
+    "append_to_path",
     "default_key_folder",
     "environment_table",
-    "select_environment",
-    "append_to_path",
     "process_environment",
     "replace_environment",
+    "select_environment",
     "set_environment",
 ]
 

@@ -30,7 +30,7 @@ import torch
 
 from torch_cudal1.core.refusal import Refusal
 
-__all__ = ["lock_gpu", "lock_uses", "lock_seconds", "working_s"]
+__all__ = ["lock_gpu", "lock_seconds", "lock_uses", "working_s"]
 
 # Not TMPDIR, which differs between the jobs of one machine.
 _FOLDER = Path("/tmp/torch_cudal1-gpus")

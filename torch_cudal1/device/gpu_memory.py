@@ -9,11 +9,11 @@ from functools import cache
 import torch
 
 __all__ = [
-    "release_cached_memory",
     "is_memory_short",
-    "max_cached_bytes",
     "make_room",
+    "max_cached_bytes",
     "memory_share_bytes",
+    "release_cached_memory",
 ]
 
 _CACHED_GPU_FRACTION, _CACHED_HOST_BYTES = 1 / 24, 8 << 30

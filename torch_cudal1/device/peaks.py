@@ -29,10 +29,10 @@ __all__ = [
     "MAX_PEAK_FRACTION",
     "DevicePeaks",
     "RequiredWork",
-    "find_device_peaks",
     "check_roofline",
-    "find_lower_bound_us",
     "count_required_work",
+    "find_device_peaks",
+    "find_lower_bound_us",
 ]
 
 MAX_PEAK_FRACTION = 0.95  # no kernel gets more of a peak than this

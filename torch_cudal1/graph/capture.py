@@ -35,9 +35,9 @@ from torch_cudal1.runtime.index_checks import find_lost_check
 __all__ = [
     "CapturedGraph",
     "TracedModule",
-    "keep_backward_repeatable",
-    "is_dynamic",
     "find_lifted_parameters",
+    "is_dynamic",
+    "keep_backward_repeatable",
     "trace",
 ]
 

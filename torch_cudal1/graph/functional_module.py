@@ -27,11 +27,11 @@ from torch_cudal1.core.errors import NotLowerableError
 __all__ = [
     "Call",
     "FunctionalModule",
-    "preserve_versions",
     "copy_module",
-    "preserve_random_state",
-    "list_running_statistics",
     "copy_sharing_tensors",
+    "list_running_statistics",
+    "preserve_random_state",
+    "preserve_versions",
 ]
 
 M = TypeVar("M", bound=torch.nn.Module)

@@ -25,9 +25,9 @@ __all__ = [
     "DEVICE_RATES",
     "Cost",
     "DeviceRates",
-    "make_flop_counter",
     "estimate_cost",
     "estimate_launch_us",
+    "make_flop_counter",
 ]
 
 _MAX_LAUNCH_US = 5.0  # of the host for one step, at most

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_cudal1.ir.interpreter import interpret, skip_launch
 from torch_cudal1.ir.program import Program, TensorSpec
 
-__all__ = ["output_specs", "find_unaligned_values", "value_specs"]
+__all__ = ["find_unaligned_values", "output_specs", "value_specs"]
 
 
 def output_specs(program: Program) -> list[TensorSpec | None]:

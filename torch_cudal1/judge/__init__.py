@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from torch_cudal1.judge.sandbox.worker_pool import in_background, pool_scope
 
 __all__ = [
-    "EvaluationConfig",
-    "Evaluation",
     "BaselineRanking",
-    "prestart_worker",
+    "Evaluation",
+    "EvaluationConfig",
     "build_candidates",
-    "validate_candidate",
-    "round_towards_one",
-    "make_evidence",
-    "prestart_fork_server",
-    "in_background",
     "evaluate_candidate",
+    "in_background",
+    "make_evidence",
     "pool_scope",
+    "prestart_fork_server",
+    "prestart_worker",
     "rank_baselines",
+    "round_towards_one",
     "summarise_evaluation",
+    "validate_candidate",
     "working_s",
 ]
 

@@ -35,11 +35,11 @@ __all__ = [
     "ModuleGuard",
     "bind_guard",
     "call_state",
+    "find_tracing",
+    "has_saved_tensor_hooks",
     "opaque_signature",
     "python_signature",
-    "has_saved_tensor_hooks",
     "signature",
-    "find_tracing",
 ]
 
 Implementation: TypeAlias = Literal["python", "native"]

@@ -22,11 +22,11 @@ from torch_cudal1.core.refusal import Refusal
 
 __all__ = [
     "IndexOutOfRangeError",
-    "raise_as_eager",
-    "cpu_index_checks",
-    "has_indices",
-    "find_lost_check",
     "add_class_checks",
+    "cpu_index_checks",
+    "find_lost_check",
+    "has_indices",
+    "raise_as_eager",
 ]
 
 _NAME = "checked_index"

@@ -19,7 +19,7 @@ from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["register", "get_program", "run_operator"]
+__all__ = ["get_program", "register", "run_operator"]
 
 _lock = threading.Lock()
 _programs: dict[str, Program] = {}

@@ -28,7 +28,7 @@ from torch_cudal1.store.cache.entry_file import decode_entry, digest_of, encode_
 from torch_cudal1.store.cache.files import read_file, write_file
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["build_proposals", "store_build", "find_build"]
+__all__ = ["build_proposals", "find_build", "store_build"]
 
 _MAX_FILE_BYTES = 256 << 20
 

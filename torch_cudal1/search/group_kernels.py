@@ -39,7 +39,7 @@ from torch_cudal1.search.shortlist import (
 from torch_cudal1.store.cache.resolve import Hit, resolve
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["GroupKernels", "StoreKernel", "Replacements", "list_proposals", "collect_techniques"]
+__all__ = ["GroupKernels", "Replacements", "StoreKernel", "collect_techniques", "list_proposals"]
 
 Replacements: TypeAlias = Mapping[FusionGroup, tuple[Program, tuple[str, ...]]]
 BuildAnswers: TypeAlias = tuple[Candidate | Rejected, ...]

@@ -43,9 +43,9 @@ from torch_cudal1.store.context import TuneContext
 
 __all__ = [
     "TRITON_PREFIX",
-    "read_compiler_answers",
     "inductor_options",
     "provide_artifacts",
+    "read_compiler_answers",
     "store_artifacts",
 ]
 

@@ -22,9 +22,9 @@ __all__ = [
     "PROPOSALS_PER_GROUP",
     "CandidateGenerator",
     "ShortlistResult",
-    "select_fastest_correct",
     "reject_for_failure",
     "rights_of",
+    "select_fastest_correct",
 ]
 
 # the bound that orders proposals is rough, and each costs seconds of a compiler

@@ -25,8 +25,8 @@ from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 
 __all__ = [
     "Recorder",
-    "RuleRecorder",
     "RolloutBatch",
+    "RuleRecorder",
     "TaskPrompt",
     "UniformRecorder",
     "choose_tasks",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["Moments", "Pool", "Smoothing", "standardize_group", "smooth_rewards"]
+__all__ = ["Moments", "Pool", "Smoothing", "smooth_rewards", "standardize_group"]
 
 Pool: TypeAlias = Literal["running", "batch", "group"]
 _EPSILON = 1e-4  # added to the group's deviation, as TRL does

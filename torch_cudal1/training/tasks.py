@@ -22,7 +22,7 @@ from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.ksl.ops import OPS, make_task
 
-__all__ = ["TaskFolder", "Split", "TaskError", "load_split", "read_folder", "list_tasks"]
+__all__ = ["Split", "TaskError", "TaskFolder", "list_tasks", "load_split", "read_folder"]
 
 Shape = tuple[int, ...]
 _CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {

@@ -15,6 +15,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Accepted, Candidate, Contract, Region, Rejected, Target
+from torch_cudal1.ir.schedule import INDUCTOR, INDUCTOR_GRAPH
 from torch_cudal1.judge import (
     BaselineRanking,
     EvaluationConfig,

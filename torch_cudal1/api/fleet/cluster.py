@@ -26,7 +26,7 @@ from torch_cudal1.store.cache.entry_file import decode_entry
 from torch_cudal1.store.cache.files import files_under, read_file, write_file
 from torch_cudal1.store.cache.local_cache import LocalCache
 
-__all__ = ["RayPool", "store_files", "run_on_cluster"]
+__all__ = ["RayPool", "run_on_cluster", "store_files"]
 
 _MARKER_PREFIX = "cluster-"
 MAX_FILE_BYTES = 4 << 30

@@ -18,7 +18,7 @@ from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import WarmupJournal
 from torch_cudal1.core.errors import Cudal1Error
 
-__all__ = ["WorkerPool", "Progress", "PoolReport", "WorkerDiedError", "run_tasks"]
+__all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks"]
 
 # the activity, and the fraction done if known
 Progress: TypeAlias = Callable[[str, float | None], None]

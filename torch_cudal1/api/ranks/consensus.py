@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         Choice,
     )  # brings the judge, which a warm look-up can do without
 
-__all__ = ["NoConsensus", "Broadcast", "reach_consensus", "choices_from_broadcast", "has_ranks"]
+__all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "reach_consensus"]
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0

@@ -28,7 +28,7 @@ from torch_cudal1.core.errors import TargetError
 from torch_cudal1.device.target import device_of
 from torch_cudal1.store.recording_file import CallRecord, Mode, RecordingContents, read_calls
 
-__all__ = ["RecordedCall", "in_mode", "read_recording", "list_recorded_calls"]
+__all__ = ["RecordedCall", "in_mode", "list_recorded_calls", "read_recording"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch_cudal1.graph.functional_module import copy_module
 from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, summarise
 
-__all__ = ["time_end_to_end", "run_in_float64", "compute_scaled_error"]
+__all__ = ["compute_scaled_error", "run_in_float64", "time_end_to_end"]
 
 
 def time_end_to_end(

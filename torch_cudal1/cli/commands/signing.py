@@ -38,13 +38,13 @@ from torch_cudal1.store.trust.signatures import (
 from torch_cudal1.store.trust.trust_policy import Forbidden, Vouched, find_list_problems
 
 __all__ = [
-    "list_bad_signatures",
+    "count_unchecked_signatures",
+    "describe_voucher",
     "keys",
+    "list_bad_signatures",
     "list_problems",
     "revoke",
     "sign",
-    "count_unchecked_signatures",
-    "describe_voucher",
 ]
 
 _FOUND_WRONG = 1

@@ -145,7 +145,10 @@ def import_(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     )
     screen.line(f"{imported.root}: {how}; for {', '.join(imported.families)}")
     if unsigned := _count_unsigned(imported.root, settings):
-        unsigned_entries = f"{text.count_text(unsigned, 'entry', 'entries')} without a signature that counts here: not used before `cudal1 warmup`"
+        count = text.count_text(unsigned, "entry", "entries")
+        unsigned_entries = (
+            f"{count} without a signature that counts here: not used before `cudal1 warmup`"
+        )
         screen.line(
             f"{unsigned_entries} has validated them; `cudal1 sign` before `export` and a list of publishers here spare that"
         )

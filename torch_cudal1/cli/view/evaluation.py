@@ -14,7 +14,7 @@ from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.report import Interval
 
-__all__ = ["show_evaluation", "describe_outcome"]
+__all__ = ["describe_outcome", "show_evaluation"]
 
 
 def describe_outcome(document: Mapping[str, Any]) -> str:

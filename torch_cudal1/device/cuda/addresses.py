@@ -28,12 +28,12 @@ from torch_cudal1.device.cuda.driver import (
 from torch_cudal1.ir.program import Value
 
 __all__ = [
-    "raise_launch_failure",
-    "raise_driver_error",
     "find_launch_addresses",
-    "pack_launch",
     "find_replay_addresses",
     "find_timer_addresses",
+    "pack_launch",
+    "raise_driver_error",
+    "raise_launch_failure",
 ]
 
 _STREAM_LIBRARY, _STREAM_FUNCTION = (

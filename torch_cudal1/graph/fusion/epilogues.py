@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.program import Aten, Step, TensorSpec
 
-__all__ = ["follows_product", "joins_halves", "drop_loose_ends"]
+__all__ = ["drop_loose_ends", "follows_product", "joins_halves"]
 
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})

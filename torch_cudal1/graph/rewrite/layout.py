@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.alias import VIEWS
 from torch_cudal1.graph.rewrite.match import call, is_op, shape
 
-__all__ = ["Cut", "find_cut", "emit", "permute", "takes_strides"]
+__all__ = ["Cut", "emit", "find_cut", "permute", "takes_strides"]
 
 aten = torch.ops.aten
 _BY_STORAGE = (

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "MIN_RESOLVED_WIDTH",
     "LAST_EXPONENT",
+    "MAX_GAUSSIAN_WIDTH",
+    "MIN_RESOLVED_WIDTH",
     "SERIES",
     "STEP",
-    "MAX_GAUSSIAN_WIDTH",
     "TARGETS",
     "operator_of",
 ]

@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "TARGETS",
-    "rewrite_as_one_step",
-    "operator_of",
-    "find_one_step_layers",
-    "target_of",
     "OneStepRecurrence",
+    "find_one_step_layers",
+    "operator_of",
+    "rewrite_as_one_step",
+    "target_of",
 ]
 
 _NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")

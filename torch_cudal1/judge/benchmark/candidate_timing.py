@@ -34,14 +34,14 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = [
+    "BenchmarkResult",
     "OutputAudit",
     "SlotSampler",
-    "BenchmarkResult",
-    "describe_measurement",
+    "check_first_call",
     "check_stability",
     "check_sync_ratio",
+    "describe_measurement",
     "time_program",
-    "check_first_call",
 ]
 
 _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds

@@ -34,14 +34,14 @@ from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
 __all__ = [
+    "BatchTimer",
     "ChildBatchTimer",
     "CrossProcessBenchmark",
-    "TwoPointSlope",
-    "BatchTimer",
     "TimedBatch",
+    "TwoPointSlope",
+    "check_wall_slope",
     "limit_batch_calls",
     "measure_slope",
-    "check_wall_slope",
 ]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 

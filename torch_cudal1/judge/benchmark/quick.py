@@ -45,7 +45,7 @@ from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TimingPlan
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
-__all__ = ["CLOCK_CHECKS", "QuickBenchmark", "PreparedBenchmark", "prepare_benchmark"]
+__all__ = ["CLOCK_CHECKS", "PreparedBenchmark", "QuickBenchmark", "prepare_benchmark"]
 
 CLOCK_CHECKS = ("wall_slope", "sync_ratio")  # checks that others on the device can disturb
 

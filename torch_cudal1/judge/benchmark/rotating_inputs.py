@@ -13,7 +13,7 @@ import torch
 
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["RotatingInputs", "RotatingCalls", "plan_rotation"]
+__all__ = ["RotatingCalls", "RotatingInputs", "plan_rotation"]
 
 _RING_BYTES = 512 << 20
 _RING_SETS = 8

@@ -27,21 +27,21 @@ from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 
 __all__ = [
     "L2",
-    "SampleBatch",
     "QueuedTime",
+    "SampleBatch",
     "SideTimes",
     "WarmCosts",
     "batch_for",
     "batch_us",
     "device_time_us",
+    "draw_leading_sides",
     "host_time_us",
     "interleave",
-    "draw_leading_sides",
     "measure_side",
-    "time_queued_calls",
     "sample_bucket",
     "sync_ratio",
     "temperatures",
+    "time_queued_calls",
     "warm_up",
 ]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are

@@ -22,15 +22,15 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = [
     "Agreement",
+    "compare_call",
     "compare_result",
     "disagree_on_error",
-    "tolerate_error",
-    "find_form_problem",
-    "report_not_applicable",
-    "get_source_reference",
     "eager_refuses",
+    "find_form_problem",
+    "get_source_reference",
+    "report_not_applicable",
     "summarise",
-    "compare_call",
+    "tolerate_error",
 ]
 
 

@@ -20,11 +20,11 @@ __all__ = [
     "PAPER_SUCCESS",
     "Unstable",
     "choose_baseline",
-    "round_towards_one",
     "decide",
+    "is_surprising",
+    "round_towards_one",
     "score_by_paper",
     "score_measurement",
-    "is_surprising",
 ]
 
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this

@@ -63,16 +63,16 @@ if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
 __all__ = [
-    "EvaluationConfig",
-    "Evaluation",
     "BaselineRanking",
-    "prestart_worker",
+    "Evaluation",
+    "EvaluationConfig",
     "build_candidates",
-    "validate_candidate",
+    "evaluate_candidate",
     "make_evidence",
     "prestart_fork_server",
-    "evaluate_candidate",
+    "prestart_worker",
     "summarise_evaluation",
+    "validate_candidate",
 ]
 
 # of the GPU with each process, for as long as it lives; for larger tensors more is shared while

@@ -26,9 +26,9 @@ from torch_cudal1.judge.wire.channel import load_tensors
 __all__ = [
     "Baselines",
     "LostReferenceProcess",
-    "rank_source_baselines",
     "load_eager_baseline",
     "name_slot",
+    "rank_source_baselines",
 ]
 
 _BUDGET_S = 5.0

@@ -65,10 +65,10 @@ from torch_cudal1.judge.sandbox.confinement_level import Confinement
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = [
-    "SourceEvaluator",
-    "SourceEvaluationConfig",
-    "SourceEvaluation",
     "Progress",
+    "SourceEvaluation",
+    "SourceEvaluationConfig",
+    "SourceEvaluator",
     "evaluate_source",
 ]
 

@@ -60,7 +60,7 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.worker.kernel_compile import has_kernels
 
-__all__ = ["Slot", "Iteration", "OutOfDeviceMemory"]
+__all__ = ["Iteration", "OutOfDeviceMemory", "Slot"]
 
 # a score with its bucket means, or the check that failed
 _Outcome: TypeAlias = tuple[float, tuple[float, ...]] | CheckResult

@@ -33,7 +33,7 @@ from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.slot import Iteration, OutOfDeviceMemory, Slot
 
-__all__ = ["SlotPool", "MeasurementRequest", "count_fitting_slots"]
+__all__ = ["MeasurementRequest", "SlotPool", "count_fitting_slots"]
 
 MeasurementRequest: TypeAlias = tuple[
     TrainingTask, Decoded, float | None, bool

@@ -16,13 +16,13 @@ import torch
 from torch.linalg import vector_norm
 
 __all__ = [
-    "Results",
     "ErrorStatistics",
+    "Results",
     "all_finite",
     "count_beyond",
     "flat_blocks",
-    "root_mean_square",
     "measure_errors",
+    "root_mean_square",
 ]
 
 Results: TypeAlias = tuple[

@@ -17,7 +17,7 @@ from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.reference.float64 import Infeasible, measure_input_sensitivity
 from torch_cudal1.judge.reference.region_reference import Outputs, Result
 
-__all__ = ["ReferenceCache", "InputSet"]
+__all__ = ["InputSet", "ReferenceCache"]
 
 _COMPUTED = ("expected", "exact", "sensitivity")  # cached properties of a set
 

@@ -27,7 +27,7 @@ from torch_cudal1.judge.wire import precision_rights
 from torch_cudal1.judge.wire.properties import describe
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["Outputs", "ReferenceFailure", "RegionReference", "Result", "Reference"]
+__all__ = ["Outputs", "Reference", "ReferenceFailure", "RegionReference", "Result"]
 
 _CHOICES = frozenset({"argmax", "argmin", "max", "min", "topk", "sort", "kthvalue", "median"})
 Outputs: TypeAlias = list[torch.Tensor | None]

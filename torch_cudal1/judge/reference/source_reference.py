@@ -30,7 +30,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, count_tensors
 from torch_cudal1.judge.wire.channel import load_tensors
 
-__all__ = ["SourceReference", "SourceCandidate", "read_reference"]
+__all__ = ["SourceCandidate", "SourceReference", "read_reference"]
 
 EVAL = RunMode()
 # examples and constructors are the same at every load; the inputs of the judge come from secret

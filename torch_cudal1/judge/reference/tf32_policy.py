@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Tf32OperandRounding", "uses_tf32", "to_tf32"]
+__all__ = ["Tf32OperandRounding", "to_tf32", "uses_tf32"]
 
 # operator -> op class, positions of the operands that are multiplied
 _OPERANDS: Mapping[str, tuple[str, tuple[int, ...]]] = {

@@ -26,12 +26,12 @@ from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = [
     "MIN_LEVEL",
-    "WHAT_IS_NOT_STOPPED",
     "REMEDIES",
+    "WHAT_IS_NOT_STOPPED",
     "WHAT_IS_STOPPED",
-    "LevelChoice",
     "Confinement",
     "Control",
+    "LevelChoice",
     "ProbeResult",
     "choose_level",
 ]

@@ -19,7 +19,7 @@ import torch
 from torch_cudal1.core.settings import select_environment
 from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 
-__all__ = ["make_environment", "is_open_to_all", "allow_access", "list_roots"]
+__all__ = ["allow_access", "is_open_to_all", "list_roots", "make_environment"]
 
 _KEPT_NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "XDG_CACHE_HOME"),

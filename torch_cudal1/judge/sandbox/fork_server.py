@@ -36,7 +36,7 @@ from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.start import make_scratch
 
-__all__ = ["ForkedProcess", "ForkServer"]
+__all__ = ["ForkServer", "ForkedProcess"]
 
 _MAX_ANSWER_BYTES = 1 << 20
 _SERVER_MODULE = "torch_cudal1.judge.worker.fork_server_main"

@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.judge.sandbox.confine.seccomp import Phase
 
-__all__ = ["Limits", "Phase", "Trust", "read_available_bytes", "make_limits"]
+__all__ = ["Limits", "Phase", "Trust", "make_limits", "read_available_bytes"]
 
 Trust = Literal["own", "foreign"]
 _FOREIGN_FILE_BYTES = 16 << 30

@@ -32,7 +32,7 @@ from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.limits import Limits, Phase, Trust
 from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
 
-__all__ = ["digest_filters", "probe_level", "find_levels"]
+__all__ = ["digest_filters", "find_levels", "probe_level"]
 
 _TIMEOUT_S = 120.0
 _KNOWN: dict[tuple[Trust, Phase, bool], tuple[ProbeResult, ...]] = {}

@@ -15,7 +15,7 @@ from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 
-__all__ = ["require_tensor", "read_payloads", "read_program", "write_payloads"]
+__all__ = ["read_payloads", "read_program", "require_tensor", "write_payloads"]
 
 
 def write_payloads(program: Program, path: Path) -> list[Any]:

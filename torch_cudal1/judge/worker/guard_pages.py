@@ -29,7 +29,7 @@ from torch_cudal1.judge.wire.channel import storage_extent
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["OUT_OF_MEMORY", "SIDES", "HANDLERS", "Side", "at_edge"]
+__all__ = ["HANDLERS", "OUT_OF_MEMORY", "SIDES", "Side", "at_edge"]
 
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")

@@ -16,7 +16,7 @@ from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
 from torch_cudal1.kernels.codegen.triton_text import Tile, TritonPrinter
 from torch_cudal1.kernels.expr.affine import AffineExpr, Atom
 
-__all__ = ["CudaEpilogue", "print_cuda_epilogue", "print_triton_epilogue", "list_values"]
+__all__ = ["CudaEpilogue", "list_values", "print_cuda_epilogue", "print_triton_epilogue"]
 
 _C_TYPES = {"tl.float32": "float", "tl.int64": "i64", "tl.int32": "int", "tl.int1": "bool"}
 _C_LOADS = {

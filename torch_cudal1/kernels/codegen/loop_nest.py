@@ -44,11 +44,11 @@ from torch_cudal1.kernels.expr.nodes import (
 __all__ = [
     "Nest",
     "Statement",
-    "find_reductions",
-    "find_scans",
+    "build_epilogue_nest",
     "build_nest",
     "build_operand_nest",
-    "build_epilogue_nest",
+    "find_reductions",
+    "find_scans",
 ]
 
 _MAX_STATEMENTS = 256

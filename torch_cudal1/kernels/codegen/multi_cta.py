@@ -29,7 +29,7 @@ from torch_cudal1.kernels.codegen.triton_text import (
 from torch_cudal1.kernels.expr.affine import next_power_of_two
 from torch_cudal1.kernels.ops.handlers import DIVISION
 
-__all__ = ["COUNTER_STRIDE", "CtaGroupPrinter", "max_registers", "list_partials"]
+__all__ = ["COUNTER_STRIDE", "CtaGroupPrinter", "list_partials", "max_registers"]
 
 _EXPONENTIAL = "libdevice.exp({0})"
 # from one count to the next: programs that look at counts of one line of the cache wait for one

@@ -42,7 +42,7 @@ from torch_cudal1.kernels.expr.views import permute
 from torch_cudal1.kernels.ops.handlers import div
 from torch_cudal1.kernels.proposal import Proposal
 
-__all__ = ["Stage", "find_first_nest", "add_scratch", "plan_stages", "read_tile"]
+__all__ = ["Stage", "add_scratch", "find_first_nest", "plan_stages", "read_tile"]
 
 Stage = tuple[Nest, Tile, int]  # with the warps of a program
 _MAX_TILE_ELEMENTS = 65536  # elements; more never fits registers and takes the compiler minutes

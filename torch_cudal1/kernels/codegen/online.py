@@ -23,14 +23,14 @@ from torch_cudal1.kernels.codegen.loop_nest import Statement
 __all__ = [
     "KINDS",
     "PARTIALS",
-    "print_finish",
-    "print_combine",
-    "print_tile_partials",
-    "print_share",
-    "print_init",
-    "print_step",
-    "print_mean",
     "pair_means",
+    "print_combine",
+    "print_finish",
+    "print_init",
+    "print_mean",
+    "print_share",
+    "print_step",
+    "print_tile_partials",
 ]
 
 PARTIALS = {

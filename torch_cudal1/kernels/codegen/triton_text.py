@@ -20,7 +20,7 @@ from torch_cudal1.kernels.codegen.prelude import add_prelude
 from torch_cudal1.kernels.expr.affine import AffineExpr, Atom, row_major
 from torch_cudal1.kernels.expr.nodes import Scan
 
-__all__ = ["TritonPrinter", "CtaGroup", "Tile", "neutral_element", "reduce_text", "print_kernel"]
+__all__ = ["CtaGroup", "Tile", "TritonPrinter", "neutral_element", "print_kernel", "reduce_text"]
 
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}

@@ -16,9 +16,9 @@ from torch_cudal1.core.errors import NotLowerableError
 
 __all__ = [
     "ZERO",
+    "AffineExpr",
     "Atom",
     "AtomSplit",
-    "AffineExpr",
     "Index",
     "flatten",
     "linear_index",

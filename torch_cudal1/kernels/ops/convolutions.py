@@ -19,7 +19,7 @@ from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import Conv, Leaf, Node, find_nodes, pointwise, reshape
 from torch_cudal1.kernels.ops.handlers import Handler
 
-__all__ = ["HANDLERS", "SpatialAxis", "TapClass", "Convolution", "find_convolution"]
+__all__ = ["HANDLERS", "Convolution", "SpatialAxis", "TapClass", "find_convolution"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,12 @@ __all__ = [
     "Operand",
     "Product",
     "Sizes",
-    "split_sizes",
-    "read_operand",
-    "index_of_sizes",
     "find_product",
+    "index_of_sizes",
     "make_product",
     "put_streamed_left",
+    "read_operand",
+    "split_sizes",
 ]
 
 _MAX_ATOM_SPLITS = 8

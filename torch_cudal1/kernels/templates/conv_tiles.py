@@ -20,10 +20,10 @@ from torch_cudal1.kernels.proposal import Proposal
 __all__ = [
     "BlockLayout",
     "ConvSchedule",
-    "lay_out",
     "can_merge_classes",
-    "read_schedule",
     "choose_schedules",
+    "lay_out",
+    "read_schedule",
 ]
 
 _MAX_SHARED_BYTES = max_shared_bytes(H200.sm)

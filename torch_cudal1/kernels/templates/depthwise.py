@@ -17,7 +17,7 @@ from torch_cudal1.kernels.expr.from_program import TracedProgram
 from torch_cudal1.kernels.ops.convolutions import Convolution, find_convolution
 from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 
-__all__ = ["lower_depthwise", "propose_depthwise", "is_depthwise"]
+__all__ = ["is_depthwise", "lower_depthwise", "propose_depthwise"]
 
 _ROWS = (8, 16, 4, 2, 1)
 _MAX_TAPS, _MAX_PRODUCTS = 64, 600  # they are unrolled, and the weights of a plane lie in registers

@@ -54,7 +54,7 @@ from torch_cudal1.kernels.templates.gemm_tiles import (
     read_schedule,
 )
 
-__all__ = ["GemmParts", "fold_product", "read_parts", "split_k_as_batch", "split_k", "lower_tiled"]
+__all__ = ["GemmParts", "fold_product", "lower_tiled", "read_parts", "split_k", "split_k_as_batch"]
 
 _INT32_REACH = 2**31 - 1
 _NOT_IN_MEMORY = -1  # the number of an operand that is in no memory

@@ -24,9 +24,9 @@ __all__ = [
     "METHODS",
     "TILED",
     "GemmSchedule",
+    "choose_schedules",
     "order_by_bound",
     "read_schedule",
-    "choose_schedules",
 ]
 
 

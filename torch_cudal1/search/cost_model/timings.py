@@ -32,10 +32,10 @@ __all__ = [
     "Config",
     "KernelTiming",
     "append_timings",
-    "parse_timings",
-    "timings_path",
-    "read_timings",
     "make_timing",
+    "parse_timings",
+    "read_timings",
+    "timings_path",
 ]
 
 Config: TypeAlias = Mapping[str, int | str | bool]

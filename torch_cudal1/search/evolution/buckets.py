@@ -13,7 +13,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["group_by_score", "draw_contrasting", "draw_by_softmax", "standardise_scores"]
+__all__ = ["draw_by_softmax", "draw_contrasting", "group_by_score", "standardise_scores"]
 
 
 def standardise_scores(scores: Sequence[float]) -> list[float]:

@@ -15,7 +15,7 @@ from torch_cudal1.kernels.features import KernelFeatures
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.predictor import CostModel, Prediction
 
-__all__ = ["EXPLORED_FRACTION", "select_proposals", "is_hopeless"]
+__all__ = ["EXPLORED_FRACTION", "is_hopeless", "select_proposals"]
 
 # of what is measured, one at least: taken in the family's own order, whatever the model says
 EXPLORED_FRACTION = 0.25

@@ -19,7 +19,7 @@ from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.kernels.registry import match_template
 
-__all__ = ["make_child", "filter_legal"]
+__all__ = ["filter_legal", "make_child"]
 
 Field: TypeAlias = int | str | bool
 

@@ -28,12 +28,12 @@ from torch_cudal1.training.experiments.plan import ARMS, COMPARISONS, PRIMARY, A
 __all__ = [
     "ArmComparison",
     "ArmSummary",
-    "compute_optimum_means",
     "compare_arms",
     "compare_exemplar_effects",
     "compare_stages",
-    "tabulate_stages",
+    "compute_optimum_means",
     "summarize_arms",
+    "tabulate_stages",
 ]
 
 Results = Sequence[Mapping[str, Any]]

@@ -29,10 +29,10 @@ from torch_cudal1.training.experiments.policy_eval import compute_best_curves
 
 __all__ = [
     "build_collect_table",
-    "render_experiment_page",
     "build_paper_table",
     "build_run_sections",
     "build_tables",
+    "render_experiment_page",
 ]
 
 Results = Sequence[Mapping[str, Any]]

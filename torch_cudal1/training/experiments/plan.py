@@ -29,8 +29,8 @@ __all__ = [
     "COMPARISONS",
     "PRIMARY",
     "Arm",
-    "HeldOut",
     "ExperimentPlan",
+    "HeldOut",
     "build_dataclass",
     "read_plan",
 ]

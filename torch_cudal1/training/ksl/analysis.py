@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch_cudal1.training.ksl.grammar import KslProgram
 
-__all__ = ["AnalysisMarks", "write_analysis", "mark_analysis"]
+__all__ = ["AnalysisMarks", "mark_analysis", "write_analysis"]
 
 Shown = tuple[KslProgram, float]
 

@@ -17,8 +17,8 @@ __all__ = [
     "Knob",
     "KslProgram",
     "KslTemplate",
-    "parse_program",
     "enumerate_programs",
+    "parse_program",
 ]
 
 Device: TypeAlias = Literal["cuda", "cpu"]

@@ -19,9 +19,9 @@ __all__ = [
     "OPS",
     "Argument",
     "Op",
-    "resolve_task",
-    "render_reference",
     "make_task",
+    "render_reference",
+    "resolve_task",
 ]
 
 DTYPES = {"float32": "f32", "float16": "f16"}

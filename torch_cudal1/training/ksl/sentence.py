@@ -26,11 +26,11 @@ __all__ = [
     "EOS",
     "SPECIAL",
     "Sentence",
-    "write_prompt",
-    "read_prompt",
-    "parse_score",
     "format_score",
     "list_vocabulary",
+    "parse_score",
+    "read_prompt",
+    "write_prompt",
 ]
 
 EOS, _PAD, _UNKNOWN = "<eos>", "<pad>", "<unk>"

@@ -19,7 +19,7 @@ from torch_cudal1.training.ksl.grammar import (
     enumerate_programs,
 )
 
-__all__ = ["SPACES", "list_programs", "get_templates"]
+__all__ = ["SPACES", "get_templates", "list_programs"]
 
 
 def _make_template(name: str, **knobs: str) -> KslTemplate:

@@ -27,11 +27,11 @@ from torch_cudal1.training.landscape.rows import LandscapeRow
 
 __all__ = [
     "ROWS",
-    "SurveyProgress",
     "Survey",
-    "select_complete_tasks",
+    "SurveyProgress",
     "decode_programs",
     "read_rows",
+    "select_complete_tasks",
 ]
 
 ROWS = "rows.jsonl"

@@ -34,7 +34,7 @@ from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parse_s
 from torch_cudal1.judge.checks.static.triage import triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["CONTRACT", "contract", "check_source_contract"]
+__all__ = ["CONTRACT", "check_source_contract", "contract"]
 
 _MAX_STEPS = 100_000  # over all nested Programs
 _MAX_NESTING = 16

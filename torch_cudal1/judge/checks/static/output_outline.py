@@ -37,7 +37,8 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
         expected_spec.shape,
         expected_spec.device,
     ):
-        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
+        expected = f"{expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
+        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected}"
     if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
         return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
     if actual.constant and not expected.constant:

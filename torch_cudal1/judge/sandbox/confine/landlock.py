@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch_cudal1.judge.sandbox.confine import kernel
 
-__all__ = ["FilesystemAccess", "restrict", "find_version"]
+__all__ = ["FilesystemAccess", "find_version", "restrict"]
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = (

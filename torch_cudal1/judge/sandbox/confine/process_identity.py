@@ -16,11 +16,11 @@ from torch_cudal1.judge.sandbox.confine import kernel
 
 __all__ = [
     "CAP_SYS_ADMIN",
-    "read_capabilities",
+    "count_threads",
     "die_with_parent",
     "drop_privileges",
+    "read_capabilities",
     "set_limits",
-    "count_threads",
 ]
 
 CAP_SYS_ADMIN = 21

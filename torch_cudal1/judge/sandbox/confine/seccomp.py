@@ -26,8 +26,8 @@ __all__ = [
     "assemble_filter",
     "digest_filter",
     "install_filter",
-    "list_rules",
     "is_supported",
+    "list_rules",
 ]
 
 Phase = Literal["build", "run"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["Supervisor", "end_like", "list_descendants", "kill_descendants"]
+__all__ = ["Supervisor", "end_like", "kill_descendants", "list_descendants"]
 
 _TAIL_BYTES = 64 << 10
 _PATIENCE_S = 3.0
