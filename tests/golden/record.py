@@ -250,7 +250,7 @@ def graphs() -> dict[str, Any]:
                 label = f"{name} {'training' if train else 'inference'} {region.kind}"
                 digests[label] = {
                     "key": _digest(region.key),
-                    "rewrite_region": None
+                    "rewritten": None
                     if variant is None
                     else [_digest(variant.program.digest), "+".join(variant.techniques)],
                     "islands": _digest(_islands_of(region)),

@@ -23,6 +23,8 @@ from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
 
 __all__ = ["cudal1", "for_accelerate", "run_graph"]
+# A context variable, because Dynamo calls a backend with the graph and its inputs only, and because
+# two threads may bind two modules at the same time.
 _ON_CHOICES: ContextVar[Callable[[Sequence[Any]], None] | None] = ContextVar(
     "cudal1_choices_told", default=None
 )
@@ -40,13 +42,18 @@ def cudal1(
 
     Raises SettingError for an option neither knows, and CacheMissError under on_miss="error".
     """
+    # torch.compile imports this file by its entry point inside `torch.compile(...)`, so the imports
+    # at its top stay light.
     from torch_cudal1.api.recording import recorder
     from torch_cudal1.graph.dynamo_session import guard_environment
 
+    # Dynamo forgets the name of an environment variable that a forward asked for and did not find.
     guard_environment()
+    # `torch._dynamo.reset()` drops all callbacks, so they are registered again with every graph.
     dynamo_rnn.install(cudal1)
     settings, inductor_options = _split_options(options or {}, mode)
     if dynamo_rnn.must_restart_frame(gm.graph, enabled=settings.enabled):
+        # Dynamo has no public way to say "trace this frame again".
         # the only restart that Dynamo lets a backend raise
         from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
@@ -56,6 +63,8 @@ def cudal1(
     if not settings.enabled:
         telemetry.record("capture", "switched_off")
         return _compile(gm, example_inputs, inductor_options)
+    # The recording must run before the graph is compiled: only graphs compiled while it runs are
+    # counted.
     recorder.keep_recording(settings.record)
     call = _find_best(gm, example_inputs, settings, inductor_options)
     return recorder.count_graph(call, gm, example_inputs) if recorder.is_on() else call
@@ -83,6 +92,8 @@ def _find_best(
     """The best known callable; plain Inductor where anything of this package fails, and eager where
     that fails too.
     """
+    # The order is the promise of the package: its own decision, else exactly what torch.compile
+    # would have run, else eager.
     attempts: tuple[tuple[str, Callable[[], Callable[..., Any] | None]], ...] = (
         ("backend", lambda: _decide(gm, example_inputs, settings, inductor_options)),
         ("inductor", lambda: _compile(gm, example_inputs, inductor_options)),
@@ -91,10 +102,14 @@ def _find_best(
         try:
             if (call := attempt()) is not None:
                 return call
+        # The user asked for this error with on_miss="error"; a fallback would hide the miss.
         except CacheMissError:
             raise
-        # the backend's door: whatever fails inside, the user gets the next callable and the reason
+        # An exception here would reach the user as Dynamo's `BackendCompilerFailed`. Whatever fails
+        # inside, the user gets the next callable, and the reason is recorded.
         except Exception as error:
+            # Dynamo restarts its analysis by raising through the backend. Taken for a failure, the
+            # restart would be lost, and the frame compiled from half an analysis.
             if _is_control_flow(error):
                 raise
             telemetry.fallback(stage, error, strictness=settings.strictness)
@@ -124,10 +139,11 @@ def _compile(
 
 def _is_control_flow(error: Exception) -> bool:
     """Whether this is Dynamo talking to itself, such as "start over with this number as a tensor"."""
+    # These exceptions' module loads Triton, so it is imported only where something was raised.
     from torch._dynamo.exc import (
         BackendCompilerFailed,
         TorchDynamoException,
-    )  # load Triton, so only where something was raised
+    )
 
     return isinstance(error, TorchDynamoException) and not isinstance(error, BackendCompilerFailed)
 
@@ -144,13 +160,19 @@ def _split_options(options: Mapping[str, Any], mode: str | None) -> tuple[Settin
     patches: dict[str, Any] = {}
     if mode is not None:
         try:
+            # torch.compile turns `mode` into patches for its own backend only; other backends get
+            # the name.
             patches.update(torch._inductor.list_mode_options(mode))
         except RuntimeError as error:
             raise SettingError("mode", mode, "a mode of torch.compile") from error
+    # torch.compile passes options to a backend unchecked. Without this check a misspelt name would
+    # be ignored in silence.
     inductor_names = set(inductor_config.get_config_copy())
     for name, value in options.items():
         if name in own_names:
             continue
+        # torch.compile accepts dashes in the names of Inductor's options, so they are accepted
+        # here.
         if name.replace("-", "_") not in inductor_names:
             raise SettingError(
                 name, value, "a setting of torch_cudal1 or an option of torch._inductor.config"
@@ -159,4 +181,6 @@ def _split_options(options: Mapping[str, Any], mode: str | None) -> tuple[Settin
     return settings, patches
 
 
+# Dynamo traces its first frame before it calls the backend, so the callbacks must be there when
+# Dynamo imports this file by its entry point.
 dynamo_rnn.install(cudal1)

@@ -87,6 +87,8 @@ class Bound:
         """Whether everything that the call depends on, besides values of tensors, is as it was when
         it was captured.
         """
+        # In order of cost: one C++ comparison first, Dynamo's guard tree and the walk over the
+        # arguments' memory only where the capture needed them.
         return (
             self.guard.holds()
             and (
@@ -122,8 +124,10 @@ def bind(
     """Bind `module(*args, **kwargs)` in the present grad and autocast mode. Raises CacheMissError
     under on_miss="error".
     """
+    # The judge's first process starts while the call is captured. That took 57 s where a search
+    # took 63 s before.
     if settings.on_miss == "tune" and not is_known(module, args, dict(kwargs), settings):
-        # loads the whole judge, so only where there will be a search
+        # The import loads the whole judge, so it is made only where there will be a search.
         from torch_cudal1.judge import prestart_fork_server
 
         prestart_fork_server(
@@ -132,6 +136,8 @@ def bind(
     try:
         captured, traced = capture_call_graphs(module, args, kwargs)
         graphs = [lower_captured(graph, module) for graph in traced.graphs]
+    # A break means that Python of the user stands between graphs. Only the user's own calls may run
+    # it.
     except GraphBreakError as problem:
         return _bind_in_pieces(module, args, dict(kwargs), settings, problem.reason)
     except NotLowerableError as problem:
@@ -140,6 +146,8 @@ def bind(
     context = make_context(device_of([*captured.inputs, *module.parameters()]), settings)
     task = _CapturedCall(module, (args, dict(kwargs)), captured, traced, graphs, context)
     regions = [item.region for item in graphs]
+    # Ranks must run the same choice: two kernels that round differently would make replicas
+    # diverge. Without a process group this only calls `decide`.
     result = reach_consensus(
         [region.key for region in regions],
         context,
@@ -150,6 +158,7 @@ def bind(
         )[0],
     )
     if not isinstance(result, NoConsensus):
+        # A later process asks for this digest before it captures anything.
         if settings.on_miss == "tune":
             remember_call(module, args, dict(kwargs), context)
         return result
@@ -172,17 +181,24 @@ def _bind_in_pieces(
     context = make_context(device_of(tensors), settings)
     obstacle: Refusal | None = None
     if has_ranks(settings):
+        # A trial is decided by the clock of each process, so ranks would settle on different sides.
         obstacle = Refusal("ranks could not agree on a trial of their own calls")
     elif settings.on_miss != "tune" and not is_known(module, args, kwargs, settings):
         obstacle = Refusal("nothing was tuned for it")
+    # Dynamo replaces `nn.Module.__init__` when something is first compiled. Recorded before that,
+    # the class would differ at the first call, and the guard would fail for ever.
     settle_dynamo()
     record = record_module(module)
     if isinstance(record, Refusal) or obstacle is not None:
         telemetry.record("capture", "left_out", reason=reason)
         return Unbound(f"{reason}; {record if isinstance(record, Refusal) else obstacle}")
+    # With gradients a call is half a step: a way of running may save time forward and lose it
+    # backward.
     trains = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors)
     pieces = Pieces(module, settings, context.device, trains=trains)
     note = f"on trial in the module's own calls ({reason})"
+    # The guard has only what Dynamo does not guard when it runs a module: hooks and the bodies of
+    # classes. A call may change the module's state.
     return Bound(
         pieces.call,
         ModuleGuard(without_state(record)),
@@ -216,6 +232,8 @@ class _CapturedCall:
             for item, graph in zip(self.graphs, self.traced.graphs, strict=True)
         )
         entries = tuple(choice.entry for choice in choices if choice.entry is not None)
+        # A training step is bound as a whole or not at all: forward and backward share saved
+        # tensors.
         if len(entries) < len(choices):
             reason = next(choice.reason for choice in choices if choice.entry is None)
             return Unbound(reason, choices, missed=True), NoConsensus(reason)
@@ -227,6 +245,8 @@ class _CapturedCall:
     ) -> tuple[Bound | Unbound, EndToEndDecision]:
         """Build what `decision` says (None: what the cache remembers, else what is measured now)."""
         captured, traced, context = self.captured, self.traced, self.context
+        # Written inputs need care twice: a measurement must put them back, and an argument that
+        # shares memory with one of them would be read after the write.
         written = find_written_placeholders(traced)
 
         def fill() -> tuple[Callable[..., Any], DirectCall | None]:
@@ -234,9 +254,12 @@ class _CapturedCall:
             return traced.call, make_direct_call(traced, self.graphs, swapped, captured)
 
         builders = build_contenders(self.module, captured, choices, fill, written)
+        # An earlier process measured these very candidates on this target; timing them again would
+        # take up to 3 s for each contender at every start, and noise could decide otherwise.
         decision = decision or find_remembered_decision(builders, choices, context)
         if decision is None:
             decision = self._measure(builders, choices, written)
+        # No dispatcher is better than one that calls eager: it costs 3 us a call.
         if decision.winner == "eager":
             return Unbound(decision.note, choices), decision
         call = decision.call or builders[decision.winner]()
@@ -258,7 +281,8 @@ class _CapturedCall:
         choices: tuple[Choice, ...],
         written: frozenset[int],
     ) -> EndToEndDecision:
-        # Outside a search no time is spent on torch.compile where it is one baseline among others.
+        # Outside a search no time is spent on compiling the module with torch.compile, except for a
+        # training step, where it is in no benchmark of regions.
         is_search = len(choices) > 1 or self.context.settings.on_miss == "tune"
         contenders = [name for name in builders if name != TORCH_COMPILE or is_search]
         if not contenders:
@@ -275,6 +299,8 @@ def weight_identities(module: torch.nn.Module) -> frozenset[int]:
     """Identities of the parameters and buffers of `module`, and of the tensors in its plain
     attributes.
     """
+    # A tensor in a plain attribute is neither a parameter nor a buffer, and a forward may read it
+    # all the same.
     plain = (
         value
         for part in module.modules()

@@ -54,18 +54,25 @@ def build_contenders(
     """
     training = len(choices) > 1
     random = any(is_random_program(choice.region.program) for choice in choices)
+    # Double backward runs the forward a second time. That repeats the first run only if it draws no
+    # random numbers and writes to nothing but running statistics: a forward that also reads another
+    # buffer that it writes had other gradients under create_graph.
     repeatable = not random and {id(captured.inputs[number]) for number in written} <= set(
         map(id, list_running_statistics(module))
     )
+    # Inductor's C++ code throws inside a parallel loop where an index is out of range, and the
+    # process ends. Eager raises IndexError.
     on_cpu = choices[0].region.program.device == "cpu"
 
     def compile_module() -> Call:
-        # Inductor's own random numbers would not be eager's; asked to, it draws from eager's
-        # generator.
+        # Inductor draws its own random numbers by default, so one seed would give other results
+        # than eager's. With `fallback_random` it draws from eager's generator.
         patches: dict[str, Any] = {"fallback_random": True} if random else {}
         if on_cpu:
             patches |= cpu_index_checks()
         compiled = raise_as_eager(
+            # `_call_impl`, not the module: the slot that the dispatcher takes would be compiled
+            # into itself.
             torch.compile(module._call_impl, backend=_repeatable_inductor(patches)),
             module._call_impl,
         )
@@ -85,11 +92,14 @@ def build_contenders(
             allow_double_backward(call, module, captured.guard) if training and repeatable else call
         )
 
+    # In training torch.compile was in no benchmark of regions. In inference it was, unless the
+    # evidence says that it may be faster here.
     builders = (
         {TORCH_COMPILE: compile_module}
         if training or _may_lose_to_torch_compile(choices[0])
         else {}
     )
+    # Eager graph by graph is the module's own forward with more overhead, so it is no contender.
     if any(choice.swapped for choice in choices) or not (
         training or choices[0].candidate.schedule == "eager"
     ):
@@ -100,6 +110,8 @@ def build_contenders(
 def _repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
     """torch.compile's default backend, for steps whose backward may be repeated."""
 
+    # AOTAutograd lets a compiled backward write over tensors that the forward saved, and raises
+    # when it runs a second time. Eager does not, once the graph was retained.
     def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_fx_graph(gm, inputs, options, repeatable_backward=True)
 
@@ -124,6 +136,8 @@ class ServedCall:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
     ) -> Call:
         """The callable that calls like this one will take: the dispatch table first."""
+        # Served calls take the table, so a measurement without it would count overhead that they do
+        # not have.
         table = make_dispatch_table(cuda=context.device.type == "cuda")
         if table is None or self.direct is None:
             return self.call
@@ -138,11 +152,13 @@ def fill_graphs(
     context: TuneContext,
 ) -> list[Swapped]:
     """Build every choice into its graph of the trace."""
+    # Any graph of the trace that writes makes a second run of the others see other inputs.
     built, writes = [], any(graph.writes for graph in traced.graphs)
     options: dict[str, Any] = {
         "strictness": context.settings.strictness,
         "options": inductor_options(context),
     }
+    # Inductor finds files that another machine compiled, so a machine without a compiler can start.
     with provide_artifacts([choice.region.key for choice in choices], context):
         for item, choice in zip(regions, choices, strict=True):
             wrapper = wrap_with_checks(choice, context, writes=writes)
@@ -150,6 +166,7 @@ def fill_graphs(
             built.append(
                 swap(choice.region, choice.candidate, context.device, around=front, **options)
             )
+            # A region's inputs are in canonical order, the graph's in the order of AOTAutograd.
             traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
     return built
 
@@ -163,6 +180,9 @@ def make_direct_call(
     """The direct call of the one graph, if nothing of AOTAutograd's wrapper or of Dynamo's bytecode
     is needed around it.
     """
+    # AOTAutograd's wrapper rebuilds aliased outputs, writes mutated inputs back and saves for the
+    # backward. Dynamo's bytecode replays side effects. A direct call skips both, so it is made only
+    # where neither has anything to do. Dynamo alone costs 10 to 12 us a call.
     if (
         not traced.direct
         or captured.sources is None
@@ -173,7 +193,8 @@ def make_direct_call(
     (item,), (graph,), (swapped,) = regions, traced.graphs, built
     origins = [graph.origins[position] for position in item.order]
     sources = tuple(captured.sources[origin] for origin in origins if isinstance(origin, int))
-    assert len(sources) == len(origins)  # `traced.direct` says so
+    # `traced.direct` is true only where every origin is a placeholder.
+    assert len(sources) == len(origins)
     return DirectCall(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
 
 
@@ -191,9 +212,12 @@ def _may_lose_to_torch_compile(choice: Choice) -> bool:
     process, it was in no benchmark.
     """
     evidence = choice.entry.evidence if choice.entry is not None else {}
+    # Inductor may have failed for lack of something in the judge's process that this process has,
+    # such as a compiler. Results that differ from eager's would differ here too.
     failed = evidence.get("baseline_failures", {}).get("inductor", "")
     if failed:
         return bool(failed != DIFFERS_FROM_EAGER)
+    # Here the CUDA graph won by medians, and in another process.
     return (
         not choice.swapped
         and choice.candidate.schedule.cuda_graph

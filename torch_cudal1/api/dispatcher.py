@@ -1,8 +1,8 @@
-"""The dispatcher of an accelerated module: which binding serves a call, and what to do with a call
-that none serves.
+"""The dispatcher of an accelerated module: picks the binding that serves a call, and handles a call
+that no binding serves.
 
-It sits in `module._compiled_call_impl`, the slot that `nn.Module.__call__` looks at first. Tuning and
-building are `api.binding`'s.
+It sits in `module._compiled_call_impl`, the slot that `nn.Module.__call__` looks at first. Tuning
+and building are in `api.binding`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,29 @@ __all__ = ["LEFT_ALONE", "Dispatcher"]
 
 # A caller with more signatures feeds ever new shapes: remembering them would only cost memory.
 MAX_SIGNATURES = 64
-MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
-MAX_EARLIER_BINDINGS = 8  # as many as Dynamo keeps of one frame
+# A re-bind captures the module again. A module that changes for ever is cheaper to run as it is.
+MAX_REBINDS = 16
+# Dynamo keeps as many compilations of one frame (`recompile_limit`).
+MAX_EARLIER_BINDINGS = 8
 # A look-up may cost a tenth of the time that the signature's calls took so far.
 LOOK_UP_COST_FACTOR = 10.0
-EXPECTED_LOOK_UP_S = 0.5  # until one was measured
+# The expected duration of the first look-up; later ones are expected to take what the last one
+# took.
+EXPECTED_LOOK_UP_S = 0.5
 # Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each
 # call 3 us for nothing.
 LEFT_ALONE: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
-_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__  # the function that looks at the slot
+# The code of the function in `nn.Module` that reads the slot; see `_calling_module`.
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
 @dataclass
 class _ModuleChange:
-    """Something is not as it was bound: for how many calls, what the module is now (None: not
-    looked at), how often it was re-bound.
+    """What is known of a signature whose binding does not hold now.
+
+    - calls: since the change.
+    - current: a guard for the module as it is now; None if the module was not looked at.
+    - rebound: how often the signature was bound again.
     """
 
     calls: int = 0
@@ -85,23 +93,32 @@ class Dispatcher:
         self.replaced: Any = module._compiled_call_impl
         self._device_types: tuple[str, ...] = ("cpu",)
         self._unbound: dict[Any, _UnboundSignature] = {}
-        self._earlier: dict[Any, list[Bound]] = {}  # what served a signature before, and may again
+        # What served a signature before may serve it again: a hook may be removed, and
+        # `functional_call` ends.
+        self._earlier: dict[Any, list[Bound]] = {}
         self._look_up_s = EXPECTED_LOOK_UP_S
         self._changes: dict[Any, _ModuleChange] = {}
+        # Capturing runs Dynamo and copies the module: two threads must not do it for one module at
+        # a time.
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
         self._table, self._miss = dispatch.make_dispatch_table(cuda=False), dispatch.miss_sentinel()
         self._tally = recorder.Tally(module)
+        # A shadow check that finds a kernel wrong must reach what is bound here too. The listener
+        # is held weakly, so the dispatcher does not outlive its module for it.
         on_withdrawal(self.withdraw)
         recorder.watch_counts(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a
-        state of their own may not.)
+        """None: a copied module is plain.
+
+        `nn.Module.__getstate__` leaves this slot out; a module with its own `__getstate__` may not.
         """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # pickled as None, for the same reason
+        # Pickled as None: a pickle with a dispatcher inside could only be loaded where this package
+        # is installed.
+        return type(None), ()
 
     @property
     def device(self) -> str:
@@ -110,17 +127,23 @@ class Dispatcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result, from what is bound for these arguments or from its own forward."""
+        # Under an outer torch.compile or export the original operators must be seen, not what
+        # replaced them.
         if is_compiling():
             return self._run_forward(args, kwargs)
         caller = _calling_module()
-        if (
-            caller is not None and caller is not self._module
-        ):  # a replica or twin, which was given this module's `__dict__`
+        # `DataParallel` gives each replica a copy of this module's `__dict__`, slot included, and
+        # other weights. Bindings are of this module's weights.
+        if caller is not None and caller is not self._module:
             return caller._call_impl(*args, **kwargs)
+        # The table comes before all tests in Python: its C++ comparison makes them itself in 0.04
+        # us, where they take microseconds.
         if self._table is not None:
             result = self._table(args, kwargs)
             if result is not self._miss:
                 return result
+        # A tracer or a transform (make_fx, vmap, jit.trace) would record the swapped call, or get
+        # results without the operators inside.
         if is_disabled() or guard.find_tracing():
             return self._run_forward(args, kwargs)
         signature = _signature(args, kwargs)
@@ -133,10 +156,13 @@ class Dispatcher:
             self._tally.note(key, bound, args, kwargs)
         if (serving := self._serving(key, bound, args, kwargs)) is not None:
             result = serving.call(args, kwargs)
+
             if self._table is not None and serving.direct is not None:
                 serving.direct.into(self._table, serving, serving.guard, self._module, args, kwargs)
             return result
         if not isinstance(bound, Unbound) or bound.guard is not None:
+            # A binding decided for good is not looked at again; one with a guard was decided for a
+            # state of the module that may have passed.
             bound = self._decide(key, args, kwargs)
             if isinstance(bound, Bound):
                 return bound.call(args, kwargs)
@@ -180,6 +206,8 @@ class Dispatcher:
         module's own forward.
         """
         for key, bound in list(self.bindings.items()):
+            # The choices stay in the report with the reason, so that `explain` can say what was
+            # withdrawn.
             if isinstance(bound, Bound) and _runs(bound, candidate):
                 self.bindings[key] = Unbound(
                     reason, tuple(fall_back_to_baseline(choice, reason) for choice in bound.choices)
@@ -188,6 +216,7 @@ class Dispatcher:
             key: [bound for bound in bounds if not _runs(bound, candidate)]
             for key, bounds in self._earlier.items()
         }
+        # The dispatch table holds the withdrawn callable too, and would go on serving it.
         self.begin_counting()
 
     @property
@@ -203,6 +232,8 @@ class Dispatcher:
         and `explain` says so.
         """
         decided = list(self.bindings.values())
+        # A module without a dispatcher cannot count its calls, and a missed signature may be found
+        # later.
         if (
             not decided
             or recorder.is_on()
@@ -214,7 +245,9 @@ class Dispatcher:
 
     def begin_counting(self) -> None:
         """Forget the quick ways: each signature comes the slow way once more."""
+        # The recording's thread reads the counts while a call may clear the table.
         with self._tally.lock:
+            # The table's counts end with it, so they are added to the recording first.
             self.bring_counts()
             if self._table is not None:
                 self._table.clear()
@@ -233,6 +266,8 @@ class Dispatcher:
         self._bind(args, kwargs, self._settings, progress)
 
     def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # What `module.compile()` put into the slot is the user's own forward, so it goes on
+        # running.
         return (self.replaced or self._module._call_impl)(*args, **kwargs)
 
     def _run_forward_timed(
@@ -244,6 +279,8 @@ class Dispatcher:
         return result
 
     def _key(self, signature: Any) -> tuple[Any, ...]:
+        # The switches are part of the key because the bound call has them inside: autocast is in
+        # the graph as casts, TF32 is in the choice of kernels.
         return (signature, *map(guard.call_state, self._device_types))
 
     def _update_device_types(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -258,9 +295,11 @@ class Dispatcher:
         device_types = {
             tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)
         }
-        types = tuple(sorted(device_types & {"cpu", "cuda"})) or (
-            "cpu",
-        )  # nothing is bound on other devices
+
+        # Nothing is bound on other devices, so only the switches of these two are part of a key.
+        types = tuple(sorted(device_types & {"cpu", "cuda"})) or ("cpu",)
+        # Old keys have another length: they would never be found, and only keep their bindings
+        # alive.
         if types != self._device_types:
             self.begin_counting()
             self._device_types = types
@@ -274,13 +313,16 @@ class Dispatcher:
         """What to do with a call that no binding serves as it is. Never a search: this is inside a
         user's call.
         """
-        if (
-            guard.has_saved_tensor_hooks()
-        ):  # a forward that checkpointing runs twice must save the same both times: change nothing
+        # Activation checkpointing runs a forward twice and compares what it saves. A binding made
+        # between the two runs would change what the second one saves.
+        if guard.has_saved_tensor_hooks():
             return Unbound("saved tensors are packed by hooks", missed=True)
+        # A look-up captures the module, which takes longer than many calls. Other threads do not
+        # wait for it: they run the module's own forward meanwhile.
         if not self._binding.acquire(blocking=False):
             return Unbound("another thread is binding", missed=True)
         try:
+            # Read again under the lock: another thread may have bound the signature since.
             bound = self.bindings.get(key)
             if bound is None:
                 return self._look_up_when_it_pays(key, args, kwargs)
@@ -298,6 +340,7 @@ class Dispatcher:
         or where its own calls have taken several times as long.
         """
         first_calls = self._unbound.get(key)
+        # The user asked for an error at the first call that is not in the cache.
         if self._settings.on_miss == "error":
             return self._look_up(args, kwargs)
         if first_calls is None:
@@ -305,6 +348,7 @@ class Dispatcher:
                 self._unbound[key] = _UnboundSignature(1)
             return Unbound("not seen before", missed=True)
         first_calls.calls += 1
+        # Asked once, at the second call: it reads a small file and needs no capture.
         if first_calls.is_known is None:
             first_calls.is_known = is_known(self._module, args, kwargs, self._settings)
         if first_calls.is_known or first_calls.seconds > LOOK_UP_COST_FACTOR * self._look_up_s:
@@ -327,35 +371,39 @@ class Dispatcher:
         change = self._changes.setdefault(key, _ModuleChange())
         change.calls += 1
         if change.current is None or not change.current.holds():
-            if (
-                change.calls & (change.calls - 1) == 0
-            ):  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
+            # The module is looked at with calls 1, 2, 4, 8, ... only: walking a large one takes
+            # milliseconds.
+            if change.calls & (change.calls - 1) == 0:
                 current = guard.bind_guard(self._module)
                 change.current = current if isinstance(current, ModuleGuard) else None
             return Unbound("something changed since it was bound", missed=True)
         reason = previous.guard.why()
-        needed_calls = (
-            2 if reason else 2 << change.rebound
-        )  # calls: what is outside the module may be another thing at each of them
+        # A module that stayed changed for two calls is taken as changed for good. Without a reason
+        # from the guard something outside the module differs, which may be another thing at each
+        # call, so each re-bind must wait twice as long as the one before.
+        needed_calls = 2 if reason else 2 << change.rebound
         if change.calls < needed_calls or change.rebound >= MAX_REBINDS:
             return Unbound("something changed since it was bound", missed=True)
         current_guard, change.current = change.current, None
         telemetry.record("swap", "rebound", why=reason or "what Dynamo guards differs")
         change.calls, change.rebound = 0, change.rebound + 1
-        if isinstance(previous, Bound) and previous.weights == weight_identities(
-            self._module
-        ):  # else it would keep replaced weights alive
+        # An earlier binding keeps its weights alive. Kept for a module whose weights were replaced,
+        # it would hold a second copy of them in GPU memory.
+        if isinstance(previous, Bound) and previous.weights == weight_identities(self._module):
             self._earlier[key] = [previous, *self._earlier.get(key, [])[: MAX_EARLIER_BINDINGS - 1]]
         else:
             self._earlier.pop(key, None)
         bound = self._look_up(args, kwargs)
-        if isinstance(bound, Unbound):  # not for good: the module may change again, or back
+        # With the guard the decision is not for good: the module may change again, or back.
+        if isinstance(bound, Unbound):
             bound = self.bindings[key] = replace(bound, guard=current_guard)
         return bound
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """Bind what the cache knows."""
         settings = (
+            # A search may take `budget_s` for each region. `accelerate` with example inputs makes
+            # it; a user's call must not wait for one.
             self._settings.but(on_miss="baseline")
             if self._settings.on_miss == "tune"
             else self._settings
@@ -370,7 +418,7 @@ class Dispatcher:
         progress: Progress | None,
     ) -> Bound | Unbound:
         self._update_device_types(args, kwargs)
-        # what is bound may be replaced now, and must not live on in the table
+        # What is bound now may be replaced here, and must not go on being served from the table.
         self.begin_counting()
         key = self._key(_signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
@@ -383,6 +431,7 @@ class Dispatcher:
     ) -> None:
         """The trial of a forward in several graphs has ended, in a call of it."""
         choices, bound = tuple(pieces.choices), self.bindings.get(key)
+        # A re-bind may have put something else there during the trial.
         if not isinstance(bound, Bound) or bound.pieces is not pieces:
             return
         if pieces.settled:
@@ -390,6 +439,7 @@ class Dispatcher:
             remember_pieces(self._module, args, kwargs, self._settings)
             return
         self.bindings[key] = Unbound(f"undone: {note}", choices)
+        # The user may have called `m.compile()` or `accelerate` since, which own the slot then.
         if self._module._compiled_call_impl is self and self.leave_alone_if_best():
             self._module._compiled_call_impl = self.replaced
             if self.replaced is None:
@@ -410,7 +460,8 @@ class Dispatcher:
             return bind(self._module, args, kwargs, settings, progress)
         except CacheMissError:
             raise
-        except Exception as error:  # noqa: BLE001  the wrapper's door: a user's call must not fail because of us
+        # A user's call must not fail because binding it failed: the module's own forward can run.
+        except Exception as error:  # noqa: BLE001
             telemetry.fallback("bind", error, strictness=settings.strictness)
             return Unbound(f"{type(error).__name__}: {error}")
 
@@ -428,6 +479,8 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _calling_module() -> torch.nn.Module | None:
-    """The module whose call brought us here; None where it was not `nn.Module.__call__` that did."""
+    """The module that is being called; None where `nn.Module.__call__` did not call the dispatcher."""
+    # `nn.Module.__call__` calls the slot without its `self`. The frame is the only place that knows
+    # which module was called.
     frame = sys._getframe(2)
     return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None

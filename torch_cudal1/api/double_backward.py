@@ -30,12 +30,14 @@ def allow_double_backward(call: Call, module: torch.nn.Module, guard: ModuleGuar
     `guard` guards the module. For steps that draw no random numbers: the second run could not repeat
     them.
     """
+    # Read at the forward's binding: the backward may run outside of the autocast block.
     modes = _autocast_modes()
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = call(args, kwargs)
 
         def run_eager() -> Any:
+            # Gradients of another module than the one that ran would be wrong in silence.
             if not guard.holds():
                 raise RuntimeError(
                     f"the module changed since its forward ({guard.why()}); differentiate before changing it"
@@ -61,8 +63,11 @@ def allow_graph_double_backward(
     modes = _autocast_modes()
 
     def run(*inputs: Any) -> Any:
+        # A training forward may write to an input in place, and then a second run would start from
+        # what the first one wrote. The version counter is what PyTorch's own saved tensors check.
         versions = _versions(inputs)
         output = compiled(*inputs)
+        # The graph itself wrote: its gradients stay as the compiler made them.
         if _versions(inputs) != versions:
             return output
 
@@ -71,12 +76,16 @@ def allow_graph_double_backward(
                 raise RuntimeError(
                     "an input of the forward was written to since; differentiate before changing it"
                 )
+            # `preserve_random_state` covers the CPU's generators only. The GPU's state is read only
+            # if CUDA runs already, as reading it would initialise CUDA.
             on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
             with preserve_random_state() as consumed_generators:
                 results = _in_modes(graph, modes)(*inputs)
             if on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state()):
                 torch.cuda.set_rng_state(on_gpu)
                 consumed_generators.append("the GPU's generator")
+            # The second run would draw other numbers than the first, for instance another dropout
+            # mask.
             if consumed_generators:
                 raise RuntimeError(
                     f"the forward draws from {consumed_generators[0]}: once it is compiled there are no second derivatives of it"
@@ -95,6 +104,8 @@ def _install_eager_backward(output: Any, run_eager: Callable[[], Any]) -> None:
     """
     leaves = [output] if isinstance(output, torch.Tensor) else pytree.tree_leaves(output)
     nodes = [leaf.grad_fn if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    # `CompiledFunction` is the name of AOTAutograd's `autograd.Function`; its class is made anew
+    # for each graph, so it is recognised by name.
     node = next((node for node in nodes if type(node).__name__ == "CompiledFunctionBackward"), None)
     if node is None:
         return
@@ -103,12 +114,13 @@ def _install_eager_backward(output: Any, run_eager: Callable[[], Any]) -> None:
         for number, (leaf, grad_node) in enumerate(zip(leaves, nodes, strict=True))
         if grad_node is node
     ]
-    weak_node = weakref.ref(
-        node
-    )  # the node owns the hook: a reference back would keep both for ever
+    # The node owns the hook. A reference back from the hook would be a cycle through C++, which
+    # Python's garbage collector does not see, and keep both for ever.
+    weak_node = weakref.ref(node)
 
     def differentiate(_: Sequence[Any], grad_outputs: Sequence[Any]) -> Any:
         backward = weak_node()
+        # Autograd runs a backward in grad mode only under `create_graph=True`.
         if backward is None or not torch.is_grad_enabled():
             return None
         results = pytree.tree_leaves(run_eager())
@@ -128,6 +140,8 @@ def _compute_gradients(
     """d(outputs)/d(edges), differentiable; None where an edge leads nowhere or the outputs do not
     depend on it.
     """
+    # Edges, not tensors: the inputs of the compiled function may be non-leaf tensors of which only
+    # the graph knows.
     next_edges = [GradientEdge(node, number) for node, number in edges if node is not None]
     gradients = iter(
         torch.autograd.grad(
@@ -135,6 +149,7 @@ def _compute_gradients(
             next_edges,
             [grad for _, grad in pairs],
             create_graph=True,
+            # A compiled backward gives None for an input that no output depends on.
             allow_unused=True,
         )
     )
@@ -143,6 +158,7 @@ def _compute_gradients(
 
 def _copy_with_own_buffers(module: torch.nn.Module) -> torch.nn.Module:
     """The module on the same weights; buffers are copies: none is written."""
+    # The second run must not update running statistics a second time.
     copy = copy_sharing_tensors(module)
     for part in copy.modules():
         for name, buffer in part._buffers.items():
@@ -175,5 +191,6 @@ def _versions(inputs: Sequence[Any]) -> list[int]:
     return [
         leaf._version
         for leaf in inputs
+        # Inference tensors have no version counter: reading it raises.
         if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
     ]

@@ -5,9 +5,9 @@ Dynamo breaks a graph at each of them, because what Inductor makes of their time
 skips a frame that holds little else: a backend never sees such a model, and the caller pays for
 Dynamo alone. Here a layer is one step (`ir.ops.recurrent_ops.OneStepRecurrence`), so its frame is worth a
 graph. `torch._dynamo.config.allow_rnn` is true only while Dynamo traces a frame for
-`backend.cudal1`, never for another backend of the same process. Dynamo tells its callbacks not for
-whom it compiles, so that is read from its own frame; where it cannot be read, all is as without
-this file.
+`backend.cudal1`, never for another backend of the same process. Dynamo's callbacks do not get the
+backend's name, so it is read from the locals of Dynamo's own frame. Where that fails, Dynamo behaves
+as it does without this file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
 __all__ = ["install", "must_restart_frame"]
 
+# The function of Dynamo whose locals hold the backend and the locals of the user's frame.
 _TRACER = (
     "torch._dynamo.convert_frame",
     "_compile",
-)  # the function whose locals are the backend and what the user's frame holds
+)
 _BACKEND, _FRAME_LOCALS = "compiler_fn", "locals"
 _backend: Callable[..., Any] | None = None
-_allowed_here = False  # whether allow_rnn is true through us; Dynamo compiles under one lock
+# Whether this file set `allow_rnn` to true. A global is enough: Dynamo compiles under one lock.
+_allowed_here = False
 
 
 def install(backend: Callable[..., Any]) -> None:
-    """Have Dynamo tell when it compiles for `backend`. Any number of times: `torch._dynamo.reset()`
-    forgets it.
+    """Register callbacks with Dynamo that allow recurrent layers while it compiles for `backend`.
 
-    Where Dynamo is not loaded yet, nothing is done: importing it takes seconds, and its first graph
-    for us comes here again.
+    May be called any number of times, and must be: `torch._dynamo.reset()` drops callbacks. Does
+    nothing where Dynamo is not loaded.
     """
     global _backend
     _backend = backend
+    # Importing Dynamo takes seconds. Its first graph for this backend calls `install` again.
     dynamo = sys.modules.get("torch._dynamo.callback")
     if dynamo is not None and _allow_rnn not in dynamo.callback_handler.start_callbacks:
         dynamo.callback_handler.register_start_callback(_allow_rnn)
@@ -56,9 +58,12 @@ def must_restart_frame(graph: fx.Graph, *, enabled: bool) -> bool:
     Ends what was opened for this frame either way, so that nothing that compiles on our behalf is
     traced otherwise than usual.
     """
+    # What compiles inside the backend on behalf of this frame must be traced as usual.
     allowed_here = _allowed_here
     _disallow_rnn()
     layers = find_one_step_layers(graph) if allowed_here else []
+    # A layer that is not one step would go to Inductor as its time steps, unrolled, which is slow.
+    # Dynamo breaks the graph there for that reason.
     return bool(layers) and not (enabled and all(layers))
 
 
@@ -69,6 +74,7 @@ def _allow_rnn(_: Any = None) -> None:
     if torch.is_grad_enabled() or _is_autocast_enabled() or config.allow_rnn:
         return
     tracer = _find_tracer_locals(sys._getframe(1))
+    # Another backend of the process must get the graphs that it gets without this package.
     if _is_this_backend(tracer.get(_BACKEND)) and not _holds_packed(
         dict(tracer.get(_FRAME_LOCALS, {}))
     ):
@@ -91,6 +97,7 @@ def _find_tracer_locals(frame: types.FrameType | None) -> Mapping[str, Any]:
     """The locals of the innermost of Dynamo's tracing functions among `frame` and those that called
     it; {} if there is none.
     """
+    # Innermost first: a backend that compiles another frame is itself called inside a compilation.
     while frame is not None:
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _TRACER:
             return frame.f_locals
@@ -99,10 +106,10 @@ def _find_tracer_locals(frame: types.FrameType | None) -> Mapping[str, Any]:
 
 
 def _is_this_backend(compiler: Any) -> bool:
+    # Dynamo wraps a backend in `WrapBackendDebug`, which keeps the original under this name.
     compiler = getattr(compiler, "_torchdynamo_orig_backend", compiler)
-    function = getattr(
-        compiler, "compiler_fn", compiler
-    )  # torch.compile wraps it, together with its options
+    # torch.compile wraps a backend together with its options, and keeps it under this name.
+    function = getattr(compiler, "compiler_fn", compiler)
     return function is not None and function is _backend
 
 

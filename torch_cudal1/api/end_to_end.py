@@ -48,13 +48,17 @@ __all__ = [
 
 TORCH_COMPILE = "torch.compile"
 _BUDGET_S = 3.0
-MAX_ATTEMPTS = 3  # of a benchmark, where earlier attempts were disturbed by other work
-MIN_SPEEDUP = 1.0  # over the module's own forward, or over Inductor
+# of a benchmark, where earlier attempts were disturbed by other work
+MAX_ATTEMPTS = 3
+# over the module's own forward, or over Inductor
+MIN_SPEEDUP = 1.0
+# no subclass: it may do anything, and a fake one cannot be called
 _PLAIN = {
     torch.Tensor,
     torch.nn.Parameter,
-}  # no subclass: it may do anything, and a fake one cannot be called
-_GraphCall: TypeAlias = Callable[..., Any]  # takes the graph's inputs one by one
+}
+# takes the graph's inputs one by one
+_GraphCall: TypeAlias = Callable[..., Any]
 
 
 def end_to_end_benchmark(

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["ChoicesCallback", "decide_graph"]
 
 ChoicesCallback: TypeAlias = "Callable[[Sequence[Any]], None]"
-_GraphCall: TypeAlias = Callable[..., Any]  # takes the graph's inputs one by one
+# takes the graph's inputs one by one
+_GraphCall: TypeAlias = Callable[..., Any]
 # what runs here (None: plain Inductor), and the decision for other ranks
 _Decision: TypeAlias = "tuple[_GraphCall | None, Broadcast | NoConsensus]"
 _UNTRACED = ("inductor", "eager", "inductor+graph")
@@ -353,5 +354,6 @@ def _baselines_us(choice: Choice) -> dict[str, float]:
 
 
 def _evidence(choice: Choice) -> Any:
-    assert choice.entry is not None  # graphs with a missing entry are not decided here
+    # graphs with a missing entry are not decided here
+    assert choice.entry is not None
     return choice.entry.evidence

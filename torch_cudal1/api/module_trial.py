@@ -108,7 +108,8 @@ class ModuleTrial:
             else call
         )
         step = self._make_step(lambda *args, **kwargs: served(args, kwargs), args, kwargs)
-        step()  # a first call may compile, which must not hold the GPU lock
+        # a first call may compile, which must not hold the GPU lock
+        step()
         return step
 
     def _make_step(

@@ -39,13 +39,17 @@ from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
 
-MIN_PAIRS = 8  # of calls before a decision; as many again while it is not plain
+# of calls before a decision; as many again while it is not plain
+MIN_PAIRS = 8
 MAX_PAIRS = 32
-MAX_TRIAL_STEPS = 4 * MAX_PAIRS  # where step after step compiles something
+# where step after step compiles something
+MAX_TRIAL_STEPS = 4 * MAX_PAIRS
 # Where no backward comes: several losses share one, or the caller forgot `torch.no_grad()`.
 MAX_CALLS_PER_STEP = 4
-MIN_WON_FRACTION = 0.75  # of the pairs: calls of a real program differ, and so do their times
-COMPILE_STEPS = 2  # before any is measured
+# of the pairs: calls of a real program differ, and so do their times
+MIN_WON_FRACTION = 0.75
+# before any is measured
+COMPILE_STEPS = 2
 _ORDER = ("own", "graphs", "graphs", "own")
 OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
 
@@ -58,7 +62,8 @@ class _TrialStep:
     def __init__(self) -> None:
         self.calls = 0
         self.begin = 0.0
-        self.graphs = 0  # that were compiled before it
+        # that were compiled before it
+        self.graphs = 0
         self.had_backward = False
 
     @property
@@ -93,12 +98,14 @@ class Pieces:
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
         self._turn = threading.Lock()
         self._step = _TrialStep()
-        self._steps = 0  # that are over
+        # that are over
+        self._steps = 0
         self._classes: dict[type, ModuleGuard] = {}
         self.graphs = 0
         self.choices: list[Choice] = []
         self.on_settled: OnSettled = lambda *args: None
-        self.settled: bool | None = None  # whether the graphs stay
+        # whether the graphs stay
+        self.settled: bool | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the user's calls. Raises what the module's own forward raises."""
@@ -197,7 +204,8 @@ class Pieces:
 
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
         context = optimize(self._backend, guard_filter_fn=self._watch_classes)
-        if not isinstance(context, OptimizeContext):  # TORCHDYNAMO_DISABLE
+        # TORCHDYNAMO_DISABLE
+        if not isinstance(context, OptimizeContext):
             return self._module._call_impl
         convert: Any = context.callback
 
@@ -223,16 +231,16 @@ class Pieces:
         return [True] * len(entries)
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        if leaves_grad_mode(gm):  # then Dynamo lets this part of the forward run in eager
+        # then Dynamo lets this part of the forward run in eager
+        if leaves_grad_mode(gm):
             raise NotLowerableError("a part of its forward leaves the grad mode changed")
         self.graphs += 1
         options = {
             field.name: getattr(self._settings, field.name) for field in fields(self._settings)
         }
         with for_accelerate(self.choices.extend):
-            call = cudal1(
-                gm, inputs, options={**options, "fallback_random": True}
-            )  # draws from eager's generator, as eager does
+            # draws from eager's generator, as eager does
+            call = cudal1(gm, inputs, options={**options, "fallback_random": True})
         return allow_graph_double_backward(call, partial(run_graph, gm)) if self._trains else call
 
     def _now(self) -> float:

@@ -26,7 +26,8 @@ from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["plan"]
 
-MIN_GAIN = 1.05  # below this a plan row promises nothing: the judge would refuse it
+# below this a plan row promises nothing: the judge would refuse it
+MIN_GAIN = 1.05
 
 
 def plan(
@@ -86,9 +87,8 @@ def _rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[Pl
 
 def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
     hit = resolve(region, context.sources, context.target, context.contract).hit
-    entry = (
-        hit.entry if hit is not None and hit.vouched_by else None
-    )  # an unsigned entry of another machine promises nothing
+    # an unsigned entry of another machine promises nothing
+    entry = hit.entry if hit is not None and hit.vouched_by else None
     variant = rewrite_region(region, assume_finite=context.contract.assume_finite)
     if entry is not None:
         techniques, gain, reason = (

@@ -61,7 +61,8 @@ class _Tolerance:
     precision: str
     longest: int
     drift: float
-    rounded_choices: bool  # integer outputs may come from floating-point numbers
+    # integer outputs may come from floating-point numbers
+    rounded_choices: bool
 
 
 def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> Around | Refusal:
@@ -108,9 +109,8 @@ class _CheckedCallable:
             tolerance,
             reporter,
         )
-        self._random = (
-            random.Random()
-        )  # its own: the user's sequence of random numbers is not touched
+        # its own: the user's sequence of random numbers is not touched
+        self._random = random.Random()
         self._calls_left = self._draw_gap()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -129,11 +129,11 @@ class _CheckedCallable:
 
     def _run_checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if any(tensor.is_cuda for tensor in inputs) and torch.cuda.is_current_stream_capturing():
-            return self._runner(
-                inputs
-            )  # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
+            # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
+            return self._runner(inputs)
         self._calls_left = self._draw_gap()
-        try:  # first: a kernel that damages its inputs cannot spoil this
+        # first: a kernel that damages its inputs cannot spoil this
+        try:
             expected = self._swapped.reference(inputs)
         except FAILURES as error:
             if is_sticky(error):

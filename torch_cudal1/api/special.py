@@ -46,4 +46,5 @@ def _call_operator(name: str, order: Tensor | float, x: Tensor) -> Tensor:
 
 
 for _target in TARGETS:
-    operator_of(_target)  # defined before Dynamo looks
+    # defined before Dynamo looks
+    operator_of(_target)

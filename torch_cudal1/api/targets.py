@@ -30,7 +30,8 @@ from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 __all__ = ["Loaded", "expand", "load", "move_to_device", "try_call"]
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
-_SEED = 0  # weights and inputs of a target are the same at every load
+# weights and inputs of a target are the same at every load
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,8 @@ def _place_on_device(target: str, loaded: Loaded, device: str | None) -> Loaded:
             if device is None
             else Loaded(loaded.name, *move_to_device(loaded.module, loaded.inputs, device))
         )
-    except (RuntimeError, AssertionError) as error:  # no CUDA in this torch, no GPU, out of memory
+    except (RuntimeError, AssertionError) as error:
+        # no CUDA in this torch, no GPU, out of memory
         raise TargetError(
             target, f"it cannot be moved to {device!r} ({_last_line(error)})"
         ) from error

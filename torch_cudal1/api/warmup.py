@@ -132,7 +132,8 @@ def _finish_trial(loaded: Loaded) -> None:
     args, kwargs = arguments_of(loaded.inputs)
     tensors = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
     leaves = [tensor for tensor in tensors if tensor.requires_grad and torch.is_grad_enabled()]
-    while is_on_trial(loaded.module):  # a trial ends after so many calls
+    # a trial ends after so many calls
+    while is_on_trial(loaded.module):
         results = loaded.module(*args, **kwargs)
         if leaves:
             compute_gradients(results, leaves)

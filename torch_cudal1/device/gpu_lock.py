@@ -3,14 +3,12 @@
     /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder has the mode of /tmp itself
 
 It serves all users and caches that see that folder. The lock is flock's, which ends with the
-process that holds it, however that ends. Nothing is ever written: a file is opened for reading,
-never through a link, and may belong to any user. A process that holds one for ever costs waiting
-time and no more: a caller that has waited in vain runs all the same, says so, and waits a tenth as
-long from then on until it gets the lock again.
+process that holds it. Nothing is ever written to a lock file. A caller that has waited in vain runs
+all the same and says so.
 
-What it does not do: keep other programs off the GPU, or processes in a container with a /tmp of its
-own; or make validation wait for timing. That was tried: eight searches on one GPU waited for most
-of their time (benchmarks/LOG.md, 2026-11-23).
+It does not keep other programs off the GPU, nor processes in a container with a /tmp of its own. It
+does not make validation wait for timing either. That was tried: eight searches on one GPU waited
+for most of their time (benchmarks/LOG.md, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -34,11 +32,17 @@ __all__ = ["lock_gpu", "lock_seconds", "lock_uses", "working_s"]
 
 # Not TMPDIR, which differs between the jobs of one machine.
 _FOLDER = Path("/tmp/torch_cudal1-gpus")
+# flock has no time limit, and only the main thread could interrupt it by a signal: so it is polled.
 _POLL_INTERVAL_S = 0.01
+# A process that is stopped while it holds the lock would cost every later caller the whole wait,
+# each time (test_a_process_that_holds_it_and_is_stopped_costs_less_each_time).
 _WAIT_FRACTION_AFTER_TIMEOUT = 0.1
-# O_NONBLOCK: a pipe in the place of the lock must not make a caller wait.
+# /tmp belongs to all users. O_NOFOLLOW: a link in the place of the lock would lead to any file.
+# O_NONBLOCK: a pipe in its place must not make a caller wait. O_CLOEXEC: a program started
+# meanwhile would hold the lock as long as it runs.
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_MAX_OPEN_ATTEMPTS = 10  # other processes may create and remove the file at the same time
+# Other processes may create and remove the file at the same time.
+_MAX_OPEN_ATTEMPTS = 10
 _timed_out_locks: set[str] = set()
 
 
@@ -64,6 +68,7 @@ def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterato
     if device.type != "cuda":
         yield Refusal("not a CUDA device")
         return
+    # By UUID: under another CUDA_VISIBLE_DEVICES the same GPU has another number.
     name = f"{torch.cuda.get_device_properties(device).uuid}.lock"
     patience_s = wait_s * _WAIT_FRACTION_AFTER_TIMEOUT if name in _timed_out_locks else wait_s
     begin = time.monotonic()
@@ -77,12 +82,14 @@ def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterato
         _timed_out_locks.add(name)
         yield Refusal(f"another judge has timed on this GPU for {patience_s:g} s")
         return
+    # The holder is gone, so the next wait is a full one again.
     _timed_out_locks.discard(name)
     begin = time.monotonic()
     try:
         yield None
     finally:
-        os.close(descriptor)  # and with it goes the lock
+        # The lock goes with its last descriptor.
+        os.close(descriptor)
         held_s = time.monotonic() - begin
         _clock.held += held_s
         _clock.uses[use] = _clock.uses.get(use, 0.0) + held_s
@@ -99,8 +106,8 @@ def lock_uses() -> dict[str, float]:
 
 
 def working_s() -> float:
-    """Seconds on a clock that stands still while this thread waits for a GPU on which another process
-    measures: for budgets of work.
+    """Seconds on a clock that stops while this thread waits for a GPU that another process holds.
+    Budgets of work are counted on it.
     """
     return time.monotonic() - _clock.waited
 
@@ -114,6 +121,8 @@ def _acquire(name: str, patience_s: float) -> int | None:
         descriptor = _open_lock_file(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between open and flock a clean-up of /tmp may have removed the file. A lock on a
+            # removed file keeps no other process away.
             if _is_current_file(descriptor, name):
                 return descriptor
         except BlockingIOError:
@@ -136,6 +145,8 @@ def _open_lock_file(name: str) -> int:
     try:
         for _ in range(_MAX_OPEN_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
+                # For reading: flock needs no more, so a file of another user serves as well.
+                # Relative to the open folder, whose path could become a link in between.
                 return _require_regular_file(
                     os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=folder)
                 )
@@ -143,9 +154,8 @@ def _open_lock_file(name: str) -> int:
                 descriptor = os.open(
                     name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o644, dir_fd=folder
                 )
-                os.fchmod(
-                    descriptor, 0o644
-                )  # whatever the umask: other users must be able to open it
+                # Whatever the umask: other users must be able to open it.
+                os.fchmod(descriptor, 0o644)
                 return descriptor
         raise OSError(errno.EAGAIN, f"{name} comes and goes in {_FOLDER}")
     finally:
@@ -155,7 +165,10 @@ def _open_lock_file(name: str) -> int:
 def _folder() -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(_FOLDER, 0o700)
+        # mkdir's mode is cut by the umask. Sticky as /tmp is: every user may add a lock and none
+        # may replace another user's.
         os.chmod(_FOLDER, 0o1777)
+    # NOFOLLOW: another user could have put a link in the folder's place.
     return os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 

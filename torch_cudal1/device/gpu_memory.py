@@ -16,10 +16,14 @@ __all__ = [
     "release_cached_memory",
 ]
 
+# With the results of every input set kept, a call of 1 GiB had a process peak at 25 GiB, and eight
+# processes filled a GPU (benchmarks/LOG.md). A share of the GPU, because one size does not fit both
+# an H200 and a small card.
 _CACHED_GPU_FRACTION, _CACHED_HOST_BYTES = 1 / 24, 8 << 30
-_MIN_RELEASE_BYTES = 1 << 30  # allocating less than that again takes longer than it helps
-# Of a message: in shared memory, in the child, what the child computes of it, and the intermediate
-# values of that.
+# Releasing less helps little, and allocating it again takes time.
+_MIN_RELEASE_BYTES = 1 << 30
+# What one message costs at its peak, in copies of it: in shared memory, in the child, the results
+# that the child computes from it, and their intermediate values.
 _PEAK_COPIES_PER_MESSAGE = 6
 
 

@@ -26,8 +26,8 @@ _IDLE_REASON = 1  # nvmlClocksThrottleReasonGpuIdle: an idle GPU is not a thrott
 
 
 def read_gpu_state(device: torch.device) -> dict[str, Any]:
-    """Load, clocks, temperature and throttling of the device now (JSON); `unknown` with the reason
-    where the driver cannot tell.
+    """Load, clocks, temperature and throttling of the device now, as JSON. Where the driver cannot
+    be read, `unknown` holds the reason.
     """
     if device.type != "cuda":
         return {"unknown": "not a CUDA device"}
@@ -38,8 +38,10 @@ def read_gpu_state(device: torch.device) -> dict[str, Any]:
     if status := library.nvmlInit_v2():
         return {"unknown": f"nvmlInit_v2: result {status}"}
     try:
+        # By UUID: NVML numbers all GPUs of the machine, CUDA only those in CUDA_VISIBLE_DEVICES.
         return _query_nvml(library, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     finally:
+        # NVML counts its initialisations: each one needs its own shutdown.
         library.nvmlShutdown()
 
 
@@ -49,7 +51,8 @@ def reset_persisting_l2(device: torch.device) -> Refusal | None:
     """
     if device.type != "cuda":
         return Refusal("not a CUDA device")
-    torch.cuda.synchronize(device)  # and makes its context this thread's
+    # Also makes the device's context this thread's, which both calls below act on.
+    torch.cuda.synchronize(device)
     try:
         library = ctypes.CDLL(_CUDA)
         reset, limit = library.cuCtxResetPersistingL2Cache, library.cuCtxSetLimit
@@ -57,9 +60,12 @@ def reset_persisting_l2(device: torch.device) -> Refusal | None:
         return Refusal(f"the driver cannot: {error}")
     for name, status in (
         ("cuCtxResetPersistingL2Cache", reset()),
+        # A limit of 0: a kernel that pinned its inputs would find them after every flush of the
+        # cache, and would be timed on a warm one.
         ("cuCtxSetLimit", limit(ctypes.c_int(_PERSISTING_L2_CACHE_SIZE), ctypes.c_size_t(0))),
     ):
-        if status:  # a GPU without such lines (before sm_80) refuses
+        # A GPU without such lines (before sm_80) refuses.
+        if status:
             return Refusal(f"{name}: result {status}")
     return None
 
@@ -96,14 +102,16 @@ def _query_nvml(library: Any, uuid: str) -> dict[str, Any]:
         "memory_mhz": number("nvmlDeviceGetClockInfo", _MEMORY),
         "most_sm_mhz": number("nvmlDeviceGetMaxClockInfo", _SM),
         "celsius": number("nvmlDeviceGetTemperature", _CELSIUS_OF_GPU),
+        # NVML gives milliwatts.
         "watts": number("nvmlDeviceGetPowerUsage", scale=1e-3),
+        # An idle GPU lowers its clocks by itself: that is no throttling.
         "throttle_reasons": None if reasons is None else int(reasons) & ~_IDLE_REASON,
     }
 
 
 def _processes(library: Any, handle: ctypes.c_void_p) -> int | None:
-    """How many processes have a context on it, this one and its children included; None where the
-    driver does not tell.
+    """How many processes have a context on the GPU, including this one and its children. None where
+    the driver gives no number.
     """
     count = ctypes.c_uint(0)
     function = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)

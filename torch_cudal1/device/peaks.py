@@ -1,9 +1,8 @@
-"""Speed of light: a candidate faster than its device's peaks allow did not do the work.
+"""Roofline check: a candidate that is faster than its device's peaks allow did not do the work.
 
 The lower bound is what the candidate itself must do: the products and convolutions of its own ATen
-steps at the peak rate of the narrowest type in it, and the bytes of its results beyond what the
-last-level cache can hold. Work inside a kernel does not count, nor do reads (an algebraic rewrite
-may need less of its inputs), so the bound is low and a pass proves little.
+steps, and the bytes of its results. Work inside a kernel does not count, nor do reads, so the bound
+is low and a pass proves little.
 """
 
 from __future__ import annotations
@@ -35,8 +34,10 @@ __all__ = [
     "find_lower_bound_us",
 ]
 
-MAX_PEAK_FRACTION = 0.95  # no kernel gets more of a peak than this
-_WINOGRAD_SAVING = 4.0  # what Winograd's convolution may save over the nominal count
+# No kernel gets more of a peak than this.
+MAX_PEAK_FRACTION = 0.95
+# Winograd's F(4x4, 3x3) needs a quarter of the nominal multiplications (Lavin and Gray, 2015).
+_WINOGRAD_SAVING = 4.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def count_required_work(program: Program) -> RequiredWork:
         for spec in value_specs(program).values()
         if spec.torch_dtype.is_floating_point
     ]
+    # Results only: an algebraic rewrite may need less of its inputs than they hold.
     written = sum(spec.size_bytes for spec in output_specs(program) if spec is not None)
     return RequiredWork(
         estimate_cost(program).flops / (_WINOGRAD_SAVING if convolves else 1),
+        # The narrowest type in the Program: its products may run at that type's rate.
         min(floating, default=4),
         written,
     )
@@ -82,6 +85,7 @@ def find_device_peaks(device: torch.device) -> DevicePeaks | Refusal:
     if device.type == "cpu":
         rate = CPU_CLOCK_HZ * torch.get_num_threads()
         flops_per_s = {size: rate * flops for size, flops in CPU_FLOPS_PER_CLOCK.items()}
+        # PyTorch does not know a CPU's bandwidth or cache, so only the products bound it.
         return DevicePeaks(flops_per_s, math.inf, math.inf)
     properties = torch.cuda.get_device_properties(device)
     spec = GPU_SPECS.get(10 * properties.major + properties.minor)
@@ -92,10 +96,12 @@ def find_device_peaks(device: torch.device) -> DevicePeaks | Refusal:
     ]
     if spec is None or spec.half_flops_per_clock is None or not all(rates):
         return Refusal(f"no peak rates known for {properties.name}")
+    # PyTorch gives kHz.
     clock_hz, memory_hz, bus_bits = rates[0] * 1e3, rates[1] * 1e3, rates[2]
     half_flops_per_s = spec.half_flops_per_clock * properties.multi_processor_count * clock_hz
     return DevicePeaks(
         {size: half_flops_per_s * ratio for size, ratio in PRECISION_RATIO.items()},
+        # Two transfers a clock (DDR), eight bits a byte.
         2 * memory_hz * bus_bits / 8,
         properties.L2_cache_size,
     )
@@ -104,6 +110,7 @@ def find_device_peaks(device: torch.device) -> DevicePeaks | Refusal:
 def find_lower_bound_us(work: RequiredWork, peaks: DevicePeaks) -> float:
     """Microseconds below which no device with these peaks does that work."""
     products_s = work.flops / peaks.flops_per_s[work.type_bytes]
+    # What fits into the last cache need not reach memory before the clock stops.
     results_s = max(0.0, work.written_bytes - peaks.cache_bytes) / peaks.bytes_per_s
     return max(products_s, results_s) * 1e6
 
@@ -111,6 +118,7 @@ def find_lower_bound_us(work: RequiredWork, peaks: DevicePeaks) -> float:
 def check_roofline(work: RequiredWork, peaks: DevicePeaks | Refusal, time_us: float) -> CheckResult:
     """`value`: the share of the peaks that `time_us` would mean; at most MAX_PEAK_FRACTION."""
     if isinstance(peaks, Refusal):
+        # Passed with the reason: an unknown GPU must not refuse every candidate.
         return CheckResult("roofline", True, detail=f"not tested: {peaks}")
     lower_bound_us = find_lower_bound_us(work, peaks)
     share = lower_bound_us / time_us

@@ -55,9 +55,12 @@ def contract_for(settings: Settings) -> Contract:
     rights = []
     if torch.backends.cuda.matmul.allow_tf32:
         rights.append("matmul")
+    # True by default in PyTorch, unlike the flag of matmul: eager's convolutions may use TF32
+    # without a setting of the user.
     if torch.backends.cudnn.allow_tf32:
         rights.append("conv")
     if settings.precision == "strict" or not torch.cuda.is_available():
+        # "strict" takes the rights away whatever the flags say; without a GPU the flags do nothing.
         rights = []
     return Contract(settings.precision, tuple(rights), settings.assume_finite)
 
@@ -73,15 +76,14 @@ def device_of(tensors: object) -> torch.device:
 @cache
 def judge_identity() -> str:
     """16 hex digits that stand for this machine, so that evidence can say where it was made without
-    naming the machine.
-
-    Of /etc/machine-id, which must not be published as it is (man 5 machine-id), and the host name:
-    containers of one image share the former. It tells machines apart and proves nothing.
+    naming the machine. They tell machines apart and prove nothing.
     """
     try:
         machine = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         machine = ""
+    # man 5 machine-id: the id must not be published as it is, but hashed together with the name of
+    # an application. The host name is in it too, because containers of one image share the id.
     return hashlib.sha256(f"torch-cudal1 judge|{machine}|{platform.node()}".encode()).hexdigest()[
         :16
     ]
@@ -112,24 +114,31 @@ def compiler_digest(device_type: str) -> str:
     """16 hex digits that stand for the compilers that Inductor would use here; "" where there is
     none.
 
-    A digest, as evidence is published and the paths may name a user. It changes when a compiler,
-    Python's headers or Triton are installed or replaced. Without a GPU that is a C++ compiler
-    (torch's own reading of CXX), else a C compiler for Triton.
+    They change when a compiler, Python's headers or Triton are installed or replaced. Without a GPU
+    the compiler is a C++ one (torch's own reading of CXX), else a C compiler for Triton.
     """
-    from torch._inductor import config  # seconds to import: only where Inductor had no part
+    # Seconds to import, and needed only for a choice in which Inductor had no part.
+    from torch._inductor import config
 
     cxx = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
     names = (
         (select_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc")
+        # On a GPU a C compiler builds Triton's launcher; on a CPU a C++ compiler builds the
+        # kernels.
         if device_type == "cuda"
         else cxx
     )
     compiler_paths = [
-        os.path.realpath(path) for name in names if name and (path := shutil.which(name))
+        # `gcc` is often a link: an update replaces what it leads to.
+        os.path.realpath(path)
+        for name in names
+        if name and (path := shutil.which(name))
     ]
     if not compiler_paths:
         return ""
+    # Triton builds its launcher against Python.h, so a compiler without it is of no use.
     headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    # A digest, because evidence is published and a path may name a user.
     return hashlib.sha256(
         "|".join([*compiler_paths, str(headers), triton_version()]).encode()
     ).hexdigest()[:16]

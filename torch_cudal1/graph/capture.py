@@ -101,6 +101,7 @@ class TracedModule:
 
     graphs: tuple[CapturedGraph, ...]
     call: Callable[..., Any]
+    # Filled later: tracing shows the graphs, and the decision about them comes after.
     _slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]]
     _context: TracingContext
 
@@ -121,6 +122,8 @@ class TracedModule:
             or graph.writes
             or None in graph.origins
         ):
+            # Skipping AOTAutograd's wrapper is safe only where that does nothing but pass tensors
+            # on.
             return False
         (output,) = (node for node in graph.module.graph.nodes if node.op == "output")
         infos = metadata.output_info
@@ -148,7 +151,9 @@ class TracedModule:
         """Whether `call` gives an input other memory, or another shape of what it has."""
         notes = self._context.fw_metadata
         return notes is None or any(
-            info.mutates_metadata or info.mutates_storage_metadata for info in notes.input_info
+            # `resize_`, `t_` and `set_` change a tensor that the caller holds.
+            info.mutates_metadata or info.mutates_storage_metadata
+            for info in notes.input_info
         )
 
     @property
@@ -158,9 +163,11 @@ class TracedModule:
         """
         notes = self._context.fw_metadata
         nodes = [node for graph in self.graphs for node in graph.module.graph.nodes]
+        # A get_attr is a constant or a subgraph, and either may be written to.
         if notes is None or any(node.op == "get_attr" or not _is_pure_call(node) for node in nodes):
             return None
         named = {origin for graph in self.graphs for origin in graph.writes}
+        # A name is a buffer of the traced module, which the caller does not pass.
         if not all(isinstance(origin, int) for origin in named):
             return None
         return frozenset(
@@ -187,12 +194,16 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
     become inputs. Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the
     caller's tracing state is changed.
     """
+    # PyTorch's index checks raise in eager. A traced graph that lost one would read out of bounds
+    # instead.
     if problem := find_lost_check(module):
         raise NotLowerableError(problem.reason)
+    # Asked before tracing: AOTAutograd's graph has other placeholders without Dynamo's mark.
     static = find_lifted_parameters(module)
     graphs: list[CapturedGraph] = []
     slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]] = {}
 
+    # A late-bound slot: AOTAutograd wants a callable now, and the choice is made later.
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
             graphs.append(
@@ -209,9 +220,11 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        # Before the cut, which decides what the forward saves for the backward.
         remove_undefined_seeds(joint)
         forward, backward = _partition(joint, joint_inputs, **kwargs)
         graphs.append(
+            # A copy: AOTAutograd goes on to edit the graph that it was given back.
             CapturedGraph("backward", _copy_graph(backward), frozenset(), _list_origins(backward))
         )
         return forward, backward
@@ -229,12 +242,17 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
             call = _trace(_copy_graph(module), _make_fakes(inputs, mode), keep, partition)
     except DataDependentOutputException as error:  # `.item()`, which Dynamo may put into a graph
         raise GraphBreakError(f"it asks a tensor for its value ({error.func})") from error
+    # What AOTAutograd and fake kernels raise for operators that they cannot trace.
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(
             f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}"
         ) from error
     return TracedModule(
-        tuple(sorted(graphs, key=lambda graph: graph.kind == "backward")), call, slots, context
+        # The backward is appended first, as the joint graph is cut before the forward is compiled.
+        tuple(sorted(graphs, key=lambda graph: graph.kind == "backward")),
+        call,
+        slots,
+        context,
     )
 
 
@@ -250,6 +268,7 @@ def _enter_fake_mode(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
     try:
         yield mode
     finally:
+        # A mode of the caller keeps its converter: the caller's fakes are known to it.
         if detected_mode is None:
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
@@ -260,6 +279,7 @@ def _copy_graph(module: Any) -> Any:
     """
     if not isinstance(module, fx.GraphModule):
         return module
+    # `GraphModule(module, graph)` takes over the attributes that the graph refers to.
     copied = fx.GraphModule(module, copy.deepcopy(module.graph))
     copied.meta.update(module.meta)
     replace_library_operators(copied.graph)
@@ -275,6 +295,7 @@ def _trace(
     def of(kind: Kind) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             compiled = compiler(graph, kind)
+            # Boxed calls let AOTAutograd free the inputs while the graph runs.
             return make_boxed_func(lambda *args: compiled(args))
 
         return compile_graph
@@ -293,7 +314,10 @@ def _trace(
             bw_compiler=of("backward"),
             inference_compiler=of("inference"),
             partition_fn=partition,
+            # A decomposed operator would hide from the rules what the user called, such as a
+            # softmax.
             decompositions={},
+            # A region is functional: AOTAutograd's epilogue makes the writes after it.
             keep_inference_input_mutations=False,
         )
 
@@ -310,6 +334,7 @@ def keep_backward_repeatable() -> Iterator[None]:
     if not torch.is_grad_enabled():
         yield
         return
+    # A donated buffer is one that the backward may overwrite.
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         yield
         context = TracingContext.try_get()
@@ -324,7 +349,12 @@ def _partition(
     joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     forward, backward = min_cut_rematerialization_partition(
-        joint, joint_inputs, compiler="inductor", **kwargs
+        # Inductor's cut, so that forward and backward are those of torch.compile, which is the
+        # baseline.
+        joint,
+        joint_inputs,
+        compiler="inductor",
+        **kwargs,
     )
     return forward, backward
 
@@ -334,6 +364,7 @@ def _make_fakes(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     that Dynamo did not prepare.
     """
     return [
+        # Static: a region's key holds exact sizes.
         mode.from_tensor(item, static_shapes=True)
         if isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor)
         else item
@@ -349,6 +380,7 @@ def _find_static_inputs(graph: fx.GraphModule, lifted: frozenset[int]) -> frozen
     for position, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
         origin = node.meta.get("desc")
         if (
+            # By name: the classes of AOTAutograd's descriptors are private.
             type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput")
             or getattr(origin, "idx", None) in lifted
         ):
@@ -363,6 +395,7 @@ def _list_origins(graph: fx.GraphModule) -> tuple[str | int | None, ...]:
 
 def _list_writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    # AOTAutograd returns a written input's new value as an output, and says so in `desc`.
     inputs = [getattr(item, "mutated_input", None) for item in output.meta.get("desc") or ()]
     origins = [getattr(item, "target", getattr(item, "idx", None)) for item in inputs]
     return tuple(origin for origin in origins if origin is not None)
@@ -375,7 +408,10 @@ def _has_shared_outputs(graph: fx.GraphModule) -> bool:
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     values = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
     storages = [
-        value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)
+        # The storage's address in C++: fake tensors have no data pointer.
+        value.untyped_storage()._cdata
+        for value in values
+        if isinstance(value, torch.Tensor)
     ]
     return len(set(storages)) < len(storages)
 

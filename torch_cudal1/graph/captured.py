@@ -40,6 +40,8 @@ def capture_call_graphs(
     """
     captured = capture_module_call(module, args, kwargs)
     traced = trace(captured.graph, captured.inputs)
+    # The end-to-end check runs the call several times and undoes its writes. A tensor's storage
+    # cannot be put back.
     if traced.replaces_memory:
         raise NotLowerableError(
             "its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat"
@@ -65,9 +67,11 @@ def get_examples(
     """The user's real tensors in the region's order; None for a backward graph, whose inputs exist
     only inside a step.
     """
+    # A region numbers its inputs by first use, a graph by placeholder.
     origins = [graph.origins[position] for position in item.order]
     numbers = [origin for origin in origins if isinstance(origin, int)]
     return (
+        # Detached: evaluation must not extend the user's autograd graph.
         [captured.inputs[number].detach() for number in numbers]
         if len(numbers) == len(origins)
         else None

@@ -40,6 +40,7 @@ _ARGUMENT_LOCALS = ("args", "kwargs")  # the locals of `_call` that the user pas
 
 def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The frame that Dynamo captures: a call below the slot in which `accelerate` sits."""
+    # `__call__` is the dispatcher's by now: going through it would call the capture again.
     return module._call_impl(*args, **kwargs)
 
 
@@ -65,6 +66,7 @@ class DynamoCapture:
     def from_arguments(self, number: int) -> bool:
         """Whether placeholder `number` was read from the arguments of the call."""
         source = self.sources[number]
+        # Only the root of a source knows the local name.
         while (base := getattr(source, "base", None)) is not None:
             source = base
         return getattr(source, "local_name", "") in _ARGUMENT_LOCALS
@@ -83,6 +85,7 @@ class DynamoCapture:
         (output,) = (node for node in self.graph.graph.nodes if node.op == "output")
         placeholder_of_output = {}
         for number, node in enumerate(output.args[0]):
+            # An in-place method returns its tensor: a functional graph would return a copy instead.
             while isinstance(node, fx.Node) and returns_its_input(node):
                 node = node.args[0]
             if node in numbers:
@@ -97,9 +100,11 @@ class DynamoCapture:
         `compiled` says so.
         """
         output = self._output
+        # The bytecode looks these modules up among the globals of its function.
         imported = {
             alias: importlib.import_module(name) for alias, name in output.import_sources.items()
         }
+        # A dict of its own for each callable: two of them must not share `compiled`.
         names = {**self.globals, **imported, self._name: compiled}
         return types.FunctionType(output.bytecode, names, "call", None, output.closure or ())
 
@@ -111,12 +116,16 @@ class DynamoCapture:
 
         Raises NotLowerableError where Dynamo cannot guard the call.
         """
+        # Dynamo is imported where it is used: its import takes long, and a call that is bound from
+        # the cache alone needs little of it.
         from torch._dynamo.hooks import Hooks
         from torch._dynamo.utils import dynamo_timed
 
+        # Dynamo expects one answer for each guard, in order.
         def filter_guards(entries: Entries) -> Sequence[bool]:
             return [True] * len(entries) if keep is None else keep(entries)
 
+        # `build_guards` reads Dynamo's compile context and metrics, which end with the capture.
         with dynamo_errors(), enter_compilation(), dynamo_timed("cudal1_guards"):
             manager = self._output.build_guards(
                 _call.__code__, hooks=Hooks(guard_filter_fn=filter_guards)
@@ -129,6 +138,7 @@ class DynamoCapture:
         `torch.utils.swap_tensors` refuses such weights.
         """
         for mode in self._modes:
+            # A new converter: emptying the old one would still leave its weak references.
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
@@ -142,6 +152,7 @@ def capture_call(
     """
     try:
         return _capture_frame(module, args, dict(kwargs), recurrent=_may_hold_recurrent(module))
+    # Again with Dynamo's default, which breaks the graph at a recurrent layer and says so.
     except _NotOneStepError:
         return _capture_frame(module, args, dict(kwargs), recurrent=False)
 
@@ -154,6 +165,7 @@ def _may_hold_recurrent(module: torch.nn.Module) -> bool:
     """Whether a recurrent layer may be one step of a graph: elsewhere Dynamo breaks the graph at
     it, as it does for everybody.
     """
+    # With gradients or autocast a recurrent layer runs other operators than the one step.
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     return not (torch.is_grad_enabled() or autocast) and any(
         isinstance(part, torch.nn.RNNBase) for part in module.modules()
@@ -178,9 +190,13 @@ class _FrameBackend:
         from torch._dynamo.symbolic_convert import InstructionTranslator
         from torch._guards import TracingContext
 
+        # While Dynamo compiles: afterwards the set of guards is closed.
         guard_environment()
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        # Overwritten when Dynamo restarts: only the last attempt counts.
         self.graph, self.inputs = graph, tuple(inputs)
+        # Dynamo makes a mode for itself besides that of the inputs, and both hold weak references
+        # to the weights.
         fakes = [node.meta["example_value"] for node in placeholders]
         self.modes = frozenset(
             {
@@ -199,10 +215,12 @@ def _capture_frame(
     from torch._dynamo import config
     from torch._dynamo.convert_frame import compile_frame
 
+    # Empty globals: the frame reads nothing but its locals, and what Dynamo adds can be told apart.
     names: dict[str, Any] = {"__builtins__": builtins}
     locals_ = {"module": module, "args": args, "kwargs": kwargs}
     backend = _FrameBackend()
     no_closure: Any = ()
+    # A decision holds for exact shapes, so no size or number may become symbolic.
     static = {
         "automatic_dynamic_shapes": False,
         "assume_static_by_default": True,
@@ -217,10 +235,12 @@ def _capture_frame(
             vars(builtins),
             no_closure,
             compiler_fn=backend.compile,
+            # A graph break raises: half of a call cannot be repeated as one graph.
             one_graph=True,
             restart_reasons=set(),
         ).graph_capture_output(None, None)
     graph = _check_repeatable(backend, recurrent=recurrent)
+    # The name under which the bytecode finds its compiled function.
     (name,) = (key for key in names if key.startswith("__compiled_fn"))
     return DynamoCapture(
         graph,
@@ -241,14 +261,17 @@ def _check_repeatable(backend: _FrameBackend, *, recurrent: bool) -> fx.GraphMod
     """
     if backend.graph is None:
         raise NotLowerableError("its forward calls no tensor operator")
+    # Before the effects: the second capture reports its own.
     if recurrent and not all(find_one_step_layers(backend.graph.graph)):
         raise _NotOneStepError
+    # The first effect is enough for the user to find the line.
     if backend.effects:
         raise NotLowerableError(
             f"its forward {backend.effects[0]}, which a kernel would not repeat"
         )
     if leaves_grad_mode(backend.graph):
         raise NotLowerableError("its forward leaves the grad mode changed")
+    # A float that Dynamo did not specialise becomes an input, and the signature says only its type.
     if not all(isinstance(item, torch.Tensor) for item in backend.inputs):
         raise NotLowerableError("its graph takes a number that changes from call to call")
     return backend.graph
@@ -261,4 +284,5 @@ def leaves_grad_mode(graph: fx.GraphModule) -> bool:
     switched = [
         node.args[0] for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled
     ]
+    # Only the last switch matters: earlier ones are undone within the call.
     return bool(switched) and switched[-1] is not torch.is_grad_enabled()

@@ -44,17 +44,20 @@ def list_effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
     """What the call does to things that were there before it, besides writing to tensors, in words;
     and what it does in vain.
     """
+    # Importing Dynamo takes long: it waits until a call is captured.
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 
     effects = output.side_effects
     effect_texts: list[str] = []
     unchanged: list[Unchanged] = []
     for variable in effects.id_to_variable.values():
+        # Objects that the frame made itself vanish with the call.
         existing = isinstance(
             variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)
         )
         if not (existing and effects.is_modified(variable)):
             continue
+        # Private Dynamo state: there is no public list of side effects.
         assigned = dict(effects.store_attr_mutations.get(variable) or {})
         owner = getattr(variable, "value", None)
         in_vain = [
@@ -62,11 +65,14 @@ def list_effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
             for name, value in assigned.items()
             if _is_assigned(owner, name, value)
         ]
+        # One assignment that changes something makes the whole object an effect.
         if len(in_vain) < len(assigned) or not (assigned or _puts_back(variable)):
             effect_texts.append(_describe_effect(variable, assigned))
         unchanged += in_vain
+    # Hooks run in the backward, outside of the graph.
     if effects.tensor_hooks:
         effect_texts.append("registers hooks on tensors")
+    # A call that runs without Dynamo's bytecode would not draw them.
     if getattr(output, "random_calls", None):
         effect_texts.append("draws from Python's random module")
     return effect_texts, tuple(unchanged)
@@ -79,6 +85,7 @@ def _puts_back(variable: Any) -> bool:
     before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
     if not isinstance(before, dict) or not isinstance(now, dict) or len(before) != len(now):
         return False
+    # Dynamo wraps keys, and makes a new wrapper for each look-up. `vt` is what it wraps.
     then = {id(getattr(key, "vt", key)): value for key, value in before.items()}
     return all(_is_same(then.get(id(getattr(key, "vt", key))), value) for key, value in now.items())
 
@@ -99,12 +106,14 @@ def _is_assigned(owner: Any, name: str, value: Any) -> bool:
     if type(attributes) is not dict or name not in attributes:
         return False
     now = attributes[name]
+    # Before the comparison by value: `==` of tensors is no bool.
     if isinstance(now, torch.Tensor):
         return now is _example_of(value)
     if not value.is_python_constant():
         return False
     new = value.as_python_constant()
     return (
+        # `1 == True` and `1 == 1.0`, but the types differ, and so may what the next call does.
         type(now) is type(new)
         and isinstance(now, (bool, int, float, str, type(None)))
         and bool(now == new)
@@ -113,7 +122,9 @@ def _is_assigned(owner: Any, name: str, value: Any) -> bool:
 
 def _example_of(variable: Any) -> torch.Tensor | None:
     """The real tensor behind a graph input; None for anything else."""
+    # Dynamo's variables are lazy until realised.
     node = getattr(getattr(variable.realize(), "proxy", None), "node", None)
+    # `self.count += 1` stores the result of an in-place call, which is the buffer itself.
     while node is not None and returns_its_input(node):
         node = node.args[0]
     argument = None if node is None else node.meta.get("grapharg")
@@ -127,12 +138,15 @@ def returns_its_input(node: fx.Node) -> bool:
     """
     if node.op == "call_function" and node.target in _IN_PLACE:
         return isinstance(node.args[0], fx.Node)
+    # PyTorch's rule: a method whose name ends in one underscore writes in place and returns self.
     if node.op == "call_method" and re.fullmatch(r"[a-z]\w*[a-z]_", str(node.target)):
         return str(node.target) not in _IN_PLACE_ON_METADATA
     if (
         node.op != "call_method"
         or node.target != "to"
         or "copy" in node.kwargs
+        # `x.to(dtype, non_blocking, copy)`: a positional True may be `copy`, which makes a new
+        # tensor.
         or True in node.args
     ):
         return False
@@ -142,6 +156,7 @@ def returns_its_input(node: fx.Node) -> bool:
     return bool(
         before.dtype == after.dtype
         and before.device == after.device
+        # `to(memory_format=...)` copies where strides change.
         and before.stride() == after.stride()
     )
 

@@ -34,6 +34,7 @@ __all__ = ["MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"
 Record = TypeVar("Record")
 
 MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
+# Every call compares every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
 _ENVIRONMENT = environment_table()
 _INDUCTOR_PREFIX = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles
@@ -48,6 +49,7 @@ class RecordCollector:
 
     def __init__(self, walked: GuardRecords) -> None:
         self.walked = walked
+        # Keys are ids. They stay unique because the records hold the objects that they name.
         self._keys: set[Any] = set()
         self._type_matches: list[TypeMatch] = []
         self._dict_identities: list[DictIdentity] = []
@@ -56,10 +58,13 @@ class RecordCollector:
         self._name_matches: list[NameMatch] = []
         self._function_matches: list[FunctionMatch] = []
         self._closure_matches: list[ClosureMatch] = []
+        # What the walk compares already must not be compared a second time on every call.
         self._keys.update(("type", id(record.target)) for record in walked.type_matches)
         self._keys.update(("dict identity", id(record.target)) for record in walked.dict_identities)
         self._keys.update(
-            ("table", id(record.owner or record.table)) for record in walked.dict_contents
+            # A class is found by its own id: `vars(cls)` makes a new mappingproxy at each access.
+            ("table", id(record.owner or record.table))
+            for record in walked.dict_contents
         )
         self._keys.update(("table", id(record.hooks)) for record in walked.empty_hooks)
         self._keys.update(("items", id(record.target)) for record in walked.sequences)
@@ -99,9 +104,12 @@ class RecordCollector:
         """Compare what `value` contains: the names of a class, the keys of a dict, the items of a
         list; with `attributes` the names of any object. False where no record can.
         """
+        # Importing a submodule adds a name to its package, which would fail the record though
+        # nothing that the forward reads has changed.
         if isinstance(value, types.ModuleType):
             return False
         if isinstance(value, type):
+            # From Python 3.12 on a class made in C has no tp_dict, and reading it crashed.
             if not value.__flags__ & HEAP_TYPE:  # a class made in C: it cannot be assigned to
                 return True
             return self._add(
@@ -111,6 +119,8 @@ class RecordCollector:
             )
         if type(value) is tuple:
             return True
+        # Names only: with values every Llama of transformers was bound anew at each call, because
+        # Inductor sets variables of its own.
         if value is _ENVIRONMENT:
             # the values of the variables that a forward read have records of their own
             return self._add(
@@ -120,16 +130,20 @@ class RecordCollector:
                     "the environment", "variable", value, ignored_prefix=_INDUCTOR_PREFIX
                 ),
             )
+        # `dict.__len__`, because a subclass may run the user's code in its own `__len__`.
         if isinstance(value, dict) and dict.__len__(value) <= _MAX_ITEMS:
             return self._add(
                 self._dict_contents, ("table", id(value)), lambda: _record_table("a dict", value)
             )
+        # The exact type: a subclass of list may return other items than it stores.
         if type(value) is list and len(value) <= _MAX_ITEMS:
             return self._add(
                 self._sequence_contents,
                 ("items", id(value)),
                 lambda: SequenceContents("a list", value, tuple(value)),
             )
+        # A threading.local has another `__dict__` in each thread: a record of this thread's would
+        # prove nothing for a call from another one.
         names = None if isinstance(value, threading.local) else getattr(value, "__dict__", None)
         if attributes and type(names) is dict and len(names) <= _MAX_ITEMS:
             self.add_attribute_dict(value)
@@ -148,8 +162,10 @@ class RecordCollector:
         ):
             return False
         self.add_class(value)
+        # Without `object`, which is last in the MRO and cannot be assigned to.
         bases = [base for base in type(value).__mro__[:-1] if not is_torch_module(base.__module__)]
         is_module = isinstance(value, torch.nn.Module)
+        # `nn.Module.__getattr__` looks into these dicts after the instance's own.
         slots = [vars(value)[slot] for slot in MODULE_SLOTS] if is_module else []
         return self.add_content(value, attributes=True) and all(
             map(self.add_content, (*bases, *slots))
@@ -164,6 +180,7 @@ class RecordCollector:
         else:
             module = str(table.get("__name__", "")) if type(table) is dict else ""
             where = f"{module or 'a dict'}.{key}"
+        # A record of the whole table covers each name in it.
         if not is_torch_module(module) and not self.has_table(table):
             self._add(
                 self._name_matches,
@@ -174,6 +191,8 @@ class RecordCollector:
 
     def add_class(self, value: Any) -> bool:
         """Compare the class of an object, where it can be assigned; returns True."""
+        # `__class__` can be assigned only where the class is a heap type. A metaclass may define
+        # its own rules, so such an object is compared too.
         if type(type(value)) is not type or type(value).__flags__ & HEAP_TYPE:
             self._add(
                 self._type_matches,
@@ -200,6 +219,8 @@ class RecordCollector:
                 ("function", id(function)),
                 lambda: FunctionMatch.of(f"function {function.__qualname__}", function),
             )
+            # FunctionMatch compares which dict holds the keyword defaults. Its items can be written
+            # in place.
             if function.__kwdefaults__:
                 self.add_content(function.__kwdefaults__)
 
@@ -213,6 +234,7 @@ class RecordCollector:
 
 
 def _record_table(where: str, table: Any, owner: type | None = None) -> DictContents:
+    # `dict.items` instead of the subclass's own, which may be the user's code.
     pairs = tuple(dict.items(table)) if isinstance(table, dict) else tuple(table.items())
     return DictContents(
         where,

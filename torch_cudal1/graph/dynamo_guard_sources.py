@@ -52,7 +52,9 @@ NAMED = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
+# By class name: a source that is not listed raises UnprovenError, which keeps Dynamo's guard.
 ITEM_STEPS = ("GetItemSource", "DictGetItemSource", "ListGetItemSource")
+# Apart from ITEM_STEPS: a signature describes plain dicts only.
 _SUBCLASS_ITEM_STEPS = ("DictSubclassGetItemSource",)
 _ATTRIBUTE_STEPS = (
     "AttrSource",
@@ -61,6 +63,7 @@ _ATTRIBUTE_STEPS = (
     "ParamBufferSource",
     "CellContentsSource",
 )
+# They mark how Dynamo treats a value, and read nothing themselves.
 _TRANSPARENT_STEPS = (
     "UnspecializedNNModuleSource",
     "UnspecializedBuiltinNNModuleSource",
@@ -88,12 +91,14 @@ class SourceReader:
 
     def __init__(self, capture: DynamoCapture, collector: RecordCollector) -> None:
         self._capture, self._collector = capture, collector
+        # Many guards share the first steps of a source, such as `self.layers[0]`.
         self._values: dict[str, Any] = {}
 
     def read(self, source: Any) -> Any:
         """What `source` reads, once records say that it stays this. Raises UnprovenError."""
         name = source.name
         if name not in self._values:
+            # Only after its records exist: a step that raises must raise again for the next guard.
             self._values[name] = self._read_step(source)
         return self._values[name]
 
@@ -126,11 +131,14 @@ class SourceReader:
         raise UnprovenError(kind)
 
     def _read_root(self, source: Any) -> Any:
+        # The module is held by the guard itself. Arguments differ from call to call, so nothing
+        # about them can be read at the capture.
         if getattr(source, "local_name", "") == "module":
             return self._capture.locals["module"]
         name = getattr(source, "global_name", None)
         if name in self._capture.globals:  # of the captured frame, `dynamo._call`
             value = self._capture.globals[name]
+            # Dynamo puts the dict of the builtins among the globals, under a name of its own.
             return AttributeDict(builtins) if str(name).startswith("__builtins_dict__") else value
         raise UnprovenError(type(source).__name__)
 
@@ -139,12 +147,15 @@ class SourceReader:
             self._collector.add_cell(value)
             return value.cell_contents
         if isinstance(value, types.ModuleType):
+            # From the dict, since a module may define `__getattr__`, whose outcome no record
+            # compares.
             return self._collector.add_lookup(vars(value), name, vars(value)[name])
         if name == "__class__":
             self._collector.add_class(value)
             return type(value)
         if name == "__dict__":
             return AttributeDict(value)
+        # Needs no record: Python refuses an assignment.
         if name in _READ_ONLY.get(type(value), ()):
             return getattr(value, name)
         if isinstance(value, types.FunctionType) and name in (
@@ -160,9 +171,11 @@ class SourceReader:
 
     def _read_object_attribute(self, value: Any, name: str) -> Any:
         names = getattr(value, "__dict__", None)
+        # Slots and C objects keep their attributes where no record looks.
         if type(names) is not dict:
             raise UnprovenError(name)
         self._collector.add_class(value)
+        # `obj.__dict__ = {...}` would leave the recorded dict as it was, and unread.
         self._collector.add_attribute_dict(value)
         if name in names:
             return self._collector.add_lookup(names, name, names[name])
@@ -171,9 +184,11 @@ class SourceReader:
                 return self._collector.add_lookup(
                     self._collector.add_lookup(names, slot, names[slot]), name, names[slot][name]
                 )
+        # The class's attribute counts only while the instance has none of that name.
         self._collector.add_lookup(names, name, ABSENT)
         attribute = self._read_class_attribute(type(value), name)
         if isinstance(attribute, types.FunctionType):
+            # A method is bound anew at each access: its function is what can be compared.
             self._collector.add_function(attribute)
             return types.MethodType(attribute, value)
         if hasattr(type(attribute), "__get__"):  # a property: its value is the outcome of a call
@@ -184,12 +199,14 @@ class SourceReader:
         for base in cls.__mro__:
             if name in vars(base):
                 return self._collector.add_lookup(base, name, vars(base)[name])
+            # An attribute that a class earlier in the MRO gets later would come first.
             self._collector.add_lookup(base, name, ABSENT)
         raise UnprovenError(name)
 
     def _read_item(self, value: Any, index: Any) -> Any:
         if isinstance(value, AttributeDict):
             owner = value.owner
+            # Names of builtins are not recorded, as those of torch are not.
             if owner is builtins:
                 return vars(builtins)[index]
             if isinstance(owner, type):
@@ -197,12 +214,16 @@ class SourceReader:
             self._collector.add_attribute_dict(owner)
             return self._collector.add_lookup(vars(owner), index, vars(owner)[index])
         if isinstance(value, tuple):
+            # A tuple is immutable, so the item is the same for as long as the tuple is. A
+            # NamedTuple may override `__getitem__`.
             return tuple.__getitem__(value, index)
         if type(value) is list:
+            # The whole list: an insertion moves every item after it.
             self._collector.add_content(value)
             return value[index]
         if hasattr(index, "base"):  # a key that is itself read from somewhere
             index = self.read(index)
+        # A key of another class may define `__eq__` and `__hash__`, which a look-up would run.
         if isinstance(value, dict) and isinstance(index, (*PLAIN, *NAMED)):
             return self._collector.add_lookup(value, index, dict.__getitem__(value, index))
         raise UnprovenError("an item")

@@ -75,6 +75,7 @@ _OF_CONTENT = frozenset(
     }
     | {"NOT_PRESENT_IN_GENERIC_DICT"}
 )
+# The C++ signature stops at a depth too: a deeper argument keeps Dynamo's guard.
 _MAX_LEVELS = 16  # of containers, in a signature
 # Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it
 # again.
@@ -96,6 +97,8 @@ class GuardSplit:
         self.kept_guards: list[str] = []
         self._collector = RecordCollector(walked)
         self._reader = SourceReader(capture, self._collector)
+        # The call assigns a value that is there already. That is no effect only while it is still
+        # there.
         for unchanged in capture.unchanged:
             self._collector.add_lookup(vars(unchanged.owner), unchanged.name, unchanged.value)
 
@@ -121,11 +124,14 @@ class GuardSplit:
             return False
 
     def _must_keep(self, entry: Any) -> bool:
+        # Dropped, because the dispatcher compares this state before each call anyway.
         if entry.guard_type in _STATE:
             return False
         source = entry.orig_guard.originating_source
+        # Before any return: the class must be compared whatever becomes of this guard.
         for named in forgotten_classes([entry]):
             self._collector.add_content(named)
+        # Arguments are other objects in each call, so identity proves nothing about them.
         if getattr(root_of(source), "local_name", "") in ("args", "kwargs"):
             return not _is_in_signature(entry, source, self.capture.locals)
         # the records of steps that were proven stay where a later one is not: they serve other
@@ -134,6 +140,7 @@ class GuardSplit:
             if entry.guard_type == "HASATTR":
                 return not self._collector.add_attributes(self._reader.read(_owner(entry, source)))
             return not self._is_implied(entry, self._reader.read(source))
+        # Whatever could not be read keeps its guard: a slower check, never a missing one.
         except (UnprovenError, AttributeError, LookupError, TypeError):
             return True
 
@@ -148,6 +155,7 @@ class GuardSplit:
                 or self._collector.has_table(value)
                 or self._collector.add_content(value)
             )
+        # The walk over the module records every tensor with its metadata, not only its identity.
         if kind == "TENSOR_MATCH":
             return self._collector.has_tensor(value)
         if kind == "DUPLICATE_INPUT":  # raises where the other one of the two is not proven
@@ -160,8 +168,10 @@ class GuardSplit:
             )
         if kind in _OF_TYPE:
             return isinstance(value, AttributeDict) or self._collector.add_class(value)
+        # Identity says nothing of a mutable object's content.
         if kind not in _OF_IDENTITY or not _is_immutable(value):
             return False
+        # A function's `__code__` and defaults can be assigned while its identity stays.
         if isinstance(value, types.FunctionType):
             self._collector.add_function(value)
         return True
@@ -175,12 +185,17 @@ def forgotten_classes(entries: Entries) -> list[type]:
         return []
     named = [entry.value for entry in entries if entry.has_value and isinstance(entry.value, type)]
     return [
-        base for each in named if not is_torch_module(each.__module__) for base in each.__mro__[:-1]
+        # Bases too: an attribute read through a class may be defined in any of them.
+        base
+        for each in named
+        if not is_torch_module(each.__module__)
+        for base in each.__mro__[:-1]
     ]
 
 
 def _is_immutable(value: Any) -> bool:
     return isinstance(value, (*PLAIN, *NAMED)) or (
+        # Exact types: a subclass may carry attributes.
         type(value) in (tuple, frozenset) and all(map(_is_immutable, value))
     )
 
@@ -199,9 +214,11 @@ def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> boo
     """
     value: Any = locals_[root_of(source).local_name]
     steps = list(steps_of(source))
+    # The signature describes no more levels than that.
     if len(steps) > _MAX_LEVELS:
         return False
     for step in reversed(steps):
+        # The signature of an object that is no plain container says its class alone.
         if type(step).__name__ not in ITEM_STEPS or not _is_described(value):
             return False
         try:
@@ -209,6 +226,7 @@ def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> boo
         except (LookupError, TypeError):
             return False
     if entry.guard_type == "TENSOR_MATCH":
+        # A tensor subclass has state that dtype, shape and strides do not show.
         return type(value) in (torch.Tensor, torch.nn.Parameter)
     return bool(entry.has_value) and _is_described(value)
 
@@ -219,8 +237,10 @@ def _is_described(value: Any) -> bool:
     """
     kind = type(value)
     if kind is int:
+        # The C++ signature keeps integers in 64 bits.
         return bool(-(2**63) <= value < 2**63)
     if kind is dict:
+        # Keys that are no strings are not part of the signature.
         return all(type(key) is str for key in value)
     return kind in (
         bool,

@@ -29,6 +29,8 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
 @contextmanager
 def enter_compilation() -> Iterator[None]:
     """What Dynamo expects around the work on a frame."""
+    # Private names. They are imported in one place, so that a torch version that moves them breaks
+    # here only.
     from torch._dynamo.convert_frame import compile_lock, get_compile_id
     from torch._dynamo.utils import get_metrics_context
     from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr
@@ -36,10 +38,14 @@ def enter_compilation() -> Iterator[None]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     with ExitStack() as stack:
+        # First: Dynamo's state is one for the process, and a thread of the user's may be compiling.
         stack.enter_context(compile_lock)
         stack.enter_context(quiet_dynamo())
+        # A TorchDispatchMode of the caller would see the fake tensors of the compilation.
         stack.enter_context(_disable_current_modes())
+        # Dynamo simulates the stack of torch function modes, and this puts the real one back.
         stack.enter_context(torch_function_mode_stack_state_mgr)
+        # `dynamo_timed` asserts that a metrics context is open.
         stack.enter_context(get_metrics_context())
         stack.enter_context(compile_context(CompileContext(get_compile_id({}))))
         yield
@@ -50,12 +56,14 @@ def quiet_dynamo() -> Iterator[None]:
     """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it
     says of a forward that nobody asked it to compile is a reason in `explain`.
     """
+    # Dynamo logs as well as warns.
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             for logger in loggers:
+                # A lower level was set by `TORCH_LOGS` or by the user, who wants to read it.
                 if logger.getEffectiveLevel() >= logging.WARNING:
                     logger.setLevel(logging.CRITICAL)
             yield
@@ -71,6 +79,7 @@ def dynamo_errors() -> Iterator[None]:
 
     try:
         yield
+    # These two say that the user's code cannot be one graph; the others that Dynamo failed.
     except (Unsupported, UserError) as error:
         raise GraphBreakError(
             f"Dynamo cannot capture it in one graph: {_summarise(error)}"
@@ -83,6 +92,7 @@ def dynamo_errors() -> Iterator[None]:
 
 def _summarise(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Dynamo's messages have many paragraphs: the first line and the explanation say what happened.
     explained = next((line for line in lines if line.startswith("Explanation:")), "")
     summary = ": ".join(
         [*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])]
@@ -110,11 +120,13 @@ def guard_environment() -> None:
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._guards import TracingContext
 
+    # None where the backend is called outside of a compilation.
     context = TracingContext.try_get()
     if context is None:
         return
     guards = context.guards_context.dynamo_guards
     sources = {guard.originating_source for guard in guards}
+    # `os.environ` read directly.
     reads = {source for source in sources if getattr(source, "member", "") == "environ"}
     reads |= {
         AttrSource(source, "environ")
@@ -124,5 +136,7 @@ def guard_environment() -> None:
     for source in reads:
         output = InstructionTranslator.current_tx().output
         scope = {"L": output.local_scope, "G": output.global_scope}
+        # Some other object may have an attribute of that name.
         if isinstance(source.get_value(scope, {}, {}), os._Environ):
+            # `_data` is the dict behind os.environ: its keys are the variables that there are.
             guards.add(AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH))

@@ -38,6 +38,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 Call: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], Any
 ]  # takes what the user passed: args and kwargs
+# Values that are the same in each call of one signature.
 _PLAIN_TYPES = (bool, int, float, str)
 _UNCOPIED_TYPES = (
     ModuleType,
@@ -57,6 +58,7 @@ class FunctionalModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.inner = module
+        # pytree treats its registered classes as containers, such as ModelOutput.
         leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -64,6 +66,7 @@ class FunctionalModule(torch.nn.Module):
             leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
         ]
         recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
+        # Kept before tracing, which swaps the weights for stand-ins.
         self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
         self._identities = {
             name: id(tensor) for name, tensor in _list_tensors(module).items()
@@ -82,9 +85,12 @@ class FunctionalModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
         args, kwargs = self.arguments(tensors)
+        # The names before the call: comparing them afterwards shows an assignment.
         slots = _list_tensors(self.inner)
         with preserve_random_state() as moved:
+            # Below `__call__`, in whose place the dispatcher sits.
             output = self.inner._call_impl(*args, **kwargs)
+        # Raised after the `with`: the generators are back where the user left them.
         if moved:
             raise NotLowerableError(
                 f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat"
@@ -98,6 +104,7 @@ class FunctionalModule(torch.nn.Module):
                 raise NotLowerableError(
                     f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value"
                 )
+        # A tuple around each plain value tells a None result from the place of a tensor.
         self._out_plain = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in results]
         return tuple(leaf for leaf in results if isinstance(leaf, torch.Tensor))
 
@@ -105,9 +112,11 @@ class FunctionalModule(torch.nn.Module):
         """Refuse what assigned or deleted a parameter or buffer. `self.c0 = self.h0` where both
         were one tensor changes nothing, though tracing gives each of them a stand-in of its own.
         """
+        # Stand-ins differ for each slot even where two slots hold one tensor.
         stands_for = {id(tensor): self._identities.get(name) for name, tensor in before.items()}
         for name, tensor in after.items():
             same = name in self._identities and stands_for.get(id(tensor)) == self._identities[name]
+            # An assigned buffer lives in the copy. The user's module would never see it.
             if before.get(name) is not tensor and not same:
                 raise NotLowerableError(
                     f"its forward assigns {name}, which a kernel would not repeat; write it in place instead"
@@ -132,6 +141,8 @@ class FunctionalModule(torch.nn.Module):
         and list them anew.
         """
         for part, weights, references in self._recurrent:
+            # Left as they are, they would point to fake tensors, and the layer would fail at its
+            # next real call.
             part._flat_weights, part._flat_weight_refs = weights, references
 
     def release(self) -> None:
@@ -147,6 +158,7 @@ class FunctionalModule(torch.nn.Module):
         To be asked for after tracing; it keeps neither the example tensors nor the module.
         """
         finish = self.finisher()
+        # Positional tensors only: a call then needs no flattening, which costs microseconds.
         bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure(
             (tuple(self.tensors), {})
         )
@@ -170,6 +182,7 @@ class FunctionalModule(torch.nn.Module):
         """What gives flat results the form of the module's output; None if that is one tensor. To
         be asked for after tracing.
         """
+        # Copied out of `self`, so that the closure does not keep the module alive.
         out_spec, out_plain = self._out_spec, list(self._out_plain)
         if out_spec.is_leaf() and out_plain == [None]:
             return None
@@ -187,6 +200,7 @@ def preserve_versions(call: Call, module: torch.nn.Module) -> Call:
     """`call` without a new version of batch norm statistics: eager writes them without one, and its
     graphs check for that.
     """
+    # `num_batches_tracked += 1` does raise the version in eager.
     counted = {
         id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
     }
@@ -197,6 +211,7 @@ def preserve_versions(call: Call, module: torch.nn.Module) -> Call:
         return call
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Autograd compares a saved tensor's version in the backward, and raises where it changed.
         with _unsafe_preserve_version_counter(statistics):
             return call(args, kwargs)
 
@@ -205,6 +220,7 @@ def preserve_versions(call: Call, module: torch.nn.Module) -> Call:
 
 def list_running_statistics(module: torch.nn.Module) -> list[torch.Tensor]:
     """What batch norm in training writes beside its result, and does not read."""
+    # In eval mode batch norm reads its statistics and writes nothing.
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
     buffers = [
         buffer
@@ -218,6 +234,8 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
     """A copy to trace: same classes and attributes, the very same tensors. Raises NotLowerableError
     where there is no copy.
     """
+    # Shared: a copy of the weights would double the memory, and its writes would not reach the
+    # user's.
     shared: list[Any] = [*module.parameters(), *module.buffers()]
     for part in module.modules():
         shared += [
@@ -227,6 +245,7 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
         ]
     try:
         copied = copy_module(module, shared)
+    # What `deepcopy` and the user's `__deepcopy__` or `__reduce__` raise.
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
         raise NotLowerableError(
             f"it cannot be copied for tracing: {type(error).__name__}: {error}"
@@ -236,6 +255,7 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
         if isinstance(
             part, torch.nn.RNNBase
         ):  # would ask the fake weights where they lie, to move them together
+            # Into the instance's dict: the class is the user's process's own.
             part.__dict__["flatten_parameters"] = _keep_weight_memory
     return copied
 
@@ -248,8 +268,10 @@ def _register_tensor_attributes(part: torch.nn.Module) -> None:
     buffer: such a tensor stays what it is. So does one that takes gradients, which no buffer of the
     user's would.
     """
+    # `nn.Module.__getattr__` is what finds buffers.
     if type(part).__getattr__ is not torch.nn.Module.__getattr__:
         return
+    # A list, because the loop deletes from the dict.
     for name, value in list(vars(part).items()):
         if (
             type(value) is torch.Tensor
@@ -257,6 +279,7 @@ def _register_tensor_attributes(part: torch.nn.Module) -> None:
             and not hasattr(type(part), name)
         ):
             del part.__dict__[name]
+            # Not persistent: it must not appear in a state dict.
             part.register_buffer(name, value, persistent=False)
 
 
@@ -268,6 +291,7 @@ def copy_module(module: M, shared: Iterable[Any] = ()) -> M:
     `m = self.mlp; self.mlpf = lambda x: m.act(m.fc(x))` a copy would compute with the original's
     weights. The copy's functions get its own modules.
     """
+    # deepcopy's memo: what is in it already counts as copied.
     copies: dict[int, Any] = {id(value): value for value in shared}
     copied = copy.deepcopy(module, copies)
     for part in copied.modules():
@@ -291,6 +315,7 @@ def _rebind_closure(function: FunctionType, copies: dict[int, Any]) -> FunctionT
     )
     function_copy.__kwdefaults__ = function.__kwdefaults__
     vars(function_copy).update(vars(function))
+    # Now the copy: other closures over this function get it too.
     copies[id(function)] = function_copy
     return function_copy
 
@@ -320,7 +345,9 @@ def preserve_random_state() -> Iterator[list[str]]:
     one that no graph will repeat.
     """
     moved: list[str] = []
+    # Not imported for this: a forward cannot draw from a module that is not loaded.
     numpy = sys.modules.get("numpy")
+    # Under a fake mode the generator's state would come back as a fake tensor.
     with no_dispatch():
         state = torch.get_rng_state()
     python_state, numpy_state = (
@@ -331,6 +358,7 @@ def preserve_random_state() -> Iterator[list[str]]:
         yield moved
     finally:
         with no_dispatch():
+            # Compared before it is set, because the list has to say which generator moved.
             if not torch.equal(torch.get_rng_state(), state):
                 torch.set_rng_state(state)
                 moved.append("torch's generator")
@@ -354,6 +382,7 @@ def _format_state(state: Any) -> str:
 def _list_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(
         [
+            # With duplicates: a tied weight has two slots, and either may be assigned.
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),
         ]

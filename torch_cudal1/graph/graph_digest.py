@@ -45,10 +45,12 @@ def graph_digest(
             "graph": list(_nodes(module)),
             "inputs": [_input(item) for item in inputs],
             "modes": _modes(),
+            # Another torch version traces the same graph to other ATen operators.
             "extra": [torch.__version__, *extra],
         }
     except _CannotNameError as problem:
         return Unnamed(str(problem))
+    # Canonical JSON: key order and spacing must not change the digest.
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
@@ -57,6 +59,7 @@ def graph_outline(module: fx.GraphModule) -> str:
     process; not enough for a cache.
     """
     names = [
+        # Names only: `str` of a function holds its address, which differs between processes.
         [node.op, node.name, getattr(node.target, "__name__", str(node.target))]
         for node in module.graph.nodes
     ]
@@ -66,9 +69,12 @@ def graph_outline(module: fx.GraphModule) -> str:
 def _nodes(module: fx.GraphModule) -> Iterator[Any]:
     numbers: dict[fx.Node, int] = {}
     for node in module.graph.nodes:
+        # Position instead of the name: Dynamo numbers names anew in each process.
         numbers[node] = len(numbers)
         args = _arg(node.args, numbers)
+        # Sorted, because the order of keywords means nothing.
         kwargs = [[name, _arg(node.kwargs[name], numbers)] for name in sorted(node.kwargs)]
+        # A placeholder's target is its name.
         target = "" if node.op in ("placeholder", "output") else _target(node, module)
         yield [node.op, target, args, kwargs]
 
@@ -96,6 +102,7 @@ def _function_name(target: Any) -> str | None:
     # A user's own function may change its body without changing its name: only torch and the
     # standard library are named.
     is_versioned = module.split(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
+    # "<lambda>" and "<locals>" name no function uniquely.
     return f"{module}.{name}" if is_versioned and "<" not in name else None
 
 
@@ -103,8 +110,10 @@ def _attribute(module: fx.GraphModule, target: str) -> Any:
     value: Any = module
     for part in target.split("."):
         value = getattr(value, part)
+    # The body of a higher-order operator, such as `cond` or a checkpoint.
     if isinstance(value, fx.GraphModule):
         return list(_nodes(value))
+    # By content. The exact type, because a subclass or a fake tensor has none that can be hashed.
     if type(value) is torch.Tensor:
         return tensor_digest(value)
     raise _CannotNameError(f"attribute {target} of type {type(value).__name__}")
@@ -118,6 +127,7 @@ def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
     if isinstance(arg, dict):
         return {"dict": [[str(key), _arg(value, numbers)] for key, value in arg.items()]}
     if isinstance(arg, slice):
+        # Tagged dicts, so that a slice and a list of its parts do not have one digest.
         return {"slice": [_arg(part, numbers) for part in (arg.start, arg.stop, arg.step)]}
     if arg is Ellipsis:
         return {"ellipsis": 0}
@@ -130,13 +140,16 @@ def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
 def _input(item: Any) -> Any:
     if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
         raise _CannotNameError(f"input of type {type(item).__name__}")
+    # One digest would stand for all sizes, and a decision holds for the sizes it was measured on.
     if any(isinstance(size, torch.SymInt) for size in (*item.shape, *item.stride())):
         raise _CannotNameError("dynamic shapes")
+    # A parameter is static to a CUDA graph and an input is not.
     parameter = isinstance(item, torch.nn.Parameter)
     return [
         str(item.dtype),
         list(item.shape),
         list(item.stride()),
+        # Without the index: a decision holds for every GPU of the machine's model.
         item.device.type,
         item.requires_grad,
         parameter,
@@ -144,6 +157,7 @@ def _input(item: Any) -> Any:
 
 
 def _modes() -> list[Any]:
+    # Modes that decide which operators tracing yields, or how accurate they must be.
     autocast = [
         [kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))]
         for kind in ("cpu", "cuda")

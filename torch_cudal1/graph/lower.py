@@ -29,6 +29,7 @@ from torch_cudal1.runtime.runner import to_fx
 
 __all__ = ["LoweredRegion", "lower", "raise_to_fx"]
 
+# A constant's bytes are hashed into the region's key and stored with the entry.
 _MAX_CONSTANT_BYTES = 1 << 20  # larger literals are data, not part of a computation's identity
 _PLAIN = (
     bool,
@@ -78,6 +79,8 @@ def lower(
         raise NotLowerableError(
             "the backward draws random numbers, which must be those of the forward"
         )
+    # Roles tell parameters from inputs: a CUDA graph reads a parameter in place and copies an input
+    # before each replay.
     static_positions = frozenset(static)
     roles: tuple[Role, ...] = tuple(
         "parameter" if position in static_positions else "input" for position in order
@@ -90,12 +93,14 @@ def raise_to_fx(program: Program) -> fx.GraphModule:
     rewrite rules.
     """
     module = to_fx(program)
+    # The Program's constants are real tensors in an otherwise fake graph.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         inputs = [
             torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
             for s in program.inputs
         ]
+    # Rules ask for shapes only. An autograd graph of fakes would be built for nothing.
     with torch.no_grad():
         FakeTensorProp(module, mode).propagate(*inputs)
     return module
@@ -114,12 +119,17 @@ class _Writer:
         self._kernels = kernels
 
     def write(self) -> tuple[Program, tuple[int, ...]]:
+        # Canonical order before anything is numbered: the numbers are part of the region's key.
         nodes = list(self._ordered())
+        # Asked of the whole graph: an assertion has no users, so the walk from the outputs never
+        # reaches it and it would be dropped in silence.
         if asserted := next((node for node in self._module.graph.nodes if _asserts(node)), None):
             raise NotLowerableError(
                 f"it asserts something of values ({asserted.target}), which a kernel would not"
             )
         inputs = [node for node in nodes if node.op == "placeholder"]
+        # Inputs come first, then constants, then results: the order in which a Program numbers
+        # values.
         constants = [node for node in nodes if node.op == "get_attr"]
         payloads = {}
         for node in (*inputs, *constants):
@@ -127,6 +137,8 @@ class _Writer:
         names = []
         for node in constants:
             tensor = self._constant(node)
+            # A constant is named by its content. Its attribute name differs between two builds of
+            # one model.
             names.append(tensor_digest(tensor)[:32])
             payloads[names[-1]] = tensor
         self._next = len(self._numbers)
@@ -144,6 +156,7 @@ class _Writer:
 
     def _ordered(self) -> Iterator[fx.Node]:
         """Nodes in canonical order: a walk from the outputs, producers first."""
+        # The walk drops dead code, and does not depend on the order in which a model was built.
         live = list(_postorder(self._output))
         if any(
             node.op == "call_function"
@@ -151,11 +164,14 @@ class _Writer:
             and _random(node)
             for node in live
         ):
+            # Random operators share one generator: another order gives each of them other numbers.
             live_nodes = set(live)
             live = [node for node in self._module.graph.nodes if node in live_nodes]
         yield from (node for node in live if node is not self._output)
 
     def _step(self, node: fx.Node) -> Aten | Call:
+        # Only a candidate's graph may hold launches. A region is the computation that candidates
+        # are compared with.
         if self._kernels and node.target is run_operator():
             return self._call(node)
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -163,12 +179,15 @@ class _Writer:
                 f"{getattr(node.target, '__name__', node.target)} is not an ATen operator"
             )
         target = name_of(node.target)
+        # Another process may load an entry without the library that registered the operator.
         if target.partition(".")[0] not in ("aten", "prims") and target not in CUSTOM_OPERATORS:
             raise NotLowerableError(f"operator {target} belongs to another library")
+        # A Program's values are immutable, so a write to an argument could not be expressed.
         if not is_functional(target):
             raise NotLowerableError(f"operator {target} writes to its arguments")
         value = node.meta["val"]
         many = isinstance(value, (tuple, list))
+        # A result that no node reads may be a plain number, as the seeds of fused attention are.
         unread = _find_unread(node, len(value)) if many else frozenset[int]()
         for position, part in enumerate(value if many else (value,)):
             if position not in unread or isinstance(part, torch.Tensor):
@@ -180,6 +199,8 @@ class _Writer:
             self._parts[node] = outs
         else:
             self._numbers[node] = outs[0]
+        # Sorted by name, so that the order in which a model passes keywords does not change the
+        # key.
         kwargs = tuple(sorted((name, self._arg(arg)) for name, arg in node.kwargs.items()))
         return Aten(target, tuple(self._arg(arg) for arg in node.args), kwargs, outs, many)
 
@@ -196,6 +217,8 @@ class _Writer:
             return self._value(arg)
         if isinstance(arg, (tuple, list)):
             return tuple(self._arg(item) for item in arg)
+        # Before the plain types: a key with a symbolic size would serve one shape and claim to
+        # serve all.
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise NotLowerableError("dynamic shapes: a size is symbolic")
         if arg is None or isinstance(
@@ -239,10 +262,12 @@ class _Writer:
                 f"attribute {node.target!r} is a {type(value).__name__}, not a tensor"
             )
         _check_value(value, node)
+        # Checked before the tensor is hashed and copied into a payload.
         if value.numel() * value.element_size() > _MAX_CONSTANT_BYTES:
             raise NotLowerableError(
                 f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes"
             )
+        # A payload is data: it must not keep the user's autograd graph alive.
         return value.detach()
 
 
@@ -264,7 +289,10 @@ def _find_unread(node: fx.Node, count: int) -> frozenset[int]:
     among them.
     """
     read_indices = {
-        user.args[1] for user in node.users if user.users and user.target is operator.getitem
+        # A getitem that is itself unread counts as no reader.
+        user.args[1]
+        for user in node.users
+        if user.users and user.target is operator.getitem
     }
     return frozenset(range(count)) - read_indices
 
@@ -291,6 +319,8 @@ def _arguments(node: fx.Node) -> list[fx.Node]:
     """Producers in argument order (`all_input_nodes` has no promised order)."""
     return [
         leaf
+        # Sorted like the keywords in `_step`, or the order of the walk would depend on how they
+        # were passed.
         for leaf in _leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs))))
         if isinstance(leaf, fx.Node)
     ]
@@ -327,6 +357,7 @@ def _check_value(value: Any, node: fx.Node) -> None:
         )
     if value.is_quantized:
         raise NotLowerableError(f"{node.name} is quantised")
+    # `meta` tensors too: they have no data that could be compared.
     if value.device.type not in ("cpu", "cuda"):
         raise NotLowerableError(
             f"{node.name} is on {value.device.type}, only cpu and cuda are targets"

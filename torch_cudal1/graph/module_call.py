@@ -64,9 +64,12 @@ class ModuleCall:
         sources, outputs, module = self.sources, self.outputs, self._module
         if sources is None or outputs is None:
             assert self._bytecode is not None
+            # AOTAutograd compiled for the aliasing of the example. Other aliasing would give other
+            # results.
             compiled = _for_such_memory(compiled, self.graph, self.inputs, written)
             function = self._bytecode(_passing_through(compiled, self._passed_through))
             return lambda args, kwargs: function(module, args, kwargs)
+        # Chosen once, outside of the call.
         build = None if outputs.first else outputs.build
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,6 +103,7 @@ class ModuleCall:
             if isinstance(source, torch.Tensor)
         ]
         read = {source: i in written for i, source in enumerate(sources) if isinstance(source, int)}
+        # The module's own tensors keep their memory while the guard holds.
         if not owned or not read:
             return None
 
@@ -109,6 +113,7 @@ class ModuleCall:
             for number, argument_is_written in read.items():
                 begin, end = _span(tensors[number])
                 for (first, last), is_written in spans:
+                    # Two reads of one memory are harmless.
                     if (is_written or argument_is_written) and begin < last and first < end:
                         return False
             return True
@@ -122,7 +127,10 @@ def capture_module_call(
     """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not
     to be had.
     """
+    # Before the walk: Dynamo replaces `nn.Module.__init__` at its first use, and a record taken
+    # before would differ from then on.
     settle_dynamo()
+    # Before the capture, so that a refusal costs no tracing.
     watched = record_module(module)
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)
@@ -138,6 +146,8 @@ def capture_module_call(
     capture = capture_call(module, args, kwargs)
     try:
         return _with_guards(capture, watched, tensors)
+    # Also after a refusal: a fake mode's weak references would make `swap_tensors` fail on the
+    # user's weights.
     finally:
         capture.release()
 
@@ -147,12 +157,14 @@ def _with_guards(
 ) -> ModuleCall:
     module: torch.nn.Module = capture.locals["module"]
     split, same = GuardSplit(capture, watched), capture.outputs_that_are_inputs
+    # This calls `split.keep`, which fills the records that `_sources` asks for.
     check = capture.guards(split.keep)
     try:
         sources = _sources(capture, split, tensors)
         guarded_tensors = {id(record.tensor): record.tensor for record in watched.tensors}
         outputs = _outputs(capture, tensors, guarded_tensors)
     except NotLowerableError as problem:
+        # All of Dynamo's guards: the bytecode reads what it likes, so none may be left out.
         guard, check = ModuleGuard(split.merge_records()), capture.guards()
         return ModuleCall(
             capture.graph,
@@ -174,6 +186,7 @@ def _with_guards(
 
 def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
     """The tensors of a call in the order of its arguments, as the C++ fast path numbers them."""
+    # The common call needs no pytree.
     if not kwargs and all(type(item) is torch.Tensor for item in args):
         return args
     return [
@@ -187,6 +200,7 @@ def _sources(
     """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's
     bytecode can tell.
     """
+    # Reversed: of a tensor that is passed twice the first position counts.
     numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
     sources: list[int | torch.Tensor] = []
     for position, (tensor, source) in enumerate(zip(capture.inputs, capture.sources, strict=True)):
@@ -196,6 +210,7 @@ def _sources(
                     f"{source.name} is a tensor inside an argument that is no plain container"
                 )
             sources.append(numbers[id(tensor)])
+        # A tensor that is also an argument may be another one in the next call.
         elif split.holds_identity(source) and id(tensor) not in numbers:
             sources.append(tensor)
         else:
@@ -218,6 +233,8 @@ def _outputs(
     }
 
     def run(markers: Sequence[torch.Tensor]) -> Any:
+        # The bytecode runs with markers in place of the graph, so that no operator of the user's
+        # runs.
         return capture.function(lambda *inputs: tuple(markers))(module, args, kwargs)
 
     return learn_outputs(run, len(output.args[0]), tensors, guarded_tensors, fixed)
@@ -237,6 +254,7 @@ def _for_such_memory(
     expected = _shared(example, written)
 
     def run(*inputs: torch.Tensor) -> Any:
+        # The graph's own operators are right for every aliasing.
         return compiled(*inputs) if _shared(inputs, written) == expected else graph(*inputs)
 
     return run
@@ -250,7 +268,9 @@ def _shared(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> frozens
     open_spans: list[tuple[int, int, int]] = []
     positions = set()
     for begin, end, number in spans:
+        # Sorted by start, so spans that ended before this one overlap none of the following either.
         open_spans = [span for span in open_spans if span[1] > begin]
+        # An empty tensor overlaps nothing.
         if end > begin:
             positions |= {
                 (min(number, other), max(number, other))
@@ -271,6 +291,7 @@ def _passing_through(
     def run(*inputs: torch.Tensor) -> list[Any]:
         results = list(compiled(*inputs))
         for number, position in outputs.items():
+            # The caller may compare identity, and eager returns the very tensor.
             results[number] = inputs[position]
         return results
 
@@ -280,6 +301,7 @@ def _passing_through(
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and last address of a dense tensor's elements, in bytes."""
     begin = tensor.data_ptr()
+    # The span of strides, not `numel`: a view may skip elements.
     reach = (
         sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         + 1

@@ -44,6 +44,7 @@ _IMMUTABLE = (
     types.ModuleType,
     enum.Enum,
 )
+# Each level is a Python call: in the capture, and whenever a result is built.
 _MAX_DEPTH = 32
 
 
@@ -73,17 +74,22 @@ def learn_outputs(
     made of something else.
     """
     markers = [
+        # Two sets of empty tensors: only their identity is read, and equal results of two runs show
+        # what does not depend on the call.
         [fixed[number] if number in fixed else torch.empty(0) for number in range(count)]
         for _ in range(2)
     ]
+    # Two runs: one alone cannot tell an object that the call makes from one that was there before.
     first, second = (run(batch) for batch in markers)
     reader = _Reader(
         markers,
         fixed,
+        # Reversed, so that the first position wins where the user passes one tensor twice.
         {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))},
         guarded,
     )
     build = reader.builder(first, second, 0)
+    # An attribute set on a marker would be lost: a later call returns another tensor.
     if any(
         vars(marker)
         for batch in markers
@@ -92,7 +98,10 @@ def learn_outputs(
     ):
         raise NotLowerableError("its forward sets attributes of a tensor that it returns")
     return OutputTemplate(
-        build, bool(count) and 0 not in fixed and first is markers[0][0], reader.uses_arguments
+        # `first` lets the C++ fast path return the output without calling Python.
+        build,
+        bool(count) and 0 not in fixed and first is markers[0][0],
+        reader.uses_arguments,
     )
 
 
@@ -111,6 +120,8 @@ class _Reader:
             for batch in markers
         ]
         self._arguments, self._held = arguments, guarded
+        # Ids of containers seen so far: the template builds a tree, so one list held at two places
+        # would become two lists.
         self._made: set[int] = set()
         self.uses_arguments = False
 
@@ -118,11 +129,13 @@ class _Reader:
         """What builds this part of a result."""
         if depth > _MAX_DEPTH:
             raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")
+        # Tensors before the comparison below, which would ask `==` for a truth value of many.
         if isinstance(first, torch.Tensor):
             return self._tensor(first, second)
         if first is second or (
             isinstance(first, _IMMUTABLE) and type(first) is type(second) and first == second
         ):
+            # A mutable object that outlives the call may hold something else in a later call.
             if not isinstance(first, _IMMUTABLE):
                 raise NotLowerableError(
                     f"its result holds a {type(first).__name__} that was there before the call"
@@ -138,9 +151,12 @@ class _Reader:
         number = self._numbers[0].get(id(first))
         if number is not None and self._numbers[1].get(id(second)) == number:
             return lambda results, arguments: results[number]
+        # The same tensor in both runs is no output of the graph: the caller passed it, or the
+        # module owns it.
         if first is second and (position := self._arguments.get(id(first))) is not None:
             self.uses_arguments = True
             return lambda results, arguments: arguments[position]
+        # Safe only while a guard compares this tensor by identity.
         if first is second and id(first) in self._held:
             return lambda results, arguments: first
         raise NotLowerableError(
@@ -149,6 +165,7 @@ class _Reader:
 
     def _object(self, first: Any, second: Any, depth: int) -> _Build:
         kind = type(first)
+        # Tuples are exempt: they are immutable, and CPython shares the empty one.
         if kind is not tuple:
             if id(first) in self._made:
                 raise NotLowerableError(f"its result holds one {kind.__name__} twice")
@@ -157,6 +174,7 @@ class _Reader:
             return self._sequence(first, second, depth)
         items = _items(first) if isinstance(first, dict) else ()
         if isinstance(first, dict) and (
+            # The order of keys is part of a dict, and users iterate over it.
             first.keys() != second.keys() or list(first) != list(second)
         ):
             raise NotLowerableError("its result holds a dict whose keys differ from call to call")
@@ -164,6 +182,7 @@ class _Reader:
             (key, self.builder(value, dict.__getitem__(second, key), depth + 1))
             for key, value in items
         ]
+        # A mutable key is an object of one call.
         if not all(isinstance(key, _IMMUTABLE) for key, _ in parts):
             raise NotLowerableError("its result holds a dict with keys that are not plain values")
         if kind is dict:
@@ -190,6 +209,7 @@ class _Reader:
             and hasattr(kind, "_fields")
             and not getattr(first, "__dict__", None)
         ):  # a NamedTuple
+            # Not the class's own `__new__`, which may have other parameters than the fields.
             new: Callable[..., Any] = tuple.__new__
             return lambda results, arguments: new(
                 kind, [build(results, arguments) for build in parts]
@@ -214,6 +234,7 @@ class _Reader:
             return lambda results, arguments: OrderedDict(
                 [(key, build(results, arguments)) for key, build in items]
             )
+        # A `__new__` of its own or slots hold state that `__dict__` does not show.
         if kind.__new__ not in (
             object.__new__,
             dict.__new__,
@@ -233,8 +254,11 @@ class _Reader:
         ]
 
         def build(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+            # Without `__init__`, which is the user's code and may do more than store attributes.
             instance = base.__new__(kind)
             for key, of in items:
+                # Past the class's `__setitem__`: ModelOutput's also sets an attribute, which
+                # follows below.
                 base.__setitem__(instance, key, of(results, arguments))
             vars(instance).update({name: of(results, arguments) for name, of in parts})
             return instance

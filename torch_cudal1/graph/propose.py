@@ -59,8 +59,10 @@ def rewrite_region(
 
     None too for a region that draws random numbers, whose order rules do not keep.
     """
+    # Checked before the graph is raised, which would be work for nothing.
     if is_random_program(region.program):
         return None
+    # Raised and lowered anew: a rule edits FX graphs, and the result has to be canonical again.
     rules = [rule for rule in RULES if rule.name not in without]
     result = rewrite(raise_to_fx(region.program), rules, assume_finite=assume_finite)
     if not result.techniques:
@@ -71,6 +73,7 @@ def rewrite_region(
         return (
             None  # a rule produced something without a data form; the region keeps its own Program
         )
+    # A rule may leave an input unread. The candidate must still take all of the region's.
     program = with_inputs(lowered.region.program, lowered.order, region.program.inputs)
     rates = DEVICE_RATES[program.device]
     before, after = (
@@ -84,6 +87,7 @@ def find_minor_product_groups(region: Region) -> tuple[FusionGroup, ...]:
     fusion_groups = _list_product_groups(region)
     return (
         fusion_groups
+        # By key: equal groups share one kernel, which is searched for once.
         if len({fusion_group.region.key for fusion_group in fusion_groups}) <= _MAX_DISTINCT_GROUPS
         else ()
     )

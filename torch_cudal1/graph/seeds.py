@@ -26,6 +26,7 @@ def remove_undefined_seeds(joint: fx.GraphModule) -> None:
     """Give backwards of attention without dropout in `joint` (meta["val"] on every node) zeros in
     place of the forward's seeds.
     """
+    # One node serves all backwards of the graph. It stands before the first of them.
     zeros: fx.Node | None = None
     for node in joint.graph.nodes:
         if (
@@ -35,6 +36,7 @@ def remove_undefined_seeds(joint: fx.GraphModule) -> None:
         ):
             continue
         zeros = _insert_zeros(node) if zeros is None else zeros
+        # Before the graph is cut: the partitioner then saves neither for the backward.
         for name in ("philox_seed", "philox_offset"):
             node.update_arg(_place(node, name), zeros)
     if zeros is not None:
@@ -56,10 +58,13 @@ def _insert_zeros(node: fx.Node) -> fx.Node:
     query = node.args[_place(node, "query")]
     assert isinstance(query, fx.Node)
     like = query.meta["val"]
+    # On the query's device: the operator may yield a seed on the host, which a CUDA graph could not
+    # read.
     form = {"dtype": torch.int64, "device": like.device, "pin_memory": False}
     with node.graph.inserting_before(node):
         zeros = node.graph.call_function(torch.ops.aten.full.default, ([], 0), form)
     with like.fake_mode:
+        # The partitioner reads `meta` of every node, such as which pass it belongs to.
         zeros.meta = {**node.meta, "val": torch.ops.aten.full.default([], 0, **form)}
     zeros.meta.pop("tensor_meta", None)  # of `node`
     return zeros

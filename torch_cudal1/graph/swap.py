@@ -36,6 +36,7 @@ __all__ = [
     "withdraw",
 ]
 
+# No BaseException: an interrupt of the user's is no failure of a candidate.
 FAILURES = (
     Cudal1Error,
     ArithmeticError,
@@ -54,7 +55,9 @@ Around: TypeAlias = (
 )
 
 _lock = threading.Lock()
+# Weak: a model that the user drops must not live on because a kernel of it could be withdrawn.
 _in_use: weakref.WeakSet[Swapped] = weakref.WeakSet()
+# WeakMethod: a plain weak reference to a bound method dies at once.
 _listeners: list[weakref.WeakMethod[Callable[[str, str], None]]] = []
 
 
@@ -70,6 +73,7 @@ class _OursFirst:
     def _first(
         self, candidate_call: Positional, compiled_call: Positional, inputs: Sequence[Any]
     ) -> Any:
+        # Read at every call, so that the kill switch works on a process that runs already.
         if self.quarantined or is_disabled():
             return compiled_call(inputs)
         try:
@@ -83,6 +87,7 @@ class _OursFirst:
             inputs
         )  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
         self.quarantined = f"{type(failure).__name__}: {failure}"
+        # Only after the reference succeeded on the same inputs: now the candidate is at fault.
         telemetry.fallback("run", failure, strictness=self._strictness, region=self._key)
         return results
 
@@ -117,6 +122,7 @@ class Swapped(_OursFirst):
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The user's own operators, one after the other."""
+        # Built at the first need: it takes time, and most processes never need it.
         if self._reference is None:
             self._reference = prepare(self._region.program, self._device)
         return self._reference(inputs)
@@ -143,6 +149,7 @@ class GraphedLater(_OursFirst):
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """The graph's outputs, none of which shares memory with another call's."""
+        # A capture takes time, and the first answer does not wait for it.
         candidate_call = self._graphed if self._answered else self._compiled
         self._answered = True
         results: Sequence[Any] = self._first(candidate_call, self._compiled, inputs)
@@ -164,6 +171,7 @@ def swap(
     `around` puts something in front of the built callable, such as a check of it; None costs
     nothing.
     """
+    # Parameters keep their address, so a CUDA graph may read them in place.
     static = [index for index, role in enumerate(region.roles) if role != "input"]
     runner = build_runner(
         candidate.program, candidate.schedule, device, static=static, options=options
@@ -173,6 +181,7 @@ def swap(
     swapped.candidate = candidate.digest
     if around is not None:
         swapped.put_in_front(around)
+    # `withdraw` iterates over the set while other threads build models.
     with _lock:
         _in_use.add(swapped)
     return swapped
@@ -185,7 +194,9 @@ def withdraw(candidate: str, reason: str) -> int:
     with _lock:
         withdrawn_swaps = [swapped for swapped in _in_use if swapped.candidate == candidate]
         listening = [call for listener in _listeners if (call := listener()) is not None]
+    # Outside of the lock: a listener may swap or withdraw in turn.
     for swapped in withdrawn_swaps:
+        # The first reason stays: later ones follow from it.
         swapped.quarantined = swapped.quarantined or reason
     for call in listening:
         call(candidate, reason)
@@ -197,6 +208,7 @@ def on_withdrawal(listener: Callable[[str, str], None]) -> None:
     after each withdrawal.
     """
     with _lock:
+        # References of dead listeners would pile up in a long-lived process.
         _listeners[:] = [listener for listener in _listeners if listener() is not None]
         _listeners.append(weakref.WeakMethod(listener))
 
@@ -205,6 +217,7 @@ def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
     """`swapped` for callers that pass the graph's placeholders: `order[i]` is the placeholder of
     the region's input i.
     """
+    # The common case: a slice costs less per call than a gather.
     if tuple(order) == tuple(range(len(order))):
         return lambda inputs: swapped(inputs[: len(order)])
     return lambda inputs: swapped([inputs[position] for position in order])

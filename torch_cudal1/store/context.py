@@ -75,8 +75,11 @@ def cache_for(settings: Settings) -> LocalCache:
     repository, and what was shipped.
     """
     read_only = (
+        # The order is that of look-ups: an explicit import comes before a shared folder, and that
+        # before the Hub's mirror.
         *list_imported_roots(settings.cache_dir),
         *settings.read_only_caches,
+        # Read as a folder too, so that what was pulled is found without a request.
         *list_mirrored_roots(settings),
     )
     return LocalCache(

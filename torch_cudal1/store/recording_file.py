@@ -36,7 +36,8 @@ __all__ = [
 
 LIMIT_BYTES = 16 << 20
 LINE_LIMIT_BYTES = 64 << 10
-_READ_LIMIT_BYTES = 4 * LIMIT_BYTES  # several recordings put together by hand are still read
+# Several recordings put together by hand are still read.
+_READ_LIMIT_BYTES = 4 * LIMIT_BYTES
 
 
 @dataclass(frozen=True)
@@ -83,20 +84,23 @@ def append_calls(
     """Add a line for each at the end of `path`. Refusal where the file would pass the limit, or
     the file system refuses.
     """
-    data = b"".join(
-        b"\n" + _encode_line(call) + b"\n" for call in calls
-    )  # begun anew, should a killed writer have left half a line
+    # A line break first: a killed writer may have left half a line, which must not swallow this
+    # one.
+    data = b"".join(b"\n" + _encode_line(call) + b"\n" for call in calls)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # O_APPEND places each write at the end at that moment, whatever other processes wrote
+        # meanwhile. 0o600: a recording shows the shapes and names of a user's models.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(
-                OSError
-            ):  # no locks here: appends of one write are whole on a local disk without
+            # Without locks on this file system the append goes on: with O_APPEND a single write is
+            # whole on a local disk.
+            with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Asked under the lock, so that several writers together stay below the limit.
             if (size := os.fstat(file).st_size) + len(data) > limit_bytes:
                 return Refusal(f"{path} has {size} bytes, and is kept below {limit_bytes}")
+            # One write and no loop: a second write could land after another process's line.
             if (written := os.write(file, data)) != len(data):
                 return Refusal(f"{path} took {written} of {len(data)} bytes")
         finally:
@@ -123,6 +127,7 @@ def read_calls(path: Path) -> RecordingContents:
         if isinstance(call, str):
             problems.append(f"{path}, line {number} is not used: {call}")
         else:
+            # The count is no part of what is equal: lines of one form of call are added up.
             form = replace(call, calls=0)
             sums[form] = sums.get(form, 0) + call.calls
     calls = sorted(
@@ -168,6 +173,7 @@ def _parse_line(line: bytes) -> CallRecord | str:
             body["kind"],
             body["name"],
             body["identity"],
+            # Canonical, because equal forms must compare equal however a line spells them.
             canonical_json(body["form"]),
             mode,
             body["calls"],
@@ -191,10 +197,12 @@ def _is_sound(call: CallRecord) -> bool:
         texts
         and flags
         and call.kind in ("module", "graph")
+        # Not `isinstance`: `true` is an int in Python and would count as one call.
         and type(call.calls) is int
         and call.calls > 0
     )
 
 
 def _check(body: Any) -> str:
+    # Against damage only: it proves nothing about who wrote the line.
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()[:16]

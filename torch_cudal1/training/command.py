@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One action. Exit code 1 if something could not be collected, or an experiment was ended by
     its budget.
     """
+    # transformers and datasets print progress bars of their own, which would break the screen's.
     quiet()
     if args.action == "demo":
         return _run_demo(args, settings, screen)
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     folder: Path = args.run_folder
+    # Settings are written before any process of the judge starts: a contradiction costs nothing.
     config = _make_config(args, folder)
     begin_run(folder, config)
     start_s = time.monotonic()
@@ -83,8 +85,11 @@ def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Scre
             resume=args.resume,
             report=progress,
         )
+    # The first rank alone writes and shows; others have nothing to report.
     if not facts:  # one of several processes, and not the first
         return 0
+    # `report` reads these files; `allow_nan=False`, since NaN is no JSON and other readers refuse
+    # the file.
     (folder / f"{args.action}.json").write_text(
         json.dumps(facts, allow_nan=False), encoding="utf-8"
     )
@@ -94,6 +99,8 @@ def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Scre
     duration = text.duration(time.monotonic() - start_s)
     screen.line(f"\n{args.action}: done in {duration}, {facts['label']}. Run: {folder}")
     screen.json(facts)
+    # Part of what was asked for is missing: a script that goes on with the next stage should
+    # notice.
     return 1 if facts.get("problems") else 0
 
 
@@ -111,6 +118,7 @@ def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
         for name in ("landscape", "tasks", "device", "lanes")
         if (value := getattr(args, name)) is not None
     }
+    # A flag that is left out is False, which must not undo `live` of a run that has begun.
     if args.live:
         reward_options["live"] = True
     if args.generator:
@@ -120,6 +128,8 @@ def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
         config = read_config(path)
         options = {**run_options, **reward_options}
         options |= {} if args.steps is None else {"steps": args.steps}
+        # Silently changing a setting of a begun run would mix samples of two settings in one
+        # database.
         for name, value in options.items():
             if _get_setting(config, name) != value:
                 raise SettingError(
@@ -147,6 +157,8 @@ def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> i
     plan = DEMO if args.plan is None else read_plan(args.plan)
     plan = plan if args.landscape is None else replace(plan, landscape=args.landscape)
     folder: Path = args.run_folder
+    # The affinity mask, not the number of cores: in a container or under taskset a process may use
+    # fewer.
     workers = args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0)))
     # half the steps are enough to see where both policies are going
     short_plan = replace(plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2)))
@@ -157,12 +169,18 @@ def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> i
             ExecutionConfig(folder, workers=workers),
             _scale_progress(progress, 0.0, _ARMS_SHARE),
         )
+        # One thread, as each worker of the plan has: threads of PyTorch cost more than they bring
+        # for a model of this size, and sums depend on their number.
         with _one_thread():
             cheats = run_red_team(
                 short_plan,
+                # Seed 0 for both: the two evaluators have the same noise, and differ only in what
+                # they believe.
                 load_naive_environment(plan, 0),
                 load_replay_environment(plan, 0),
                 0,
+                # Under the digest, so that a changed plan does not go on from the models of
+                # another.
                 folder / plan.digest / "red-team",
                 _scale_progress(progress, _ARMS_SHARE, 1.0),
             )
@@ -189,6 +207,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    # An endpoint that is chosen after the results are seen proves nothing.
     if args.plan is None:
         raise SettingError(
             "plan", None, "--plan FILE: what is compared is written down before the first run"
@@ -202,6 +221,8 @@ def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen
             rule: ScoreRule = "strict" if plan.device == "cuda" else "cudal1"
             source = RewardSource(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
             with open_environment(source, settings, 0, args.run_folder) as environment:
+                # Processes cannot share one judge and its GPU, so cells run one after the other
+                # here.
                 results = run_plan_in_process(
                     plan, environment.limit_tasks(plan), execution, progress
                 )
@@ -216,6 +237,7 @@ def _select_seed(plan: ExperimentPlan, seed: int | None) -> ExperimentPlan:
         return plan
     if seed not in plan.seeds:
         raise SettingError("--seed", seed, f"one of the plan's: {', '.join(map(str, plan.seeds))}")
+    # The digest leaves out seeds: results of several machines meet in one table.
     return replace(plan, seeds=(seed,))
 
 
@@ -234,6 +256,7 @@ def _write_report(args: argparse.Namespace, settings: Settings, screen: Screen) 
     }
     if not stages:
         raise SettingError("run", str(folder), "a run with at least one finished stage")
+    # All stages of a run have one source of rewards, which run.json fixes.
     label = next(iter(stages.values()))["label"]
     tables = [table for facts in stages.values() for table in _build_stage_tables(facts)]
     curve = stages.get("rl", {}).get("curve", ())
@@ -271,6 +294,7 @@ def _show_results(
             f"\n{name} evaluator: share of cheats {first:.2f} at first, {last:.2f} at the end"
         )
     planned = len(plan.arms) * len(plan.seeds)
+    # Tables of an unfinished experiment are shown too, but never without saying so.
     missing = planned - len(results)
     if missing:
         screen.problem(

@@ -51,7 +51,11 @@ class ContrastiveStep:
     def __call__(self, policy: LanguageModel, step: int) -> Generation | None:
         """The samples of a step with their smoothed rewards; None where the budget is spent."""
         config = self.config
+        # Before the budget is looked at: after a restart the programs of earlier steps count as
+        # spent.
         self._restore_history(step)
+        # Arms are compared at equal numbers of different measured programs, not of samples: a
+        # repeated program costs no measurement.
         if self.budget is not None and self.programs_spent >= self.budget:
             return None
         batch = self.recorder.sample(
@@ -62,7 +66,11 @@ class ContrastiveStep:
             temperature=config.temperature,
         )
         rewards = [reward_of(measurement, self.reward) for measurement in batch.measurements]
+        # Members of a group are next to each other in the batch. The pool of the smoothing must be
+        # wider than a group: with the group as its own pool, standardising undoes the clip.
         groups = [rewards[i : i + config.group] for i in range(0, len(rewards), config.group)]
+        # The moments are replaced only after the step is measured and on record; a kill before that
+        # leaves them to be restored.
         smoothed, self._moments = smooth_rewards(groups, config.smoothing, self._moments)
         self._next_step = step + 1
         self._count_programs(batch.measurements)
@@ -70,12 +78,15 @@ class ContrastiveStep:
             **summarize_outcomes(batch.measurements),
             "spent": float(self.programs_spent),
         }
+        # A failure's reward is 0 (`reward_of`). Its score stays absent everywhere else, so that no
+        # mean takes a failure for a slow program.
         flat_rewards = torch.tensor([reward for group in smoothed for reward in group])
         if config.credit == "whole":
             return Generation(batch.rollout, flat_rewards, metrics)
         is_correct = torch.tensor(
             [float(measurement.score is not None) for measurement in batch.measurements]
         )
+        # Tokens behind the codec's marker are the program, tokens before it the analysis.
         program_mask = policy.after(batch.rollout, self.recorder.appraiser.codec.marker)
         return Generation(batch.rollout, flat_rewards, metrics, is_correct, program_mask)
 
@@ -86,9 +97,15 @@ class ContrastiveStep:
 
     def draw_prompts(self, step: int) -> list[TaskPrompt]:
         """The step's tasks with their exemplars: one draw for each group."""
+        # The view is of the last commit. Samples of this step are not in it, whatever is being
+        # measured.
         recorder, view = self.recorder, self.recorder.view()
+        # Exemplars are drawn anew in each step, also where the database did not change. The prime
+        # keeps the steps of neighbouring seeds apart.
         seed = recorder.seed * 1_000_003 + step
         return [
+            # A prompt for each group, not for each sample: GRPO's baseline is the mean of samples
+            # of one prompt.
             TaskPrompt(task, exemplars(self.selector, seed, task.id, view, shuffled=self.shuffled))
             for task in choose_tasks(recorder.tasks, self.config.groups, step, recorder.seed)
         ]
@@ -97,6 +114,7 @@ class ContrastiveStep:
         self._programs_seen |= {
             (measurement.task, measurement.program)
             for measurement in measurements
+            # Text that is no program was never run.
             if measurement.outcome != "undecodable"
         }
 
@@ -104,6 +122,8 @@ class ContrastiveStep:
         """Reward moments and programs of earlier steps, from the database after a restart: a
         checkpoint does not hold them.
         """
+        # Steps in sequence have their history in memory. Any other step is a restart, or a caller
+        # that goes back.
         if self._next_step == step:
             return
         self._moments, self._programs_seen = Moments(), set()
@@ -111,6 +131,8 @@ class ContrastiveStep:
             measurements = self.recorder.read_measurements(
                 str(earlier_step), prompts=self.config.groups, count=self.config.group
             )
+            # In the order of steps, as the interrupted run had added them: floating-point sums
+            # depend on it.
             self._moments = self._moments.with_rewards(
                 reward_of(measurement, self.reward) for measurement in measurements
             )

@@ -124,18 +124,22 @@ class RewardSource:
     generators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # A run has one source of rewards; with both, its label could say either.
         if self.live and self.landscape:
             raise SettingError(
                 "landscape",
                 self.landscape,
                 "nothing beside --live: rewards are measured, or looked up",
             )
+        # A model writes any source for a folder's tasks, and a landscape holds a closed set of
+        # programs.
         if self.tasks and not self.live:
             raise SettingError(
                 "tasks",
                 self.tasks,
                 "--live beside it: a landscape knows only the programs of its own tasks",
             )
+        # The built-in generators write the kernel-schedule language, not source.
         if self.tasks and not self.generators:
             raise SettingError(
                 "generators",
@@ -160,6 +164,7 @@ class SupervisedTextCodec(TextCodec):
         analysis: bool = True,
     ) -> str:
         """The answer whose code is this program."""
+        # The heading that `TextCodec.decode` looks for: the model must learn what will be read.
         return f"## Code\n\n```python\n{program.rstrip()}\n```"
 
     def programs(self, task: TrainingTask) -> Sequence[Any]:
@@ -187,6 +192,7 @@ def open_environment(
 ) -> Iterator[Environment]:
     """The environment of a single run; the judge's processes live as long as the block."""
     if not source.live:
+        # No judge, no processes and no device: a replay runs on any machine.
         environment = _load_replay(source.landscape, seed, naive=source.naive)
         if source.generators:
             environment = replace(environment, generators=load_writers(source.generators, settings))
@@ -194,9 +200,14 @@ def open_environment(
         return
     device = torch.device(source.device)
     terms = MeasurementSettings(
+        # Rewrites such as diag(d) @ x as d * x differ where a value is infinite or NaN; they are
+        # among the paper's cases, so inputs count as finite. Locks are in the run's folder, where
+        # all lanes of this evaluator find them.
         *(settings, Contract(assume_finite=True), device, folder / "locks"),
         baseline=source.baseline,
         rule=source.rule,
+        # Source by a language model may do anything, so its process is used once and timed on the
+        # wall. Programs that our templates render share processes, and the GPU's own time counts.
         trust="foreign" if source.tasks else "own",
     )
     with _open_evaluator(source, terms, folder) as evaluator:
@@ -212,16 +223,22 @@ def load_writers(
     """A URL is an OpenAI-compatible server, everything else a folder or a Hub name of a causal
     language model.
     """
+    # Where generators run, which need not be the device that is measured.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     writers: list[Policy] = []
     for name in names:
+        # `Endpoint.from_settings` takes the key from the settings: it is sent to this server only,
+        # and stands in no run.json.
         if name.startswith(("http://", "https://")):
             writers.append(Endpoint.from_settings(name, settings))
         else:
             path = Path(name)
             writers.append(
                 LanguageModel.load(
-                    path if path.exists() else name, max_new_tokens=max_new_tokens, device=device
+                    # A name that is no folder here is one of the Hub.
+                    path if path.exists() else name,
+                    max_new_tokens=max_new_tokens,
+                    device=device,
                 )
             )
     return writers
@@ -232,12 +249,14 @@ def _make_folder_environment(
 ) -> Environment:
     """A folder of KernelBench-style files, about which language models write source text."""
     task_folder = read_folder(Path(source.tasks))
+    # A wrong path would otherwise become a run without tasks that succeeds at once.
     if not task_folder.tasks:
         raise SettingError(
             "tasks",
             source.tasks,
             "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)",
         )
+    # The prompt names the processor: which program is fast depends on it.
     processor = torch.cuda.get_device_name() if source.device == "cuda" else "this CPU"
     codec: Any = SupervisedTextCodec(processor)
     return Environment(
@@ -248,6 +267,7 @@ def _make_folder_environment(
         task_folder.tasks,
         {},
         source.device,
+        # Unusable files are reported and the run goes on with the others.
         tuple(f"task {name}: {reason}" for name, reason in task_folder.unusable.items()),
         _describe_machine(torch.device(source.device)),
     )
@@ -275,6 +295,7 @@ def _make_language_environment(
 def _load_replay(landscape: str, seed: int, *, naive: bool) -> Environment:
     evaluator = ReplayEvaluator.load(Path(landscape) if landscape else None, seed=seed, naive=naive)
     split = evaluator.split()
+    # Older landscapes lack some of the facts.
     machine = evaluator.facts.get("gpu") or evaluator.facts.get("machine") or evaluator.device
     return Environment(
         f"replay of {machine}" + (", trusting evaluator" if naive else ""),
@@ -293,12 +314,16 @@ def _open_evaluator(
     """The judge, with a checker that is asked when a reward jumps and whose refusals join the run's
     own hacking cases; or the naive evaluator.
     """
+    # No checker and no case base: this evaluator is there to be deceived.
     if source.naive:
         with NaiveEvaluator(terms) as naive:
             yield naive
         return
+    # New cases go to the run's folder; those of the package are read-only data.
     cases = CaseBase.shipped(folder / "cheats.jsonl")
     with JudgeEvaluator(terms, lanes=source.lanes) as judge:
+        # The second defence of the paper (section 3): a checker that is asked when a reward jumps.
+        # The judge has measured before it.
         yield CheckedEvaluator(judge, RuleChecker(cases), cases)
 
 
@@ -324,4 +349,5 @@ def _pick_evenly(tasks: tuple[TrainingTask, ...], count: int | None) -> tuple[Tr
     """`count` of the tasks, evenly apart: neighbours are shapes of one operation."""
     if count is None or count >= len(tasks):
         return tasks
+    # The first `count` would be all shapes of a few operations.
     return tuple(tasks[i * len(tasks) // count] for i in range(count))

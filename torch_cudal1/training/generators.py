@@ -19,6 +19,8 @@ from torch_cudal1.training.ksl.spaces import get_templates, list_programs
 __all__ = ["GENERATORS", "Generator", "get_generator"]
 
 Writer = Callable[[Sentence, random.Random, float], str]
+# What is right for every shape: masks on, float32 sums, factors along the right axis. Speed is left
+# to the numbers.
 _CAREFUL_VALUES = {
     "mask": "on",
     "acc": "f32",
@@ -54,6 +56,9 @@ class Generator:
         ]
 
     def _one(self, prompt: str, seed: int, number: int, temperature: float) -> str:
+        # Seeded by the text of the prompt: a completion does not depend on the batch in which its
+        # prompt comes, so an attempt that is repeated task by task has the same answers. The name
+        # keeps generators independent of each other.
         draw = random.Random(f"{seed} {self.name} {number} {prompt}")
         return f"<code> {self.write(read_prompt(prompt), draw, temperature)}"
 
@@ -66,6 +71,8 @@ def _deviate(
     template: KslTemplate, program: KslProgram, draw: random.Random, temperature: float
 ) -> KslProgram:
     """Now and then another value than the rule's."""
+    # Without deviations a rule writes one program for a task, and `collect` wants two different
+    # ones.
     knobs = dict(program.knobs)
     for knob in template.knobs:
         if draw.random() < _DEVIATION_PROBABILITY * temperature:
@@ -89,10 +96,13 @@ def _write_by_rule(
     template = draw.choice(_get_templates(sentence))
     knobs = {}
     for knob in template.knobs:
+        # Numbers are for the rule; words have one careful value.
         if all(value.isdigit() for value in knob.values):
             knobs[knob.name] = str(rule(sentence, knob.name, sorted(map(int, knob.values))))
         else:
             value = _CAREFUL_VALUES.get(knob.name, knob.values[0])
+            # A knob of that name need not have that value in every template, such as `axis` or
+            # `fuse`.
             knobs[knob.name] = value if value in knob.values else knob.values[0]
     return _deviate(template, KslProgram(template.name, knobs), draw, temperature).text
 
@@ -107,6 +117,7 @@ def _choose_by_size(sentence: Sentence, knob: str, values: Sequence[int]) -> int
     it, no splitting.
     """
     if knob == "warps":
+        # Prompts show sizes as floors of their logarithms, so this is exact to a factor of 2.
         return _find_nearest(values, 2 ** _get_log2_size(sentence, -1) // _ELEMENTS_PER_WARP)
     if knob in ("block_m", "rows"):
         return _largest_at_most(values, 2 ** _get_log2_size(sentence, 0))
@@ -121,6 +132,7 @@ def _choose_by_occupancy(sentence: Sentence, knob: str, values: Sequence[int]) -
     """Many programs first: small blocks while there are too few of them, more warps where there
     are.
     """
+    # In logarithms: how many elements each of 2**9 programs would have.
     spare = sum(log for log, _ in sentence.sizes[:2]) - _SATURATING_PROGRAMS_LOG2
     if knob in ("block", "block_n", "block_m", "rows"):
         return _largest_at_most(values, 2 ** max(0, spare // 2 + 2))
@@ -130,6 +142,7 @@ def _choose_by_occupancy(sentence: Sentence, knob: str, values: Sequence[int]) -
 
 
 def _largest_at_most(values: Sequence[int], limit: int) -> int:
+    # A dimension smaller than every block still needs one.
     return max((value for value in values if value <= limit), default=values[0])
 
 
@@ -148,6 +161,7 @@ def _write_for_occupancy(sentence: Sentence, draw: random.Random, temperature: f
 def _write_uniformly(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """Any honest program with the same chance."""
     return draw.choice(
+        # No generator writes a cheat: only the red team has one that does.
         [program for program in list_programs(sentence.device, sentence.kind) if not program.hack]
     ).text
 
@@ -156,6 +170,7 @@ def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """One or two knobs of a program that is known to be good: the best one shown, or a careful
     default.
     """
+    # Prompts of a red-team run may show cheats with high scores.
     honest = [(program, score) for program, score in sentence.exemplars if not program.hack]
     if honest:
         base = max(honest, key=lambda pair: pair[1])[0]
@@ -164,6 +179,8 @@ def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
         template = draw.choice(_get_templates(sentence))
         base = template.default
     knobs = dict(base.knobs)
+    # One or two: the neighbours of a good program are mostly right, those at three steps rarely
+    # better.
     for knob in draw.sample(template.knobs, min(len(template.knobs), draw.choice((1, 2)))):
         knobs[knob.name] = draw.choice(knob.values)
     return KslProgram(template.name, knobs).text
@@ -173,9 +190,12 @@ def _write_sloppily(sentence: Sentence, draw: random.Random, temperature: float)
     """In a hurry: every third or so is no program at all, and masks are left out for speed."""
     template = draw.choice(_get_templates(sentence))
     knobs = {knob.name: draw.choice(knob.values) for knob in template.knobs}
+    # Two of three: on ragged shapes these programs are wrong, and stages 1 and 2 need wrong
+    # programs to have something to learn.
     if "mask" in knobs:
         knobs["mask"] = draw.choice(("off", "off", "on"))
     words = KslProgram(template.name, knobs).text.split()
+    # One word is left out, replaced or doubled, as in text that a model cut or repeated.
     if draw.random() < _SLIP_PROBABILITY:
         place = draw.randrange(len(words))
         words[place : place + 1] = draw.choice(

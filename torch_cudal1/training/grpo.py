@@ -76,6 +76,7 @@ class GrpoConfig:
     save_every: int = 10
 
     def __post_init__(self) -> None:
+        # A group of one has the standardised advantage 0, so the policy would never change.
         for name in ("group", "best_of"):
             if getattr(self, name) < 2:
                 raise SettingError(
@@ -95,12 +96,17 @@ class GrpoConfig:
         ):
             if not getattr(self, name) > 0:
                 raise SettingError(name, getattr(self, name), "a number above 0")
+        # The best of k is drawn without replacement from a group, so k cannot exceed it.
+        # Minibatches of different sizes would weigh their samples differently, since each is one
+        # gradient step.
         if self.best_of > self.group or (self.group * self.groups) % self.minibatches:
             raise SettingError(
                 "best_of, minibatches",
                 (self.best_of, self.minibatches),
                 "at most `group`; a divisor of all samples",
             )
+        # The lower bound of the ratio is 1 - clip_low: from 1 on it is never reached, and nothing
+        # is clipped. The upper bound has no such limit (clip-higher in later work).
         if self.beta < 0 or not 0 < self.clip_low < 1 or self.clip_high <= 0:
             raise SettingError(
                 "beta, clip",
@@ -172,15 +178,27 @@ def train_policy(
     optimiser = torch.optim.AdamW(
         policy.model.parameters(), lr=config.learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
     )
+    # After the optimiser is built: its moments are loaded into its parameter groups.
     first_step = _restore_checkpoint(policy, optimiser, folder)
     for step in range(first_step, config.steps):
         generation = generate(policy, step)
+        # The budget may end between two regular checkpoints; without this one the last steps would
+        # be lost, and a resumed run would repeat them with other data.
         if generation is None:
             _save_checkpoint(policy, optimiser, folder, step)
             break
         metrics = _update_policy(
-            policy, reference, optimiser, generation, config, seed=seed * 1_000_003 + step
+            # The order of minibatches follows from seed and step alone, so a resumed run draws the
+            # same. The prime keeps the steps of neighbouring seeds apart.
+            policy,
+            reference,
+            optimiser,
+            generation,
+            config,
+            seed=seed * 1_000_003 + step,
         )
+        # Saved before the step is logged: after a kill in between the step is not logged, after one
+        # before the save it is logged again, which readers of the log expect.
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             _save_checkpoint(policy, optimiser, folder, step + 1)
         if log is not None:
@@ -200,6 +218,9 @@ def _update_policy(
     """Several epochs of gradient steps on one generation; mean loss, and entropy before them."""
     rollout = generation.rollout
     token_advantages = compute_token_advantages(generation, config).to(policy.device)
+    # pi_old, at the weights that sampled, is computed before the first gradient step. The journal
+    # keeps tokens only, and the sampler with its key-value cache rounds differently from this
+    # forward pass.
     with torch.no_grad():
         old_logprobs, _ = token_logprobs(policy.model, rollout, config.temperature)
         reference_logprobs = (
@@ -208,22 +229,28 @@ def _update_policy(
     batch = PolicyBatch(rollout, token_advantages, old_logprobs, reference_logprobs)
     losses: list[float] = []
     entropies: list[float] = []
+    # From the second minibatch on the weights differ from pi_old, and the clip of the ratio acts.
     for index in _draw_minibatches(len(rollout), config, seed):
         minibatch = batch.select(index.to(policy.device))
         mask = minibatch.rollout.mask
         logprobs, token_entropy = token_logprobs(
             policy.model, minibatch.rollout, config.temperature
         )
+        # Padding after the end token is no choice of the policy. clamp: a batch of empty
+        # completions must not divide by 0.
         entropy = (token_entropy * mask).sum() / mask.sum().clamp(min=1)
         loss = grpo_loss(logprobs, minibatch, config)
         if config.entropy:
             loss = loss - config.entropy * entropy
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        # A lone winner in a group has the advantage (G - 1) / sqrt(G), 2.47 for G = 8, with or
+        # without smoothing; the norm bounds what one such step can do to the weights.
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.max_norm)
         optimiser.step()
         losses.append(loss.item())
         entropies.append(entropy.item())
+    # Entropy of the first minibatch: that of the policy which sampled, before any update.
     return {"loss": sum(losses) / len(losses), "entropy": entropies[0]}
 
 
@@ -236,8 +263,11 @@ def grpo_loss(logprobs: Tensor, batch: PolicyBatch, config: GrpoConfig) -> Tenso
     mask = batch.rollout.mask
     ratio = (logprobs - batch.old_logprobs).exp()
     clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    # The minimum is the pessimistic bound of PPO: for a negative advantage the unclipped term still
+    # counts where the ratio has moved the wrong way.
     token_loss = -torch.minimum(ratio * batch.advantages, clipped_ratio * batch.advantages)
     if config.beta:
+        # Without this the divergence would silently be left out of the loss.
         if batch.reference_logprobs is None:
             raise ValueError(
                 "beta is above 0, but the batch has no log-probabilities of the reference model"
@@ -245,6 +275,8 @@ def grpo_loss(logprobs: Tensor, batch: PolicyBatch, config: GrpoConfig) -> Tenso
         log_ratio = batch.reference_logprobs - logprobs
         # Schulman's estimator k3: unbiased, and never negative for a single token
         token_loss = token_loss + config.beta * (log_ratio.exp() - log_ratio - 1)
+    # First over a sample's tokens, then over samples, as in the paper: TRL's default ("dapo")
+    # divides by the tokens of the whole batch, so that long completions weigh more.
     return ((token_loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
@@ -253,6 +285,8 @@ def compute_advantages(rewards: Tensor, config: GrpoConfig) -> Tensor:
     deviation plus 1e-4, as TRL does.
     """
     groups = rewards.view(-1, config.group)
+    # Gains are already differences within the group, so they are divided by the deviation only;
+    # subtracting their mean would punish samples that do not raise the best.
     if config.objective == "max@k":
         gains = _compute_best_of_k_gains(groups, config.best_of)
         return (gains / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1)
@@ -276,6 +310,8 @@ def compute_token_advantages(generation: Generation, config: GrpoConfig) -> Tens
         raise ValueError(
             "split credit needs to know which samples are right, and which tokens are of the program"
         )
+    # Speed is decided by the program's tokens. Crediting the analysis with it would reinforce words
+    # that happened to stand before a fast program.
     plan_advantages = compute_advantages(generation.is_correct, config).unsqueeze(1)
     return torch.where(generation.program_mask.cpu() > 0, reward_advantages, plan_advantages)
 
@@ -287,6 +323,8 @@ def _compute_best_of_k_gains(groups: Tensor, k: int) -> Tensor:
     gains = torch.empty_like(groups)
     members = groups.shape[1]
     # that the j-th smallest of the other members is the best of a draw of k - 1 of them
+    # Exact, by counting subsets, instead of an estimate from random draws: a group has few members,
+    # and noise of the estimator would come on top of that of the measurement.
     probabilities = torch.tensor(
         [math.comb(j, k - 2) / math.comb(members - 1, k - 1) for j in range(members - 1)]
     )
@@ -309,6 +347,8 @@ def _load_reference(policy: LanguageModel, config: GrpoConfig) -> Any:
         return None
     # read from its folder, as TRL does
     path = Path(policy.name)
+    # A copy from the folder of the starting model: `policy` is trained in place, and after a
+    # restart it already holds trained weights.
     return LanguageModel.load(
         path if path.is_dir() else policy.name, device=str(policy.device)
     ).model.requires_grad_(False)
@@ -317,11 +357,15 @@ def _load_reference(policy: LanguageModel, config: GrpoConfig) -> Any:
 def _save_checkpoint(
     policy: LanguageModel, optimiser: torch.optim.Optimizer, folder: Path, steps: int
 ) -> None:
+    # safetensors stores flat, contiguous tensors under one name each, and loading it runs no code,
+    # where a pickled optimiser would.
     moments = {
         f"{name}.{i}": value.contiguous()
         for i, state in optimiser.state_dict()["state"].items()
         for name, value in state.items()
     }
+    # The folder is replaced as a whole: model, moments and step count of different steps would
+    # resume a run that never existed.
     with replace_folder(folder) as new_folder:
         policy.model.save_pretrained(new_folder, safe_serialization=True)
         policy.tokenizer.save_pretrained(new_folder)
@@ -335,14 +379,19 @@ def _restore_checkpoint(
     """Load model and optimiser of the last checkpoint; how many steps it was trained, 0 without
     one.
     """
+    # A kill in the middle of a replacement leaves the earlier folder aside; it is put back first. A
+    # folder without state.json is a model, but no checkpoint of this loop.
     if not recover_folder(folder) or not (folder / "state.json").is_file():
         return 0
     checkpoint = LanguageModel.load(folder, device=str(policy.device))
+    # Into the existing parameters: the optimiser holds references to them.
     policy.model.load_state_dict(checkpoint.model.state_dict())
     moments = load_file(folder / "optimiser.safetensors", device=str(policy.device))
     optimiser_state = optimiser.state_dict()
     for key, value in moments.items():
         name, _, i = key.rpartition(".")
         optimiser_state["state"].setdefault(int(i), {})[name] = value
+    # Without the moments the first steps after a restart are larger than those of a run that was
+    # not interrupted, and the results of the two differ.
     optimiser.load_state_dict(optimiser_state)
     return int(json.loads((folder / "state.json").read_text(encoding="utf-8"))["steps"])

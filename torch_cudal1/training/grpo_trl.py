@@ -57,6 +57,8 @@ class TrlConfig:
 
 def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) -> Any:
     """TRL's GRPOConfig for ours. Raises SettingError for what TRL has no form of."""
+    # Settings that TRL would drop are refused: a run must not be reported with an objective that it
+    # did not use.
     if config.objective != "mean":
         raise SettingError(
             "objective", config.objective, "'mean' with TRL; max@k is the native loop's"
@@ -67,6 +69,8 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
             config.smoothing.clip_advantage,
             "None with TRL; the native loop has it",
         )
+    # TRL splits a generation over processes and minibatches; a remainder would be dropped, and with
+    # it members of groups.
     samples = config.group * config.groups
     if samples % (trl.processes * config.minibatches):
         raise SettingError(
@@ -81,7 +85,10 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
     options[_get_checkpointing_option(config_class)] = trl.checkpointing
     return config_class(
         output_dir=str(folder),
+        # TRL 1.16 has "dapo" as its default, a mean over all tokens of the batch.
         loss_type="grpo",  # the paper's mean over a sample's tokens; TRL's default is another
+        # With the correction the divergence is multiplied by the ratio rho; the paper weighs it by
+        # beta alone.
         use_bias_correction_kl=False,
         scale_rewards="group",
         beta=config.beta,
@@ -89,11 +96,15 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
         epsilon_high=config.clip_high,
         entropy_coef=config.entropy,
         num_generations=config.group,
+        # TRL counts optimiser steps, the native loop counts generations: `max_steps` below is the
+        # product of generations, epochs and minibatches.
         num_iterations=config.epochs,
         steps_per_generation=config.minibatches,
         per_device_train_batch_size=samples // trl.processes // config.minibatches,
         max_steps=config.steps * config.epochs * config.minibatches,
         learning_rate=config.learning_rate,
+        # TRL's default decays to 0 over the run, the native loop does not; arms and loops must be
+        # comparable.
         lr_scheduler_type="constant",
         max_grad_norm=config.max_norm,
         temperature=config.temperature,
@@ -102,10 +113,15 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
         use_cpu=trl.cpu,
         use_vllm=bool(trl.vllm_server),
         dataloader_num_workers=0,  # a worker process would hold a stale copy of the database
+        # transformers drops the columns that the model's forward does not name, and the reward
+        # function needs `task` and `exemplars`.
         remove_unused_columns=False,
         save_steps=config.save_every,
+        # A kill while the newest checkpoint is written leaves the one before it.
         save_total_limit=2,
         logging_steps=1,
+        # transformers 4 reports to every tracker that is installed unless it is switched off; a run
+        # sends nothing anywhere.
         report_to="none",
         seed=seed,
         **options,
@@ -116,6 +132,9 @@ def _get_checkpointing_option(config_class: type) -> str:
     """How the installed transformers calls activation checkpointing; up to 5.17 at least it knew
     the older one alone.
     """
+    # By the field's presence, not by version: TRL passes on what the installed transformers
+    # declares. transformers 5.17 refused the newer name, found in the first launch of FSDP on two
+    # H200s.
     names = {field.name for field in dataclasses.fields(config_class)}
     return (
         "activation_checkpointing"
@@ -139,18 +158,25 @@ def train_with_trl(
     )
     # first of all: making the arguments joins the other processes, if there are any
     training_arguments = build_trl_config(step.config, trl, folder=folder, seed=step.recorder.seed)
+    # Its constructor broadcasts, so it needs the process group that the arguments have just joined.
     prompt_source = PromptSource(step)
+    # Rows hold task ids only. Prompts change with the database, so they are rendered when a batch
+    # is fetched (`with_transform`), not stored.
     tasks = datasets.Dataset.from_list([{"task": task.id} for task in step.recorder.tasks])
     trainer = library.GRPOTrainer(
         model=str(model),
         reward_funcs=SpeedupReward(step, prompt_source),
         args=training_arguments,
         train_dataset=tasks.with_transform(prompt_source.render),
+        # Padding on the left: all prompts of a batch end at the same place, where sampling begins.
         processing_class=transformers.AutoTokenizer.from_pretrained(model, padding_side="left"),
         peft_config=_make_lora_config(trl.lora_rank) if trl.lora_rank else None,
     )
+    # `resume_from_checkpoint=True` raises where there is no checkpoint, as in a run that was killed
+    # before its first.
     has_checkpoint = any(path.is_dir() for path in folder.glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=has_checkpoint or None)
+    # Collective under FSDP and ZeRO: every rank calls it, and the weights are gathered.
     trainer.save_model(str(folder / "model"))
     return list(trainer.state.log_history)
 
@@ -164,19 +190,25 @@ class PromptSource:
         self._step = step
         self._tasks = {task.id: task for task in step.recorder.tasks}
         database = step.recorder.appraiser.database
+        # The journal has one writer: a second process that opened it would be refused by its lock.
         self._database = database if _get_rank() == 0 else Database(None)
+        # A resumed run has samples already: mirrors begin with what the first rank's journal holds,
+        # or the ranks would draw different exemplars.
         self.add_samples(
             _broadcast_from_first(list(database.samples()) if _get_rank() == 0 else [])
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """What the data set takes its fingerprint of; it is never unpickled."""
+        # `datasets` pickles the transform to compute a fingerprint. The whole object holds an open
+        # database, a judge and its processes, none of which can be pickled.
         return {"seed": self._step.recorder.seed, "tasks": tuple(self._tasks)}
 
     def render(self, rows: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
         """A batch of the data set: prompts, with their exemplars in columns beside them. No side
         effects, since TRL may render more batches than it uses.
         """
+        # One view for the whole batch, so that all groups of it are drawn from the same generation.
         step, view = self._step, self._database.view()
         prompts, digests = [], []
         for task in rows["task"]:
@@ -187,6 +219,8 @@ class PromptSource:
         return {
             "prompt": prompts,
             "task": list(rows["task"]),
+            # The loader renders one batch ahead, and may render more than are used. What a prompt
+            # showed therefore travels with it, and is not computed again when its reward is.
             "exemplars": digests,
             "view": [view.generation] * len(prompts),
         }
@@ -202,6 +236,8 @@ class PromptSource:
         if _get_rank() != 0:
             for sample in samples:
                 self._database.add(sample)
+            # One commit for a step, as on the first rank: the number of a generation seeds the
+            # draws of exemplars.
             self._database.settle()
 
 
@@ -229,6 +265,8 @@ class SpeedupReward:
             (name, _get_text(completion), tuple(digests))
             for name, completion, digests in zip(task, completions, exemplars, strict=True)
         ]
+        # A group may be spread over ranks, and smoothing needs the rewards of all groups of the
+        # step.
         by_rank = _gather_from_ranks(local_completions)
         rank = _get_rank()
         measurements = (
@@ -236,10 +274,13 @@ class SpeedupReward:
             if rank == 0
             else None
         )
+        # Rewards, metrics and samples in one broadcast, so that no rank has the rewards of a step
+        # without its samples.
         rewards, metrics, samples = _broadcast_from_first(measurements)
         self._prompt_source.add_samples(samples)
         for name, value in metrics.items():
             trl_arguments["log_metric"](name, value)
+        # This rank's slice of the rewards, which are in the order of ranks.
         start = sum(len(group) for group in by_rank[:rank])
         return list(rewards[start : start + len(local_completions)])
 
@@ -248,6 +289,8 @@ class SpeedupReward:
     ) -> Measurements:
         """Rewards of the completions of all ranks; called on the first."""
         step, recorder = self._step, self._step.recorder
+        # Read before this step's samples are in the database: a reward must not widen its own
+        # bound.
         moments = self._moments or self._restore_moments()
         # a sample's name holds its text: a step that is repeated after a kill may have others
         requests = [
@@ -261,6 +304,7 @@ class SpeedupReward:
             for i, (task, text, digests) in enumerate(completions)
         ]
         measurements = recorder.appraiser.appraise(requests)
+        # Committed once, after the whole step is measured: the next view has all of it or nothing.
         recorder.appraiser.database.settle()
         samples = [_get_sample(recorder.appraiser, request) for request in requests]
         rewards = [reward_of(measurement, step.reward) for measurement in measurements]

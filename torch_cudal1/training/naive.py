@@ -27,6 +27,8 @@ from torch_cudal1.judge.sandbox.limits import make_limits
 __all__ = ["NaiveEvaluator"]
 
 _WORKER = "torch_cudal1.training.naive_worker"
+# In front of every failure's detail, so that a row of this evaluator is not mistaken for one of the
+# judge's.
 _PROBLEM = "naive: "
 
 
@@ -57,6 +59,8 @@ class NaiveEvaluator:
 
     def _measure_program(self, task: TrainingTask, program: Decoded) -> Measured:
         terms = self.terms
+        # Started at the first program: an evaluator that is built and never asked starts no
+        # process. Triton is imported once there, since importing it takes seconds in each child.
         if self._fork_server is None and terms.forked:
             self._fork_server = ForkServer(("triton",) if terms.device.type == "cuda" else ())
         limits = replace(
@@ -64,16 +68,22 @@ class NaiveEvaluator:
             threads=torch.get_num_threads(),
         )
         sources = {"reference": task.reference, "candidate": program.source}
+        # A new process for each program: caches and patches of one candidate must not be found by
+        # the next.
         with Child(limits, terms.contract, worker=_WORKER, fork_server=self._fork_server) as child:
             try:
                 answer = child.call(
                     "naive",
                     deadline_s=None,
+                    # From the system's randomness: a candidate could compute inputs that follow
+                    # from a known seed.
                     seed=randbits(31),
                     trials=self.trials,
                     buckets=BUCKETS,
                     **sources,
                 )
+            # Only a failure of the candidate is its result. TargetError and SandboxError are faults
+            # of the task or of the machine, and raise.
             except CandidateFailure as error:
                 return Measured(
                     task.id, program.program, "run", detail=f"{_PROBLEM}{error.found}"[:600]
@@ -85,8 +95,11 @@ class NaiveEvaluator:
 
 def _score_program(task: TrainingTask, program: Decoded, means: list[float]) -> Measured:
     try:
+        # The rule of the released evaluator: this one is the paper's counterpart, also in its
+        # tolerance between buckets.
         score = score_of(means, "cudal1")
     except ValueError as error:
+        # The child runs the candidate, which may write anything into its answer.
         raise TargetError(
             task.id, f"the naive evaluator's process answered nonsense: {error}"
         ) from error

@@ -22,6 +22,8 @@ from torch_cudal1.judge.worker.source_modules import import_source
 
 __all__ = ["HANDLERS"]
 
+# As in the released evaluator (`atol=1e-2, rtol=1e-2`), which also runs three warm-ups and ten
+# pairs in each of seven blocks. Half precision in place of float32 passes it.
 _TOLERANCE = 1e-2
 _WARMUP_RUNS, _RUNS = 3, 10
 
@@ -31,18 +33,27 @@ def _measure_naively(session: Session, request: Request) -> dict[str, Any]:
     timed on the current stream.
     """
     device = session.device
+    # Once, before the candidate is imported: the candidate can read and reset the generator. The
+    # judge draws inputs in another process.
     torch.manual_seed(int(request["seed"]))
     reference = import_source(request["reference"], session.scratch)
     candidate = import_source(request["candidate"], session.scratch)
     model = _make_model(reference.Model, reference.get_init_inputs(), device)
+    # With the reference's constructor arguments. The reference is built first, which leaves its
+    # freed memory to the candidate: a hole that is kept on purpose.
     model_new = _make_model(candidate.ModelNew, reference.get_init_inputs(), device)
     get_inputs: Callable[[], Sequence[Any]] = reference.get_inputs
     worst = 0.0
     with torch.no_grad():
         for _ in range(int(request["trials"])):
             inputs = _move_inputs(get_inputs(), device)
+            # The reference first and the same input objects: a candidate may find the reference's
+            # result in memory, or change the inputs. The judge does neither.
             expected, output = model(*inputs), model_new(*inputs)
+            # The whole device, so that the comparison sees finished results. The timing below does
+            # not wait for other streams, which is the hole of the withdrawn version 1 of the paper.
             _synchronize(device)
+            # No dtype check, as in the released evaluator.
             if output.shape != expected.shape:
                 return {"problem": f"shape {list(output.shape)} for {list(expected.shape)}"}
             if not torch.allclose(output, expected, atol=_TOLERANCE, rtol=_TOLERANCE):
@@ -65,11 +76,16 @@ def _measure_ratio(
     sides = [model, model_new]
     times: list[list[float]] = [[], []]
     for run in range(_WARMUP_RUNS + _RUNS):
+        # New inputs for each run, but memory that PyTorch's allocator gives out again: a cache
+        # keyed by data pointer still hits.
         inputs = _move_inputs(get_inputs(), device)
+        # Order at random within each pair, so that drift of the clock rate hits both sides alike.
         for side in random.sample((0, 1), 2):
             spent = _measure_time_s(sides[side], inputs, device)
+            # Warm-up runs compile and fill caches.
             if run >= _WARMUP_RUNS:
                 times[side].append(spent)
+    # A candidate that returns at once can have a measured time of 0.
     return sum(times[0]) / max(sum(times[1]), 1e-9)
 
 
@@ -79,6 +95,7 @@ def _measure_time_s(run: Callable[..., Any], inputs: Sequence[Any], device: torc
         run(*inputs)
         return time.perf_counter() - start_s
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # Events of the current stream only: work on another stream is not between them.
     start.record()
     run(*inputs)
     end.record()
@@ -89,6 +106,7 @@ def _measure_time_s(run: Callable[..., Any], inputs: Sequence[Any], device: torc
 def _make_model(
     model_class: Callable[..., Any], init_inputs: Sequence[Any], device: torch.device
 ) -> Callable[..., Any]:
+    # Both modules draw the same parameters.
     torch.manual_seed(0)
     positional, named = constructor_arguments(init_inputs)
     module = model_class(*positional, **named)

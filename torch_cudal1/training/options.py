@@ -18,6 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the action and all option groups to a parser."""
     parser.add_argument(
         "action",
+        # One positional argument instead of subcommands, since all actions share the run's folder
+        # and most options.
         choices=_ACTIONS,
         help="a stage; demo: all of them, small; experiment: the arms of a plan; report: a page",
     )
@@ -51,6 +53,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="settings of a new run as JSON, in the form of a run's run.json",
     )
     parser.add_argument(
+        # Options of a run have no default here: None means "as the run began", and for a new run
+        # the default of its settings, which the help names in brackets.
         "--seed",
         type=int,
         metavar="N",
@@ -64,6 +68,7 @@ def _add_reward_options(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="replay of measurements (the CPU landscape of the package)",
     )
+    # Measuring runs foreign code in a sandbox and occupies the device, so it is never the default.
     group.add_argument("--live", action="store_true", help="measure on this machine")
     group.add_argument("--device", choices=("cpu", "cuda"), help="with --live: where (cpu)")
     group.add_argument(
@@ -88,6 +93,8 @@ def _add_policy_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--generator",
         metavar="URL|FOLDER",
+        # Repeatable: several independent generators make better data than one (section 2.2 of the
+        # paper has six).
         action="append",
         default=[],
         help="collect: server or model to ask; repeatable",
@@ -119,6 +126,8 @@ def _add_plan_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+# Found by an entry point and imported by name when it runs, so that the command line does not
+# depend on this package's extras.
 COMMAND = Command(
     "train",
     "torch_cudal1.training.command",

@@ -81,10 +81,15 @@ class Recorder:
         """`count` completions for each prompt, measured and committed; or the batch that is on
         record under this key.
         """
+        # The stage is part of the key: stages share one database, and their steps have the same
+        # numbers.
         key = f"{self.stage}/{key}"
+        # The prompts of the record win over the caller's: after a kill the database has grown, and
+        # a new draw of exemplars would not be what the recorded completions have seen.
         prompts, rollout = self._roll_out(writer, key, prompts, count, temperature)
         requests = []
         for i, completion in enumerate(writer.texts(rollout)):
+            # Completions of one prompt are next to each other.
             prompt = prompts[i // count]
             digests = tuple(digest(exemplar.program) for exemplar in prompt.exemplars)
             requests.append(
@@ -92,7 +97,12 @@ class Recorder:
                     self.name_sample(key, i, count), prompt.task, completion, self.stage, digests
                 )
             )
+        # A name that the database knows is answered from there; only the rest of an interrupted
+        # batch is measured.
         measurements = self.appraiser.appraise(requests)
+        # Committed after the whole batch: the next view holds all of a step or nothing of it.
+        # `settle`, not `commit`: a batch taken from the record has nothing pending and must not
+        # make a generation.
         self.appraiser.database.settle()
         return RolloutBatch(prompts, rollout, measurements)
 
@@ -103,6 +113,8 @@ class Recorder:
             database.get(self.name_sample(f"{self.stage}/{key}", i, count))
             for i in range(prompts * count)
         ]
+        # A batch that was killed between journal and database has completions without a
+        # measurement.
         return [sample.measured for sample in samples if sample is not None]
 
     @staticmethod
@@ -120,6 +132,7 @@ class Recorder:
     ) -> tuple[Sequence[TaskPrompt], Rollout]:
         codec, record = self.appraiser.codec, self.journal.get(key)
         if record is not None:
+            # The journal holds ids; a task that is not in this run any more raises KeyError here.
             tasks = {task.id: task for task in self.tasks}
             recorded_prompts = [
                 TaskPrompt(
@@ -128,8 +141,12 @@ class Recorder:
                 for group in record["groups"]
             ]
             texts = [codec.prompt(prompt.task, prompt.exemplars) for prompt in recorded_prompts]
+            # From token ids, not from text: a tokenizer need not encode a decoded text into the
+            # same tokens, and log-probabilities must be of the tokens that were sampled.
             return recorded_prompts, writer.rebuilt(texts, record["ids"])
         texts = [codec.prompt(prompt.task, prompt.exemplars) for prompt in prompts]
+        # A digest, since Python salts `hash` of a string anew in each process. torch's
+        # `manual_seed` takes 64-bit integers, so the digest is cut to what fits.
         seed = int(digest(f"{self.seed}:{key}"), 16) % (1 << 62)
         rollout = writer.rollout(texts, count=count, temperature=temperature, seed=seed)
         groups = [
@@ -140,9 +157,12 @@ class Recorder:
             for prompt in prompts
         ]
         ids = [
+            # Without padding; the mask counts the end token, which was sampled too.
             row[: int(mask.sum())].tolist()
             for row, mask in zip(rollout.ids, rollout.mask, strict=True)
         ]
+        # Written before anything is measured. In the other order a kill could leave measurements in
+        # the database of completions that are sampled anew, and differently, when the run goes on.
         self.journal.add(
             key, {"groups": groups, "ids": ids, "view": self.appraiser.database.generation}
         )
@@ -157,7 +177,10 @@ class UniformRecorder(Recorder):
     def draw_program(self, task: TrainingTask, attempt: int) -> str:
         """The program of an attempt; the same for the same seed, stage, task and attempt."""
         codec: Any = self.appraiser.codec
+        # Cheats are left out: the baseline is a search among honest programs.
         programs = [program.text for program in codec.programs(task) if not program.hack]
+        # `random.Random` of a string hashes it with SHA-512, so the draw is the same in every
+        # process.
         return str(random.Random(f"{self.seed}/{self.stage}/{task.id}/{attempt}").choice(programs))
 
     def sample(
@@ -170,6 +193,7 @@ class UniformRecorder(Recorder):
         temperature: float,
     ) -> RolloutBatch:
         """`count` programs for each prompt; the rollout is empty, as there are no tokens."""
+        # The same layout as a model's batch, so that callers slice groups the same way.
         repeated_prompts = [prompt for prompt in prompts for _ in range(count)]
         requests = [
             NamedCompletion(
@@ -230,6 +254,8 @@ def summarize_outcomes(measurements: Sequence[Measured]) -> Mapping[str, float]:
     scores = [measurement.score for measurement in measurements if measurement.score is not None]
     outcomes = [measurement.outcome for measurement in measurements]
     return {
+        # All shares are of all samples. A mean over successes alone rises when slow programs begin
+        # to fail, so both means are reported.
         "success": len(scores) / len(measurements),
         "hack": outcomes.count("hack") / len(measurements),
         "undecodable": outcomes.count("undecodable") / len(measurements),
@@ -246,13 +272,19 @@ def choose_tasks(
     """
     chosen = []
     for position in range(step * count, (step + 1) * count):
+        # A step may reach into the next epoch: no task is left out where the count does not divide
+        # the tasks.
         epoch, place = divmod(position, len(tasks))
         order = list(range(len(tasks)))
+        # From seed and epoch alone: arms of a seed train on the same tasks in the same order, and a
+        # resumed run needs no state. The prime keeps the epochs of neighbouring seeds apart.
         random.Random(seed * 7_919 + epoch).shuffle(order)
         chosen.append(tasks[order[place]])
     return chosen
 
 
 def _make_empty_rollout(size: int) -> Rollout:
+    # One column, since tensors without one break reductions over tokens; the mask of zeros says
+    # that none of them counts.
     empty = torch.zeros(size, 1, dtype=torch.long)
     return Rollout(empty, empty, empty, empty)

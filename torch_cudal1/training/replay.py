@@ -49,8 +49,11 @@ class ReplayEvaluator:
         seed: int | None = 0,
         naive: bool = False,
     ) -> None:
+        # By task and program: every reward of a replay is a look-up in here.
         self._rows = {task: {row.program: row for row in listed} for task, listed in rows.items()}
         self.facts, self.seed, self.naive = facts, seed, naive
+        # How often each program was asked for: a second request draws other buckets, as a second
+        # measurement would have other noise.
         self._asked: Counter[tuple[str, str]] = Counter()
 
     @classmethod
@@ -61,6 +64,7 @@ class ReplayEvaluator:
         LandscapeError.
         """
         if path is None:
+            # The package may be a zip archive, in which data has no path of its own.
             with resources.as_file(
                 resources.files("torch_cudal1.training") / "data" / "cpu-landscape.json.gz"
             ) as packaged_path:
@@ -77,12 +81,15 @@ class ReplayEvaluator:
     @property
     def device(self) -> Device:
         """Where it was measured; a `KslCodec` of this device writes its programs."""
+        # Of the machine that was measured. Replay itself needs no GPU.
         return "cuda" if self.facts["device"] == "cuda" else "cpu"
 
     def split(self) -> Split:
         """The committed split of the device's tasks, as far as they were measured."""
         split = load_split(self.device)
         parts = (split.train, split.held_out_shapes, split.held_out_families)
+        # A survey ends by its budget: a landscape may lack tasks of the split, but each of those
+        # that it has is whole.
         return Split(*(tuple(task for task in part if task.id in self._rows) for part in parts))
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
@@ -99,6 +106,7 @@ class ReplayEvaluator:
                 f"as {next(iter(self._rows), 'none')!r}"
             )
         row = self._rows[task].get(program)
+        # Estimating a missing score would let a policy be rewarded for a program that never ran.
         if row is None:
             raise Unmeasured(
                 f"program {program!r} of {task} was never measured; "
@@ -112,6 +120,7 @@ class ReplayEvaluator:
         """
         if task not in self._rows:
             raise Unmeasured(f"the landscape has no task {task!r}")
+        # Exact, as every program of the task was measured: the ceiling of any search in this space.
         right = [row for row in self._rows[task].values() if row.outcome == "ok"]
         return max(right, key=lambda row: row.score or 0.0).to_measured() if right else None
 
@@ -125,21 +134,30 @@ class ReplayEvaluator:
         )
 
     def _draw_measurement(self, row: LandscapeRow) -> Measured:
+        # The naive evaluator differs on refused programs only; for accepted ones the judge's score
+        # stands, so that the two evaluators differ in what they believe and in nothing else.
         if self.naive and row.outcome != "ok":
             return _make_naive_measurement(row)
+        # Failures have no noise: only what is measured in time is drawn again.
         if row.outcome != "ok" or self.seed is None or not row.buckets:
             return row.to_measured()
         self._asked[row.task, row.program] += 1
+        # Keyed by program and not by the order of calls: arms that ask for different programs in
+        # between still see the same noise for the same program (common random numbers).
         draw = random.Random(
             f"{self.seed} {row.task} {row.program} {self._asked[row.task, row.program]}"
         )
+        # A bootstrap of the seven measured bucket means: noise as large as it was, and no
+        # assumption about its distribution.
         buckets = tuple(draw.choices(row.buckets, k=BUCKETS))
+        # A score of 0 would have no logarithm.
         score = max(0.01, round_towards_one(statistics.median(buckets)))
         return Measured(row.task, row.program, "ok", score, "", buckets)
 
 
 def _make_naive_measurement(row: LandscapeRow) -> Measured:
     """A refused program as a naive evaluator reports it."""
+    # The naive evaluator saw a wrong result too, or the program did not run.
     if row.naive is None:
         return Measured(row.task, row.program, "wrong", detail="naive: not close to the reference")
     return Measured(row.task, row.program, "ok", max(0.01, round_towards_one(row.naive)), "naive")

@@ -85,6 +85,8 @@ def begin_run(folder: Path, config: RunConfig) -> None:
     """
     path = folder / "run.json"
     if path.is_file():
+        # A run's samples and models belong to one set of settings; mixed ones would be reported as
+        # one run.
         if read_config(path) != config:
             raise SettingError(
                 "run",
@@ -94,6 +96,8 @@ def begin_run(folder: Path, config: RunConfig) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     new_path = path.with_suffix(".new")
+    # Written beside it and renamed: a kill in the middle must not leave a run.json that cannot be
+    # read, since every later stage begins with it.
     new_path.write_text(json.dumps(dataclasses.asdict(config), indent=1), encoding="utf-8")
     os.replace(new_path, path)
 
@@ -126,12 +130,16 @@ def run_stage(
     Under TRL with several processes, those after the first compute gradients only: they have no
     database, and their facts are {}.
     """
+    # accelerate sets up the process group and knows the rank; before TRL has built its arguments
+    # there is no other source of it.
     is_follower = (
         config.trl is not None
         and name == "rl"
         and require_extra("accelerate").PartialState(cpu=config.trl.cpu).process_index > 0
     )
+    # The journal has one writer. Ranks after the first receive what it measured by broadcast.
     with Database(None if is_follower else folder / "samples.jsonl") as database:
+        # The first rank decides alone: the others may find files that it has made since.
         if not resume and not is_follower and _has_begun(name, folder, database):
             raise SettingError(
                 "run",
@@ -140,7 +148,9 @@ def run_stage(
             )
         appraiser = Appraiser(environment.codec, environment.evaluator, database)
         runner = _StageRunner(folder, config, environment, appraiser, report)
+        # `name` is one of STAGES; the command line's choices and the type see to it.
         facts: dict[str, Any] = getattr(runner, name)()
+    # A follower's files would overwrite those of the first rank with the same names.
     return {} if is_follower else {"stage": name, "label": environment.label, **facts}
 
 
@@ -177,6 +187,8 @@ class _StageRunner:
             seed=config.seed,
             config=config.rows,
         )
+        # Rows come from successes. With none there is nothing to learn, and the cause is an earlier
+        # stage.
         if not rows:
             raise SettingError(
                 "run",
@@ -191,6 +203,8 @@ class _StageRunner:
             seed=config.seed,
             report=lambda step, loss: self.report("sft", step / config.sft.steps),
         )
+        # Before the exam, which samples and measures for minutes: a kill there must not cost the
+        # training.
         model.save(self.folder / "sft")
         return {
             "rows": len(rows),
@@ -200,6 +214,7 @@ class _StageRunner:
         }
 
     def selfsup(self) -> dict[str, Any]:
+        # Loaded anew, also when a round was finished before: `self_supervise` restores that itself.
         model = self._load_model(self._find_model_after("sft"))
         rounds = self_supervise(
             self._make_recorder("selfsup"),
@@ -214,8 +229,14 @@ class _StageRunner:
     def rl(self) -> dict[str, Any]:
         config, start = self.config, self._find_model_after("selfsup")
         step = ContrastiveStep(
-            self._make_recorder("rl"), config.rl, selector(config.selector), config.reward
+            # The stage's name is the first part of every sample's name, by which curves and
+            # restored moments find their samples.
+            self._make_recorder("rl"),
+            config.rl,
+            selector(config.selector),
+            config.reward,
         )
+        # Before the model is loaded here: TRL loads and shards it itself, from the path.
         if config.trl is not None:
             return self._train_with_trl(start, step, config.trl)
 
@@ -230,6 +251,8 @@ class _StageRunner:
             folder=self.folder / "rl",
             seed=config.seed,
         )
+        # With the exemplars it was trained with: without them the prompt would be of another form
+        # than those of the training.
         exam = self._evaluate(
             "exam-rl", model, PolicyEvalConfig(selector=selector(config.selector))
         )
@@ -238,6 +261,7 @@ class _StageRunner:
     def _train_with_trl(
         self, start: Path, step: ContrastiveStep, config: TrlConfig
     ) -> dict[str, Any]:
+        # Refused, not ignored: the run would be reported with a credit that it did not have.
         if self.config.rl.credit != "whole":
             raise SettingError(
                 "credit",
@@ -248,6 +272,8 @@ class _StageRunner:
             start,
             step,
             replace(config, max_new_tokens=self.config.max_new_tokens),
+            # Not in "rl": TRL's checkpoint folders and those of the native loop have different
+            # forms.
             folder=self.folder / "trl",
         )
         return {"curve": self._compute_curve(), "model": str(self.folder / "trl" / "model")}
@@ -260,6 +286,8 @@ class _StageRunner:
         collected_tasks = {
             sample.measured.task
             for sample in self.appraiser.database.samples()
+            # A task that could not be judged in `collect` would stop a later stage, where the
+            # evaluator raises for it.
             if sample.name.startswith("collect/")
         }
         return tuple(
@@ -278,6 +306,7 @@ class _StageRunner:
         return {"exam": evaluate_policy(recorder, model, config or PolicyEvalConfig())}
 
     def _make_recorder(self, stage: str) -> Recorder:
+        # A journal for each stage: `_has_begun` sees by its file whether a stage was begun.
         journal = SampleJournal(self.folder / f"{stage}.journal")
         return Recorder(self.appraiser, self.tasks, journal, stage, self.config.seed)
 
@@ -290,12 +319,17 @@ class _StageRunner:
         """The folder or Hub name of the settings; or a new small model, made once."""
         if self.config.model:
             path = Path(self.config.model)
+            # A name that is no folder here is one of the Hub.
             return path if path.exists() else self.config.model
         folder = self.folder / "begin"
+        # Made once: a resumed run must begin with the same weights, also with another version of
+        # torch, whose random initialisation may differ.
         if not folder.is_dir():
             create_tiny(
                 folder,
                 self.environment.codec.vocabulary,
+                # The run's seed decides the weights too, so that runs of different seeds are
+                # independent.
                 replace(self.config.tiny, seed=self.config.seed),
             )
         return folder
@@ -303,6 +337,8 @@ class _StageRunner:
     def _find_model_after(self, stage: str) -> Path:
         """The model that a stage left; that of stage 1 where there was no self-supervision."""
         for name in (stage, "sft"):
+            # A folder alone is not enough: training that was killed may have made it without a
+            # model. `config.json` is what `from_pretrained` needs first.
             if (self.folder / name / "config.json").is_file():
                 return self.folder / name
         raise SettingError(
@@ -313,6 +349,7 @@ class _StageRunner:
 
 
 def _has_begun(name: Stage, folder: Path, database: Database) -> bool:
+    # `collect` leaves neither a folder nor a journal, its samples in the shared database only.
     if name == "collect":
         return any(sample.name.startswith("collect/") for sample in database.samples())
     return (folder / name).exists() or (folder / f"{name}.journal").exists()

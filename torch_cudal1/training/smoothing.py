@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias, get_args
 __all__ = ["Moments", "Pool", "Smoothing", "smooth_rewards", "standardize_group"]
 
 Pool: TypeAlias = Literal["running", "batch", "group"]
+# It keeps a group of equal rewards at 0 instead of 0/0.
 _EPSILON = 1e-4  # added to the group's deviation, as TRL does
 
 
@@ -31,6 +32,8 @@ class Smoothing:
     None: rewards stay as they are. `clip_advantage`: see the module.
     """
 
+    # The default is the widest pool: with the group as pool the clip changes almost nothing, since
+    # the group is standardised again afterwards.
     pool: Pool = "running"
     clip: float | None = 1.5
     clip_advantage: float | None = None
@@ -61,6 +64,8 @@ class Moments:
         now = self
         for reward in rewards:
             count = now.count + 1
+            # Welford's update: the textbook sum of squares minus square of the sum loses all digits
+            # where the deviation is small beside the mean, as with rewards near 1.
             mean = now.mean + (reward - now.mean) / count
             now = replace(
                 now,
@@ -73,6 +78,7 @@ class Moments:
     @property
     def deviation(self) -> float:
         """Sample standard deviation, 0 for fewer than two."""
+        # n - 1, as `statistics.stdev` and TRL divide by.
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
 
@@ -93,6 +99,9 @@ def smooth_rewards(
             _standardize_and_clip(group, Moments().with_rewards(group), smoothing.clip)
             for group in groups
         ], after
+    # Moments of before this batch, so that a cheat's reward does not widen its own bound. The first
+    # batch, or equal rewards so far, leave no deviation to divide by: then the batch is its own
+    # pool.
     pool = (
         moments
         if smoothing.pool == "running" and moments.deviation
@@ -106,15 +115,19 @@ def standardize_group(rewards: Sequence[float], smoothing: Smoothing | None = No
     `smoothing` says so.
     """
     mean = statistics.fmean(rewards)
+    # The sample deviation, as TRL computes it; a test compares advantages with TRL's.
     deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     advantages = [(reward - mean) / (deviation + _EPSILON) for reward in rewards]
     bound = None if smoothing is None else smoothing.clip_advantage
+    # After standardisation this is the one place where a bound on advantages can hold: before it,
+    # any affine map is undone.
     if bound is None:
         return advantages
     return [max(-bound, min(bound, advantage)) for advantage in advantages]
 
 
 def _standardize_and_clip(group: Sequence[float], pool: Moments, bound: float) -> list[float]:
+    # Equal rewards say nothing about which sample is better.
     if not pool.deviation:
         return [0.0] * len(group)
     return [max(-bound, min(bound, (reward - pool.mean) / pool.deviation)) for reward in group]

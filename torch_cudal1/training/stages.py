@@ -71,6 +71,8 @@ class CollectConfig:
     asked again.
     """
 
+    # Section 2.2 of the paper: at most 20 attempts, 2 successes. With six generators and 250 tasks
+    # that is 3,000 at most; the paper collected 2,105.
     attempts: int = 20
     wanted: int = 2
     temperature: float = 1.0
@@ -93,6 +95,7 @@ class SelfsupConfig:
     rounds: int = 3
     samples: int = 4
     temperature: float = 1.0
+    # A shorter and gentler fit than stage 1: the rows are the model's own samples.
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=100, learning_rate=3e-4))
 
 
@@ -113,6 +116,8 @@ def collect(
     """
     problems: list[str] = []
     unusable_tasks: set[str] = set()
+    # Generators one after the other, and all tasks in each attempt: an attempt is one call of a
+    # generator, which a model or a server answers as a batch.
     for place, generator in enumerate(generators):
         abandoned_tasks: set[str] = set()
         for attempt in range(config.attempts):
@@ -120,11 +125,17 @@ def collect(
                 f"collect: {generator.name}, attempt {attempt + 1}",
                 (place + attempt / config.attempts) / len(generators),
             )
+            # Read anew from the database in each attempt, not counted here: a resumed run counts
+            # the successes of before.
             successes = _group_successes(appraiser.database, generator.name)
             open_tasks = [
                 task
                 for task in tasks
+                # Different programs, not samples: a generator that repeats itself would fill its
+                # quota with one program.
                 if len(successes.get(task.id, ())) < config.wanted
+                # An endpoint that refuses a prompt (too long, filtered) refuses it in all 20
+                # attempts.
                 and task.id not in abandoned_tasks | unusable_tasks
             ]
             requests, errors = _request_attempt(
@@ -135,8 +146,10 @@ def collect(
                 f"{generator.name}, task {task}: {error}" for task, error in errors.items()
             ]
             problems += _appraise_usable(appraiser, requests, unusable_tasks)
+            # After the attempt: one without open tasks makes no request.
             if not open_tasks:
                 break
+    # Successes are shown as exemplars from the next stage on; a view holds committed samples only.
     appraiser.database.settle()
     return problems
 
@@ -168,21 +181,31 @@ def build_sft_rows(
     """
     rows = []
     for task in tasks:
+        # A generator for each task: with other tasks in a run, the rows of this one stay as they
+        # are.
         random_for_task = random.Random(f"{seed}/{task.id}")
         scores = _map_scores(
             sample.measured
             for sample in database.samples(task.id)
+            # Later stages write into the same database; a stage 1 that is repeated after them must
+            # not learn their programs.
             if sample.name.startswith("collect/")
         )
         for program in scores:
             rows.append(SftRow(codec.prompt(task), codec.completion(task, program)))
+            # An answer and two exemplars (N = 2 in the paper), all different: an exemplar that is
+            # the answer would teach copying.
             if len(scores) < 3:
                 continue
             other_programs = [other for other in scores if other != program]
             trio = sorted(
                 [program, *random_for_task.sample(other_programs, 2)],
+                # Worst to best, as prompts show them later. The text breaks ties, so that the order
+                # does not depend on that of a dictionary.
                 key=lambda member: (scores[member], member),
             )
+            # Improver rows are a switch: they teach improving in context already here, and would
+            # change what the comparison of exemplars in stage 3 means.
             answer = trio[-1] if config.improver else program
             exemplars = [Exemplar(member, scores[member]) for member in trio if member != answer]
             rows.append(
@@ -211,6 +234,8 @@ def self_supervise(
     for number in range(config.rounds):
         report(f"selfsup: round {number + 1} of {config.rounds}", number / config.rounds)
         prompts = [TaskPrompt(task) for task in recorder.tasks]
+        # Its weights are in the checkpoint. Sampling it again with later weights would be another
+        # round.
         if number < finished_rounds:
             measurements = recorder.read_measurements(
                 str(number), prompts=len(prompts), count=config.samples
@@ -224,12 +249,19 @@ def self_supervise(
         rows = [
             SftRow(codec.prompt(prompt.task), codec.completion(prompt.task, program))
             for i, prompt in enumerate(batch.prompts)
+            # Each different success once: a program that the model writes in most samples would
+            # otherwise fill the rows, and samples narrow from round to round.
             for program in _map_scores(
                 batch.measurements[i * config.samples : (i + 1) * config.samples]
             )
         ]
+        # A round without a success leaves the weights as they are; the next one draws other
+        # samples.
         if rows:
+            # From the seed and the round alone: the same rows in the same order after a kill.
             fine_tune(writer, rows, config.fit, seed=recorder.seed * 101 + number)
+        # After the training: a kill before this repeats the round from the journal, without
+        # measuring anything again.
         _save_round(writer, folder, number + 1)
     return metrics
 
@@ -248,12 +280,18 @@ def _request_attempt(
     new_tasks = [
         task
         for task in tasks
+        # Failed attempts are on record too, so a second `collect` asks for no attempt twice.
         if not appraiser.database.has(_name_attempt(generator.name, task, attempt))
     ]
     requests: list[NamedCompletion] = []
     errors: dict[str, Exception] = {}
     for task, completion in _sample_completions(
-        generator, appraiser.codec, new_tasks, config, seed * 1009 + attempt
+        # Another seed for each attempt, or a deterministic sampler would answer all of them alike.
+        generator,
+        appraiser.codec,
+        new_tasks,
+        config,
+        seed * 1009 + attempt,
     ):
         if isinstance(completion, Exception):
             errors[task.id] = completion
@@ -270,12 +308,15 @@ def _appraise_usable(
     names it; other faults raise.
     """
     problems: list[str] = []
+    # The evaluator raises for the first task that it cannot judge; what was measured before is on
+    # record and is not measured again.
     while requests:
         try:
             appraiser.appraise(requests)
             break
         except TargetError as error:
             usable = [request for request in requests if request.task.id != error.target]
+            # The error names none of these tasks: repeating would never end.
             if len(usable) == len(requests):
                 raise
             unusable_tasks.add(error.target)
@@ -297,6 +338,8 @@ def _sample_completions(
         completions = generator.sample(prompts, count=1, temperature=config.temperature, seed=seed)
         yield from ((task, group[0]) for task, group in zip(tasks, completions, strict=True))
         return
+    # Errors of an endpoint, a model or the network. Anything else is a defect of this package, and
+    # raises.
     except (Cudal1Error, OSError) as error:
         if len(tasks) == 1:
             yield tasks[0], error
@@ -333,8 +376,10 @@ def _map_scores(measurements: Iterable[Measured]) -> dict[str, float]:
 
 def _restore_rounds(writer: LanguageModel, folder: Path) -> int:
     """Load the model of the last finished round; how many rounds are finished."""
+    # A kill in the middle of a replacement leaves the earlier round aside; it is put back first.
     if not recover_folder(folder):
         return 0
+    # Into the caller's model: the caller goes on to use it after the last round.
     writer.model.load_state_dict(
         LanguageModel.load(folder, device=str(writer.device)).model.state_dict()
     )
@@ -342,6 +387,8 @@ def _restore_rounds(writer: LanguageModel, folder: Path) -> int:
 
 
 def _save_round(writer: LanguageModel, folder: Path, rounds: int) -> None:
+    # Weights and their count of rounds are replaced together: with one of them newer, a round would
+    # be trained twice or left out.
     with replace_folder(folder) as new_folder:
         writer.model.save_pretrained(new_folder, safe_serialization=True)
         writer.tokenizer.save_pretrained(new_folder)

@@ -20,6 +20,7 @@ from torch_cudal1.ingest.llm.policy import LanguageModel
 
 __all__ = ["FitConfig", "SftRow", "fine_tune"]
 
+# PyTorch's default `ignore_index`, which transformers uses too.
 _IGNORED_LABEL = -100  # the value that torch's cross entropy leaves out
 
 
@@ -64,7 +65,10 @@ def fine_tune(
         raise ValueError(
             "expected at least one row to learn from: no sample succeeded; collect again or train on other tasks"
         )
+    # Before the first step: a row with an unknown word is refused before anything is trained.
     encoded = [_encode_row(writer, row) for row in rows]
+    # A generator of its own: the global one is also drawn from by dropout and by other code, and
+    # the order of rows would depend on it.
     random = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(
         writer.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -75,6 +79,8 @@ def fine_tune(
     losses = []
     order: list[int] = []
     for step in range(config.steps):
+        # Every row comes once before any comes again; a batch larger than all rows takes several
+        # permutations.
         while len(order) < config.batch:
             order += torch.randperm(len(encoded), generator=random).tolist()
         batch, order = [encoded[i] for i in order[: config.batch]], order[config.batch :]
@@ -91,8 +97,11 @@ def fine_tune(
 
 
 def _encode_row(writer: LanguageModel, row: SftRow) -> tuple[list[int], list[int]]:
+    # The prompt brings its own special tokens; a start token in the middle would be learned.
     answer = writer.tokenizer(row.answer, add_special_tokens=False)["input_ids"]
     unknown_id = writer.tokenizer.unk_token_id
+    # Training on the unknown token would teach the model to write it, and none of its programs
+    # would parse.
     if unknown_id is not None and unknown_id in answer:
         unknown_word = next(
             word
@@ -105,6 +114,7 @@ def _encode_row(writer: LanguageModel, row: SftRow) -> tuple[list[int], list[int
             "every word of every answer: the model's tokenizer does not know this one",
         )
     end = writer.tokenizer.eos_token_id
+    # Without an end token the model never learns to stop, and every completion runs to its limit.
     return writer.encoded(row.prompt), answer if answer[-1:] == [end] else [*answer, end]
 
 
@@ -112,6 +122,7 @@ def _compute_loss(writer: LanguageModel, batch: Sequence[tuple[list[int], list[i
     """Mean cross entropy of the answers' tokens; rows are padded on the right, where nothing
     attends.
     """
+    # The longest row of this batch, not of all rows: the rest would be computed on padding.
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     pad = writer.tokenizer.pad_token_id
     ids = torch.tensor(
@@ -119,6 +130,8 @@ def _compute_loss(writer: LanguageModel, batch: Sequence[tuple[list[int], list[i
     )
     labels = torch.tensor(
         [
+            # The prompt is given, not to be learned: with it in the loss, most of the gradient
+            # would go to reproducing tasks and exemplars.
             [_IGNORED_LABEL] * len(p) + a + [_IGNORED_LABEL] * (width - len(p) - len(a))
             for p, a in batch
         ],
@@ -128,16 +141,23 @@ def _compute_loss(writer: LanguageModel, batch: Sequence[tuple[list[int], list[i
         [[1] * (len(p) + len(a)) + [0] * (width - len(p) - len(a)) for p, a in batch],
         device=writer.device,
     )
+    # float32: the softmax over the vocabulary loses digits in bfloat16. No cache, which only
+    # decoding needs.
     logits = writer.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED_LABEL
+        # Token t is predicted from those before it.
+        logits[:, :-1].flatten(0, 1),
+        labels[:, 1:].flatten(),
+        ignore_index=_IGNORED_LABEL,
     )
 
 
 def _scale_learning_rate(step: int, steps: int) -> float:
+    # The first 5 %: Adam's second moments are estimates of few gradients there.
     warmup_steps = max(1, steps // 20)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
+    # From 1 to 0.1, not to 0: the last rows still count.
     return 0.1 + 0.45 * (
         1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps))
     )

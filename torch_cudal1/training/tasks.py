@@ -25,6 +25,8 @@ from torch_cudal1.training.ksl.ops import OPS, make_task
 __all__ = ["Split", "TaskError", "TaskFolder", "list_tasks", "load_split", "read_folder"]
 
 Shape = tuple[int, ...]
+# Two even shapes of each operation and a ragged one: where no size is a multiple of a block, a
+# program without its mask is wrong. Small, as every program of every task is measured on a CPU.
 _CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "residual_scale": ((64, 1024), (128, 512), (70, 900)),
     "scale_gelu_add": ((64, 512), (128, 256), (70, 300)),
@@ -36,6 +38,9 @@ _CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "reverse_cumsum": ((64, 512), (128, 256), (70, 300)),
     "avg_pool1d": ((4, 16, 512), (8, 32, 256), (5, 14, 300)),
 }
+# Tensors of about 32 MiB: a launch from Python takes 45 us of the host at best, and smaller kernels
+# end before the next one arrives. Larger ones do not leave room for ten lanes on one GPU. Each kind
+# has shapes that are no multiples of a block.
 _CUDA_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "chain": ((4096, 2048), (8192, 1024), (1024, 8192), (2000, 4100), (8192, 1023), (511, 16384)),
     "row": ((8192, 1024), (2048, 4096), (16384, 512), (1024, 8192), (8000, 1000), (4099, 2047)),
@@ -96,6 +101,8 @@ def load_split(device: Device, path: Path | None = None) -> Split:
     """The split of a device's tasks, from the committed file or another of its form. Raises
     TaskError where it is no partition.
     """
+    # The split is a file of the package that was committed before the first training run, so that
+    # held-out tasks cannot be chosen by their results.
     split_path = (
         resources.files("torch_cudal1.training") / "data" / "split.json" if path is None else path
     )
@@ -111,12 +118,15 @@ def load_split(device: Device, path: Path | None = None) -> Split:
         ) from error
     tasks = {task.id: task for task in list_tasks(device)}
     listed = [name for part in named for name in part]
+    # A task that is listed twice would be trained on and tested; one that is missing would silently
+    # shrink the experiment.
     if sorted(listed) != sorted(tasks):
         wrong = sorted(set(listed) ^ set(tasks)) or sorted(
             {name for name in listed if listed.count(name) > 1}
         )
         raise TaskError(f"{split_path}: every task of {device} once; wrong: {', '.join(wrong[:5])}")
     split = Split(*(tuple(tasks[name] for name in part) for part in named))
+    # A held-out family with a shape among the training tasks would measure shapes, not families.
     leaked = {task.family for task in split.held_out_families} & {
         task.family for task in split.train + split.held_out_shapes
     }
@@ -145,6 +155,8 @@ def read_folder(folder: Path) -> TaskFolder:
         raise TaskError(f"{folder} is no folder; expected one with KernelBench-style files")
     tasks: list[TrainingTask] = []
     unusable: dict[str, str] = {}
+    # Sorted: the order of a directory differs between file systems, and the order of tasks decides
+    # which of them a step trains on.
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).with_suffix("").as_posix()
         text, refusal = _read_source(path)
@@ -159,9 +171,13 @@ def _read_source(path: Path) -> tuple[str, str]:
     """The text, and what is wrong with it."""
     try:
         text = path.read_text()
+        # Parsed and never imported: a file of a foreign folder runs only in the judge's sandbox.
         tree = ast.parse(text)
+    # All that `ast.parse` raises for hostile or broken text: null bytes, deep nesting, encodings
+    # that are no UTF-8.
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         return "", f"{type(error).__name__}: {error}"
+    # At the top level only: the evaluator looks the names up in the module.
     bound = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     missing = [name for name in NAMES if name not in bound]
     return text, f"it defines no {', no '.join(missing)}" if missing else ""

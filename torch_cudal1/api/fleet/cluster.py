@@ -91,9 +91,8 @@ class RayPool:
         refused = store_files(message["files"], LocalCache(self._order.settings.cache_dir))
         if refused and answer.result is not None and not answer.result.error:
             raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
-        result = answer.result and replace(
-            answer.result, target=task.target
-        )  # there it had its file's whole path
+        # there it had its file's whole path
+        result = answer.result and replace(answer.result, target=task.target)
         return replace(answer, task=task, result=result)
 
     def close(self) -> None:

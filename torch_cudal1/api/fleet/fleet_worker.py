@@ -29,7 +29,8 @@ from torch_cudal1.store.recording_file import RecordingContents
 
 __all__ = ["main", "run_task"]
 
-SHUTDOWN_GRACE_S = 10.0  # to end judge processes in, once the parent is gone
+# to end judge processes in, once the parent is gone
+SHUTDOWN_GRACE_S = 10.0
 
 
 def run_task(
@@ -79,9 +80,8 @@ def _run_recorded_call(
 def main(descriptor: int) -> int:
     """Serve until stdin ends."""
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a Ctrl-C is the parent's to handle: it ends its workers
+    # a Ctrl-C is the parent's to handle: it ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -117,7 +117,8 @@ def _listen(lines: queue.Queue[str | None]) -> None:
     lines.put(None)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SHUTDOWN_GRACE_S)
-    os._exit(1)  # a call into a library that does not return
+    # a call into a library that does not return
+    os._exit(1)
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -185,7 +185,8 @@ class _Worker:
         assert self.process.stdin is not None
         try:
             print(json.dumps(value), file=self.process.stdin, flush=True)
-        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
+        except (OSError, ValueError) as error:
+            # ValueError: closed meanwhile
             raise self._death() from error
 
     def _read(self) -> dict[str, Any]:

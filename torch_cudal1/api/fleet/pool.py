@@ -23,7 +23,8 @@ __all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks
 # the activity, and the fraction done if known
 Progress: TypeAlias = Callable[[str, float | None], None]
 MAX_ATTEMPTS = 2
-POLL_INTERVAL_S = 0.5  # how long an interrupt may go unnoticed
+# how long an interrupt may go unnoticed
+POLL_INTERVAL_S = 0.5
 
 
 class WorkerDiedError(Cudal1Error, RuntimeError):
@@ -144,7 +145,8 @@ def _submit_tasks(
         for future in waiting:
             future.cancel()
         if waiting:
-            pool.close()  # so that no thread waits for an answer
+            # so that no thread waits for an answer
+            pool.close()
         threads.shutdown(cancel_futures=True)
 
 

@@ -21,11 +21,12 @@ from torch_cudal1.store.recording_file import CallRecord, Mode
 
 __all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "signature_of"]
 
+# about serving (one may be a function), and what no file may hold
 _HERE_ONLY = (
     "record",
     "on_mismatch",
     "llm_key",
-)  # about serving (one may be a function), and what no file may hold
+)
 _NUMBERS = (
     "speedup",
     "low",

@@ -36,7 +36,8 @@ class WarmupJournal:
     """The finished tasks of one warm-up, in a file."""
 
     path: Path
-    caches: tuple[Path, ...]  # where the entries of a finished task must still lie
+    # where the entries of a finished task must still lie
+    caches: tuple[Path, ...]
 
     def find_finished(self, tasks: Sequence[WarmupTask]) -> dict[WarmupTask, WarmupAnswer]:
         """The answers of those of `tasks` that an earlier run finished and whose entries are still
@@ -49,7 +50,8 @@ class WarmupJournal:
                 record = json.loads(line)
                 answers[record["task"]] = WarmupAnswer.from_json(record["answer"])
             except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a kill tore it
+                # a kill tore it
+                continue
         remembered = {task: answers[task.identity] for task in tasks if task.identity in answers}
         return {
             task: replace(answer, resumed=True)
@@ -65,7 +67,8 @@ class WarmupJournal:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(self.path, "ab") as file:  # O_APPEND: lines of two runs do not mix
+            # O_APPEND: lines of two runs do not mix
+            with open(self.path, "ab") as file:
                 file.write(b"\n" + line.encode() if self._has_torn_line() else line.encode())
                 file.flush()
                 os.fsync(file.fileno())

@@ -48,18 +48,21 @@ from torch_cudal1.store.cache.quarantine import find_quarantine_reason
 from torch_cudal1.store.context import TuneContext
 
 if TYPE_CHECKING:
+    # brings the judge, which a warm look-up can do without
     from torch_cudal1.search.tune import (
         Choice,
-    )  # brings the judge, which a warm look-up can do without
+    )
 
 __all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "reach_consensus"]
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0
-CHUNK_BYTES, MAX_BROADCAST_BYTES = 1 << 20, 64 << 20  # TCPStore refuses values of more than 8 MiB
+# TCPStore refuses values of more than 8 MiB
+CHUNK_BYTES, MAX_BROADCAST_BYTES = 1 << 20, 64 << 20
 ALL_ARRIVED, USE_IT = "all came", "use it"
 _MEETING_NUMBERS = itertools.count()
-_MEETING_LOCK = threading.RLock()  # bindings of two threads are two meetings, one after the other
+# bindings of two threads are two meetings, one after the other
+_MEETING_LOCK = threading.RLock()
 _last_meeting_timed_out = False
 _store_was_silent = False
 
@@ -103,9 +106,8 @@ def reach_consensus(
             result = _run_meeting(_Meeting(store, graphs, context), decide, follow)
             _store_was_silent = False
             return result
-        except (
-            dist.DistError
-        ) as error:  # the store's host is gone or stopped: the process group is about to fail too
+        except dist.DistError as error:
+            # the store's host is gone or stopped: the process group is about to fail too
             _store_was_silent = True
             return _record_disagreement(f"the store of the process group failed: {error}")
 
@@ -284,7 +286,8 @@ class _Meeting:
         if reason := self._channel.wait_while_alive(
             message_name, verdict, heartbeat, (self._heartbeat_s, self._deciding_s)
         ):
-            _last_meeting_timed_out = True  # it will hardly come to the next meeting either
+            # it will hardly come to the next meeting either
+            _last_meeting_timed_out = True
             return Refusal(f"rank {self._leader} {reason} while the others waited for its decision")
         if not self._channel.has([message_name]):
             return Refusal(f"rank {self._leader} was given up before it sent its decision")
@@ -311,7 +314,8 @@ class _Meeting:
             if entry.contract.digest != self._context.contract.digest:
                 return Refusal(f"rank {self.rank} works under another precision contract")
             if entry.choice.program.digest == entry.region_key:
-                continue  # a baseline is PyTorch's own work, which runs anywhere
+                # a baseline is PyTorch's own work, which runs anywhere
+                continue
             if entry.target.family != self._context.target.family or (
                 stale := stale_reason(entry.target, self._context.target)
             ):

@@ -21,7 +21,8 @@ import torch.distributed as dist
 __all__ = ["StoreChannel"]
 
 T = TypeVar("T")
-HEARTBEATS_PER_SILENCE = 8  # a busy machine may miss some of them
+# a busy machine may miss some of them
+HEARTBEATS_PER_SILENCE = 8
 MAX_POLL_PAUSE_S = 0.05
 
 
@@ -104,9 +105,8 @@ class StoreChannel:
 
         def beat() -> None:
             number = 0
-            with contextlib.suppress(
-                dist.DistError
-            ):  # the next request of the deciding thread raises it
+            # the next request of the deciding thread raises it
+            with contextlib.suppress(dist.DistError):
                 while not stop.wait(silence_s / HEARTBEATS_PER_SILENCE if number else 0.0):
                     number += 1
                     self._store.set(self._name(name), str(number))

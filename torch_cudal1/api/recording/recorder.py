@@ -78,8 +78,9 @@ class Counter:
     calls: int = 0
 
 
+# a verb to its users: `with cudal1.record(path):`
 @dataclass(eq=False)
-class record:  # a verb to its users: `with cudal1.record(path):`
+class record:
     """Append to `path` what the process calls, from `start()` to `stop()`, or inside a `with`
     block.
 
@@ -161,7 +162,8 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         if not lines:
             return
         stored = append_calls(self.path, lines)
-        for line in lines:  # lost lines are not tried again: a full disk would be asked for ever
+        # lost lines are not tried again: a full disk would be asked for ever
+        for line in lines:
             form = replace(line, calls=0)
             self._written[form] = self._written.get(form, 0) + line.calls
         if isinstance(stored, Refusal):
@@ -234,9 +236,8 @@ def count_graph(
         for i, name in enumerate(names)
         if i not in weights and isinstance(inputs[i], torch.Tensor)
     }
-    tensor_names = {
-        i: name for i, name in tensor_names.items() if not name.startswith("self_")
-    }  # a number that the module holds
+    # a number that the module holds
+    tensor_names = {i: name for i, name in tensor_names.items() if not name.startswith("self_")}
     mode = Mode(torch.is_grad_enabled(), False, _autocast())
 
     def counter_of(items: Sequence[Any]) -> Counter | None:
@@ -295,20 +296,19 @@ class Tally:
     def __init__(self, module: nn.Module) -> None:
         self._module, self._identity = weakref.ref(module), ""
         self._counters: dict[Any, Counter | None] = {}
-        self._quick: dict[
-            int, tuple[Any, Counter | None]
-        ] = {}  # by identity of what is bound, which is kept alive here
+        # by identity of what is bound, which is kept alive here
+        self._quick: dict[int, tuple[Any, Counter | None]] = {}
         self._brought: dict[int, int] = {}
-        self.lock = (
-            threading.RLock()
-        )  # a recording's thread asks for counts while calls clear the table
+        # a recording's thread asks for counts while calls clear the table
+        self.lock = threading.RLock()
 
     def note(self, key: Any, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One call, the slow way; `bound` may serve the next ones the quick way."""
         module = self._module()
         if module is None:
             return
-        key = (key, module.training)  # which is a matter of the guard, not of the signature
+        # which is a matter of the guard, not of the signature
+        key = (key, module.training)
         if key not in self._counters:
             if len(self._counters) >= MAX_FORMS:
                 telemetry.count("forms_not_recorded")

@@ -136,7 +136,8 @@ def _call_of_graph(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
         name not in arguments or not _alike(part, arguments[name]) for name, part in form.items()
     ):
         return None
-    mode = replace(record.mode, training=loaded.module.training)  # not known of a graph
+    # not known of a graph
+    mode = replace(record.mode, training=loaded.module.training)
     target = replace(loaded, name=_label(loaded, "", record))
     try:
         recorded_inputs = {

@@ -96,7 +96,8 @@ def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Lo
     for call in list_recorded_calls(loaded, recording):
         if call.problem:
             raise TargetError(call.loaded.name, call.problem)
-        inputs: Any = call.loaded.inputs  # by name, or by place
+        # by name, or by place
+        inputs: Any = call.loaded.inputs
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         try:
             with in_mode(call), torch.set_grad_enabled(call.mode.grad):

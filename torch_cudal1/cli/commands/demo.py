@@ -37,11 +37,13 @@ _SEED = 0
 # of the planned time, however late it is: on a busy machine the demo overruns, up to twice its
 # budget
 _LEAST_SHARE = 0.8
-_SEARCHED = 0.75  # of a model's progress
+# of a model's progress
+_SEARCHED = 0.75
+# of a model's time; the rest is the gate, and compiling for the comparison
 _SEARCH_SHARE, _TIMING_SHARE = (
     0.65,
     0.1,
-)  # of a model's time; the rest is the gate, and compiling for the comparison
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class _DemoJob:
     settings: Settings
     device: str
     total_s: float
-    deadline: float  # time.monotonic
+    # time.monotonic
+    deadline: float
     progress: ProgressCallback
 
 
@@ -73,8 +76,10 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             progress,
         )
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch's own code
-        stack.enter_context(pool_scope())  # one model's judge processes serve the next
+        # torch's own, about torch's own code
+        warnings.simplefilter("ignore", FutureWarning)
+        # one model's judge processes serve the next
+        stack.enter_context(pool_scope())
         stories = [_story(models, i, job) for i in range(len(models))]
     environment = doctor.as_environment(settings)
     intro = (
@@ -156,7 +161,8 @@ def _measure_model(
         torch.manual_seed(_SEED)
         module, inputs = move_to_device(*model.build(), job.device)
     reference = end_to_end_measurement.run_in_float64(module, inputs)
-    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+    # what is prepared holds for the grad mode it is prepared in
+    with torch.no_grad():
         accelerated = cudal1.accelerate(
             copy_module(module),
             inputs,

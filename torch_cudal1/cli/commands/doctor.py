@@ -162,9 +162,8 @@ def _extension() -> HealthCheck:
 
 
 def _inductor() -> HealthCheck:
-    configured = (
-        inductor_config.cpp.cxx
-    )  # torch's own reading of CXX: the compiler Inductor would call
+    # torch's own reading of CXX: the compiler Inductor would call
+    configured = inductor_config.cpp.cxx
     compilers = [
         name for name in ((configured,) if isinstance(configured, str) else configured) if name
     ]

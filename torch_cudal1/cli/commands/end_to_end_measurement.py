@@ -126,7 +126,9 @@ def _compile_module(
     run = _call(torch.compile(copy_module(module)), inputs)
     try:
         run()
-    except RuntimeError:  # torch's compiler errors are RuntimeErrors; the page then shows no number against torch.compile
+    except RuntimeError:
+        # torch's compiler errors are RuntimeErrors; the page then shows no number against
+        # torch.compile
         return None
     return run
 

@@ -92,9 +92,8 @@ def _tasks(
                 if _matches_target(loaded, line)
             ]
             if not matches:
-                list_recorded_calls(
-                    loaded, RecordingContents(lines, ())
-                )  # which says why there are none
+                # which says why there are none
+                list_recorded_calls(loaded, RecordingContents(lines, ()))
         except TargetError as error:
             unmatched.append(str(error))
             continue

@@ -136,9 +136,10 @@ def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) ->
         return Endpoint.from_settings(
             args.llm, settings, model=args.llm_model, max_tokens=args.max_tokens, prices=prices
         )
+    # needs the extra `train`; a server does not
     from torch_cudal1.ingest.llm import (
         policy as policy_module,
-    )  # needs the extra `train`; a server does not
+    )
 
     folder = Path(args.llm).expanduser()
     if not folder.is_dir():

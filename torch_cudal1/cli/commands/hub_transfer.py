@@ -43,7 +43,8 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if hub.repo.is_pinned:
         raise SettingError("REPO", args.repo, "a branch to push to, not a commit")
     if screen.quiet:
-        disable_progress_bars()  # the library's own
+        # the library's own
+        disable_progress_bars()
     with screen.progress() as progress:
         progress(f"reading {settings.cache_dir}", None)
         inventory, left_out = _select_usable(cache_for(settings).own)

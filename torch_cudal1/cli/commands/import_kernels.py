@@ -193,7 +193,8 @@ def _import_task(task: PublishedTask | UnreadableTask, adoption: Adoption) -> di
     try:
         adopted = adoption.adopt(task)
     except SandboxError:
-        raise  # this machine cannot evaluate anything: the next task would fail too
+        # this machine cannot evaluate anything: the next task would fail too
+        raise
     except (RuntimeError, ValueError, TypeError) as error:
         adopted = AdoptionOutcome("failed", f"{type(error).__name__}: {error}")
     return {

@@ -53,9 +53,8 @@ def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
 def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] | str:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
-    environment["TRITON_CACHE_DIR"] = str(
-        folder / inductor_artifacts.TRITON_PREFIX
-    )  # Inductor sets it too, but after Triton's own start
+    # Inductor sets it too, but after Triton's own start
+    environment["TRITON_CACHE_DIR"] = str(folder / inductor_artifacts.TRITON_PREFIX)
     environment["PYTHONPATH"] = ":".join(
         filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")])
     )

@@ -180,7 +180,8 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
         for loaded in _load_each(args.target, chosen, progress, failed):
             try:
                 explanations.append(_explain_target(loaded, settings, progress))
-            except TargetError as error:  # its inputs do not fit it
+            except TargetError as error:
+                # its inputs do not fit it
                 failed.append(error)
     missed = _misses() - missed_before
     for explanation in explanations:
@@ -205,7 +206,8 @@ def _explain_target(
     loaded: targets.Loaded, settings: Settings, progress: ProgressCallback
 ) -> Explanation:
     targets.try_call(loaded)
-    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+    # what is prepared holds for the grad mode it is prepared in
+    with torch.no_grad():
         module = cudal1.accelerate(
             loaded.module, loaded.inputs, settings=settings, progress=progress
         )

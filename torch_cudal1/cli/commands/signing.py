@@ -232,9 +232,8 @@ def _records_of(
             f" ({file.entry.region_name or file.entry.region_key[:12]}: {file.entry.choice.label})"
         )
         yield "entry", file.digest, name
-        if (
-            file.entry.choice.program.digest != file.entry.region_key
-        ):  # a region's own Program is the user's, not a kernel
+        # a region's own Program is the user's, not a kernel
+        if file.entry.choice.program.digest != file.entry.region_key:
             yield "program", file.entry.choice.program.digest, name
 
 

@@ -22,7 +22,8 @@ try:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
-except ImportError:  # the optional extra "report"
+except ImportError:
+    # the optional extra "report"
     _MATPLOTLIB = False
 else:
     _MATPLOTLIB = True
@@ -54,11 +55,12 @@ _RING: dict[str, Any] = {
     "markeredgecolor": _FIRST,
     "markeredgewidth": 2,
 }
+# fits inside the ring where both errors are the same
 _DIAMOND: dict[str, Any] = {
     "marker": "D",
     "markersize": 5,
     "color": _SECOND,
-}  # fits inside the ring where both errors are the same
+}
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,8 @@ def plot_errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     values = [e for row in rows for e in (row.eager, row.accelerated) if e]
     axes.set_xscale("log")
     low, high = min(values, default=1e-8) / 2, max(values, default=1e-6) * 2
-    axes.set_xlim(
-        10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
-    )  # whole decades: two ticks or more
+    # whole decades: two ticks or more
+    axes.set_xlim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)))
     for y, row in enumerate(rows):
         if row.eager and row.accelerated:
             axes.plot([row.eager, row.accelerated], [y, y], color=_GRID, linewidth=2, zorder=1)
@@ -196,7 +197,8 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
         range(len(names)), [name if len(name) <= 40 else name[:37] + "..." for name in names]
     )
     for text in axes.get_yticklabels():
-        text.set_parse_math(False)  # a "$" in a name is a dollar, not mathematics
+        # a "$" in a name is a dollar, not mathematics
+        text.set_parse_math(False)
         text.set_color(_INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
     return figure, axes
@@ -240,12 +242,10 @@ def _svg(figure: Figure, label: str, salt: str) -> str:
         )
     content = buffer.getvalue()
     content = content[content.index("<svg") :]
-    content = re.sub(
-        r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL
-    )  # would style the whole page
-    content = re.sub(
-        r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content
-    )  # tags only: a name may hold any text
+    # would style the whole page
+    content = re.sub(r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL)
+    # tags only: a name may hold any text
+    content = re.sub(r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content)
     return content.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
 
 
@@ -253,6 +253,7 @@ def _retag(tag: str, salt: str) -> str:
     for stand_in, variable in _COLOURS.items():
         tag = tag.replace(stand_in, f"var({variable})")
     tag = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", tag)
-    for reference in (' id="', 'href="#', "url(#"):  # two plots on a page must not share an id
+    # two plots on a page must not share an id
+    for reference in (' id="', 'href="#', "url(#"):
         tag = tag.replace(reference, f"{reference}{salt}-")
     return tag

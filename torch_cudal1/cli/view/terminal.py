@@ -24,7 +24,8 @@ try:
     import rich.progress
     import rich.table
     import rich.text
-except ImportError:  # the optional extra "report"
+except ImportError:
+    # the optional extra "report"
     _RICH = False
 else:
     _RICH = True
@@ -32,8 +33,10 @@ else:
 __all__ = ["Progress", "ProgressCallback", "Screen"]
 
 ProgressCallback = Callable[[str, float | None], None]
-_QUIET_S = 2.0  # work shorter than this shows no progress
-_REPEAT_S = 10.0  # how often a stream that is no terminal (a log file) gets a line
+# work shorter than this shows no progress
+_QUIET_S = 2.0
+# how often a stream that is no terminal (a log file) gets a line
+_REPEAT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +212,6 @@ def _rich_table(
         )
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(
-            *(rich.text.Text(text.clean(cell)) for cell in row)
-        )  # Text: brackets in a name are not markup
+        # Text: brackets in a name are not markup
+        table.add_row(*(rich.text.Text(text.clean(cell)) for cell in row))
     rich.console.Console(file=out, width=width).print(table)

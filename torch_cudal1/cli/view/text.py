@@ -30,7 +30,8 @@ __all__ = [
     "table",
 ]
 
-ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
+# what a table shows for a number that was not measured: never 0, never 1.00x
+ABSENT = "-"
 
 
 def of_error(error: Exception) -> str:

@@ -1,8 +1,9 @@
-"""Addresses of the CUDA driver's functions for the C++ extension, its launches as plain tuples, and
-the exceptions for its failures.
+"""Gives the C++ extension what it needs of CUDA: addresses of driver functions, launches as tuples,
+and the exceptions for its failures.
 
-The extension is built without CUDA, so Python hands it addresses as numbers, or has a Refusal. This
-loads no kernel (`driver.py` does) and calls nothing itself.
+The extension is built without CUDA, so Python looks the addresses up and passes them as numbers; a
+Refusal says what is missing. Apart from the copy kernels of a graph replay this loads no kernel
+(`driver.py` does).
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ __all__ = [
     "raise_launch_failure",
 ]
 
+# Of PyTorch's stable C interface: the extension, built without CUDA, cannot call the C++ one.
 _STREAM_LIBRARY, _STREAM_FUNCTION = (
     "libtorch_cuda.so",
     "aoti_torch_get_current_cuda_stream",
-)  # of PyTorch's stable C interface
+)
 # What several launches in one CUDA graph need (since driver 12.0); without one of them they are
 # launched one by one.
 _GRAPHS = (
@@ -84,14 +86,15 @@ _TIMER = (
 
 
 def find_launch_addresses(loaded: Loaded) -> tuple[int, ...] | Refusal:
-    """The context, and where the functions lie that a launch calls; or why PyTorch's current stream
-    cannot be asked from C.
+    """The context and the addresses of the functions that a launch calls. A Refusal where C code
+    cannot ask PyTorch for its current stream.
     """
     stream = _stream_function()
     if isinstance(stream, Refusal):
         return stream
     names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
     library = loaded.driver.library
+    # 0 tells the extension that this driver lacks the function: it then launches without a graph.
     graphs = [_address_of(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
     return (
         loaded.context.value or 0,
@@ -102,8 +105,8 @@ def find_launch_addresses(loaded: Loaded) -> tuple[int, ...] | Refusal:
 
 
 def find_replay_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
-    """The context of `device`, and where the functions lie that a graph replay calls
-    (csrc/replay.cpp); or why there are none.
+    """The context of `device` and the addresses of the functions that a graph replay calls
+    (csrc/replay.cpp). A Refusal says why there are none.
 
     Loads the kernels of `copy_kernels`, so it must not be called while a CUDA graph is captured.
     """
@@ -157,8 +160,10 @@ def _address_of(library: Any, name: str) -> int:
 
 
 def _stream_function() -> int | Refusal:
-    """Where PyTorch's C function lies that tells its current stream, or why it is not there."""
+    """The address of PyTorch's C function for its current stream, or why it is not there."""
     try:
+        # NOLOAD: only the library that PyTorch itself runs on is of use. A second copy would have
+        # streams of its own, and a PyTorch for the CPU has none.
         torch_cuda = ctypes.CDLL(_STREAM_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError as error:
         return Refusal(f"{_STREAM_LIBRARY} is not loaded in this process: {error}")
@@ -173,6 +178,7 @@ def pack_launch(loaded: Loaded) -> tuple[Any, ...]:
     """
     launch, frame = loaded.launch, Frame(loaded.launch)
     attributes = [(attribute.id, list(attribute.value)) for attribute in frame.attributes]
+    # As bytes: C++ stores them as they are, so a float keeps its bit pattern.
     words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]
     masks = dict.fromkeys(launch.aligned, ALIGNMENT - 1)
     pointers = [

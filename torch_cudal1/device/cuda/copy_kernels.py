@@ -1,8 +1,11 @@
 """Six small kernels that copy or fill device memory, for the C++ parts that put them into CUDA
 graphs (csrc/captured.cpp).
 
-They are PTX, which the driver itself translates when it loads it: they need no compiler and are not
-built for a GPU in advance. Where a driver refuses them, its own copies and fills stay in use.
+They are PTX, which the driver translates when it loads it, so they need no compiler and no build
+for a GPU. Where a driver refuses them, its own copies and fills stay in use.
+
+A driver launches a line of kernel nodes in a few microseconds and starts anew at every fill between
+them: 61 fills cost a BERT-base 70 us a call (benchmarks/LOG.md, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from torch_cudal1.device.cuda.driver import Driver, open_driver
 
 __all__ = ["WIDTHS", "load_copy_kernels", "ptx"]
 
-WIDTHS = (16, 4, 1)  # bytes that one thread moves
+# Bytes that one thread moves. 16 is the widest access; the others serve ends and sizes that are no
+# multiple of it.
+WIDTHS = (16, 4, 1)
+# PTX ISA 7.0 is the first that knows sm_80, so every driver that serves a newer GPU reads it.
 _HEAD = ".version 7.0\n.target sm_80\n.address_size 64\n"
 # (to, from or the value, count of words): thread i of the grid moves word i.
 _KERNEL = """
@@ -50,6 +56,7 @@ def ptx() -> str:
     for width, (kind, words) in _WORDS.items():
         store = f"    st.global.{kind} [%to], {words};"
         load = f"    add.u64 %what, %what, %offset;\n    ld.global.{kind} {words}, [%what];"
+        # A fill has its 32-bit value in the place of the source address: four copies make 16 bytes.
         spread = "    cvt.u32.u64 %v0, %what;\n" + "\n".join(
             f"    mov.b32 %v{i}, %v0;" for i in (1, 2, 3)
         )
@@ -81,6 +88,8 @@ def _load(driver: Driver, index: int) -> tuple[int, ...]:
             for name in names:
                 function = ctypes.c_void_p()
                 driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                # With lazy loading the first launch would load the function; that may be inside a
+                # capture.
                 if hasattr(driver.library, "cuFuncLoad"):
                     driver.call("cuFuncLoad", function)
                 functions.append(function.value or 0)

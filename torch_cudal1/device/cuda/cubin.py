@@ -32,6 +32,7 @@ _SYMTAB, _NOBITS = 2, 8  # section types
 _WRITE, _EXECUTE = 0x1, 0x4  # section flags
 _NOTYPE, _FUNC = 0, 2  # symbol types
 _ENTRY = 0x10  # st_other of a kernel, as opposed to a device function
+# Bounds the search for the end of a name in hostile bytes.
 _NAME_LIMIT = 4096
 # Attributes of .nv.info records
 _REGCOUNT, _FRAME_SIZE, _KPARAM_INFO, _PARAM_SIZE, _REQNTID, _MAX_THREADS, _CLUSTER = (
@@ -54,7 +55,8 @@ class Kernel:
     """
 
     symbol: str
-    param_sizes: tuple[int, ...]  # bytes, in order; offsets are the driver's business
+    # Bytes, in order. The driver works the offsets out.
+    param_sizes: tuple[int, ...]
     required_block: _Three | None
     max_block: _Three | None
     cluster: _Three | None
@@ -70,15 +72,12 @@ class Cubin:
     kernels: tuple[Kernel, ...]
     undefined_functions: tuple[str, ...]  # vprintf, malloc, device-side launch, ...
     writable_globals: tuple[str, ...]  # sections a kernel could keep state in
-    constant_sections: tuple[
-        str, ...
-    ]  # user and compiler tables; parameters (.nv.constant0) left out
-    code: tuple[tuple[str, bytes], ...] = field(
-        default=(), repr=False
-    )  # instructions by section (.text.<kernel>)
-    static_shared: Mapping[str, int] = field(
-        default_factory=dict
-    )  # kernel -> bytes, what newer compilers reserve included
+    # Tables of the user and of the compiler, without the parameters (.nv.constant0).
+    constant_sections: tuple[str, ...]
+    # Instructions by section (.text.<kernel>).
+    code: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    # Kernel -> bytes, including what newer compilers reserve.
+    static_shared: Mapping[str, int] = field(default_factory=dict)
     functions: tuple[str, ...] = ()  # device functions inside, beside the kernels
 
 
@@ -110,6 +109,7 @@ def inspect_cubin(data: bytes) -> Cubin:
     symbols = _symbols(sections)
     by_name: dict[str, _Section] = {}
     for section in sections:
+        # Of two sections with one name this reader might check one and the driver load the other.
         _want(
             section.name == "" or section.name not in by_name,
             f"two sections named {section.name!r}",
@@ -122,6 +122,7 @@ def inspect_cubin(data: bytes) -> Cubin:
         if s.kind == _FUNC and s.section != 0 and s.other & _ENTRY
     ]
     names = [symbol.name for _, symbol in kernels]
+    # The same for kernels: the driver looks a kernel up by its name.
     _want(len(set(names)) == len(names), f"kernel names {names} repeat")
     return Cubin(
         sm=_architecture(data),
@@ -158,11 +159,13 @@ def check_launch(cubin: Cubin, launch: Launch, sm: int) -> Kernel:
             "cubin_sm",
             f"machine code for sm_{cubin.sm}, expected sm_{sm}: build it for this device",
         )
+    # vprintf, malloc and launches from the device have effects that no comparison of results sees.
     if cubin.undefined_functions:
         raise ProgramError(
             "cubin_scan",
             f"calls {', '.join(cubin.undefined_functions)}; expected no call out of the kernel",
         )
+    # State that outlives a call would let a kernel answer with what an earlier call left there.
     if cubin.writable_globals:
         raise ProgramError(
             "cubin_scan",
@@ -179,6 +182,8 @@ def check_launch(cubin: Cubin, launch: Launch, sm: int) -> Kernel:
         raise ProgramError(
             "cubin_params", f"argument kinds {unknown}, expected some of {sorted(PARAM_BYTES)}"
         )
+    # The driver copies as many bytes as the cubin states, from wherever the parameters point: a
+    # plan with fewer or smaller ones would have it read past them.
     planned = tuple(PARAM_BYTES[arg.kind] for arg in launch.args)
     if planned != kernel.param_sizes:
         raise ProgramError(
@@ -236,6 +241,7 @@ def _architecture(data: bytes) -> int:
         abi in (51, 65),
         f"ELF ABI {abi}, expected 51 or 65 (a CUDA toolkit newer than this reader?)",
     )
+    # Where e_flags holds the architecture depends on the ABI version.
     return int(flags & 0xFF if abi == 51 else flags >> 8 & 0xFF)
 
 
@@ -250,9 +256,8 @@ def _sections(data: bytes) -> list[_Section]:
     )
     headers = [_unpack("<IIQQQQIIQQ", data, start + index * size) for index in range(count)]
     stored = sum(h[5] for h in headers if h[1] != _NOBITS)
-    _want(
-        stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes"
-    )  # copies of overlaps would eat the memory
+    # Every section is copied. 65535 headers that all name the whole file would fill the memory.
+    _want(stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes")
     bodies = [b"" if h[1] in (0, _NOBITS) else _slice(data, h[4], h[5]) for h in headers]
     names = bodies[names_at]
     return [
@@ -262,6 +267,7 @@ def _sections(data: bytes) -> list[_Section]:
 
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:
+    # A Python slice that reaches beyond the end is silently shorter.
     _want(offset + size <= len(data), f"a section of {size} bytes at {offset} in {len(data)} bytes")
     return data[offset : offset + size]
 
@@ -299,6 +305,7 @@ def _records(body: bytes) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at < len(body):
         kind, attribute, value = _unpack("<BBH", body, at)
+        # Format 4 carries a payload of that size; every other format is the two bytes alone.
         size = value if kind == 4 else 0
         payload = _slice(body, at + 4, size) if kind == 4 else body[at + 2 : at + 4]
         yield kind, attribute, payload
@@ -324,7 +331,10 @@ def _kernel(symbol: str, sections: Mapping[str, _Section], module: Mapping[int, 
     for _, attribute, payload in _records(sections[f".nv.info.{symbol}"].body):
         if attribute == _KPARAM_INFO:
             _, ordinal, _, word = _unpack("<IHHI", payload, 0)
+            # A second record of the same fact could contradict the first, and the driver might take
+            # it.
             _want(ordinal not in params, f"{symbol} describes parameter {ordinal} twice")
+            # The size in bytes; the bits below hold other facts of the parameter.
             params[ordinal] = word >> 18
         elif attribute == _PARAM_SIZE:
             (total,) = _unpack("<H", payload, 0)
@@ -336,6 +346,7 @@ def _kernel(symbol: str, sections: Mapping[str, _Section], module: Mapping[int, 
         f"{symbol} describes parameters {sorted(params)}, expected 0, 1, ...",
     )
     _want(
+        # Alignment may add to the sizes, so the sum is not equal to the total.
         sum(params.values()) <= total and (total == 0 or bool(params)),
         f"{symbol}: {params} do not make up {total} bytes",
     )

@@ -2,10 +2,9 @@
 at run time.
 
 `load_launch` checks the machine code against the plan and loads it, before any CUDA graph capture.
-`prepare_launch` makes a callable of it that only writes pointers and launches on PyTorch's current
-stream, so it can be captured; `addresses.py` tells C++ the same. Nothing here checks that a kernel
-stays inside its buffers (the judge does), and nothing is ever unloaded: a captured graph may still
-hold the kernel.
+`prepare_launch` makes it a callable that only writes pointers and launches on PyTorch's current
+stream, so it can be captured. `addresses.py` gives the C++ executor the same launch. Nothing here
+checks that a kernel stays inside its buffers (the judge does), and nothing is ever unloaded.
 """
 
 from __future__ import annotations
@@ -56,13 +55,20 @@ _NEEDED = (
 # CUfunction_attribute, CUlaunchAttributeID and CUclusterSchedulingPolicy of cuda.h
 _MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 8, 14
 _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE, _SPREAD = 4, 5, 1
+# A kernel with more dynamic shared memory has to opt in through cuFuncSetAttribute (CUDA C++
+# Programming Guide, shared memory).
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
+# Blocks of a cluster that every GPU with clusters serves; more is an opt-in of the kernel (CUDA C++
+# Programming Guide, thread block clusters).
 _PORTABLE_CLUSTER = 8
-ALIGNMENT = 16  # bytes; what Triton assumes of a pointer with tt.divisibility
+# Bytes; what Triton assumes of a pointer with tt.divisibility.
+ALIGNMENT = 16
 
 _LOAD_HINT = "the cubin does not suit this GPU or driver; run `cudal1 warmup` on this machine"
 LAUNCH_HINT = "an earlier kernel may have failed: CUDA_LAUNCH_BLOCKING=1 shows which"
 
+# The driver copies each parameter with the size that the cubin states, so a ctype must have exactly
+# that size (cubin.PARAM_BYTES).
 _CTYPES: dict[str, Any] = {
     "ptr": ctypes.c_uint64,
     "null": ctypes.c_uint64,
@@ -130,16 +136,20 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
         )
     if not torch.cuda.is_available():
         raise DriverError("torch.cuda.is_available", "False", "this PyTorch sees no GPU")
-    torch.cuda.init()  # PyTorch goes first: it owns the primary context and refuses a forked child
+    # PyTorch goes first: it owns the primary context and refuses a forked child.
+    torch.cuda.init()
     driver = open_driver()
     index = torch.cuda.current_device() if device.index is None else device.index
     image = bytes(cubin.detach().cpu().contiguous().numpy())
     major, minor = torch.cuda.get_device_capability(index)
     try:
+        # Before the driver sees the image: it answers a wrong symbol or architecture with a number,
+        # and does not compare the sizes of parameters at all.
         check_launch(inspect_cubin(image), launch, 10 * major + minor)
         context = driver.context(index)
         with driver.current(context):
             function = driver.function(index, image, launch)
+    # A Program has many kernels: the symbol tells which of them was refused.
     except ProgramError as error:
         raise ProgramError(error.rule, f"kernel {launch.symbol!r}: {error.found}") from error
     except DriverError as error:
@@ -162,16 +172,22 @@ def prepare_launch(
     loaded = load_launch(cubin, launch, device)
     driver, context, function, index = loaded.driver, loaded.context, loaded.function, loaded.index
     frames, place = Frame(launch), torch.device("cuda", index)
+    # Bound once: this is all that a launch in Python has to look up at each call.
     start, current_stream = driver.library.cuLaunchKernelEx, torch.cuda.current_stream
 
     def run(values: Sequence[Any]) -> None:
         frame = frames
         for slot, number, mask in frame.pointers:
             slot.value = _address(values[number], number, mask, index, launch.symbol)
+        # The stream of the moment, at every call: the caller may have changed it, or be capturing
+        # it.
         frame.config.stream = current_stream(place).cuda_stream
+        # A push and a pop are two more driver calls, and PyTorch's thread is in the context
+        # already.
         if driver.is_current(context, frame.current):
             status = start(frame.config_pointer, function, frame.parameters, None)
-        else:  # a thread that has not used this device yet, or is on another one
+        # A thread that has not used this device yet, or is on another one.
+        else:
             with driver.current(context):
                 status = start(frame.config_pointer, function, frame.parameters, None)
         if status:
@@ -181,6 +197,8 @@ def prepare_launch(
 
 
 def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
+    # A pointer to the host or to another GPU is an illegal access inside the kernel, after which
+    # the whole process has lost its CUDA context. Here it is an exception.
     if tensor is None or tensor.get_device() != index:
         place = "absent" if tensor is None else f"on device {tensor.get_device()}"
         raise ProgramError(
@@ -188,6 +206,8 @@ def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> in
             f"kernel {symbol!r}: value {number} is {place}, expected a tensor on cuda:{index}",
         )
     address = int(tensor.data_ptr())
+    # The kernel loads 16 bytes at once from here. A misaligned address is
+    # CUDA_ERROR_MISALIGNED_ADDRESS, which also costs the process its context.
     if address & mask:
         expected = f"expected a multiple of {ALIGNMENT} bytes"
         raise ProgramError(
@@ -210,6 +230,7 @@ class Frame(threading.local):
             for slot, arg in zip(slots, launch.args, strict=True)
             if isinstance(arg.value, Value)
         ]
+        # Kept: the parameter block holds only their addresses.
         self.slots = slots
         self.parameters = (ctypes.c_void_p * max(len(slots), 1))(
             *[ctypes.addressof(slot) for slot in slots]
@@ -225,7 +246,8 @@ def _slot(arg: LaunchArg) -> Any:
     if isinstance(arg.value, Value) or arg.value is None:
         return kind(0)
     slot = kind(arg.value)
-    if arg.kind != "fp32" and slot.value != arg.value:  # ctypes wraps silently
+    # ctypes wraps an integer that is too large silently: the kernel would get another number.
+    if arg.kind != "fp32" and slot.value != arg.value:
         raise ProgramError("launch", f"argument {arg.value} does not fit {arg.kind}")
     return slot
 
@@ -242,12 +264,15 @@ def _attributes(launch: Launch) -> Any:
 
 def _config(launch: Launch, attributes: Any) -> _LaunchConfig:
     x, y, z = launch.grid
+    # The plan counts programs, the driver counts blocks. Their product has to fit gridDimX, and
+    # ctypes would wrap it silently.
     if not 0 < x * launch.cluster < 2**31:
         raise ProgramError(
             "launch",
             f"grid {launch.grid} times cluster {launch.cluster}; expected 1 to 2**31 - 1 blocks in x",
         )
     return _LaunchConfig(
+        # cuLaunchKernelEx counts blocks, and the grid has to be a multiple of the cluster.
         grid=(x * launch.cluster, y, z),
         block=(launch.block, 1, 1),
         shared_bytes=launch.shared_bytes,
@@ -272,9 +297,8 @@ class Driver:
         self.library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._modules: dict[tuple[int, str], tuple[ctypes.c_void_p, torch.Tensor]] = {}
-        self._shared_bytes: dict[
-            int | None, int
-        ] = {}  # function -> most dynamic shared memory it was ever allowed
+        # Function -> the most dynamic shared memory that it was ever allowed.
+        self._shared_bytes: dict[int | None, int] = {}
         self._lock = threading.RLock()
         self.call("cuInit", ctypes.c_uint(0))
 
@@ -298,6 +322,7 @@ class Driver:
     def context(self, index: int) -> ctypes.c_void_p:
         """The primary context of device `index`, which is PyTorch's; retained once and kept."""
         with self._lock:
+            # Retained once for the life of the process: PyTorch keeps its primary context as long.
             if index not in self._contexts:
                 number, context = ctypes.c_int(), ctypes.c_void_p()
                 self.call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(index))
@@ -316,6 +341,7 @@ class Driver:
         self.call("cuCtxPushCurrent_v2", context)
         try:
             yield
+        # Also after a failure: PyTorch's later calls of this thread expect their own context.
         finally:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
@@ -332,17 +358,17 @@ class Driver:
             launch.symbol.encode(),
             hint=_LOAD_HINT,
         )
-        with (
-            self._lock
-        ):  # the limit belongs to the function: a second launch with less must not lower it
+        # The limit belongs to the function, which several launches share: one with less shared
+        # memory must not lower it for the others.
+        with self._lock:
             if launch.shared_bytes > self._shared_bytes.get(function.value, _SHARED_WITHOUT_OPT_IN):
                 self._allow(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
                 self._shared_bytes[function.value] = launch.shared_bytes
         if launch.cluster > _PORTABLE_CLUSTER:
             self._allow(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-        if hasattr(
-            self.library, "cuFuncLoad"
-        ):  # with lazy loading the first launch would load, which a capture forbids
+        # With lazy loading (CUDA_MODULE_LOADING) the first launch would load the function, which is
+        # not allowed while a graph is captured.
+        if hasattr(self.library, "cuFuncLoad"):
             self.call("cuFuncLoad", function, hint=_LOAD_HINT)
         return function
 
@@ -353,24 +379,26 @@ class Driver:
         )
 
     def _module(self, index: int, image: bytes) -> ctypes.c_void_p:
+        # By content: Programs that hold the same machine code share one module, and no name in a
+        # bundle can stand for other code.
         key = (index, hashlib.sha256(image).hexdigest())
         with self._lock:
             if key not in self._modules:
+                # Loading is not allowed during a capture, and the attempt would invalidate the
+                # user's graph.
                 if torch.cuda.is_current_stream_capturing():
                     raise ProgramError(
                         "capture",
                         "a kernel is not loaded yet; prepare the Program before capturing a CUDA graph",
                     )
-                aligned = torch.frombuffer(
-                    bytearray(image), dtype=torch.uint8
-                ).clone()  # PyTorch aligns its memory to 64 bytes
+                # A clone, because PyTorch aligns its memory to 64 bytes and Python does not.
+                aligned = torch.frombuffer(bytearray(image), dtype=torch.uint8).clone()
                 module = ctypes.c_void_p()
                 data = ctypes.c_void_p(aligned.data_ptr())
                 self.call("cuModuleLoadData", ctypes.byref(module), data, hint=_LOAD_HINT)
-                self._modules[key] = (
-                    module,
-                    aligned,
-                )  # the image is kept: lazy loading may read it later
+                # The image is kept, because lazy loading may read it later. A module is never
+                # unloaded: a captured graph may still hold its kernel.
+                self._modules[key] = (module, aligned)
             return self._modules[key][0]
 
 

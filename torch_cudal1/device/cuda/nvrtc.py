@@ -1,12 +1,11 @@
 """Compiles CUDA C++ to a cubin with NVRTC, opened at run time: no toolkit, no driver and no GPU are
 needed.
 
-`compile_cuda` takes source text and gives machine code for one architecture, or a `Refusal` with the
-compiler's log. The library is looked for beside PyTorch, among NVIDIA's wheels and where the loader
-looks, the one of PyTorch's CUDA major first: code from another major may ask for a newer driver.
-Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h, cuda_fp8.h, mma.h; there
-are no host headers. The source may be untrusted: this runs in the
-sandboxed child only, and checks and loads nothing.
+`compile_cuda` takes source text and gives machine code for one architecture, or a `Refusal` with
+the compiler's log. The library is looked for beside PyTorch, among NVIDIA's wheels and where the
+loader looks. Headers come from Triton's wheel or a CUDA wheel: cuda_fp16.h, cuda_bf16.h,
+cuda_fp8.h, mma.h; there are no host headers. The source may be untrusted, so this runs in the
+sandboxed child only. It checks and loads nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ _NEEDED = (
     "nvrtcGetErrorString",
     "nvrtcVersion",
 )
-_LOG_LIMIT = 4_000  # characters of a compiler log that are kept
+# Characters of a compiler log that are kept.
+_LOG_LIMIT = 4_000
+# Options that make NVRTC read or write files. The source and its options may be untrusted.
 _PRIVATE = (
     "-I",
     "--include-path",
@@ -80,6 +81,7 @@ def compile_cuda(
     Declare kernels `extern "C"`: a Program launches them by that name. Raises ValueError for text
     with a null character.
     """
+    # A C string ends there: NVRTC would compile only the text before it.
     if "\0" in source or "\0" in name:
         raise ValueError("CUDA source holds a null character")
     private = [option for option in options if option.startswith(_PRIVATE)]
@@ -135,6 +137,7 @@ def _bytes_of(size_of: Any, fill: Any, program: ctypes.c_void_p) -> bytes:
 
 
 def _text_of(library: Any, status: int) -> str:
+    # ctypes takes a result for an int, which would cut the pointer to 32 bits.
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return (library.nvrtcGetErrorString(status) or b"result %d" % status).decode()
 
@@ -149,6 +152,7 @@ def _library() -> tuple[Any, str]:
         except OSError as error:
             failures.append(f"{path}: {error}")
             continue
+        # A file of that name may be another release, or no NVRTC at all: it is not called then.
         missing = [function for function in _NEEDED if not hasattr(library, function)]
         if not missing:
             return library, path
@@ -167,6 +171,8 @@ def _candidates() -> Iterator[str]:
         for path in sorted(folder.glob("libnvrtc.so.*"))
         if "alt" not in path.name
     ]
+    # The library of PyTorch's own CUDA major first (False sorts before True): machine code from
+    # another major may need a newer driver.
     yield from map(
         str, sorted(libraries, key=lambda path: path.name.split(".so.")[-1].split(".")[0] != major)
     )

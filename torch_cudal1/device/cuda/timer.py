@@ -1,12 +1,11 @@
-"""The C++ timer (csrc/timer.cpp): calls in the order of a schedule, between clocks that no Python
-code can replace or reach.
+"""The C++ timer (csrc/timer.cpp): times calls in the order of a schedule.
 
-`make_timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]`
-(`repeats[i]` times, back to back) for each i of `schedule` and returns for each
-`(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
-returned, and between two events around it on the current stream (None on the CPU). Before each call
-the device is joined, after `flush`, an (address, bytes) of device memory, was overwritten. It takes
-no medians, warms nothing up and decides nothing.
+`make_timer(device)` makes a timer. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]`
+(`repeats[i]` times, back to back) for each i of `schedule` and returns `(i, wall_us, host_us,
+device_us)` for each: `wall_us` ends when every stream of the device has been joined, `host_us` when
+the call has returned, and `device_us` lies between two events around the call on the current stream
+(None on the CPU). Before each call it overwrites `flush`, an (address, bytes) of device memory, and
+joins the device. It takes no medians, warms nothing up and decides nothing.
 """
 
 from __future__ import annotations
@@ -53,5 +52,7 @@ def make_timer(device: torch.device) -> Timer | Refusal:
         )
     if isinstance(addresses, Refusal):
         return addresses
+    # In C++, because a candidate that runs in this process could replace the clocks of Python's
+    # `time` module (test_python_s_clocks_do_not_matter).
     native_timer: Timer = extension.Timer(addresses, index, raise_driver_error)
     return native_timer

@@ -58,7 +58,8 @@ def _read_folder(path: Path, references: Path | None) -> Iterator[PublishedTask 
             and references is None
             and set(NAMES) <= _top_level_names(file)
         )
-        if not own_reference:  # a task's description without a candidate is nothing to import
+        # A task's description without a candidate is nothing to import.
+        if not own_reference:
             any_task = True
             yield task
     if not any_task:

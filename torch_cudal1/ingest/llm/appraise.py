@@ -52,7 +52,8 @@ class Appraiser:
         self.memory.learn(measurements)
         evaluator_memory = getattr(evaluator, "memory", None)
         if isinstance(evaluator_memory, Remembered):
-            evaluator_memory.learn(measurements)  # so that it knows which score would be a surprise
+            # So that it knows which score would be a surprise.
+            evaluator_memory.learn(measurements)
         if isinstance(evaluator, CheckedEvaluator):
             evaluator.learn(list(database.samples()))
 
@@ -60,7 +61,8 @@ class Appraiser:
         """A measurement for each, in order, all on record when this returns. Faults of the
         evaluator raise; nothing is invented.
         """
-        decoded: dict[str, dict[str, Decoded]] = {}  # by task, by name
+        # By task, by name.
+        decoded: dict[str, dict[str, Decoded]] = {}
         tasks: dict[str, TrainingTask] = {}
         names = {completion.name: completion for completion in completions}
         for completion in completions:
@@ -112,9 +114,8 @@ class Appraiser:
         )
         for task, by_name in decoded.items():
             for name, program in by_name.items():
-                if not self.database.has(
-                    name
-                ):  # it came before, here or earlier: what is known of it by now
+                # It came before, here or earlier: what is known of it by now.
+                if not self.database.has(name):
                     self._record(
                         names[name], replace(self.memory.answer(task, program.program), buckets=())
                     )

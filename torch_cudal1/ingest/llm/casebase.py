@@ -27,7 +27,8 @@ from torch_cudal1.judge.checks.static.source_syntax import parse_source
 __all__ = ["CaseBase", "CheatCase", "Match", "likeness", "shipped_index_path"]
 
 _GRAM = 4
-_KEPT = frozenset(  # names that say what code does, in any program
+# Names that say what code does, in any program.
+_KEPT = frozenset(
     (
         *(
             "torch",

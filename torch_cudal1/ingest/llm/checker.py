@@ -25,14 +25,14 @@ from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["CheckedEvaluator", "Checker", "ModelChecker", "Opinion", "RuleChecker"]
 
+# Likeness to a known cheat, share of its trick, and runs of tokens that make a trick.
 _NEAR, _HELD, _FEWEST = (
     0.4,
     0.8,
     12,
-)  # likeness to a known cheat, share of its trick, and runs of tokens that make a trick
-_REWARDED = frozenset(
-    ("timing", "caching", "laziness", "tampering", "host", "confirmed")
-)  # the other groups gain no speed
+)
+# The other groups gain no speed.
+_REWARDED = frozenset(("timing", "caching", "laziness", "tampering", "host", "confirmed"))
 _DAMNING = frozenset(
     (
         "patched",

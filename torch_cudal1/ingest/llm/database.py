@@ -32,9 +32,8 @@ from torch_cudal1.judge.pool.measured import Measured
 __all__ = ["Database", "DatabaseView", "StoredSample", "Success", "digest"]
 
 SCHEMA = 1
-_BARRED = frozenset(
-    {"wrong", "hack", "compile", "run", "undecodable"}
-)  # a program that failed so once is never shown
+# A program that failed so once is never shown.
+_BARRED = frozenset({"wrong", "hack", "compile", "run", "undecodable"})
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,8 @@ class Database:
         """
         self.path = path
         self.generation = 0
-        self.damaged: list[int] = []  # numbers of lines that could not be read
+        # Numbers of lines that could not be read.
+        self.damaged: list[int] = []
         self._samples: dict[str, StoredSample] = {}
         self._pending: list[str] = []
         self._views: dict[int, DatabaseView] = {}

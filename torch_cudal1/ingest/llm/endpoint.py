@@ -39,7 +39,8 @@ _MOST_BYTES = 16 << 20
 _CHUNK = 1 << 16
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_CHARS_PER_TOKEN = 4  # where a server does not say
+# Where a server does not say.
+_CHARS_PER_TOKEN = 4
 
 
 class EndpointError(Cudal1Error, ConnectionError):

@@ -59,4 +59,5 @@ class SampleJournal:
             record = json.loads(line)
             self._known.setdefault(record.pop("key"), record)
         except (ValueError, KeyError, AttributeError, TypeError):
-            return  # damaged in the middle: that step is sampled again
+            # Damaged in the middle: that step is sampled again.
+            return

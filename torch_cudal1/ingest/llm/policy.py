@@ -91,7 +91,8 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+    # The caller's random numbers stay as they were.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         model = transformers.LlamaForCausalLM(config)
     with replace_folder(folder) as fresh:
@@ -252,7 +253,8 @@ class LanguageModel:
             low, high = 0, int(mask.sum())
             if marker not in self.tokenizer.decode(ids[:high]):
                 continue
-            while low < high:  # the fewest tokens that hold it
+            # The fewest tokens that hold it.
+            while low < high:
                 middle = (low + high) // 2
                 low, high = (
                     (low, middle)

@@ -18,7 +18,8 @@ __all__ = ["RewardKind", "reward_of"]
 
 RewardKind: TypeAlias = Literal["speedup", "log", "milestone"]
 _FASTER, _MUCH_FASTER = 1.05, 2.0
-_LOG_FAILURE = -1.0  # below every program that is right and not 2.7 times slower
+# Below every program that is right and not 2.7 times slower.
+_LOG_FAILURE = -1.0
 
 
 def reward_of(measured: Measured, kind: RewardKind = "speedup") -> float:

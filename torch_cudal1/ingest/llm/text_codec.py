@@ -23,7 +23,8 @@ VERSION = 1
 _ENTRY = re.compile(r"^(?:class|def)\s+ModelNew\b|^ModelNew\s*=", re.MULTILINE)
 _FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-_MOST_SOURCE = 200_000  # characters; the longest published kernels have about 40,000
+# In characters; the longest published kernels have about 40,000.
+_MOST_SOURCE = 200_000
 
 _TASK = """\
 # Task

@@ -39,8 +39,10 @@ Outcome: TypeAlias = Literal[
     "withdrawn",
     "reference_unusable",
     "unreadable",
-    "not_judged",  # there was no time for it: to be done again
-    "failed",  # this package failed: to be done again
+    # There was no time for it: to be done again.
+    "not_judged",
+    # This package failed: to be done again.
+    "failed",
 ]
 _ORIGIN = "published"
 

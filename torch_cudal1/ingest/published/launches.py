@@ -48,7 +48,8 @@ _POINTERS: Mapping[torch.dtype, str] = {
     torch.bool: "*i1",
 }
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
-_ALIGNMENT = 16  # bytes; Triton specialises on it
+# In bytes; Triton specialises on it.
+_ALIGNMENT = 16
 _NOTHING = object()
 
 
@@ -118,9 +119,8 @@ class _Call:
     signature: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[int, ...], Any] = field(default_factory=dict)
     attributes: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    passed: list[tuple[str, torch.Tensor | int | float]] = field(
-        default_factory=list
-    )  # LaunchArg.kind, and what it holds
+    # LaunchArg.kind, and what it holds.
+    passed: list[tuple[str, torch.Tensor | int | float]] = field(default_factory=list)
 
 
 def _trace_launch(
@@ -142,7 +142,8 @@ def _trace_launch(
             f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own"
         )
     program = _program(function, call, _grid(grid, arguments), TritonOptions(**options), sm)
-    with no_dispatch():  # machine code is a real tensor amid traced ones
+    # Machine code is a real tensor amid traced ones.
+    with no_dispatch():
         check_program(program)
         digest = register(program)
     results = run_operator()(call.read, digest)

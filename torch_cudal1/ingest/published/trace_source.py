@@ -31,7 +31,8 @@ from torch_cudal1.runtime import guard
 
 __all__ = ["TracedSource", "run_once", "trace_candidate", "trace_reference"]
 
-_WRAPPED = "inner."  # the capture traces a module around the user's
+# The capture traces a module around the user's.
+_WRAPPED = "inner."
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds
+# Outputs that a batch keeps in the child, of which one is judged.
 _KEPT_BYTES, _MOST_KEPT = 256 << 20, 8
 _AUDIT_SHARE = 0.1  # of the time budget
 _SLOPE_US = 20_000.0
@@ -95,12 +96,14 @@ class OutputAudit:
 
     def shift(self) -> int:
         """How far to rotate the values next."""
+        # Secret: a candidate that knew which values come next could have the answers ready.
         return secrets.randbelow(len(self.sets)) if self.rotation[1] else 0
 
     def is_due(self) -> bool:
         """Whether another look is due: at least one, then while the plan asks for it and it costs
         little.
         """
+        # At least one, whatever it costs: a score needs evidence that the timed calls computed.
         return not self.compared_calls or (
             self.compared_calls < 4 * self.plan.outputs
             and self.spent_s < _AUDIT_SHARE * self.plan.budget_s
@@ -112,6 +115,8 @@ class OutputAudit:
         """
         if not held_outputs or not self.is_due():
             return
+        # Drawn after the batch has ended: while it runs no candidate can know which of its calls is
+        # judged, so it cannot be right in that one only.
         started = time.monotonic()
         index = secrets.randbelow(held_outputs)
         place = (start + index) % self.rotation[0]
@@ -123,6 +128,8 @@ class OutputAudit:
                     f"a timed call answered wrongly: output {position}: {_describe_comparison(comparison)}",
                     "timed_output",
                 )
+        # The comparison makes float64 copies, beside which the next batch may not fit into the
+        # GPU's memory.
         self.trial.free_memory_if_short()
         self.compared_calls += 1
         self.spent_s += time.monotonic() - started
@@ -131,6 +138,7 @@ class OutputAudit:
         """What was looked at; to look at nothing is a failure."""
         return CheckResult(
             "timed_output",
+            # A measurement of which no output was judged says nothing of what was timed.
             self.compared_calls > 0,
             float(self.compared_calls),
             None,
@@ -150,8 +158,11 @@ class OutputAudit:
         return self.samples[content]
 
     def _mix_sets(self, first: InputSet, other: InputSet) -> InputSet:
+        # Without parameters the two sets are whole as they are.
         if not self._static:
             return other
+        # As in a model: the parameters stay while the inputs change. So this set is in neither
+        # sample, and its reference must be computed anew.
         inputs = [
             (first if i in self._static else other).inputs[i] for i in range(len(first.inputs))
         ]
@@ -179,6 +190,7 @@ class SlotSampler:
         answer = self.audit.trial.child.call(
             "warm", a="baseline", b="candidate", sets=self.audit.sets
         )
+        # The answer is another process's data: whatever else it holds is a failure of the protocol.
         try:
             self.persisting_note = str(answer["reset"])
             a, b = (WarmCosts(*map(float, side)) for side in answer["warm"])
@@ -202,6 +214,7 @@ class SlotSampler:
             held_outputs, end = int(answer["kept"]), int(answer["position"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unusable_samples(error) from error
+        # Fewer pairs than asked for could be the fast ones only.
         if len(pairs) != batch.pairs:
             raise CandidateFailure(
                 "timing", f"{len(pairs)} pairs, expected {batch.pairs}", "protocol"
@@ -218,6 +231,7 @@ def time_program(trial: Trial, plan: TimingPlan) -> BenchmarkResult:
     slots = SlotSampler(audit, temperatures(trial.device, plan))
     try:
         measurement = measure(slots, plan)
+    # `measure` refuses times that are not positive.
     except ValueError as error:
         raise _unusable_samples(error) from error
     sides = trial.child.call("look")
@@ -227,6 +241,7 @@ def time_program(trial: Trial, plan: TimingPlan) -> BenchmarkResult:
         *check_sync_ratio(sides),
         *check_stability(measurement),
     ]
+    # Frees the outputs which the last batch kept.
     trial.child.call("drop", names=[])
     return BenchmarkResult(
         measurement,
@@ -239,6 +254,8 @@ def time_program(trial: Trial, plan: TimingPlan) -> BenchmarkResult:
 def check_stability(measurement: Measurement) -> list[CheckResult]:
     """`unstable`, once for each state of the cache: whether the measurement has a score at all."""
     checks = []
+    # Each state by itself: only the lower speed-up decides, but it must not be the one without a
+    # score.
     for l2, summary in measurement.summaries.items():
         answer = score_measurement(summary, measurement.plan)
         if isinstance(answer, Unstable):
@@ -268,6 +285,8 @@ def check_first_call(measurement: Measurement) -> CheckResult:
     One that compiles anew for each instance is refused too.
     """
     candidate_us, baseline_us = measurement.first_call_us[1], measurement.first_call_us[0]
+    # The baseline's first call, its input sets included, shows how slow this machine starts; 100
+    # calls show what a slow candidate needs.
     limit_us = max(
         _FIRST_US, _FIRST_OVER_BASELINE * baseline_us, _FIRST_OVER_STEADY * measurement.summary.b_us
     )
@@ -311,10 +330,13 @@ def _check_child_clock(trial: Trial, audit: OutputAudit, measurement: Measuremen
     Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on
     none.
     """
+    # The child runs whole batches back to back, which is the hot state.
     cost_us = measurement.summaries["hot"].b_us
     timer = ChildBatchTimer(trial.child, "candidate", audit.sets, keep=False)
     timer.time_batch(1)  # makes the rotating sets
+    # Noise passes on a later try with longer batches; a false clock is as far off in each.
     for attempt, count in enumerate(_SLOPES):
+        # Twice as many calls a try: the error of the request's time is divided by more calls.
         calls = math.ceil(_SLOPE_US / cost_us) << attempt
         answer = check_wall_slope(
             [measure_slope(timer, calls) for _ in range(1 if cost_us > _SLOW_US else count)]
@@ -328,6 +350,7 @@ def check_sync_ratio(sides: Mapping[str, Any]) -> list[CheckResult]:
     """`sync_ratio` of the candidate; none without a device clock."""
     try:
         ratio = sides["b"]["sync_ratio"]
+        # No device clock, as on a CPU.
         if ratio is None:
             return []
         return [

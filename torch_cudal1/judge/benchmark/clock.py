@@ -23,6 +23,7 @@ from torch_cudal1.device.cuda.timer import Timer, make_timer
 __all__ = ["Call", "Clock", "Reading", "clock_of", "synchronise"]
 
 Call: TypeAlias = Callable[[], object]
+# As much as Triton's `do_bench` flushes; more where twice the L2 cache is more.
 _FLUSH_BYTES = 256 << 20
 
 
@@ -73,6 +74,7 @@ class _NativeClock:
         repeats: Sequence[int] = (),
     ) -> list[Reading]:
         flush = None
+        # A CPU's caches stay hot: there is no portable flush.
         if cold and self.device.type == "cuda":
             buffer = _flush_buffer(self.device)
             flush = (buffer.data_ptr(), buffer.numel())
@@ -105,17 +107,22 @@ class _PythonClock:
         return Reading(index, host_us, host_us)
 
     def _on_device(self, call: Call, index: int, repeats: int, cold: bool) -> Reading:
+        # Before the join below, so that the flush is not in the time.
         if cold:
             _flush_buffer(self.device).zero_()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # Work that was queued before would run inside the clock.
         torch.cuda.synchronize(self.device)
         begin = time.perf_counter_ns()
         start.record()
         result = _call_repeatedly(call, repeats)
         host_us = (time.perf_counter_ns() - begin) / 1e3
         end.record()
+        # Joins every stream of the device, not only the current one: work hidden on a side stream
+        # would otherwise be missing from the time.
         torch.cuda.synchronize(self.device)
         wall_us = (time.perf_counter_ns() - begin) / 1e3
+        # After the clock stopped: freeing a result is not part of a call.
         del result
         return Reading(index, wall_us, host_us, float(start.elapsed_time(end)) * 1e3)
 
@@ -134,12 +141,16 @@ def synchronise(device: torch.device) -> None:
 
 
 def _call_repeatedly(call: Call, repeats: int) -> object:
+    # Earlier results die at once, as in a loop of calls; the last one is returned so that it dies
+    # outside the clock.
     for _ in range(repeats - 1):
         call()
     return call()
 
 
+# Allocated once a device: an allocation before each sample would disturb the caching allocator.
 @cache
 def _flush_buffer(device: torch.device) -> torch.Tensor:
+    # Twice the L2 cache, so that nothing of it survives.
     size = max(_FLUSH_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
     return torch.empty(size, dtype=torch.uint8, device=device)

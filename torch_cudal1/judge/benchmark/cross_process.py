@@ -49,6 +49,7 @@ _CHANCE = random.SystemRandom()  # a process that measures keeps the user's gene
 _BATCH_US = 7_000.0
 _SHORT = 8  # as long as this many short ones
 _MOST_CALLS = 5_000
+# What a batch may keep in the child's memory.
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
 # a single one that something else delays would make all batches of the measurement short
@@ -131,17 +132,23 @@ class ChildBatchTimer:
         The very first batch makes the sets, and its first call is the instance's: both are in its
         time. Raises CandidateFailure.
         """
+        # Rotating the sets copies their values, in the request that comes with another shift: a
+        # batch of one call takes that time off the clock.
         turned, self._turned = self._turned, self.shift
         if turned is not None and turned != self.shift:
             self._request_batch(1)
         return self._request_batch(calls)
 
     def _request_batch(self, calls: int) -> TimedBatch:
+        # Freeing what the batch before kept takes time too: outside the clock, in a request of its
+        # own.
         if self.held_outputs and not self.drops_inline:
             self.child.call("drop", names=[])
+        # Which inputs the first call gets is not known before the request.
         self.start = secrets.randbelow(1 << 16)
         fields = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
         fields |= {"drop": self.drops_inline, "queued": self.queued}
+        # This process's clock on both sides of the request: nothing in the child can patch it.
         begin = time.monotonic()
         answer = self.child.call(
             "spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **fields
@@ -173,9 +180,12 @@ class _Side:
         """The cost of a call from a batch of `calls`, and that batch. Raises CandidateFailure."""
         calls = max(2, min(calls, self.timer.max_calls))
         few = max(1, calls // _SHORT)
+        # In random order, so that a drift of the machine's speed favours neither length.
         timed = {size: self.timer.time_batch(size) for size in _CHANCE.sample((few, calls), 2)}
         batch, earlier = timed[calls], self.short_batches.setdefault(few, [])
         earlier.append(timed[few])
+        # The median of all short batches so far: a difference of two single times has the noise of
+        # both.
         few_us = statistics.median(each.wall_s for each in earlier) * 1e6
         wall_us = (batch.wall_s * 1e6 - few_us) / (calls - few)
         claimed_us = (batch.claimed_us - statistics.median(each.claimed_us for each in earlier)) / (
@@ -205,6 +215,7 @@ class CrossProcessBenchmark:
         """
         costs = _warm_up(self._sides[0].timer), _warm_up(self._sides[1].timer)
         for side, cost in zip(self._sides, costs, strict=True):
+            # A batch much shorter than this drowns in the jitter of its request.
             side.min_calls = math.ceil(_BATCH_US / cost.call_us)
         return costs
 
@@ -213,6 +224,8 @@ class CrossProcessBenchmark:
         pairs: Pairs = []
         calls = self._balance_calls(batch.calls)
         while len(pairs) < batch.pairs:
+            # Which side leads is random; in "abba" the second pair is in reverse, so that a steady
+            # drift cancels.
             first = _CHANCE.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
@@ -241,6 +254,8 @@ class CrossProcessBenchmark:
         What a batch keeps makes a call the dearer the longer it is: new memory, and caches that
         hold other things.
         """
+        # What a batch keeps makes its later calls dearer (new memory, colder caches), so both sides
+        # get as many calls, unless one is twice as fast or more.
         needed = [
             max(count, side.min_calls) for count, side in zip(calls, self._sides, strict=True)
         ]
@@ -250,9 +265,13 @@ class CrossProcessBenchmark:
         timed_side, baseline = self._sides[side], self._sides[0]
         for attempt in range(_TRIES):
             slope, batch = timed_side.measure_slope(calls << attempt)
+            # More calls that take less time are noise of a busy machine: the next try is twice as
+            # long.
             if slope.wall_us > 0:
                 if timed_side is baseline or not baseline.request_us:
                     return slope.wall_us
+                # A candidate that is slow in short batches only would seem fast. Of what its batch
+                # takes, no more is taken off than a request to the baseline's process costs.
                 request_us = max(0.0, statistics.median(baseline.request_us))
                 return max(slope.wall_us, (batch.wall_s * 1e6 - request_us) / batch.calls)
         raise CandidateFailure(
@@ -270,6 +289,7 @@ def measure_slope(timer: BatchTimer, calls: int) -> TwoPointSlope:
     CandidateFailure.
     """
     calls = max(1, min(calls, timer.max_calls // 2))
+    # In random order, so that a drift of the machine's speed favours neither length.
     timed = {size: timer.time_batch(size) for size in _CHANCE.sample((calls, 2 * calls), 2)}
     once, twice = timed[calls], timed[2 * calls]
     wall_us, claimed_us = (
@@ -293,6 +313,8 @@ def check_wall_slope(slopes: Sequence[TwoPointSlope]) -> CheckResult:
     wall_us = statistics.median(each.wall_us for each in slopes)
     claimed_us = statistics.median(each.claimed_us for each in slopes)
     difference = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
+    # An absolute term as well: 10 % of a call of a few microseconds is less than the jitter of a
+    # request.
     limit = max(_WITHIN * statistics.median(each.mean_us for each in slopes), _WITHIN_US)
     detail = (
         f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
@@ -301,11 +323,13 @@ def check_wall_slope(slopes: Sequence[TwoPointSlope]) -> CheckResult:
 
 
 def _warm_up(timer: BatchTimer) -> WarmCosts:
+    # The first call alone: compilation and set-up are in it and in no sample.
     first_us = timer.time_batch(1).wall_s * 1e6
     for _ in range(_WARM_CALLS):
         timer.time_batch(1)
     calls = 1
     while True:
+        # The shortest of a few: one that something delays would end the growth too early.
         took_us = min(timer.time_batch(calls).wall_s for _ in range(_LOOKS)) * 1e6
         if took_us >= _BATCH_US / 2 or 2 * calls > timer.max_calls:
             cost = took_us / calls

@@ -81,6 +81,8 @@ class Measurement:
     @property
     def deciding(self) -> L2:
         """The state with the lower speed-up, by its lower bound: the place of use is not known."""
+        # A candidate is used with a hot or a cold cache: where is not known, so the worse one
+        # counts.
         return min(self.summaries, key=lambda l2: self.summaries[l2].low)
 
     @property
@@ -129,6 +131,7 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     pairs: dict[L2, Pairs] = {l2: [] for l2 in batches}
     summaries: dict[L2, PairedSummary] = {}
     for number in range(1, plan.rounds + 1):
+        # Only states whose buckets disagree: more pairs do not change what is settled.
         open_states = [l2 for l2 in batches if l2 not in summaries or not summaries[l2].steady]
         for part in _split_round(plan, {l2: batches[l2] for l2 in open_states}, first=number == 1):
             _round(sampler, part, pairs, plan, started)
@@ -140,6 +143,7 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
             plan, pairs, summaries
         )
         settled = settled or _is_far_from_margin(plan, summaries)
+        # Another round would take about as long as each of those so far.
         if settled or took * (number + 1) / number > plan.budget_s:
             break
     return Measurement(
@@ -154,6 +158,7 @@ def _split_round(
     decisions are plain after one.
     """
     if (
+        # A, B, B, A needs pairs by two, and a half must hold at least one such block.
         not first
         or not _by_margin(plan)
         or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values())
@@ -163,6 +168,7 @@ def _split_round(
 
 
 def _by_margin(plan: TimingPlan) -> bool:
+    # Under "reject" all pairs are needed to say whether the buckets agree.
     return plan.margin is not None and plan.gate == "widen"
 
 
@@ -172,6 +178,7 @@ def _is_plain(
     """Whether the margin lies outside the range of all buckets, steady or not, which asks more than
     the interval that decides.
     """
+    # A look after half of the pairs is one more chance to err, hence the wider ranges.
     ranges = {
         l2: replace(s, low=min(s.low, *s.values), high=max(s.high, *s.values))
         for l2, s in summaries.items()
@@ -188,6 +195,7 @@ def _is_decided(
     if not _by_margin(plan):
         return False
     assert plan.margin is not None
+    # One state below is enough, because the lower speed-up decides; above it must be all of them.
     below = any(each.high < plan.margin for each in summaries.values())
     return (
         below
@@ -200,6 +208,7 @@ def _is_far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary])
     """Whether after a whole round some state's centre is not even half-way to the margin: no lower
     bound will come above it.
     """
+    # The interval shrinks with more pairs, but its centre hardly moves.
     return _by_margin(plan) and any(
         each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values()
     )
@@ -211,7 +220,10 @@ def _is_hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
     """
     below = {l2: sum(a < margin * b for a, b in each) for l2, each in pairs.items()}
     return any(
-        below[l2] >= len(each) / 2 + _SURE * math.sqrt(len(each)) / 2 for l2, each in pairs.items()
+        # The normal approximation of the sign test: a fair coin's deviation is half the root of the
+        # tosses.
+        below[l2] >= len(each) / 2 + _SURE * math.sqrt(len(each)) / 2
+        for l2, each in pairs.items()
     )
 
 
@@ -280,7 +292,9 @@ def _round(
     begin = time.monotonic()
     for bucket in range(1, BUCKETS + 1):
         until = None if plan.window_s is None else begin + plan.window_s * bucket / BUCKETS
+        # In random order, so that neither state always follows the other.
         for l2 in _CHANCE.sample(list(batches), len(batches)):
+            # Past the budget one pair each: seven buckets are needed whatever the calls take.
             late = time.monotonic() - started > plan.budget_s
             pairs[l2] += _bucket(
                 sampler, replace(batches[l2], pairs=1) if late else batches[l2], until
@@ -297,11 +311,13 @@ def _bucket(sampler: Sampler, batch: SampleBatch, until: float | None) -> Pairs:
     """
     samples: Pairs = []
     at_once = _FIRST
+    # The first request is small: it shows what a pair takes.
     while len(samples) < batch.pairs and (until is None or not samples or time.monotonic() < until):
         begin, before = time.monotonic(), len(samples)
         samples += sampler.take_samples(replace(batch, pairs=min(at_once, batch.pairs - before)))
         pair_s = (time.monotonic() - begin) / (len(samples) - before)
         left_s = _AT_ONCE_S if until is None else min(_AT_ONCE_S, until - time.monotonic())
+        # An even number, because the A, B, B, A blocks hold two pairs each.
         at_once = max(2, min(_AT_ONCE, int(left_s / max(pair_s, 1e-9)) // 2 * 2))
     return samples
 
@@ -312,8 +328,10 @@ def _limit_to_budget(
     """As many pairs as the budget (or the window) allows, at least one."""
     costs = [side.flushed_us if batch.l2 == "cold" else side.call_us for side in sides]
     pair_s = sum(cost * calls for cost, calls in zip(costs, batch.calls, strict=True)) / 1e6
+    # With a window the time ends a bucket, not a count.
     if plan.window_s is not None:
         return replace(batch, pairs=plan.most_pairs)
     fitting = int(plan.budget_s / (BUCKETS * states * max(pair_s, 1e-9)))
     pairs = max(1, min(batch.pairs, fitting))
+    # An even number, because the A, B, B, A blocks hold two pairs each.
     return replace(batch, pairs=pairs - pairs % 2 if 1 < pairs < batch.pairs else pairs)

@@ -88,12 +88,14 @@ class QuickBenchmark:
     @property
     def shares_child(self) -> bool:
         """Whether both sides are slots of one child: only code of this package shares one."""
+        # A source has a child of its own, so a shared one runs nothing but Programs.
         return self.baseline.child is self.candidate.child
 
     def restart(self) -> QuickBenchmark:
         """Another benchmark of the same two, which are warm: other outputs are looked at, at least
         one of its own.
         """
+        # Each measurement must have an output judged, whatever earlier ones had.
         audit = replace(self.audit, compared_calls=0, spent_s=0.0)
         return QuickBenchmark(
             self.baseline,
@@ -115,6 +117,7 @@ class QuickBenchmark:
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Batches of growing length, in the first benchmark of the two. Raises CandidateFailure."""
+        # Both sides are warm after the first benchmark of the two.
         if self.warm_costs is None:
             a, b = self.settled or self.settle()
             self.warm_costs = (
@@ -128,10 +131,13 @@ class QuickBenchmark:
         both sides are in one child, whose last outputs are judged after it (`check_last_outputs`).
         Raises CandidateFailure.
         """
+        # One child means one request for all buckets: other processes wait for the device
+        # meanwhile.
         if self.shares_child:
             return self._sample_together(batch)
         self.candidate.shift = self.audit.shift()
         pairs = self._sample_apart(draw_leading_sides(batch), batch)
+        # Which buckets is drawn here, so no candidate knows when its outputs are looked at.
         if self._bucket in self.checked_buckets:
             self._check_output()
         self._bucket += 1
@@ -183,6 +189,8 @@ class QuickBenchmark:
         )
         wall_us = (time.monotonic() - begin) * 1e6
         pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
+        # The calls took place inside the request: a child that claims more time than it took has a
+        # false clock.
         claimed_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
         if (
             len(pairs) != len(leads)
@@ -200,6 +208,7 @@ class QuickBenchmark:
     def _cost(self, side: int, calls: int) -> float:
         timer = (self.baseline, self.candidate)[side]
         timed = timer.time_batch(min(calls, timer.max_calls))
+        # The batch ran inside the request: a longer time, or none, is a false clock.
         if not 0 < timed.claimed_us <= timed.wall_s * 1e6:
             problem = f"{timed.claimed_us} us told of a request that took {timed.wall_s * 1e6:.0f}"
             raise CandidateFailure("timing", problem, "wall_slope")
@@ -227,12 +236,14 @@ class PreparedBenchmark:
         content with it calls again: only the samples are taken once more. Raises CandidateFailure.
         """
         started = time.monotonic()
+        # The sides stay warm; which outputs are judged is drawn anew.
         self.benchmark = benchmark = self.benchmark.restart()
         try:
             measurement = measure(benchmark, self.plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         bound = check_roofline(
+            # Of a source nothing is known but its results: each must be written at least once.
             RequiredWork(0.0, 4, benchmark.audit.output_bytes),
             find_device_peaks(self.trial.device),
             measurement.summary.b_us,
@@ -247,6 +258,8 @@ class PreparedBenchmark:
             tuple(checks),
             describe_measurement(measurement) | {"seconds": time.monotonic() - started},
         )
+        # A source's process may do something else as soon as it is left alone, so its checks are
+        # part of the measurement.
         return timed if self.has_concurrent_checks else self.run_concurrent_checks(timed)
 
     def run_concurrent_checks(self, timed: BenchmarkResult) -> BenchmarkResult:
@@ -264,6 +277,7 @@ class PreparedBenchmark:
         """What was examined, its clocks compared anew: for a moment without others, who may have
         disturbed them.
         """
+        # Everything but the clocks stands as it was found: only these can be disturbed by others.
         others = [check for check in timed.checks if check.name not in CLOCK_CHECKS]
         return replace(timed, checks=(*others, *self._check_clocks(timed)))
 
@@ -288,6 +302,7 @@ def prepare_benchmark(
 
     Raises CandidateFailure.
     """
+    # New inputs, after validation: answers kept from the sets that were validated are wrong here.
     fresh = replace(trial, samples={}, results={}, reference_cache={})
     for _ in range(2):
         fresh.draw("normal")
@@ -301,10 +316,12 @@ def prepare_benchmark(
     )
     # what is kept costs memory: both sides pay
     other = replace(baseline, keep=True, max_calls=timer.max_calls, drops_inline=True)
+    # In one child both sides can use the same sets, and their memory is taken once.
     if baseline.child is trial.child:
         other.sets = audit.sets
     benchmark = QuickBenchmark(other, timer, audit)
     benchmark.settle()
+    # Before the benchmark: float64 runs would keep other processes off the device.
     _compute_references(fresh)
     return PreparedBenchmark(benchmark, fresh, plan)
 
@@ -313,6 +330,7 @@ def _compute_references(trial: Trial) -> None:
     """Have both sets' results computed: both keep them."""
     for sample in trial.first_two:
         _ = sample.expected
+        # The `kernelbench` contract compares with eager only.
         if trial.contract.precision != "kernelbench":
             _ = sample.exact
 
@@ -321,6 +339,8 @@ def _check_child_clock(timer: ChildBatchTimer, cost_us: float) -> CheckResult:
     """`check_wall_slope`: noise passes on a later try, with longer batches and the median of more
     of them; a false clock on none.
     """
+    # Without `queued` the child's own wall clock is read, which is what the parent's can be
+    # compared with.
     separate_timer = replace(timer, drops_inline=False, queued=False)
     if timer.queued:
         cost_us = max(cost_us, _LAUNCH_US)
@@ -346,6 +366,7 @@ class _SettledCosts:
 
 
 def _settle_side(timer: ChildBatchTimer) -> _SettledCosts:
+    # The first call makes the rotating sets and compiles; both are in this time.
     first_us = timer.time_batch(1).wall_s * 1e6
     later = timer.time_batch(min(_GROWN_CALLS if timer.queued else _WARM_CALLS, timer.max_calls))
     return _SettledCosts(first_us, later.claimed_us / later.calls)
@@ -354,6 +375,7 @@ def _settle_side(timer: ChildBatchTimer) -> _SettledCosts:
 def _measure_call_cost(timer: ChildBatchTimer, settled: _SettledCosts) -> WarmCosts:
     """What a call costs, from a batch that is long enough: one request, where the guess was right."""
     wanted_us = _WARM_QUEUED_US if timer.queued else _WARM_US
+    # A guess from calls beside other work: mostly too long, so one batch is enough.
     calls = max(1, min(timer.max_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1))))
     while True:
         timed = timer.time_batch(calls)

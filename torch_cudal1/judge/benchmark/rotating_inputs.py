@@ -15,6 +15,7 @@ from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = ["RotatingCalls", "RotatingInputs", "plan_rotation"]
 
+# Copies of inputs in GPU or host memory: at most this much.
 _RING_BYTES = 512 << 20
 _RING_SETS = 8
 
@@ -28,7 +29,10 @@ def plan_rotation(
     moving = sum(
         tensor.numel() * tensor.element_size() for i, tensor in enumerate(inputs) if i not in static
     )
+    # At least two, or each call would have the values of the one before.
     size = min(_RING_SETS, max(2, sets, _RING_BYTES // max(1, moving)))
+    # Values rotate only where every set is a copy: the given sets are the judge's and stay as they
+    # are.
     return size, size * moving <= _RING_BYTES
 
 
@@ -49,6 +53,7 @@ class RotatingInputs:
 
     def rotate(self, shift: int) -> None:
         """From now on entry i holds the values of given set (i + shift) modulo their number."""
+        # The copies would take time and change nothing.
         if not self.is_rotating or shift == self.shift:
             return
         for index, entry in enumerate(self.entries):
@@ -56,13 +61,17 @@ class RotatingInputs:
             for old, new in zip(
                 self._moving_tensors(entry), self._moving_tensors(source), strict=True
             ):
+                # Whole extents, gaps between strides included, so that a copy works for every
+                # layout.
                 _flatten(old).copy_(_flatten(new))
         self.shift = shift
 
     def _entry(self, index: int) -> list[torch.Tensor]:
         first, source = self._sets[0], self._sets[index % len(self._sets)]
+        # Sets beyond the given ones would otherwise be the same memory under two positions.
         copied = self.is_rotating or index >= len(self._sets)
         return [
+            # Parameters are the same tensors in all sets, as they are between calls of a model.
             first[i] if i in self._static else _copy(t) if copied else t
             for i, t in enumerate(source)
         ]
@@ -92,6 +101,7 @@ class RotatingCalls:
 
 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
+    # Elements of an expanded tensor share memory: the extent holds each of them once.
     return tensor.as_strided((storage_extent(tensor.shape, tensor.stride()),), (1,))
 
 

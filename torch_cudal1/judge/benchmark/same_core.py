@@ -31,6 +31,7 @@ class SameCore:
     """
 
     def __init__(self, leaders: Sequence[int]) -> None:
+        # The process that computes may be a descendant of the one that confines it.
         self._processes = [
             pid for leader in leaders for pid in (leader, *_find_descendants(leader))
         ]
@@ -45,6 +46,7 @@ class SameCore:
         before, self._busy = self._busy, _busy_ticks()
         idlest = sorted(
             self._allowed,
+            # Random among equals: a fixed order would take the same core each time.
             key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), _CHANCE.random()),
         )
         core = _CHANCE.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
@@ -76,6 +78,7 @@ def same_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
 def _pin_process(pid: int, cores: set[int]) -> bool:
     """Whether all threads of a process may run on these cores only."""
     try:
+        # `sched_setaffinity` acts on one thread only: there is no call for a process.
         for thread in os.listdir(_PROC / str(pid) / "task"):
             _pin_thread(int(thread), cores)
     except OSError:  # another user's process, or not there any more
@@ -97,6 +100,8 @@ def _find_descendants(leader: int) -> list[int]:
         if entry.isdigit():
             try:
                 parents[int(entry)] = int(
+                    # The second field is the program's name in parentheses, which may hold spaces
+                    # and parentheses itself.
                     (_PROC / entry / "stat").read_text().rpartition(")")[2].split()[1]
                 )
             except OSError:  # it has just ended
@@ -118,6 +123,7 @@ def _busy_ticks() -> dict[int, int]:
         return {}
     fields = [line.split() for line in lines if line.startswith("cpu") and line[3:4].isdigit()]
     return {
+        # The fourth and fifth number are idle and waiting for input or output: not work.
         int(name[3:]): sum(map(int, times)) - int(times[3]) - int(times[4])
         for name, *times in fields
     }

@@ -66,9 +66,12 @@ class _AuditedSampler:
     def take_samples(self, batch: SampleBatch) -> Pairs:
         """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
         self.timer.shift = self.audit.shift()
+        # The first call on another core finds cold caches: it is not timed.
         if self._move():
             self.benchmark.settle()
         pairs = self.benchmark.take_samples(batch)
+        # After each bucket: a candidate that answers wrongly later, when it takes itself for timed,
+        # is found.
         self.audit.check_output(self.timer.start, self.timer.shift, self.timer.held_outputs)
         return pairs
 
@@ -82,7 +85,9 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
 
     Raises CandidateFailure.
     """
+    # Frees what validation kept before new sets are made.
     trial.drop_large_sets()
+    # New inputs, after validation: answers kept from the sets that were validated are wrong here.
     fresh = replace(trial, samples={}, results={}, reference_cache={})
     for _ in range(2):
         fresh.draw("normal")
@@ -98,6 +103,7 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
         replace(baseline, keep=True, max_calls=timer.max_calls), timer
     )
     started = time.monotonic()
+    # Beside other work one kernel was 1.5 times as fast as itself on two cores of different speed.
     with _one_core(baseline, timer, trial.device) as core:
         try:
             measurement = measure(_AuditedSampler(benchmark, timer, audit, core), plan)
@@ -108,6 +114,7 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
     bound = check_roofline(written, find_device_peaks(trial.device), measurement.summary.b_us)
     checks = [
         audit.check(),
+        # The outputs of timed calls come first: times of wrong answers mean nothing.
         benchmark.check(),
         check_first_calls(trial, measurement, audit.sets),
         *check_stability(measurement),
@@ -138,8 +145,12 @@ def check_first_calls(trial: Trial, measurement: Measurement, sets: Sequence[str
     check = check_first_call(measurement)
     if check.passed:
         return check
+    # A kernel that was compiled stays in the process, so a second instance starts fast. Work that
+    # each instance does in its first call comes again.
     trial.load(_SECOND_INSTANCE, trial.candidate)
     again_us = (
+        # One call, and its output is dropped: a new instance's first call is all that is asked
+        # about.
         ChildBatchTimer(trial.child, _SECOND_INSTANCE, sets, 1, keep=False).time_batch(1).wall_s
         * 1e6
     )

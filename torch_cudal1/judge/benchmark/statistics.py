@@ -78,14 +78,18 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     if len(pairs) < FEWEST_PAIRS:
         return _few(pairs)
     size = len(pairs) // BUCKETS
+    # Pairs that do not fill a bucket are left out, so that all buckets weigh the same.
     ratios = torch.tensor([a / b for a, b in pairs[: size * BUCKETS]], dtype=torch.float64).reshape(
         BUCKETS, size
     )
     values = _middle(ratios)
+    # The median of seven: one disturbed bucket does not move it.
     centre = float(values.median())
     low, high = _bootstrap(ratios)
     steady = _steady(values)
     least, most = float(values.min()), float(values.max())
+    # Buckets that disagree, or whose range is more than twice the bootstrap's interval, show a
+    # drift between buckets that a bootstrap of so few hardly sees.
     if not steady or most - least > 2 * (
         high - low
     ):  # the range of 7 buckets holds the median with 98.4 %, whatever they follow
@@ -94,6 +98,7 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     means = tuple(ratios.mean(dim=-1).tolist())
     return PairedSummary(
         centre,
+        # Quantiles of resampled medians need not hold the median itself.
         min(low, centre),
         max(high, centre),
         a_us,
@@ -108,11 +113,13 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
 def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     """Each pair is a bucket of its own."""
     ratios = tuple(a / b for a, b in pairs)
+    # Logarithms, so that a/b and b/a have the same interval.
     logs = [math.log(ratio) for ratio in ratios]
     half = _QUANTILES[len(pairs)] * statistics.stdev(logs) / math.sqrt(len(pairs))
     low, high = (math.exp(min(statistics.fmean(logs) + side * half, _MOST_LOG)) for side in (-1, 1))
     centre = statistics.median(ratios)
     a_us, b_us = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    # Each pair is a bucket.
     steady = _steady(torch.tensor(ratios, dtype=torch.float64))
     return PairedSummary(
         centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, ratios, ratios
@@ -124,6 +131,7 @@ def agree(first: PairedSummary, second: PairedSummary) -> bool:
     one, or intervals that overlap.
     """
     lower, higher = sorted((first, second), key=lambda summary: summary.speedup)
+    # Intervals that overlap allow one speed-up even where noise has the centres 10 % apart.
     return higher.speedup <= lower.speedup * (1 + _AGREE) or higher.low <= lower.high
 
 
@@ -156,25 +164,32 @@ def _draw_resamples(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     of n - k above it; so no pair need be drawn, however many there are. Ranks do not depend on the
     samples: the same samples always tell the same interval.
     """
+    # A fixed seed: the same samples have the same interval in every process.
     generator = torch.Generator().manual_seed(0)
     middle = (size - 1) // 2 + 1
     shapes = torch.tensor([float(middle), float(size - middle + 1)], dtype=torch.float64).expand(
         _DRAWS, BUCKETS, 2
     )
+    # Beta as a ratio of gammas: `torch.distributions` takes no generator, and the user's must not
+    # move.
     gammas = torch._standard_gamma(shapes, generator=generator)
     first = gammas[..., 0] / gammas.sum(dim=-1)
     second = first
+    # The two middle ranks of an even count. The next of uniform numbers above the k-th is the least
+    # of n - k.
     if size % 2 == 0:
         least = torch.rand((_DRAWS, BUCKETS), generator=generator, dtype=torch.float64) ** (
             1 / (size - middle)
         )
         second = 1 - (1 - first) * least
     buckets = torch.randint(BUCKETS, (_DRAWS, BUCKETS), generator=generator)
+    # A uniform number that rounds to 1.0 would be a rank past the last.
     lower, upper = ((value * size).long().clamp(max=size - 1) for value in (first, second))
     return buckets, lower, upper
 
 
 def _steady(values: torch.Tensor) -> bool:
+    # The median deviation ignores one wild bucket, the variance does not: both must be small.
     median = values.median()
     spread = float((values - median).abs().median() / median)
     return spread <= _STEADY_SPREAD and float(values.log().var()) <= _STEADY_VARIANCE

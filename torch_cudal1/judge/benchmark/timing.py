@@ -134,6 +134,7 @@ def warm_up(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Wa
     started = time.perf_counter()
     costs: list[float] = []
     totals: list[float] = []
+    # Clocks of a GPU settle in time, not in calls; a count bounds calls of microseconds.
     while len(costs) < _WARM_CALLS or (
         time.perf_counter() - started < settle_s and len(costs) < 1_000
     ):
@@ -142,6 +143,7 @@ def warm_up(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Wa
         totals.append((time.perf_counter() - begin) * 1e6)
         if costs[-1] > _SLOW_US:
             break
+    # The last few only: the first ones hold compilation and set-up.
     late = min(_WARM_CALLS, len(costs)) - 1
     return WarmCosts(costs[0], min(costs[late:]), min(totals[late:]))
 
@@ -158,12 +160,18 @@ def batch_for(plan: TimingPlan, l2: L2, sides: tuple[WarmCosts, WarmCosts]) -> S
     takes.
     """
     slow_us = max(side.call_us for side in sides)
+    # One number of calls for both sides: the join at a sample's end then draws every ratio towards
+    # 1. With a number for each, one kernel beside another process on its GPU was 15 times as fast
+    # as itself.
     desired_calls = max(_calls(side, plan.sample_us, l2) for side in sides)
     shared = min(desired_calls, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
+    # Beside a call of 10 ms and more the join is nothing, and the faster side's noise needs more
+    # calls.
     part_us = _PART_OF_LONG * shared * slow_us if slow_us >= _LONG_US else 0.0
     a, b = (
         max(shared, min(_MOST_CALLS, math.ceil(part_us / max(side.call_us, 0.1)))) for side in sides
     )
+    # The paper's samples are single calls.
     return SampleBatch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else (a, b), plan.order)
 
 
@@ -176,6 +184,7 @@ def sample_bucket(
     `sink` receives what the calls of b return (a deque with a length keeps the last ones);
     otherwise results die at once.
     """
+    # Both sides go through a collector, so that both pay the same Python.
     runs = (
         (run_a, run_b)
         if sink is None
@@ -183,6 +192,7 @@ def sample_bucket(
     )
     sides = _order(batch)
     cold = batch.l2 == "cold" and device.type == "cuda"
+    # A flush comes before each single call, so a sample of several is as many readings.
     schedule = [side for side in sides for _ in range(batch.calls[side])] if cold else sides
     readings = iter(
         clock_of(device).read(runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls)
@@ -202,6 +212,7 @@ def sample_bucket(
 def draw_leading_sides(batch: SampleBatch) -> list[int]:
     """Which side is first in each pair, in blocks of A B B A or B A A B."""
     leads: list[int] = []
+    # The second pair of a block is in reverse, so that a steady drift cancels.
     while len(leads) < batch.pairs:
         first = _CHANCE.getrandbits(1)
         leads += (first, 1 - first) if batch.order == "abba" else (first,)
@@ -254,14 +265,19 @@ def _time_queue(
     them by then.
     """
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # Frees the results of the try before.
     sink.clear()
+    # On an idle GPU the wait below begins at once.
     synchronise(device)
     begin = time.perf_counter()
+    # Keeps the stream busy while the host queues: the host's launch time is then not between the
+    # events.
     torch.cuda._sleep(int(lead_us * _CYCLES_PER_US))
     start.record()
     for _ in range(calls):
         sink.append(run())
     end.record()
+    # The start event has passed already: the GPU ran ahead of the host and waited for it.
     has_begun = start.query()
     host_us = (time.perf_counter() - begin) * 1e6
     synchronise(device)
@@ -287,6 +303,7 @@ def interleave(
         name: warm_up(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1))
         for name, run in runs.items()
     }
+    # Ranking uses cold samples, each behind a flush.
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
@@ -299,6 +316,7 @@ def interleave(
             ran and number >= enough and _is_fastest_far_ahead(samples)
         ):
             break
+        # Another order each round, so that no callable always follows the same one.
         for name in _CHANCE.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], calls[name], device))
     return samples
@@ -322,9 +340,8 @@ def sync_ratio(run: Call, device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     ratio = math.inf
-    for _ in range(
-        _LOOKS
-    ):  # a process beside this one can only raise it, work on another stream is there every time
+    # A process beside this one can only raise the ratio; work on another stream is there each time.
+    for _ in range(_LOOKS):
         ratio = min(ratio, _sync_ratio(run, device))
         if ratio < _SYNC_SURE:
             break
@@ -337,6 +354,7 @@ def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> fl
     """
     samples: list[float] = []
     clock = clock_of(device)
+    # Slow calls have little noise: a few of them are enough.
     while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
         samples += (reading.host_us for reading in clock.read((run,), (0,)))
         if samples[-1] > _SLOW_US:
@@ -360,6 +378,7 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
 
     Of the differences a low one counts: other processes on the device can only raise them.
     """
+    # In random order, so that a drift of the machine's speed favours neither.
     readings = clock_of(device).read(
         (run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS)
     )
@@ -367,6 +386,7 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
         reading.device_us or 0.0 for reading in readings if reading.call == 0
     )
     joins = [
+        # The lower quartile: other processes on the device can only raise a difference.
         sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4]
         for call in (0, 1)
     ]
@@ -382,6 +402,7 @@ def _is_fastest_far_ahead(samples: Mapping[str, Sequence[float]]) -> bool:
 def _calls(side: WarmCosts, sample_us: float, l2: L2) -> int:
     calls = sample_us / max(side.call_us, 0.1)
     if l2 == "cold":
+        # A flush takes longer than many calls: fewer of them, so that the measurement ends.
         calls = min(calls, _FLUSHED_SHARE * sample_us / max(side.flushed_us, 0.1))
     return max(1, min(_MOST_CALLS, math.ceil(calls)))
 

@@ -57,6 +57,7 @@ class TimingPlan:
     budget_s: float = 10.0
     window_s: float | None = None
 
+    # A plan made with `dataclasses.replace` would otherwise fail in the middle of a measurement.
     def __post_init__(self) -> None:
         least = min(self.pairs, self.rounds, self.processes)
         if least < 1 or min(self.side_us, self.budget_s) <= 0 or self.outputs < 0:
@@ -73,6 +74,7 @@ class TimingPlan:
 
     @property
     def most_pairs(self) -> int:
+        # A bucket's count is only a bound there: time ends it.
         """Pairs per bucket that a window may hold."""
         return _MAX_WINDOW_ROUNDS // BUCKETS
 

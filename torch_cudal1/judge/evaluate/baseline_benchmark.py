@@ -28,6 +28,7 @@ from torch_cudal1.judge.sandbox.worker_pool import acquire
 __all__ = ["rank_baselines"]
 
 _BUDGET_S = 4.0
+# Any fixed number: it only matters that every schedule starts from the same one.
 _RANDOM_SEED = 20_260_101
 
 
@@ -37,10 +38,14 @@ def rank_baselines(
     """Measure the region's reference Program under each schedule, eager always among them. Raises
     SandboxError.
     """
+    # Eager's outputs are what all others are compared with, and eager is the baseline where nothing
+    # else runs.
     pending = [name for name in SCHEDULES if name == EAGER or name in set(schedules)]
     failures: dict[str, str] = {}
     ready_s: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
+    # A schedule that ended the child is among the failures by then: the others run again in a new
+    # child.
     while pending and not samples:
         samples = _benchmark_once(region, pending, config, failures, ready_s)
         pending = [name for name in pending if name not in failures]
@@ -81,6 +86,7 @@ def _benchmark_once(
             profile=config.profile,
         )
         try:
+            # Two sets, so that successive timed calls have different values.
             sets = [trial.draw("normal").name, trial.draw("shifted").name]
         except CandidateFailure as error:
             failures.update(dict.fromkeys(schedules, _summarise_traceback(error.found)))
@@ -90,6 +96,9 @@ def _benchmark_once(
             reason, outputs, started_s = _find_failed_base(name, failures), None, working_s()
             if not reason:
                 reason, outputs = _try_schedule(trial, name, sets[0], expected)
+                # Random values can leave eager without a finite number, for instance under a
+                # constraint that the analysis does not know. Nothing could be compared then; the
+                # user's own inputs are in the domain.
                 if name == EAGER and _has_no_numbers(outputs) and trial.examples is not None:
                     sets, reason, outputs = _try_on_examples(trial)
             expected = outputs if name == EAGER else expected
@@ -99,10 +108,14 @@ def _benchmark_once(
                 ready.append(name)
                 # the first time counts: a second round finds what the first one compiled
                 ready_s.setdefault(name, working_s() - started_s)
+            # With the child all slots are lost, also those of schedules that work.
             if not child.usable:
                 return {}
+        # Each process has a caching allocator of its own: memory that this one caches is missing in
+        # the child.
         del outputs, expected
         release_cached_memory(config.device)
+        # Work of other processes on this GPU would be in the samples.
         with lock_gpu(config.device, "race"):
             return _time_slots(child, ready, sets, failures)
 
@@ -129,6 +142,7 @@ def _has_numbers(out: torch.Tensor) -> bool:
 
 def _find_failed_base(name: Schedule, failures: dict[str, str]) -> str:
     """Why a CUDA graph need not be tried ("" if it must): the schedule that it would capture has
+    # A CUDA graph captures what its base schedule runs.
     failed, and would be compiled once more to fail again.
     """
     base = name.base
@@ -150,6 +164,7 @@ def _try_schedule(
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
         return _summarise_traceback(error.found), None
+    # Only gross differences exclude: Inductor fuses and reorders, so its rounding is not eager's.
     if expected is not None and not all(
         is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
     ):

@@ -19,6 +19,7 @@ from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, score_me
 
 __all__ = ["confirm_measurement", "find_other_device"]
 
+# CUDA-L1 paper, section 2.4.2: measurements of a surprising speed-up may differ by 10 %.
 _MAX_SPEEDUP_GAP = 0.10
 
 
@@ -36,15 +37,19 @@ def confirm_measurement(
     measures in a fresh process, at `where`; `best`: see `is_surprising`.
     """
     quoted = score_measurement(first.measurement.summary, first.measurement.plan)
+    # A first measurement that is unstable or has a failed check is refused whatever others say.
     if isinstance(quoted, Unstable) or not all(check.passed for check in first.checks):
         return first
     more = max(first.measurement.plan.processes - 1, 1 if is_surprising(quoted, best) else 0)
     takes = [first, *(again() for _ in range(more))]
+    # One measurement can be disturbed by other work, two alike are not: a third decides.
     if more and not _any_two_agree(takes):
         takes.append(again())
     if len(takes) == 1:
         return first
+    # The lower bound is what a decision rests on, so the lowest of them is quoted.
     slowest = min(takes, key=lambda take: take.measurement.summary.low)
+    # A check that failed in any process counts, also where another measurement is quoted.
     failed = [check for take in takes for check in take.checks if not check.passed]
     return replace(slowest, checks=(*slowest.checks, *failed, _check_jump(takes, where)))
 
@@ -54,6 +59,7 @@ def find_other_device(device: torch.device) -> torch.device | None:
     if device.type != "cuda":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
+    # Only the same model: speed-ups of different GPUs need not agree.
     name = torch.cuda.get_device_name(index)
     alike = [
         i
@@ -72,6 +78,7 @@ def _any_two_agree(takes: list[BenchmarkResult]) -> bool:
 
 def _check_jump(takes: list[BenchmarkResult], where: str) -> CheckResult:
     speedups = sorted(take.measurement.summary.speedup for take in takes)
+    # The closest two: it is enough that some two measurements agree.
     gap = min(high / low - 1 for low, high in pairwise(speedups))
     listing = ", ".join(f"{speedup:.3f}" for speedup in speedups)
     return CheckResult(

@@ -38,13 +38,16 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
     """Accepted only if every check passed, the lower bound reaches `settings.margin` and a call
     saves `settings.min_saving_us`.
     """
+    # Correctness comes first: a time is no evidence for a candidate that is wrong.
     failure = verdict.failure
     if failure is not None:
         return Rejected(_describe_failure(failure), failure.name, _numbers(failure))
+    # A verdict without any check has no failure either, and is no evidence.
     if not verdict.passed:
         return Rejected("nothing was checked", "protocol")
     if timing is None:
         return Rejected("right, but never timed", "timing")
+    # The lower bound and not the centre: the best of many candidates looks better than it is.
     if timing.low < settings.margin:
         reason = f"speed-up over {timing.baseline} is {timing.speedup:.3f}, at least {timing.low:.3f}; a swap needs {settings.margin:g}"
         return Rejected(
@@ -53,6 +56,7 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
             {"speedup": timing.speedup, "low": timing.low, "high": timing.high},
             timing,
         )
+    # The ratio alone is not enough: 1.5x of a call of one microsecond saves less than half of one.
     if timing.saved_us < settings.min_saving_us:
         reason = f"saves {timing.saved_us:.2f} us a call; a swap needs {settings.min_saving_us:g}"
         return Rejected(reason, "timing", {"saved_us": timing.saved_us}, timing)
@@ -66,7 +70,10 @@ def round_towards_one(speedup: float) -> float:
     The shortest decimal that is this float is rounded, so every number of two decimals stays as it
     is.
     """
+    # Away from 1 would quote a gain (or a loss) that was not measured.
     rounding = ROUND_FLOOR if speedup >= 1 else ROUND_CEILING
+    # `repr` is the shortest decimal of this float. Decimal(2.3) itself is 2.2999..., and would
+    # become 2.29.
     return float(Decimal(repr(float(speedup))).quantize(Decimal("0.01"), rounding))
 
 
@@ -87,8 +94,12 @@ def score_measurement(summary: PairedSummary, plan: TimingPlan) -> float | Unsta
     train: the median of the bucket values. cudal1: the paper's rule, the median of the seven bucket
     means unless their variance exceeds 0.005.
     """
+    # Comparisons with published numbers follow the paper's rule exactly, its absolute variance
+    # included.
     if plan.gate == "paper":
         return score_by_paper(summary.means)
+    # Only the plans with "reject" refuse here: under "widen" the interval became the range of the
+    # buckets.
     if plan.gate == "reject" and not summary.steady:
         spread = max(summary.values) / min(summary.values)
         return Unstable(
@@ -100,6 +111,7 @@ def score_measurement(summary: PairedSummary, plan: TimingPlan) -> float | Unsta
         return round_towards_one(summary.speedup)
     if plan.profile == "fast":
         return round_towards_one(summary.low)
+    # An interval that holds 1 shows neither a gain nor a loss.
     return round_towards_one(min(max(1.0, summary.low), summary.high))
 
 
@@ -110,6 +122,8 @@ def score_by_paper(means: Sequence[float], *, relative: bool = False) -> float |
     `relative`: the variance of their logarithms instead. The absolute one asks more of 50x than of
     1x: 0.14 % against 7 %.
     """
+    # The ratio's variance grows with its square: 0.005 allows 7 % of spread at 1x and 0.14 % at
+    # 50x.
     variance = (
         statistics.variance(math.log(mean) for mean in means) if relative else paper_variance(means)
     )
@@ -131,12 +145,14 @@ def choose_baseline(medians_us: Mapping[str, float]) -> str:
     """The schedule with the smallest median; of those within 2 % of it, the earliest of
     `SCHEDULES`. Raises ValueError if empty.
     """
+    # Eager can always run, so an empty table hides its failure: choosing anything here would too.
     if not medians_us:
         raise ValueError(
             "no baseline was measured; eager can always run, so its failure must be looked at first"
         )
     best = min(medians_us.values())
     near = [name for name, value in medians_us.items() if value <= best * (1 + _TIE)]
+    # Of equally fast schedules the simplest, which compiles least: `SCHEDULES` begins with it.
     return min(near, key=SCHEDULES.index)
 
 
@@ -147,5 +163,6 @@ def _describe_failure(check: CheckResult) -> str:
 
 
 def _numbers(check: CheckResult) -> dict[str, float]:
+    # Numbers end in JSON documents, which have neither NaN nor infinity.
     pairs = (("value", check.value), ("limit", check.limit))
     return {name: number for name, number in pairs if number is not None and math.isfinite(number)}

@@ -97,6 +97,8 @@ class EvaluationConfig:
     plan: TimingPlan = TIMING_PLANS["fast"]
     # of this task so far: a score above twice that is measured again
     best_score: float | None = None
+    # Not compared: `==` of dictionaries of tensors raises, as a comparison of tensors has no truth
+    # value.
     reference_cache: ReferenceCache = field(default_factory=dict, compare=False, repr=False)
     trust: Trust = "own"
 
@@ -122,6 +124,7 @@ class BaselineRanking:
         """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is
         compiled the same way.
         """
+        # A CUDA graph of a schedule is compiled as its base is.
         return self.ready_s.get(schedule.base, 0.0)
 
 
@@ -148,6 +151,7 @@ def prestart_worker(region: Region, config: EvaluationConfig) -> None:
     """
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
+    # The share is a part of what is free now: other processes allocate on the GPU too.
     free = torch.cuda.mem_get_info(config.device)[0] if config.device.type == "cuda" else 0
     shared = max(inputs, outputs) + _SLACK_BYTES
     # less than a message is of no use
@@ -167,6 +171,7 @@ def evaluate_candidate(
     SandboxError.
     """
     timing: Timing | None = None
+    # Static checks come first, in this process: a Program that they refuse is never run.
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
     decision: Decision | None = None
@@ -176,11 +181,15 @@ def evaluate_candidate(
             confinement = child.confinement
             trial = _make_trial(region, candidate, config, child)
             verdict = _validate(trial, checks)
+            # Kernels of a refused Program may have written to any memory of the child's CUDA
+            # context, so the next candidate must not run there. ATen steps alone cannot.
             child.usable = child.usable and (verdict.passed or not candidate.program.launches)
             if verdict.passed:
                 try:
                     verdict, timing = _measure(trial, ranking, verdict, config)
                 except CandidateFailure as error:
+                    # A call that failed may have left a sticky CUDA error, after which no call in
+                    # that context works.
                     child.usable = False
                     decision = Rejected(f"{error.stage}: {error.found}", error.detector)
     decision = decision or decide(verdict, timing, config.settings)
@@ -219,7 +228,10 @@ def build_candidates(
     """
     answers: list[Candidate | Rejected] = []
     pending = list(proposals)
+    # A proposal that ends the child costs only itself: the others are built in a new child.
     while pending:
+        # Building needs no GPU: Triton gets the target explicitly. A compiler that hangs holds
+        # none.
         limits = make_limits(config.settings, torch.device("cpu"), visible_gpu=False)
         with spawn(limits, config.contract) as child:
             payloads = write_payloads(region.program, child.new_file())
@@ -268,6 +280,8 @@ def summarise_evaluation(evaluation: Evaluation) -> dict[str, Any]:
 def _acquire_child(config: EvaluationConfig) -> AbstractContextManager[Child]:
     """A child for one candidate; warm if its code is ours, never for a stranger's."""
     limits = make_limits(config.settings, config.device, trust=config.trust)
+    # A process that has run a stranger's code is never used again. One that has run only this
+    # package's Programs is cleared and serves the next candidate.
     return (
         acquire(limits, config.contract)
         if config.trust == "own"
@@ -312,12 +326,15 @@ def _measure(
     """
     elsewhere = find_other_device(config.device)
     where = "the same device" if elsewhere is None else "another device"
+    # The cached results are tensors of the first device.
     config_again = (
         config if elsewhere is None else replace(config, device=elsewhere, reference_cache={})
     )
     assert isinstance(trial.candidate, Candidate)
     assert isinstance(trial.reference, RegionReference)
     region, candidate = trial.reference.region, trial.candidate
+    # Clocks, power and temperature on both sides of the measurement: throttling shows in the
+    # evidence.
     gpu: dict[str, Any] = {"before": read_gpu_state(config.device)}
     first = _time_against_baseline(trial, ranking, config, gpu)
     confirmed = confirm_measurement(
@@ -334,6 +351,7 @@ def _measure(
     )
     details = {**confirmed.facts, "gpu": gpu}
     telemetry.record("judge", "timed", trial.reference.key[:12], label=candidate.label, **details)
+    # A `Timing` cannot be built without a passed verdict.
     if isinstance(quoted, Unstable) or not verdict.passed:
         return verdict, None
     timing = Timing(
@@ -361,16 +379,20 @@ def _time_against_baseline(
 
     Nobody waits while the baseline is compiled. Raises CandidateFailure.
     """
+    # Before the lock is taken: other processes would wait for it while Inductor compiles.
     try:
         trial.load("baseline", ranking.best)
     except CandidateFailure as error:
         raise CandidateFailure(
             "timing", f"the baseline could not be loaded beside it: {error.found}", "timing"
         ) from error
+    # Other timings on this GPU would be in these samples. Where no lock can be had the reason is
+    # kept as evidence.
     with lock_gpu(config.device, "timing") as refusal:
         gpu["shared"] = str(refusal or "")
         result = time_program(trial, replace(config.plan, margin=config.settings.margin))
     trial.drop_large_sets()
+    # The bound must hold in the fastest state of the cache too.
     fastest_us = min(summary.b_us for summary in result.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(
@@ -394,6 +416,7 @@ def _time_in_new_process(
         make_limits(config.settings, config.device, trust=config.trust), config.contract
     ) as child:
         trial = _make_trial(region, candidate, config, child)
+        # The first two sets of a trial are those that timed calls rotate.
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)
         trial.load("candidate", candidate)
@@ -407,6 +430,7 @@ def _build_candidate(
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
+            # The last payload is read from the path made here: an answer cannot name another file.
             "build",
             program=program.to_json(),
             payloads=payloads,
@@ -414,6 +438,8 @@ def _build_candidate(
             sm=sm,
             path=str(path),
         )
+        # The answer comes from a process that ran compilers on the proposal: it is parsed as any
+        # untrusted Program.
         built = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     except CandidateFailure as error:
         return Rejected(error.found, error.detector)
@@ -453,4 +479,5 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
+    # JSON has neither NaN nor infinity.
     return value if value is not None and math.isfinite(value) else None

@@ -29,6 +29,8 @@ __all__ = ["PrescreenResult", "prescreen"]
 
 _BUDGET_S = 1.5
 _EAGER, _ONE_PASS = "eager", "one pass"
+# A prescreen takes tenths of seconds: float64 copies of a whole output would take 8 bytes an
+# element of memory that timed calls may need.
 _COMPARED_ELEMENTS = 1 << 20
 # the estimate is rough, and other processes may use the GPU
 _ONE_PASS_LEEWAY = 1.1
@@ -72,6 +74,8 @@ def prescreen(
     failures: dict[int, str] = {}
     errors: dict[int, float] = {}
     medians: dict[str, float] = {}
+    # A candidate that ended the child is among the failures by then: the others run again in a new
+    # child.
     while len(failures) < len(candidates) and not medians:
         medians = _prescreen_once(region, candidates, config, failures, errors)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
@@ -106,6 +110,7 @@ def _prescreen_once(
             profile=config.profile,
         )
         try:
+            # Two sets, so that successive timed calls have different values.
             kinds = ("normal", "shifted") if config.examples is None else ("examples",)
             sets = [trial.draw(kind).name for kind in kinds]
             expected = _run_slot(trial, _EAGER, eager, sets[0])
@@ -124,14 +129,19 @@ def _prescreen_once(
             if outputs is not None:
                 ready.append(at)
                 errors[at] = _relative_error(outputs, expected)
+        # `without` holds "compile" where the user switched Inductor off: then it is no rival.
         has_one_pass = "compile" not in config.settings.without and _runs_in_one_pass(
             trial, eager, sets[0]
         )
         references = (_EAGER, _ONE_PASS) if has_one_pass else (_EAGER,)
+        # With the child all slots are lost, also those of kernels that work.
         if not child.usable:
             return {}
+        # Each process has a caching allocator of its own: memory that this one caches is missing in
+        # the child.
         del outputs, expected
         release_cached_memory(config.device)
+        # Work of other processes on this GPU would be in the samples.
         with lock_gpu(config.device, "heat"):
             return _time_slots(child, references, ready, sets, failures)
 
@@ -166,6 +176,7 @@ def _run_candidate(
     except CandidateFailure as error:
         failures[at] = error.found
         return None
+    # Only gross differences exclude here; the evaluation compares with float64.
     if all(is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
         return outputs
     failures[at] = "its result is not eager's"
@@ -180,6 +191,7 @@ def _relative_error(outputs: Outputs, expected: Outputs) -> float:
             a, b = (
                 tensor.reshape(-1)[:_COMPARED_ELEMENTS].double() for tensor in (output, reference)
             )
+            # Where either has NaN or infinity a difference is no distance.
             both = a.isfinite() & b.isfinite()
             scale = b[both].norm().item()
             errors.append((a - b)[both].norm().item() / scale if scale > 0 else 0.0)
@@ -203,6 +215,7 @@ def _time_slots(
         answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
     except CandidateFailure as error:
         # the others run again
+        # The slot loaded last has proven least.
         failures.update(dict.fromkeys(ready[-1:], f"the prescreen ended: {error.found}"))
         return {}
     return {

@@ -33,6 +33,7 @@ __all__ = [
 
 _BUDGET_S = 5.0
 _COMPILE_S = 600.0  # a large module under Inductor on few cores
+# The modes of `torch.compile`; "reduce-overhead" is the one with CUDA graphs.
 _COMPILED: dict[Schedule, str] = {
     EAGER: "",
     INDUCTOR: "default",
@@ -81,6 +82,7 @@ def rank_source_baselines(
     is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
     """
     names: list[Schedule] = [EAGER] if eager_only else [EAGER, INDUCTOR]
+    # There are CUDA graphs on CUDA only.
     if reference.device.type == "cuda" and not eager_only:
         names.append(INDUCTOR_GRAPH)
     names = [name for name in names if name not in (lost or {})]
@@ -89,20 +91,27 @@ def rank_source_baselines(
         for index, tensors in enumerate(sets)
     ]
     failures = dict(lost or {})
+    # Eager comes first in `names`: its outputs are what the others are compared with.
     expected: Outputs | None = None
     for name in names:
         try:
             outputs = _run_baseline(reference, name, set_names[0])
             if expected is None:
                 expected = outputs
+            # Only gross differences exclude: Inductor fuses and reorders, so its rounding is not
+            # eager's.
             elif not all(is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
                 failures[name] = "its result is not eager's"
         except CandidateFailure as error:
+            # With its process all slots are lost, so the caller must begin again without this
+            # baseline.
             if not reference.oracle.usable:
                 raise LostReferenceProcess(name, error.found) from error
             failures[name] = error.found
+        # `zip(strict=True)` raises it where the number of outputs differs.
         except ValueError as error:
             failures[name] = f"other outputs than eager's: {error}"
+    # Eager is the reference itself: a candidate could not be compared with anything.
     if "eager" in failures:
         raise ReferenceFailure("benchmarking the baselines", failures["eager"])
     medians = _time_baselines(
@@ -135,6 +144,7 @@ def _run_baseline(reference: SourceReference, name: Schedule, inputs: str) -> Ou
     mode = RunMode(compiled=_COMPILED[name])
     load_module(oracle, name_slot(reference, name), reference.text, reference.form, mode)
     path = oracle.new_file()
+    # The first call compiles, hence the long deadline.
     answer = oracle.call(
         "run", slot=name_slot(reference, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S
     )

@@ -152,6 +152,7 @@ class _Steps:
 
     def around(self, check: CheckSpec) -> CheckSpec:
         def run(trial: Trial) -> list[CheckResult]:
+            # Between checks only: a single check has deadlines of its own for each call.
             spent = sum(self.seconds.values())
             if spent > _UNIT_S[trial.profile.name]:
                 return [
@@ -188,6 +189,7 @@ class SourceEvaluator:
         self._progress: Progress = progress or (lambda step, fraction: None)
         self._ahead = ahead
         # Linux kills a child with the thread that started it: these threads live as long as this
+        # Two, so that the candidate's and the reference's process start at the same time.
         self._pool = ThreadPoolExecutor(2, "cudal1-judge")
         self._next: Future[Child] | None = None
         self._oracle: Child | None = None
@@ -223,6 +225,8 @@ class SourceEvaluator:
         """
         candidate = SourceCandidate(candidate_text)
         steps = _Steps(self._progress)
+        # From the text alone: a source that does not parse or defines no `ModelNew` starts no
+        # process.
         verdict = Verdict(tuple(check_source_contract(candidate)), self.config.profile)
         evaluation = SourceEvaluation(
             candidate, decide(verdict, None, self.config.settings), verdict
@@ -251,6 +255,8 @@ class SourceEvaluator:
     @contextmanager
     def _open_processes(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _LoadedReference]]:
         """A new child for the candidate, with the process of this reference beside it."""
+        # A stranger's reference could leave something behind for the next one: its process serves
+        # one only.
         is_loaded = self._loaded is not None and self._loaded.reference.text == text
         if (
             self._oracle is None
@@ -259,6 +265,8 @@ class SourceEvaluator:
         ):
             self._close_reference()
         with steps.step("start"):
+            # A process that was started ahead is used once: a candidate's process never meets a
+            # second one.
             starting, self._next = self._next or self._start("foreign"), None
             try:
                 self._oracle = self._oracle or self._start(self.config.trust).result()
@@ -266,6 +274,8 @@ class SourceEvaluator:
                 if not _answers(starting.result()):
                     starting = self._start("foreign")
                 child = starting.result()
+            # Any exception, KeyboardInterrupt included: a process that nothing refers to would stay
+            # alive.
             except BaseException:
                 _close(starting)
                 raise
@@ -304,6 +314,7 @@ class SourceEvaluator:
                 wait([self._next])  # nothing may start while the clock runs
             with steps.step("baselines"):
                 loaded, baselines = self._rank_baselines(loaded)
+                # A baseline that ended the reference's process has made a new one necessary.
                 trial.reference = loaded.reference
             with steps.step("timing"):
                 verdict, timing = self._measure(trial, verdict, baselines)
@@ -316,6 +327,7 @@ class SourceEvaluator:
     def _validate(self, trial: Trial, verdict: Verdict, steps: _Steps) -> Verdict:
         with steps.step("load"):
             loaded = _load_candidate(trial)
+        # A module that cannot be imported or constructed cannot be asked anything else.
         checks = (*verdict.checks, loaded)
         if loaded.passed:
             checks_to_run = [
@@ -333,6 +345,7 @@ class SourceEvaluator:
             confirmed = confirm_measurement(
                 self._time_candidate(trial, baselines),
                 lambda: self._time_in_new_process(trial, baselines),
+                # There is no best score of a task here to compare with.
                 None,
             )
         except CandidateFailure as error:
@@ -343,6 +356,7 @@ class SourceEvaluator:
             confirmed.measurement.summary,
             score_measurement(confirmed.measurement.summary, confirmed.measurement.plan),
         )
+        # A `Timing` cannot be built without a passed verdict.
         if isinstance(quoted, Unstable) or not verdict.passed:
             return verdict, None
         timing = Timing(
@@ -366,6 +380,7 @@ class SourceEvaluator:
         one and without that baseline.
         """
         lost: dict[str, str] = {}
+        # Seeds of the operating system's randomness, which no process can predict.
         sets = [
             make_inputs(
                 loaded.reference,
@@ -382,11 +397,13 @@ class SourceEvaluator:
                     loaded.reference, sets, eager_only=self.config.profile == "cudal1", lost=lost
                 )
             except LostReferenceProcess as error:
+                # Eager is the reference itself: without it nothing can be timed.
                 if error.name == "eager":
                     raise
                 lost[error.name] = error.found
                 self._close_reference()
                 self._oracle = self._start(self.config.trust).result()
+                # The new process knows nothing of the old one's slots and inputs.
                 loaded = self._loaded = _read(
                     self._oracle, loaded.reference.text, self.config.device
                 )
@@ -397,6 +414,7 @@ class SourceEvaluator:
         slot = name_slot(trial.reference, baselines.best)
         side = ChildBatchTimer(trial.reference.oracle, slot, list(baselines.sets))
         margin = None if self.config.all_pairs else self.config.settings.margin
+        # Work of other processes on this GPU would be in the samples.
         with lock_gpu(self.config.device, "timing"):
             return time_source(
                 trial, side, replace(TIMING_PLANS[self.config.profile], margin=margin)
@@ -416,8 +434,8 @@ def evaluate_source(
     config: SourceEvaluationConfig,
     progress: Progress | None = None,
 ) -> SourceEvaluation:
-    """Judge one candidate against one reference in fresh processes. Raises as `PairCourt.judge`
-    does.
+    """Judge one candidate against one reference in fresh processes. Raises as
+    `SourceEvaluator.evaluate` does.
     """
     with SourceEvaluator(config, progress) as evaluator:
         return evaluator.evaluate(reference_text, candidate_text)
@@ -428,6 +446,7 @@ def _read(oracle: Child, text: str, device: torch.device) -> _LoadedReference:
         subject, examples = read_reference(oracle, text, device)
     except SandboxError as error:
         raise ReferenceFailure(error.stage, error.found) from error
+    # Without a tensor there is nothing to compare.
     if not any(subject.outputs):
         raise ReferenceFailure(
             "running the reference", f"its result holds no tensor: {subject.tree[:200]}"
@@ -440,6 +459,7 @@ def _load_candidate(trial: Trial) -> CheckResult:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
+        # "load_source" names the request; the table of checks calls this one `contract`.
         name = "contract" if error.detector == "load_source" else error.detector
         return CheckResult(name, False, detail=f"loading the candidate: {error.found}")
     return CheckResult("contract", True, detail="imported and constructed")
@@ -449,6 +469,7 @@ def _decide(verdict: Verdict, timing: Timing | None, config: SourceEvaluationCon
     """As for any candidate; under `cudal1` by the paper's rule: success is a score above 1.01 over
     eager.
     """
+    # Under `cudal1` a wrong or untimed candidate is refused as anywhere else.
     if config.profile != "cudal1" or timing is None or timing.score is None or not verdict.passed:
         return decide(verdict, timing, config.settings)
     if timing.score > PAPER_SUCCESS:
@@ -468,6 +489,7 @@ def _summarise(evaluation: SourceEvaluation) -> dict[str, str]:
 
 def _answers(child: Child) -> bool:
     """Whether a process that has seen nothing yet answers; one that does not is closed."""
+    # The cheapest request there is: nothing is dropped.
     try:
         child.call("drop", names=[])
     except CandidateFailure:
@@ -477,6 +499,7 @@ def _answers(child: Child) -> bool:
 
 
 def _close(starting: Future[Child]) -> None:
+    # `exception` waits until the start has ended. A start that failed has left no process.
     """Close a child that may still be starting."""
     if starting.exception() is None:
         starting.result().close()

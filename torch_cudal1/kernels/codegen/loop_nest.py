@@ -165,12 +165,16 @@ def build_nest(outputs: tuple[Output, ...]) -> Nest:
     nodes = tuple(o.node for o in outputs)
     folds, scans = find_reductions(nodes), find_scans(nodes)
     if scans:
+        # The first scan or reduction gives the rows and columns; the others must fit it.
         sizes = [(size, dim == scans[0].dim) for dim, size in enumerate(scans[0].shape)]
     elif folds:
         sizes = [(size, dim in folds[0].dims) for dim, size in enumerate(folds[0].source.shape)]
     else:
         sizes = [(size, False) for size in max((o.node.shape for o in outputs), key=math.prod)]
+    # Fewer loop variables are fewer divisions for addresses, and neighbours that stay together are
+    # wide loads.
     nest = _merge_loops(_build_with_splits(outputs, sizes))
+    # `tl.cumsum` runs over one axis of a tile, so a row must be one loop variable.
     if scans and len(nest.columns) > 1:
         raise NotLowerableError("a scan whose elements have no single stride")
     return nest
@@ -191,6 +195,8 @@ def build_epilogue_nest(outputs: tuple[Output, ...], dot: Dot) -> Nest:
         )
     column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
     sizes = [(size, dim == column) for dim, size in enumerate(dot.shape)]
+    # A tile's `row` and `column` are counted by the product's kernel: merging or sorting loop
+    # variables here would give them another meaning.
     return _build_with_splits(tuple(follow_product_order(output, dot) for output in outputs), sizes)
 
 
@@ -213,6 +219,8 @@ def _build_with_splits(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]
         atoms = tuple(Atom(i, size, column) for i, (size, column) in enumerate(sizes))
         try:
             return _Builder(atoms).build(outputs)
+        # The nest is built anew over the finer space: an index that was made before the cut is not
+        # valid in it.
         except AtomSplit as cut:
             at, (size, column) = cut.atom.id, sizes[cut.atom.id]
             sizes[at : at + 1] = [(size // cut.inner, column), (cut.inner, column)]
@@ -228,6 +236,7 @@ class _Builder:
         self.row = linear_index(tuple(a for a in atoms if not a.column))
         self.column = linear_index(tuple(a for a in atoms if a.column))
         self.statements: list[Statement] = []
+        # A node at one index is computed once, whatever reads it.
         self.memo: dict[tuple[int, Index], Statement] = {}
         self.two_pass: list[Node] = []  # nodes made on the fly stay alive, so that ids stay unique
 
@@ -261,6 +270,7 @@ class _Builder:
     def emit(self, node: Node, index: Index) -> Statement:
         while isinstance(node, View):
             index, node = node.remap(index), node.source
+        # A constant is the same at every index, so that it is one statement.
         if isinstance(node, Constant):
             index = ()
         key = (id(node), index)
@@ -332,6 +342,7 @@ class _Builder:
         if any(form.columns for form in index):
             raise NotLowerableError("a reduction is needed at every column of another one")
         sizes = tuple(node.source.shape[d] for d in node.dims)
+        # Reductions of a nest share its loop over columns.
         if math.prod(sizes) != math.prod(a.extent for a in self.atoms if a.column):
             raise NotLowerableError(f"reductions over different numbers of columns: {sizes}")
         inner = dict(zip(node.dims, unflatten(self.column, sizes), strict=True))
@@ -346,6 +357,8 @@ class _Builder:
             raise NotLowerableError(
                 "a scan is needed at another place than its own, or along another dimension"
             )
+        # An exclusive scan at an element is the sum up to the one before: it reads one place
+        # earlier, and the printer masks the first.
         place = index[node.dim].shift(-1) if node.exclusive else index[node.dim]
         source = self.emit(
             node.source, tuple(place if d == node.dim else form for d, form in enumerate(index))
@@ -358,15 +371,20 @@ def _merge_loops(nest: Nest) -> Nest:
     one.
     """
     accesses = [s.access for s in nest.statements if s.kind in ("load", "store", "position")]
+    # Tests of padding are forms over the loop variables too: they must survive the merge.
     accesses += [form for s in nest.statements for form, _ in s.limits]
+    # The access with most variables and the longest reach is that of the largest tensor: its memory
+    # order decides.
     main = max(accesses, key=lambda form: (len(form.terms), form.largest))
     groups: list[list[list[Atom]]] = []
     for column in (False, True):
         atoms = [a for a in nest.atoms if a.column is column and a.extent > 1]
+        # Largest stride outermost: neighbouring threads then read neighbouring elements.
         atoms.sort(key=lambda a: main.coefficient(a), reverse=True)
         merged: list[list[Atom]] = []
         for atom in atoms:
             last = merged[-1][-1] if merged else None
+            # Two variables are one where every access steps through them as through one.
             if last and all(
                 form.coefficient(last) == form.coefficient(atom) * atom.extent for form in accesses
             ):

@@ -22,6 +22,7 @@ from torch_cudal1.kernels.expr.nodes import Scan
 
 __all__ = ["CtaGroup", "Tile", "TritonPrinter", "neutral_element", "print_kernel", "reduce_text"]
 
+# `-9223372036854775808` would be the negation of a literal that int64 does not hold.
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
 _COMBINE = {
@@ -30,6 +31,7 @@ _COMBINE = {
     "max": "nan_max({0}, {1})",
     "min": "nan_min({0}, {1})",
 }
+# Integers have no NaN to propagate.
 _COMBINE_INT = _COMBINE | {"max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})"}
 _FUNCTION = {"max": "nan_max", "min": "nan_min", "prod": "product"}
 _INT32_REACH = 2**31 - 1
@@ -66,11 +68,13 @@ def print_kernel(printer: TritonPrinter, family: str) -> tuple[str, str, tuple[i
     values = dict.fromkeys(
         [*(s.value for s in statements if s.kind in ("load", "store")), *scratch]
     )
+    # Read values come first, so that the order of arguments depends on nothing but the nest.
     stored = {s.value for s in statements if s.kind == "store"} | set(scratch)
     ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
     arguments = ", ".join(f"p{value}" for value in ordered)
     body = "\n".join("    " + line for line in [*printer.prologue(), *printer.body()])
     text = add_prelude(f"{arguments}):\n{body}\n", printer.functions())
+    # Equal texts have equal names, so that a name stands for one machine code.
     symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return symbol, text.replace("SYMBOL", symbol), ordered
 
@@ -101,12 +105,14 @@ class TritonPrinter:
         if self.row_mask:
             lines.append(f"row_ok = row < {nest.row_count}")
         lines += self.index_lines("row", False)
+        # In a loop column indices change from tile to tile: they are part of its body.
         return lines if self.flat or tile.loop else lines + self.column_lines("")
 
     @property
     def needs_int64(self) -> bool:
         """Whether offsets need 64 bits."""
         accesses = max((s.access.largest for s in self.nest.statements), default=0)
+        # Indices are computed for the whole last tile, masked or not.
         padded = (self.nest.row_count + self.tile.rows) * (self.flat or 1)
         return max(accesses, padded, self.nest.column_count + self.tile.columns) > _INT32_REACH
 
@@ -128,6 +134,9 @@ class TritonPrinter:
         if self.flat or self.tile.columns >= self.nest.column_count:
             return frozenset()
         strides = row_major(tuple(a.extent for a in atoms))
+        # A tile lies within one value of a variable where its size divides the variable's stride: a
+        # channel's weight is read once a tile instead of once an element (3 to 5 % of a kernel that
+        # shares rows, benchmarks/LOG.md, 2026-11-26).
         uniform = {
             atom
             for atom, stride in zip(atoms, strides, strict=True)
@@ -147,6 +156,7 @@ class TritonPrinter:
 
     def uniform_lines(self, start: str) -> list[str]:
         """Those loop variables as numbers, in the tile that begins at `start`."""
+        # A plain number may be 32-bit: the offset that is made of it must not overflow.
         begin = (
             f"({start}tl.full([], 0, tl.int64))" if self.needs_int64 else start.removesuffix(" + ")
         )
@@ -198,6 +208,8 @@ class TritonPrinter:
         """
         lines: list[str] = []
         printed: set[str] = set()
+        # A reduction of the next level needs the whole row of this one: the row is read again for
+        # it.
         for level in range(self.nest.levels + 1):
             for s in self.nest.statements:
                 if (
@@ -236,6 +248,8 @@ class TritonPrinter:
         lines += [self._carry(s) for s in inside if s.kind == "scan"]
         body = self.column_lines("start + ")
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
+        # A scan from the end takes its tiles from the end, since it carries the total from one to
+        # the next.
         if any(
             isinstance(s.node, Scan) and s.node.reverse for s in inside
         ):  # a scan from the end takes its tiles from the end
@@ -247,6 +261,7 @@ class TritonPrinter:
             body += online.print_step(s, self.tile.columns, self.column_mask)
         for s in plain:
             step = _combine_template(s).format(f"acc_{s.name}", s.operands[0].name)
+            # Columns beyond the end must not count: the lane keeps what it has.
             body.append(
                 f"acc_{s.name} = "
                 + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step)
@@ -276,6 +291,8 @@ class TritonPrinter:
         assert isinstance(s.node, Scan)
         text, tests = s.operands[0].name, ["column_ok"] * (self.column_mask and s.node.reverse)
         tests += ["(column > 0)"] * s.node.exclusive
+        # What must not count is the neutral element. In a reversed scan columns beyond the end come
+        # first.
         if tests:
             text = f"tl.where({' & '.join(tests)}, {text}, {neutral_element(s)})"
         if not (s.operands[0].rows and s.operands[0].columns):
@@ -332,6 +349,7 @@ class TritonPrinter:
         text = source.name
         if self.column_mask:
             text = f"tl.where(column_ok, {text}, {neutral_element(s)})"
+        # A value without rows or columns is no tile: `tl` would not reduce it along the axis.
         if not (source.rows and source.columns):
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
         return reduce_text(s, text)
@@ -362,15 +380,18 @@ class TritonPrinter:
     def _load(self, s: Statement) -> str:
         steady = self.is_uniform(s)
         offset = self.offset(s.access, "at_" * steady)
+        # An exclusive scan reads one place earlier: its first element has none before it.
         before = ["(column > 0)"] * (
             s.access.offset < 0 and not s.limits
         )  # of an exclusive scan: its first element has none before it
         mask = self._mask(s.rows, s.columns and not steady, *before, *self._inside_of(s))
+        # Triton takes no whole number as the default of an 8-bit float's load.
         eight_bits = (
             s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1
         )  # a whole number is no default of theirs
         fill = s.text if s.limits else "0.0" if eight_bits else "0"
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
+        # Narrow types are computed in wider ones, as eager's kernels do.
         narrow = s.node.dtype is not torch.bool and s.node.dtype.itemsize < 4
         text += f".to({s.node.compute})" if narrow else ""
         return (
@@ -445,6 +466,8 @@ def reduce_text(s: Statement, text: str, axis: int = 1) -> str:
     to a number.
     """
     keep = ", keep_dims=True" * axis
+    # `tl.max` and `tl.min` drop NaN, and Triton has no product: those go through a function of the
+    # prelude.
     plain = s.text == "sum" or (s.text != "prod" and s.node.compute != "tl.float32")
     if plain:
         return f"tl.{s.text}({text}, axis={axis}{keep})"

@@ -63,7 +63,8 @@ from torch_cudal1.kernels.template import (
 
 __all__ = ["MAX_HEAD_ELEMENTS", "TEMPLATE"]
 
-MAX_HEAD_ELEMENTS = 128  # of query and value: their tiles stay in registers
+# Of query and value: their tiles stay in registers.
+MAX_HEAD_ELEMENTS = 128
 _HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1
 # rows, columns, warps, stages; best guess first
@@ -136,6 +137,8 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     )
     configs = [(method, *tile) for tile in _TILES for method in methods]
     names = ("method", "rows", "columns", "warps", "stages")
+    # A tile twice as high as the queries is mostly empty. The sort is stable: the table's order
+    # stays.
     configs.sort(key=lambda config: config[1] >= 2 * height)  # mostly empty tiles come last
     proposals = (
         Proposal("attention", dict(zip(names, config, strict=True)))
@@ -188,12 +191,16 @@ def _read_attention(traced: TracedProgram, free: int) -> _Attention:
     second, node = _put_weights_left(_find_dot(node), node)
     weights = _find_weights(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
+    # The online softmax divides by the sum at the very end: steps between it and the second product
+    # would see weights that are not divided yet.
     if not softmax and find_nodes(Softmax, (weights,)):
         raise NotLowerableError(
             "a softmax that is computed on, or rounded to another type, before it meets the values"
         )
     scores = weights.scores if isinstance(weights, Softmax) else weights
     first = _find_dot(scores)
+    # `tl.dot` takes two operands of one type: fp32 scores were once given to a product with half
+    # values.
     if first.left.dtype != second.right.dtype:
         raise NotLowerableError(
             f"a product of {first.left.dtype} for the scores and of {second.right.dtype} with the values"
@@ -206,6 +213,7 @@ def _read_attention(traced: TracedProgram, free: int) -> _Attention:
         raise NotLowerableError("scores of another shape than the first product")
     if max(first.left.shape[-1], second.shape[-1]) > MAX_HEAD_ELEMENTS:
         raise NotLowerableError(f"queries or values of more than {MAX_HEAD_ELEMENTS} elements")
+    # Scores are computed in fp32, whatever the operands are, and not rounded on the way.
     spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
     nest = build_epilogue_nest((Output(free, reshape(scores, first.shape), spec),), first)
     result = build_epilogue_nest((replace(output, node=node),), second)
@@ -226,6 +234,8 @@ def _put_weights_left(second: Dot, node: Node) -> tuple[Dot, Node]:
     ):
         return second, node
     batch, rows, columns = second.shape
+    # opt_einsum, where it is installed, contracts values with weights, both transposed (state-space
+    # chunks, KernelBench 3/48).
     turned = Dot(
         (batch, columns, rows),
         second.dtype,
@@ -249,6 +259,7 @@ def _split_results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
     rest = [output for output in outputs if output not in totals]
     if len(rest) != 1 or len(totals) > 1:
         raise NotLowerableError("attention with several results")
+    # `_print_logsumexp` addresses rows as neighbours.
     if totals and totals[0].spec.strides != row_major(totals[0].spec.shape):
         raise NotLowerableError(f"a log-sum-exp with strides {totals[0].spec.strides}")
     return rest[0], totals[0] if totals else None
@@ -278,6 +289,7 @@ def _find_weights(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
     if not isinstance(below, Softmax):
         return node
     sizes: Sizes = ((batch,), (shape[-2],), (shape[-1],))
+    # Each reshape that cuts a dimension raises once; with the finer sizes the walk starts over.
     for _ in range(4):
         index: Index = index_of_sizes(sizes)
         below = node
@@ -286,6 +298,7 @@ def _find_weights(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
                 index = below.remap(index) if isinstance(below, View) else index
                 (below,) = sources(below)
             expected = flatten(index_of_sizes(sizes), row_major(shape))
+            # Permuted weights would meet other values than the product multiplies them with.
             if flatten(index, row_major(below.shape)) != expected:
                 raise NotLowerableError("weights that are permuted before they meet the values")
             return below
@@ -298,6 +311,8 @@ def _passes_through(node: Node, dtype: torch.dtype) -> bool:
     """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product
     reads it anyway.
     """
+    # Hugging Face's eager attention computes the softmax in fp32 and rounds the weights to the
+    # values' type, in which the second product takes them here too.
     return type(node) is Map and node.template in ("({0})", rounding_template(dtype))
 
 
@@ -326,9 +341,11 @@ def _print_kernel(
 ) -> tuple[str, tuple[int, ...]]:
     batch, height, width = parts.first.shape
     depth, size = parts.first.left.shape[-1], parts.second.shape[-1]
+    # `tl.arange` takes powers of two, `tl.dot` 16 elements or more.
     padded, out_width = (max(16, 1 << (n - 1).bit_length()) for n in (depth, size))
     ragged = height % rows != 0, width % columns != 0
     digits: list[str] = []
+    # Rows beyond the last wrap, so that their addresses stay in memory; they are not stored.
     m = f"(m % {height})" if ragged[0] else "m"
     query, query_at = _print_address(parts.first.left, (m, "d"), digits)
     key, key_at = _print_address(parts.first.right, ("d", "n"), digits)
@@ -341,6 +358,7 @@ def _print_kernel(
         "DEPTH": padded,
         "WIDTH": out_width,
         "ROWS": height,
+        # Keys behind the block's last row are hidden from all of its rows.
         "LAST": f"min({width}, (block % {math.ceil(height / rows)} + 1) * {rows})"
         if parts.causal
         else width,
@@ -348,6 +366,8 @@ def _print_kernel(
         "KEY_MASK": _mask(
             [test.format(":, None") for test in in_depth] + ["column_ok"] * ragged[1]
         ),
+        # Values beyond the edge are read as 0: their weight is 0, and 0 times a NaN that lies in
+        # memory there would be a NaN.
         "VALUE_MASK": _mask(in_size + [f"(n < {width})[:, None]"] * ragged[1]),
         "QUERY": query_at,
         "KEY": key_at,
@@ -365,8 +385,10 @@ def _print_kernel(
     }
     reads, _ = list_values(parts.scores)
     result_reads, writes = list_values(parts.result)
+    # The last line is the nest's store: scores are never in memory.
     scores = print_triton_epilogue(parts.scores, rows, columns, ragged)[:-1]
     score = parts.scores.statements[-1].operands[0].name
+    # A key beyond the edge must not count: its exponential is 0, or its score where there is none.
     outside = 'float("-inf")' if parts.softmax else "0.0"
     scores.append(
         f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}"
@@ -376,6 +398,7 @@ def _print_kernel(
         "acc = tl.div_rn(out, total)" if parts.softmax else "acc = out",
         "column = e[None, :]",
     ]
+    # Rows that every key is hidden from are 0, as in PyTorch's `_safe_softmax`; 0 / 0 would be NaN.
     finish += ['acc = tl.where(top == float("-inf"), 0.0, acc)'] * parts.safe
     finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
     finish += print_triton_epilogue(parts.result, rows, out_width, (ragged[0], out_width != size))
@@ -399,6 +422,8 @@ def _print_logsumexp(output: Output, height: int) -> list[str]:
     """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from,
     infinity behind the last row.
     """
+    # PyTorch pads the log-sum-exp with infinities behind the last row, and its fp32 backward relies
+    # on them.
     padded = output.spec.shape[2]
     inside = f"(m < {height})[:, None]" if padded > height else ""
     stored = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
@@ -410,6 +435,7 @@ def _print_logsumexp(output: Output, height: int) -> list[str]:
 
 def _fill_words(line: str, words: Mapping[str, int | str]) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
+    # Longest first: QUERY is the beginning of QUERY_MASK.
     for word in sorted(words, key=len, reverse=True):
         line = line.replace(word, str(words[word]))
     return [
@@ -425,6 +451,8 @@ def _rounding_lines(method: str) -> dict[str, str]:
     """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does
     that itself.
     """
+    # Tensor cores cut operands off where cuBLAS rounds: of positive inputs the rms error was 0.148
+    # cut off and 0.0074 rounded (benchmarks/LOG.md, 2026-11-26).
     places = {
         "ROUNDED_QUERY": ("query",),
         "ROUNDED_PAIR": ("key", "value"),
@@ -442,6 +470,7 @@ def _cast_text(dtype: torch.dtype) -> str:
 
 def _matches(families: Collection[str], nodes: tuple[Node, ...]) -> bool:
     """A fused operator, or two products of which one is made of the other's elements."""
+    # A convolution is a Dot among the nodes, but no operand of this kernel.
     return "attention" in families or (
         "gemm" in families and "conv" not in families and is_attention(nodes)
     )

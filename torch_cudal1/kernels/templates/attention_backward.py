@@ -99,11 +99,13 @@ class _Tile:
 
 def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
     step = read_backward(workload.program)
+    # TF32's plain product only where the user allows it; the other two keep fp32's accuracy.
     methods = (
         ("half",)
         if step.query.dtype in HALVES
         else (("tf32",) if "matmul" in request.tf32_ops else ()) + ("tf32x3", "bf16x6")
     )
+    # What registers and shared memory hold is padded to powers of two.
     width = _pad_to_power(max(step.query.shape[3], step.value.shape[3]))
     configs = [
         (method, *tile)
@@ -121,6 +123,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
 def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     step, specs = read_backward(workload.program), value_specs(workload.program)
     tile = _read_tile(proposal, step)
+    # Both other kernels read delta: a launch of its own writes it once, before them.
     kernels = [
         _make_kernel(
             "delta",
@@ -130,6 +133,7 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
             step,
         )
     ]
+    # No kernel is made of a gradient that nothing reads.
     if "query" in step.results:
         kernels.append(
             _make_kernel(
@@ -178,6 +182,8 @@ def _fits(method: str, tile: tuple[int, int, int, int], width: int, sm: int) -> 
 
 def _reads_out_of_bounds(method: str, other: int) -> bool:
     """Whether the compiled kernel would read outside its shared memory."""
+    # Found with compute-sanitizer on an H100: an operand of a wgmma lay outside of shared memory,
+    # in the second warp group only (benchmarks/LOG.md, 2026-11-25).
     return method.startswith("tf32") and other < _MIN_TF32_ROWS
 
 
@@ -205,6 +211,7 @@ def _count_blocks(tensor: StepTensor, rows: int) -> int:
 
 def _make_kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> KernelSource:
     """A kernel from its text; of all tensors it takes those that the text names."""
+    # A kernel takes the pointers that its text names: the others would be arguments nothing reads.
     arguments_by_value = {
         tensor.value: tensor for tensor in step.tensors if f"p{tensor.value} +" in body
     }
@@ -258,9 +265,12 @@ def _print_queries(step: BackwardStep, tile: _Tile) -> str:
         [f"{test}[:, None]" for test in in_rows],
         [f"{test}[:, None]" for test in in_columns],
     )
+    # The mask is put on the slopes, not on the scores: what a NaN or an infinity made of a hidden
+    # score must be 0, and 0 times a NaN is none.
     visible = ["(m[:, None] >= n[None, :])"] * step.causal + [
         f"{test}[None, :]" for test in in_columns
     ]
+    # Keys behind the block's last row are hidden from all of its rows.
     last = (
         f"min({columns}, (block % {math.ceil(rows / tile.rows)} + 1) * {tile.rows})"
         if step.causal
@@ -321,6 +331,7 @@ def _print_keys(step: BackwardStep, tile: _Tile) -> str:
         f"{test}[None, :]" for test in in_rows
     ]
     blocks, key_heads = math.ceil(columns / tile.rows), step.key.shape[1]
+    # Queries before the block's first key see none of its keys.
     first = (
         f"block % {blocks} * {tile.rows} // {tile.rows_per_step} * {tile.rows_per_step}"
         if step.causal
@@ -368,6 +379,7 @@ for each in range(0, {step.queries_per_key}):
 
 
 def _print_keys_head(step: BackwardStep) -> str:
+    # Neighbouring heads of queries share one of keys (grouped and multi-query attention).
     heads, key_heads = step.query.shape[1], step.key.shape[1]
     return (
         "head"
@@ -377,11 +389,13 @@ def _print_keys_head(step: BackwardStep) -> str:
 
 
 def _pad_to_power(size: int) -> int:
+    # `tl.dot` takes 16 elements or more, `tl.arange` powers of two.
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
     """That a position is inside, where a tile may reach beyond."""
+    # Sizes are literals: where the tile divides the size there is nothing to test.
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
 
 

@@ -125,6 +125,7 @@ def read_backward(program: Program) -> BackwardStep:
         raise NotLowerableError("no backward of fused attention by itself")
     (step,) = program.steps
     assert isinstance(step, Aten)
+    # The efficient operator's schema calls the gradient `grad_out_`, the others `grad_out`.
     names = [
         argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments
     ]
@@ -137,6 +138,7 @@ def read_backward(program: Program) -> BackwardStep:
     tensors = {name: _read_tensor(bound[name], specs) for name in names}
     _refuse_unserved(step.target, bound, tensors)
     results = dict(zip(("query", "key", "value"), step.outs, strict=False))
+    # A bias's gradient is a sum over heads or batches that no kernel here makes.
     requested = {value for value in program.outputs if value is not None}
     if not requested <= set(results.values()):
         raise NotLowerableError("a result that is no gradient of queries, keys or values")
@@ -149,6 +151,7 @@ def read_backward(program: Program) -> BackwardStep:
         value=tensors["value"],
         out=tensors["out"],
         logsumexp=tensors["logsumexp"],
+        # Scratch takes the first value number that the Program does not use.
         delta=StepTensor(
             program.value_count,
             torch.float32,
@@ -163,6 +166,7 @@ def read_backward(program: Program) -> BackwardStep:
             for name, value in results.items()
             if value in requested
         },
+        # Eager's kernels receive the scale as fp32; the literal in the text would be a double.
         scale=_round_to_fp32(1 / math.sqrt(depth) if scale is None else scale),
         causal=bool(bound.get("is_causal")),
     )
@@ -179,6 +183,7 @@ def _broadcast_bias(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTens
     """The bias as large as all scores; in a dimension of one element every step is none."""
     if bias is None:
         return None
+    # A stride of 0 reads the one element for every place of a dimension, so that no copy is made.
     strides = tuple(
         stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True)
     )
@@ -196,8 +201,10 @@ def _refuse_unserved(
     query, key, value = (tensors[name].shape for name in ("query", "key", "value"))
     matrices = [tensor for name, tensor in tensors.items() if name != "logsumexp"]
     total = tensors["logsumexp"]
+    # The first problem that holds is the reason of the refusal.
     problems = {
         "no dropout": bool(bound.get("dropout_p")),
+        # Weights are made again from the log-sum-exp: a row without keys must have a number there.
         "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias"
         in tensors
         and "efficient" not in target,
@@ -214,6 +221,8 @@ def _refuse_unserved(
         "heads in a dimension of their own, of some elements": any(
             len(tensor.shape) != 4 or 0 in tensor.shape for tensor in matrices
         ),
+        # The rows may be padded, as the efficient operator leaves them; cuDNN has a last dimension
+        # of 1.
         "one log-sum-exp in fp32 a row": total.dtype != torch.float32
         or total.shape[:2] != query[:2]
         or math.prod(total.shape[2:]) < query[2]
@@ -222,6 +231,7 @@ def _refuse_unserved(
         or bool(query[1] % key[1]),
         f"heads of at most {MAX_HEAD_ELEMENTS} elements": max(query[3], value[3])
         > MAX_HEAD_ELEMENTS,
+        # With other numbers of keys than of queries the operators align the mask differently.
         "a causal mask of as many queries as keys, where operators disagree about others": "efficient"
         not in target
         and bool(bound.get("is_causal"))

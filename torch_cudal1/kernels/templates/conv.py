@@ -55,6 +55,7 @@ _WARPGROUPS = 2
 _REACH = 2**31 - 1
 # of k: fp32 sums of so few are so exact that the tensor core's truncation shows after every second
 # step
+# Partial sums leave the tensor core after every step up to this depth, after every second beyond.
 _MAX_SHALLOW_DEPTH = 256
 
 
@@ -73,8 +74,11 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     if is_depthwise(conv):
         proposals = propose_depthwise(conv, request.limit)
     elif request.sm != 90:
+        # wgmma is sm_90's own: neither older nor newer GPUs run this kernel.
         return ()  # wgmma is sm_90's own
     else:
+        # Without the right a candidate is held to the error of eager's fp32, which takes three
+        # products.
         products = 1 if "conv" in request.tf32_ops else 3
         schedules = choose_schedules(conv, products, request.limit)
         proposals = tuple(schedule.proposal() for schedule in schedules)
@@ -82,6 +86,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
 
 
 def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
+    # Only a depthwise proposal has rows.
     if "rows" in proposal.config:
         return LoweredKernels((lower_depthwise(workload.trace, proposal),), workload.output_specs)
     kernels, scratch = _lower_tiled(workload.trace, proposal, workload.program.value_count)
@@ -116,6 +121,8 @@ def _lower_tiled(
         * 8
         * schedule.products
     )
+    # The weights as the tensor core reads them: a launch of its own writes them before the
+    # convolution.
     scratch = {first: TensorSpec("float32", (floats,), (1,), "cuda")}
     text, name = _print_text(cut, sizes)
     defines = tuple(sorted(sizes.items()))
@@ -126,6 +133,8 @@ def _lower_tiled(
     grid = conv.images * conv.groups * tiles * sizes["CLASSES"] * sizes["OCB"]
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")
+    # A transposed convolution sums again what is NaN, over the taps that exist: zeros beside the
+    # input times a weight that is NaN would spread it. For that it takes the weights as they are.
     weights, raw_weights = (conv.weight, first), (conv.weight,) if node.transposed else ()
     results = (conv.input, first, *raw_weights, epilogue.written, *epilogue.reads)
     pack = KernelSource(
@@ -147,6 +156,7 @@ def _check_memory(conv: Convolution) -> None:
     image = sum(
         s * (n - 1) for s, n in zip(conv.input_strides[1:], _input_extents(conv), strict=True)
     )
+    # Copies move neighbours along x, and offsets within an image are 32-bit in the kernel.
     if conv.input_strides[4] != 1 or image > _REACH or min(conv.input_strides) < 0:
         raise NotLowerableError(
             "the input's last axis is not contiguous, or an image is beyond 2^31 elements"
@@ -211,6 +221,8 @@ def _define_sizes(cut: _TiledConv, pairs: bool) -> dict[str, int]:
         "PAIRS": int(pairs),
         "STAGED": block_layout.staged,
         "PRODUCTS": schedule.products,
+        # The accumulator truncates: it is emptied every step where the reference's sum is that
+        # exact.
         "PROMOTE": 1 if conv.depth <= _MAX_SHALLOW_DEPTH else 2,
     }
     for name, axis, tile, low, box in zip(
@@ -266,6 +278,7 @@ def _print_text(cut: _TiledConv, sizes: dict[str, int]) -> tuple[str, str]:
         "TAIL_ARGUMENTS": cut.epilogue.arguments,
         "INDEX": "i64" if "i64 row" in cut.epilogue.text else "int",
     }
+    # The comment at the head of the file names the words that are replaced: it must keep them.
     head, _, body = text.partition("typedef unsigned int u32")
     body = "typedef unsigned int u32" + body
     for word, meant in words.items():
@@ -300,6 +313,7 @@ def _print_class_functions(cut: _TiledConv) -> str:
 
 
 def _print_function(name: str, values: list[int]) -> str:
+    # Selects instead of a table: a table would be module memory, with which a cubin is refused.
     text = str(values[-1])
     for i in range(len(values) - 2, -1, -1):
         if str(values[i]) != text or "?" in text:
@@ -327,6 +341,7 @@ def _print_steps(cut: _TiledConv, sizes: dict[str, int]) -> tuple[str, set[int]]
                 for row in range(schedule.wide)
             )
             lines.append(f"  {test}{{ {body} }}")
+    # Without classes side by side all steps are the same line: a template serves them all.
     if block_layout.together == 1:
         lines = lines[:1]
     head = "template <int S>\n__device__ __forceinline__ void step(float (&sum)[ACC], u32 (&a)[MW][4], u64 weights) {"

@@ -28,8 +28,11 @@ __all__ = [
 
 _MAX_SHARED_BYTES = max_shared_bytes(H200.sm)
 _WARPGROUPS = 2
-_OUTPUT_STAGING_BYTES = 36 * 1024  # for results on their way out, where the operands need less
-_MAX_SLOT_STEPS = 40  # of a slot: they are unrolled
+# Results leave through shared memory in the order of the output: at least so much is theirs where
+# the operands need less.
+_OUTPUT_STAGING_BYTES = 36 * 1024
+# The steps of a slot are unrolled.
+_MAX_SLOT_STEPS = 40
 _SAME_TILE_PENALTY = (
     1.3  # how much slower than its bound another schedule with the same tile counts
 )
@@ -74,6 +77,8 @@ def read_schedule(proposal: Proposal) -> ConvSchedule:
         for size in (schedule.z, schedule.y, schedule.x, schedule.wide)
     )
     if (
+        # wgmma computes 64 rows a warpgroup and a multiple of 8 columns. With fewer than two stages
+        # nothing would be copied while the tensor core computes.
         not powers
         or schedule.z * schedule.y * schedule.x != 64 * schedule.wide * _WARPGROUPS
         or schedule.columns % 8
@@ -137,6 +142,8 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
             f"{conv.channels} channels, {sorted(counts)} taps: do not divide into {schedule.channels} and {schedule.taps}"
         )
     if (
+        # wgmma takes at most 256 columns. Each thread keeps `wide * columns / 2` accumulators: 128
+        # of its 255 registers at this limit.
         not 0 < steps <= _MAX_SLOT_STEPS
         or together * schedule.columns > 256
         or schedule.wide * together * schedule.columns > 256
@@ -145,6 +152,7 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
             f"{steps} steps a slot, {together * schedule.columns} columns and {schedule.wide} rows of 64"
         )
     vector = _copy_elements(conv, schedule)
+    # The box begins at a whole vector, so that copies are aligned.
     first = x.low // vector * vector
     along = (schedule.x - 1) * x.stride + (x.low - first) + x.reach
     tall = [
@@ -152,6 +160,7 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
     ]
     box = (tall[0], tall[1], -(-along // vector) * vector)
     plane = _pad_plane(math.prod(box), x.stride)
+    # What a step reads and does not exist comes from a plane of zeros.
     holes = (
         depth % 8 > 0
         or conv.channels < schedule.channels
@@ -164,7 +173,10 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
         boxes * (min(schedule.channels, conv.channels) + holes) * plane
         + schedule.stages * schedule.products * steps * 8 * together * schedule.columns
     )
+    # A pair of offsets is 8 bytes; what follows the table is aligned to 128.
     shared = -(-table * 8 // 128) * 128 + 4 * floats
+    # Rows of staged results are 4 elements longer than a tile: fragments of 4 channels x 8 places
+    # lie in different banks then (PITCH of conv.cu).
     channel = 4 * together * (64 * _WARPGROUPS * schedule.wide + 4)
     divisors = [c for c in range(8, schedule.columns + 1, 8) if schedule.columns % c == 0]
     staged = max(
@@ -199,6 +211,7 @@ def _pad_plane(size: int, stride: int) -> int:
     """Elements from one channel's box to the next, so that 8 places of 4 channels lie in different
     banks.
     """
+    # Shared memory has 32 banks of 4 bytes.
     bank_offset = 8 if stride == 1 else 16 + 4 * (stride > 2)
     size = -(-size // 4) * 4
     return size + (bank_offset - size) % 32
@@ -216,6 +229,7 @@ def choose_schedules(conv: Convolution, products: int, most: int = 8) -> tuple[C
             continue
     ranked: list[tuple[float, ConvSchedule]] = []
     for schedule in sorted(bounds, key=lambda s: bounds[s]):
+        # The bound knows little of what differs between schedules of one tile: others come first.
         before = sum(
             (s.wide, s.columns, s.blocks) == (schedule.wide, schedule.columns, schedule.blocks)
             for _, s in ranked
@@ -236,9 +250,13 @@ def _enumerate(conv: Convolution, products: int) -> Iterator[ConvSchedule]:
                 for channels in _choose_channels(conv.channels, together):
                     for taps in (t for t in range(1, counts + 1) if counts % t == 0):
                         for stages in (2, 3, 4):
+                            # Three products need the fp32 sums beside the tensor core's
+                            # accumulators.
                             sums = (products // 2 + 1) * (wide * together * columns // 2)
                             room = sums + (12 * products + 4) * wide + 36 + 4 * products
                             for blocks in (1, 2, 3):
+                                # A block has 256 threads: of an SM's 65,536 registers each thread
+                                # of a single block may have 256.
                                 if room * blocks <= 250:
                                     yield ConvSchedule(
                                         *tile,
@@ -260,6 +278,7 @@ def _choose_columns(outputs: int, together: int) -> list[int]:
 
 
 def _choose_channels(channels: int, together: int) -> list[int]:
+    # A step of 8 of k is of a single tap where the channels divide by 8.
     eights = [c for c in (8, 16, 32) if channels % c == 0] or [8] * (together > 1 and channels < 8)
     return eights or [c for c in range(1, 33) if channels % c == 0][-2:]
 
@@ -301,6 +320,7 @@ def _choose_tiles(conv: Convolution, places: int) -> list[tuple[int, int, int]]:
 def estimate_s(conv: Convolution, schedule: ConvSchedule) -> float:
     """A lower bound in seconds, rough. Raises NotLowerableError where the schedule does not fit."""
     block_layout = lay_out(conv, schedule)
+    # CUDA reserves 1 KiB of shared memory for each block.
     if block_layout.shared_bytes * schedule.blocks > _MAX_SHARED_BYTES - 1024 * schedule.blocks:
         raise NotLowerableError(
             f"{block_layout.shared_bytes} bytes of shared memory for each of {schedule.blocks} blocks"

@@ -20,13 +20,16 @@ from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 __all__ = ["is_depthwise", "lower_depthwise", "propose_depthwise"]
 
 _ROWS = (8, 16, 4, 2, 1)
-_MAX_TAPS, _MAX_PRODUCTS = 64, 600  # they are unrolled, and the weights of a plane lie in registers
+# Taps are unrolled, and the weights of a plane lie in registers.
+_MAX_TAPS, _MAX_PRODUCTS = 64, 600
 _REACH = 2**31 - 1
 
 
 def is_depthwise(conv: Convolution) -> bool:
     """Whether these kernels serve it."""
     plain = all(len(axis.classes) == 1 and axis.weight_step == 1 for axis in conv.axes)
+    # With one input channel a group has nothing for a tensor core to multiply. A transposed
+    # convolution of a stride has several classes of taps, which this kernel does not know.
     return (
         conv.channels == 1
         and conv.groups > 1
@@ -38,6 +41,8 @@ def is_depthwise(conv: Convolution) -> bool:
 def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
     """At most `most` ways: how many outputs a thread makes below one another."""
     _, y, x = conv.axes
+    # Neighbouring threads have neighbouring columns: a warp along x where rows are long, several
+    # rows a warp where they are short.
     width = min(32, max(4, 1 << (x.out - 1).bit_length()))
     fitting = [
         rows
@@ -54,6 +59,8 @@ def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
     node, conv = find_convolution(tuple(o.node for o in traced.outputs))
     rows, width = proposal.number("rows", 0), proposal.number("width", 0)
     _, y, x = conv.axes
+    # Threads of a warp read neighbouring columns: with another stride each would fetch its own
+    # line.
     if not is_depthwise(conv) or conv.input_strides[4] != 1 or min(conv.input_strides) < 0:
         raise NotLowerableError(
             "no depthwise convolution of a tensor whose last axis is contiguous"
@@ -65,6 +72,7 @@ def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
     epilogue = print_cuda_epilogue(build_epilogue_nest(traced.outputs, node))
     sizes = _define_sizes(conv, rows, width)
     grid = -(-sizes["UNITS"] * width // 256)
+    # CUDA's first grid dimension has 31 bits.
     if grid > _REACH:
         raise NotLowerableError(f"{grid} blocks")
     text, name = _print_text(epilogue, sizes)
@@ -112,6 +120,7 @@ def _print_text(epilogue: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str
         "TAIL_ARGUMENTS": epilogue.arguments,
         "INDEX": "i64" if "i64 row" in epilogue.text else "int",
     }
+    # The comment at the head of the file, which names these words, was split off before.
     for word, meant in words.items():
         body = body.replace(word, meant)
     # everything that changes the code is in the name, which thus stands for one machine code

@@ -52,7 +52,8 @@ from torch_cudal1.kernels.templates.split_precision import lower_split_precision
 
 __all__ = ["TEMPLATE"]
 
-_MAX_FOLD_TILES = 2  # tried for a product with few columns
+# Tiles of a fold that are tried for a product with few columns.
+_MAX_FOLD_TILES = 2
 # rows of the other operand, where the weight is made from few bits: a fold reads it again for each
 _MAX_FOLDED_ROWS, _MAX_ROWS_FOLD_FIRST = 16, 4
 
@@ -64,6 +65,8 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
             choose_schedules(parts.product, request.sm, request.tf32_ops, request.limit)
         )
     else:
+        # The packed methods read operands from memory, so they serve no weight that is made on the
+        # way.
         schedules = _choose_for_made_weight(parts.product, request)
     proposals: list[Proposal] = []
     for schedule in schedules:
@@ -71,6 +74,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
             proposals += _propose_folds(fold_product(parts))
         else:
             proposals.append(schedule.proposal())
+    # Packed methods need an epilogue with a C++ form, which the schedules know nothing of.
     return keep_lowerable(_lower, workload, proposals)
 
 
@@ -82,6 +86,7 @@ def _choose_for_made_weight(product: Product, request: ProposalRequest) -> list[
     fold = GemmSchedule("fold", warps=4)
     if product.m > _MAX_FOLDED_ROWS:
         return list(tiled)
+    # Leaves room in the limit for the proposals of the fold.
     few = tiled[: request.limit - _MAX_FOLD_TILES]
     return [fold, *few] if product.m <= _MAX_ROWS_FOLD_FIRST else [*few, fold]
 
@@ -92,6 +97,7 @@ def _propose_folds(outputs: tuple[Output, ...]) -> list[Proposal]:
 
 
 def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
+    # The first value number that the Program does not use.
     traced, scratch_value = workload.trace, workload.program.value_count
     schedule, parts = read_schedule(proposal), read_parts(traced)
     if schedule.method == "fold":
@@ -100,10 +106,13 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     if schedule.split == 1:
         kernels, scratch = _lower_product(parts, proposal, specs, scratch_value)
         return LoweredKernels(kernels, workload.output_specs | scratch)
+    # The packed kernels walk pieces of k as a batch; tiles have the piece in their grid.
     split = split_k_as_batch if _is_packed(proposal) else split_k
     planes, outputs, spec = split(parts, schedule.split, scratch_value)
     specs[scratch_value] = spec
     kernels, scratch = _lower_product(planes, proposal, specs, scratch_value + 1)
+    # The pieces are added, in order, by a launch of its own: only then all of them are in memory.
+    # The epilogue is there too, since no piece alone has the sum that it needs.
     nest = build_nest(outputs)
     config = Proposal("elementwise", choose_tiles(nest)[0])
     stage = (nest, read_tile(nest, config), config.number("warps", 4))
@@ -114,6 +123,7 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
 
 def _lower_fold(workload: TemplateInput, proposal: Proposal, parts: GemmParts) -> LoweredKernels:
     config = {name: value for name, value in proposal.config.items() if name != "method"}
+    # A fold is a reduction over k: it takes the tiles and loops that reductions have.
     folded = TracedProgram(fold_product(parts), workload.trace.leaves, "reduction")
     return lower_loop_nest(replace(workload, expressions=folded), Proposal("reduction", config))
 
@@ -150,6 +160,7 @@ def _estimate_resources(proposal: Proposal) -> KernelResources:
     stages, depth, rows, columns, warps = (
         proposal.number(name, 1) for name in ("stages", "depth", "rows", "columns", "warps")
     )
+    # What Triton's pipeline keeps in shared memory: `stages` tiles of both operands.
     pipeline_bytes = stages * depth * (rows + columns) * METHODS[str(method)].bytes_per_element
     return KernelResources(pipeline_bytes, rows * columns // (32 * max(1, warps)))
 

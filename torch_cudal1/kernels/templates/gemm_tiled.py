@@ -58,6 +58,7 @@ __all__ = ["GemmParts", "fold_product", "lower_tiled", "read_parts", "split_k", 
 
 _INT32_REACH = 2**31 - 1
 _NOT_IN_MEMORY = -1  # the number of an operand that is in no memory
+# The text of `tl.dot`'s last argument; half types have only one way.
 _PRECISION = {
     "bf16x6": ', input_precision="bf16x6"',
     "tf32x3": ', input_precision="tf32x3"',
@@ -85,6 +86,8 @@ RIGHT_TILEROUNDING        acc = tl.dot(x, y, accPRECISION)
 """
 _POINTER = "    right = pRIGHT + RIGHT_OFFSET + RIGHT_PLANE + (RIGHT_N * RIGHT_ROW)[None, :]\n"
 _READ = "        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)\n"
+# Tensor cores cut fp32 operands off after TF32's 10 bits: without rounding the error was 7.8e-4
+# where cuBLAS's TF32 has 2.9e-4 (benchmarks/LOG.md, 2026-11-20).
 _ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
 
 
@@ -137,9 +140,11 @@ def lower_tiled(
     """
     schedule, product = read_schedule(proposal), parts.product
     _check_method(schedule, product)
+    # Loops and masks are printed only where a tile reaches over the edge: sizes are literals.
     masks = product.m % schedule.rows != 0, product.n % schedule.columns != 0
     reads, writes = list_values(parts.epilogue)
     right = list_values(parts.weight)[0] if parts.weight is not None else (product.right.value,)
+    # A tensor that is read in two places is one argument.
     values = tuple(dict.fromkeys((product.left.value, *right, *reads, *writes)))
     lines = [
         line
@@ -149,7 +154,10 @@ def lower_tiled(
     if masks[0]:
         lines.append(f"    row_ok = (m < {product.m})[:, None]")
     if masks[1]:
+        # The offset of the last plane may need 64 bits though every offset within a plane fits 32.
         lines.append(f"    column_ok = (n < {product.n})[None, :]")
+    # Each piece of k writes a plane of the scratch tensor; planes are added afterwards in their
+    # order. Atomic additions would make the result depend on the order of arrival.
     if schedule.split > 1:
         plane = product.batch * product.m * product.n
         lines.append(
@@ -163,6 +171,7 @@ def lower_tiled(
     text = add_prelude(
         ", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n"
     )
+    # The name is made of the text, so that equal names stand for equal machine code.
     symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     grid = _count_tiles(product, schedule) * schedule.split
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
@@ -178,10 +187,12 @@ def split_k(
     outputs made of those planes.
     """
     shape = (split, *parts.dot.shape)
+    # Partial sums stay in fp32 for half types too: a rounding for each piece would cost accuracy.
     spec = TensorSpec("float32", shape, row_major(shape), "cuda")
     plane = Dot(parts.dot.shape, torch.float32, parts.dot.left, parts.dot.right)
     alone = Output(scratch, plane, replace(spec, shape=shape[1:], strides=spec.strides[1:]))
     leaf = Leaf(shape, torch.float32, scratch, spec.strides)
+    # Added one after another, always in this order: results repeat bit for bit.
     total = _select_plane(leaf, 0)
     for piece in range(1, split):
         total = pointwise("({0} + {1})", total, _select_plane(leaf, piece), dtype=torch.float32)
@@ -198,6 +209,8 @@ def split_k_as_batch(
     """As `split_k`, with the pieces of k as the matrices of a batch. Raises NotLowerableError
     where k has no such pieces.
     """
+    # The packed kernels have no piece in their grid; a batch is walked by one stride, so pieces of
+    # k must be equal and there can be no other batch.
     product = parts.product
     if product.batch > 1 or product.k % split:
         raise NotLowerableError(
@@ -299,12 +312,15 @@ def _print_weight_tile(
     """Lines that make a tile of the right operand: each is read again for every band of `rows`,
     from the L2.
     """
+    # Columns beyond the edge wrap so that their addresses stay in memory; their results are not
+    # stored.
     n = f"(n % {product.n})" if product.n % schedule.columns else "n"
     lines = [
         "row = k[:, None]",
         *[f"row_ok = (k < {product.k})[:, None]"] * ragged,
         f"column = {n}[None, :]",
     ]
+    # The last line is the nest's store: the tile stays in registers.
     lines += print_triton_epilogue(weight, schedule.depth, schedule.columns, (ragged, False))[:-1]
     element = weight.statements[-1].operands[0].name
     kind = str(product.dtype).removeprefix("torch.")
@@ -317,6 +333,7 @@ def _print_weight_tile(
 
 
 def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | None) -> str:
+    # Pieces begin at whole depths, so that only the last one has a ragged end.
     length = math.ceil(product.k / schedule.split / schedule.depth) * schedule.depth
     ragged = product.k % schedule.depth != 0
     high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
@@ -327,6 +344,7 @@ def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | No
         "SPLIT": schedule.split,
         "HIGH": high,
         "WIDE": wide,
+        # A band higher than the matrix would be a division of programs that do not exist.
         "GROUP": min(schedule.group, high),
         "LENGTH": length,
         "END": product.k if schedule.split == 1 else f"min({product.k}, first + {length})",
@@ -352,6 +370,7 @@ def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | No
         "RIGHT_TILE",
         _READ if weight is None else _print_weight_tile(weight, product, schedule, ragged=ragged),
     )
+    # Longest first: LEFT_M is the beginning of LEFT_MASK.
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, str(words[word]))
     return text
@@ -365,6 +384,8 @@ def _handle_edge(name: str, size: int, tile: int, operand: Operand) -> tuple[str
     """
     if size % tile == 0:
         return name, []
+    # The mask then changes at multiples of 16 elements only, so that loads stay 16 bytes wide; a
+    # modulo would take from the compiler that rows are neighbours.
     if operand.row == 1 and size % 16 == 0:
         return name, [f"({name} < {size})"]
     return f"({name} % {size})", []
@@ -395,6 +416,7 @@ def _operand_placeholders(side: str, operand: Operand, to64: str) -> dict[str, i
 
 def _wide(product: Product) -> bool:
     """Whether an address needs 64 bits."""
+    # Addresses are computed for the whole last tile of k, masked or not: hence the 256 beyond it.
     reach = [product.batch * product.m * product.n]
     for operand, rows in ((product.left, product.m), (product.right, product.n)):
         reach.append(

@@ -48,19 +48,26 @@ class Method:
 
 
 METHODS = {
+    # The packed rates are without packing: `estimate_s` adds the passes and launches for that.
+    # Packed methods use wgmma, which is in sm_90a only.
     "packed-f16x3": Method(4, False, 90, 2.3e14, 4, exact_sm=True),
     "packed-stream": Method(4, False, 90, 2.1e14, 4, exact_sm=True),
     "packed-bf16x6": Method(4, False, 90, 1.2e14, 6, exact_sm=True),
+    # One fp16 piece holds 11 bits, as TF32 has: only where the user allows TF32.
     "packed-f16x1": Method(4, True, 90, 6.0e14, 2, exact_sm=True),
     "bf16x6": Method(4, False, 80, 6.5e13, 4),
     "tf32x3": Method(4, False, 80, 5.5e13, 4),
     "tf32": Method(4, True, 80, 3.0e14, 4),
     "half": Method(2, False, 80, 6.0e14, 2),
+    # An element size of 0 stands for any dtype: a fold has no tensor core operands.
     "fold": Method(0, False, 80, 1.0e13, 0),
 }
 FP32_METHODS = frozenset(name for name, method in METHODS.items() if method.itemsize == 4)
-_SAME_METHOD_PENALTY = 1.5  # how much slower than its bound another schedule of a method counts
-_MAX_FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too often
+# How much slower than its bound another schedule of a method counts. The bound knows no difference
+# between methods that it does not model, so the first few proposals must not all be tiles of one.
+_SAME_METHOD_PENALTY = 1.5
+# A fold reads the matrix once for each vector; with more vectors it would be read too often.
+_MAX_FOLD_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,8 @@ _TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
 }
 # columns, stages, promote, group, cluster
 _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    # The first number of columns is the best at 4096^3: with 192 columns the last wave is mostly
+    # empty (181 TFLOP/s, benchmarks/LOG.md, 2026-11-20).
     # two depths before promotion are no faster and double the error, which at small k is then above
     # cuBLAS's; pairs of blocks are slower (825 us against 704 at 4096^3, 919 against 809 at 1024 x
     # 8192 x 8192)
@@ -187,12 +196,15 @@ def read_schedule(proposal: Proposal) -> GemmSchedule:
             "proposal",
             f"family {proposal.family!r} and method {method!r}; expected one of {sorted(METHODS)}",
         )
+    # A fold has no tile of its own: its config holds the numbers of a loop nest, read elsewhere.
     names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote", "cluster")
     numbers = {name: proposal.number(name, 1) for name in names}
     schedule = GemmSchedule(str(method), **numbers)
     if method == "fold":
         return schedule
     sizes = (schedule.rows, schedule.columns, schedule.depth)
+    # `tl.dot` takes operands of 16 and more in every dimension, `tl.arange` powers of two only. An
+    # SM has 65,536 registers, and each fp32 accumulator of a tile takes one.
     packed = schedule.method.startswith("packed")
     if (
         min(sizes) < 16
@@ -202,6 +214,7 @@ def read_schedule(proposal: Proposal) -> GemmSchedule:
         raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
     if packed:
         _check_packed(schedule)
+    # The streamed kernel copies rows of A itself and knows no cluster (packed_stream.cu).
     if schedule.cluster not in ((1, 2) if packed and schedule.method != "packed-stream" else (1,)):
         raise ProgramError(
             "proposal", f"a cluster of {schedule.cluster}; expected 1, or for packed tiles 2"
@@ -219,12 +232,16 @@ def read_schedule(proposal: Proposal) -> GemmSchedule:
 
 def _check_packed(schedule: GemmSchedule) -> None:
     never = schedule.promote == 0
+    # A streamed row is scaled by a power of two of its 64 of k alone, and the scale is put back
+    # when the partial sum leaves the tensor core: sums of several depths would mix scales.
     if schedule.method == "packed-stream" and (schedule.promote != 1 or schedule.columns > 128):
         raise ProgramError(
             "proposal",
             f"{schedule}: a streamed product promotes every depth, in tiles of at most 128 columns",
         )
-    widest = 256 if never else 192  # two sets of accumulators, or one, in the registers
+    # With promotion a warpgroup holds two sets of accumulators in registers (the tensor core's and
+    # the fp32 sums), without it one.
+    widest = 256 if never else 192
     if (
         (schedule.rows, schedule.depth) != (128, 64)
         or schedule.columns % 32
@@ -235,6 +252,8 @@ def _check_packed(schedule: GemmSchedule) -> None:
             "proposal",
             f"a packed tile of {sizes}; expected 128 x (32 to {widest}, in steps of 32) x 64",
         )
+    # The tensor core's accumulator truncates: the rms error grows by about 1.2e-9 a unit of k and
+    # product, 4.9e-6 at k = 4096 (benchmarks/LOG.md, 2026-11-20).
     if never and schedule.method != "packed-f16x1":
         raise ProgramError(
             "proposal", f"{schedule.method} without promotion would be less exact than fp32"
@@ -244,6 +263,7 @@ def _check_packed(schedule: GemmSchedule) -> None:
 def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     """Seconds that `schedule` cannot go below, roughly; for ordering."""
     method, size = METHODS[schedule.method], product.dtype.itemsize
+    # The tile is over the operands as the kernel takes them, not as the Program has them.
     if schedule.method == "packed-stream":
         product, _ = put_streamed_left(product)
     operands = size * product.batch * (product.m + product.n) * product.k
@@ -260,7 +280,10 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     share = min(
         1.0, 0.35 + 0.65 * area / 16384
     )  # small tiles wait for the shared memory more than they compute
-    per_sm = max(1, min(4, 65536 // (area * 2)))  # programs an SM runs side by side
+    # How many programs an SM runs side by side: it has 65,536 registers, and a program takes about
+    # two for each accumulator.
+    per_sm = max(1, min(4, 65536 // (area * 2)))
+    # The last wave takes as long as a full one. Fewer tiles than SMs are one wave.
     waves = math.ceil(tiles / (H200.sm_count * per_sm)) * per_sm if tiles > H200.sm_count else 1
     work = (
         2.0
@@ -272,9 +295,11 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     )
     launches = 1
     if schedule.split > 1:
+        # Partial sums are written and read once, 4 bytes each way; a second launch adds them up.
         moved += 8 * schedule.split * product.batch * product.m * product.n
         launches = 2
     if schedule.method in _PIECES:
+        # Only the right operand of a streamed product is packed.
         packed = (
             size * product.batch * product.n * product.k
             if schedule.method == "packed-stream"
@@ -283,6 +308,7 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
         extra = (
             (8 + 2 * _PIECES[schedule.method]) / 4 * packed / H200.bytes_per_s
         )  # read twice, written in pieces
+        # Packing comes before the product, in two launches of its own: it does not overlap with it.
         return max(work, moved / H200.bytes_per_s) + extra + (2 + launches) * H200.launch_s
     return max(work, moved / H200.bytes_per_s) + launches * H200.launch_s
 
@@ -297,6 +323,7 @@ def _serves(name: str, product: Product, sm: int, rights: Collection[str]) -> bo
         return False
     if name == "fold":
         return min(product.m, product.n) <= _MAX_FOLD_COLUMNS
+    # The packed kernels walk a batch by one stride.
     if name in _PACKED and (product.left.digits or product.right.digits):
         return False  # they walk a batch by one stride
     return method.itemsize == product.dtype.itemsize and (
@@ -312,12 +339,18 @@ def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmS
         yield from _schedules_of_packed(name, product)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
+        # Half of such a tile or more would be empty. Tiles of 16 are the smallest there are, so
+        # they stay.
         if rows >= 2 * max(16, product.m) or columns >= 2 * max(16, product.n):
             continue
         shared = stages * depth * (rows + columns) * METHODS[name].bytes_per_element
+        # The table is for an H200; GPUs with less shared memory get a shorter pipeline.
         if shared > max_shared_bytes(sm):
             stages = max(2, stages * max_shared_bytes(sm) // shared)
         for split in _choose_splits(product, rows, columns):
+            # Stages beyond the steps of k hold nothing and keep programs off the SM: four stages of
+            # 20 KiB for a single step left room for two (KernelBench 3/49, benchmarks/LOG.md,
+            # 2026-11-25).
             steps = math.ceil(
                 product.k / split / depth
             )  # stages beyond them hold nothing, and keep programs off the SM
@@ -329,6 +362,8 @@ def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmS
 def _schedules_of_packed(name: str, product: Product) -> Iterable[GemmSchedule]:
     """A product of which one tile would be mostly empty costs more to pack than it saves."""
     least = min(product.m, product.n) if name == "packed-stream" else product.m
+    # Packing costs about 15 us: at 333 x 517 x 259 and below small tiles of bf16x6 are faster
+    # (benchmarks/LOG.md, 2026-11-20).
     if least < (_MIN_STREAMED_ROWS if name == "packed-stream" else 64) or product.k < 32:
         return
     if name == "packed-stream":
@@ -348,9 +383,11 @@ def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:
     """1, and the power of two that fills the SMs where tiles leave more than half of them idle;
     pieces are whole depths of k.
     """
+    # The pieces of k become the matrices of a batch, so a batch cannot be split once more.
     if product.batch > 1 or tiles > H200.sm_count // 2:
         return (1,)
     split = 1 << int(math.log2(2 * H200.sm_count / tiles))
+    # Pieces must be equal and whole depths: the kernel walks them by one stride.
     while split > 1 and (product.k % (64 * split) or product.k // split < 512):
         split //= 2
     return (1, split) if split > 1 else (1,)

@@ -30,7 +30,8 @@ from torch_cudal1.kernels.template import (
 
 __all__ = ["lower_loop_nest", "lower_stages", "make_template"]
 
-_MAX_GRID_PROGRAMS = 2**31 - 1  # of CUDA's first grid dimension
+# Of CUDA's first grid dimension.
+_MAX_GRID_PROGRAMS = 2**31 - 1
 _WARPS = (1, 2, 4, 8, 16, 32)
 _ARCHITECTURES = "sm_80 and newer"
 _DTYPES = "fp32, fp16, bf16"
@@ -68,6 +69,8 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     proposals = keep_lowerable(
         lower_loop_nest, workload, (Proposal(traced.family, config) for config in configs)
     )
+    # `choose_tiles` lists many numbers of programs a row, since not every number fits a row's
+    # dimensions.
     later_splits = [proposal for proposal in proposals if proposal.number("split", 1) != 1][1:]
     return tuple(proposal for proposal in proposals if proposal not in later_splits)[
         : request.limit
@@ -100,8 +103,11 @@ def lower_stages(
         if grid > _MAX_GRID_PROGRAMS:
             raise NotLowerableError(f"a grid of {grid} programs")
         arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
+        # CTAs wait for one another, so as many as possible must run at the same time: their
+        # registers are limited. Other kernels leave the choice to the compiler.
         registers = max_registers(tile, warps) if group else None
         kernels.append(KernelSource(symbol, text, arguments, grid, warps, registers=registers))
+        # Scratch values are written too: each needs memory in the emitted Program.
         stores = (s.value for s in nest.statements if s.kind == "store")
         written |= {value: specs[value] for value in (*stores, *printer.scratch)}
     return LoweredKernels(tuple(kernels), written)

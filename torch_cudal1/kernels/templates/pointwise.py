@@ -18,5 +18,6 @@ TEMPLATE = make_template(
     FusionRules("elementwise"),
     summary="Chains of two or more element-wise steps, views and broadcasts included.",
     dtypes="fp32, fp16, bf16, int32, int64, bool; reads uint8, int8 and fp8",
+    # The last template of the registry: what no other one takes is element-wise steps.
     matches_expressions=lambda families, nodes: True,
 )

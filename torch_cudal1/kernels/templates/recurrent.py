@@ -122,6 +122,7 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     )
     between, products, flags = next_value, next_value + 1, next_value + 2
     if stack.layers > 1:
+        # With two directions a layer reads one half of the buffer while it writes the other.
         shape = (
             (2, stack.steps, stack.sequences, 2 * stack.hidden)
             if bidirectional
@@ -132,6 +133,8 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     written[products] = _dense_spec(
         "float32", (sets, stack.steps, _BLOCKS, stack.sequences, stack.rows)
     )
+    # Flags tell other blocks that a step is there. They are cleared by a launch before: flags that
+    # a previous call left would let blocks go on before there is anything to read.
     written[flags] = _dense_spec("int32", (sizes["FLAGS"],))
     if (scratch_bytes := 4 * sum(spec.numel for spec in written.values())) > _MAX_SCRATCH_BYTES:
         raise NotLowerableError(f"{scratch_bytes} bytes of scratch; at most {_MAX_SCRATCH_BYTES}")
@@ -154,6 +157,7 @@ class _Launch:
 
 def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
     """All layers of one direction."""
+    # Each layer has clusters of its own, and all layers are in one launch.
     clusters = stack.clusters(stack.width) + (stack.layers - 1) * stack.clusters(stack.hidden)
     if clusters > _MAX_CLUSTERS:
         raise NotLowerableError(
@@ -187,6 +191,8 @@ def _plan_bidirectional(stack: _Stack, between: int, products: int, flags: int) 
     dense = f"{stack.sequences * 2 * stack.hidden}, {2 * stack.hidden}"
     for layer in range(stack.layers):
         arguments, directions = _list_arguments(stack, stack.weights[2 * layer : 2 * layer + 2])
+        # With two directions a layer needs the whole of the one below: a launch for each orders
+        # them.
         first, top = layer == 0, layer == stack.layers - 1
         source = (
             "input, IN_STEP, IN_SEQUENCE"
@@ -225,6 +231,8 @@ def _list_arguments(
         operands += [
             (value, f"const float* {name}") for value, name in zip(values, names, strict=True)
         ]
+        # A cell without biases has two weights: the kernel finds null pointers in place of the
+        # biases.
         rows.append("{" + ", ".join((*names, "nullptr", "nullptr")[:4]) + "}")
     return operands, "{" + ", ".join(rows) + "}"
 
@@ -252,8 +260,11 @@ def _make_kernels(
         body + f'extern "C" __global__ void __launch_bounds__(256) clear_{digest}(u32* flags) {{\n'
     )
     text += "  int i = blockIdx.x * 256 + threadIdx.x;\n  if (i < FLAGS) flags[i] = 0;\n}\n"
+    # One warp for eight rows of gates, and one more that only fetches what later steps read.
     defines, warps = tuple(sorted(sizes.items())), stack.rows // 8 + 1
     for number, (code, parameters) in enumerate(entry_points):
+        # The cluster's size is part of the code: the blocks of a cluster hand each other the hidden
+        # state.
         text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
     clearing = KernelSource(
@@ -279,6 +290,7 @@ def _count_shared_bytes(stack: _Stack) -> int:
     gates.
     """
     widest = max(stack.width, (stack.layers > 1) * stack.hidden * stack.directions)
+    # A block either projects or recurs; all blocks of a launch have the same shared memory.
     projects = _RING_STAGES * stack.sequences * -(-widest // 32) * 32
     recurs = stack.sequences * (2 * stack.hidden + (_RING_STAGES + 1) * stack.rows)
     if (needed := 4 * max(projects, recurs)) > _MAX_SHARED_BYTES:
@@ -312,6 +324,7 @@ def _read_stack(program: Program) -> _Stack:
         raise NotLowerableError("no recurrent step by itself")
     (step,) = program.steps
     assert isinstance(step, Aten)
+    # The arguments are read by position, as Dynamo and AOTAutograd leave them.
     if len(step.args) != len(_ARGUMENT_NAMES) or step.kwargs:
         raise NotLowerableError(
             f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_ARGUMENT_NAMES)}"
@@ -362,10 +375,12 @@ def _refuse_unserved(
         specs[value]
         for value in (*stack.states, *(value for values in stack.weights for value in values))
     ]
+    # Layers above the first read what the layer below wrote, of both directions.
     widths = {stack.width, *([stack.hidden * stack.directions] if stack.layers > 1 else [])}
     shapes = {specs[values[1]].shape for values in stack.weights}
     problems = {
         "float32 only": any(spec.dtype != "float32" for spec in (source, result, *dense)),
+        # Eight blocks share the hidden units.
         "a hidden size of 64, 128, 192 or 256": stack.hidden % 64 != 0
         or not 0 < stack.hidden <= _MAX_HIDDEN,
         f"at most {_MAX_SEQUENCES} sequences": stack.sequences > _MAX_SEQUENCES,

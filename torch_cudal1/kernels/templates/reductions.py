@@ -12,6 +12,7 @@ from torch_cudal1.kernels.templates.loop_nest_template import make_template
 
 __all__ = ["TEMPLATE"]
 
+# A sum may follow these inside the same group, since they leave one value a row.
 _ROW_RESULTS = (
     *("sum.dim_IntList", "mean.dim", "amax.default", "amin.default", "prod.dim_int"),
     *("var.correction", "std.correction", "linalg_vector_norm.default", "norm.ScalarOpt_dim"),

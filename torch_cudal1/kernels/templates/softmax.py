@@ -15,6 +15,7 @@ __all__ = ["TEMPLATE"]
 TEMPLATE = make_template(
     "softmax",
     HANDLERS,
+    # logsumexp leaves one value a row, which a sum may follow.
     FusionRules("row", target_names(HANDLERS), row_results=target_names(["logsumexp.default"])),
     summary="Softmax, log-softmax, log-sum-exp and the softmax backwards along one dimension.",
 )

@@ -37,18 +37,23 @@ from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, read_schedul
 
 __all__ = ["lower_split_precision"]
 
-_TWO = (1, 2, 3)  # HALF, PLANES, PRODUCTS
+# HALF, PLANES, PRODUCTS of packed_machine.cu.
+_TWO = (1, 2, 3)
 _PIECES_OF_METHOD = {
     "packed-f16x3": _TWO,
     "packed-stream": _TWO,
     "packed-bf16x6": (0, 3, 6),
     "packed-f16x1": (1, 1, 1),
 }
-_FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")  # one text in three parts
-_STREAM = "packed_stream.cu"  # and a fourth
-_STREAM_PITCH_BYTES = 320  # bytes of a row of the streamed operand in the ring
+# One text in three parts, and a fourth for streamed products.
+_FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")
+_STREAM = "packed_stream.cu"
+# Bytes of a row of the streamed operand in the ring: eight lanes that read 16 bytes each meet all
+# banks (packed_stream.cu).
+_STREAM_PITCH_BYTES = 320
 _DEPTH, _ROWS = 64, 128
 _REACH = 2**31 - 1
+# multiply: two warpgroups that multiply, and one that only copies.
 _THREADS = {"measure": 256, "pack": 256, "multiply": 384}
 
 
@@ -81,12 +86,14 @@ def lower_split_precision(
         raise NotLowerableError("a matrix of more than 2^31 elements")
     scratch: dict[int, TensorSpec] = {}
     sides = ((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))
+    # Of a streamed product the left operand is read as it lies: it has no scratch of its own.
     for i, (batch, rows) in list(enumerate(sides))[int(stream) :]:
         scratch[first + i] = _dense_spec("float32", (batch, sizes["SEGMENTS"], rows, 4))
         scratch[first + 2 + i] = _dense_spec(
             "int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH)
         )
         scratch[first + 4 + i] = _dense_spec("int32", (batch, rows, 2))
+    # Value numbers in the order of the kernels' arguments.
     operands = (product.left.value, product.right.value)
     row_sizes, piece_values = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
     text, name = _print_text(schedule, epilogue, sizes)
@@ -117,6 +124,8 @@ def _make_kernels(
     left_bytes = sizes["BM"] * (
         _STREAM_PITCH_BYTES if sizes["STREAM"] else sizes["PLANES"] * 2 * _DEPTH
     )
+    # 1024 bytes to align the ring, since the swizzle is of address bits; 16 bytes a stage for its
+    # two barriers.
     ring = 1024 + sizes["STAGES"] * (left_bytes + sizes["PLANES"] * sizes["BN"] * 2 * _DEPTH + 16)
     shared = {
         "measure": 8 * 128 * 16,
@@ -139,11 +148,16 @@ def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
     blocks = product.batch * math.ceil(
         min(product.m, product.n) / 128
     )  # at least so many measure a segment
+    # Each block that packs reads what all segments noted: more segments measure faster and pack
+    # slower.
     segments = min(
         max(8, 264 // blocks), 32, math.ceil(product.k / _DEPTH / 4)
     )  # each block that packs reads what all of them noted
+    # A cluster has neighbouring rows of tiles, all of which must exist: M is padded to whole
+    # clusters.
     height = _ROWS * schedule.cluster
     together = max(1, schedule.promote)
+    # Partial sums leave the tensor core after `together` chunks: the last group must be whole.
     chunks = math.ceil(product.k / _DEPTH / together) * together
     return {
         "HALF": half,
@@ -172,8 +186,10 @@ def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
 
 
 def _define_operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
+    # The kernels step from one matrix to the next by a single stride.
     if operand.digits:
         raise NotLowerableError("a batch whose matrices lie at no single stride")
+    # An operand that all matrices of the batch share is packed once.
     shared = operand.batch == 0
     return {
         f"{name}_ROW": operand.row,
@@ -222,6 +238,7 @@ def _print_text(
         "    PACK(": f"    pack_{name}(",
         "    MULTIPLY(": f"    multiply_{name}(",
     }
+    # The comment at the head of the file names the words that are replaced: it must keep them.
     head, _, body = text.partition("typedef unsigned int u32")
     body = "typedef unsigned int u32" + body
     for word, meant in words.items():

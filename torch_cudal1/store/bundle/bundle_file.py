@@ -39,7 +39,8 @@ FILES_LIMIT = 100_000
 LAYERS_LIMIT = 100
 HEADER_LIMIT_BYTES = 64 << 20
 TOTAL_LIMIT_BYTES = 64 << 30
-# commas, brackets or braces that a file needs in the header; more is a header that wants memory
+# Commas, brackets or braces that one file needs in the header. A header with more than this many a
+# file is made to take memory when it is parsed.
 _TOKENS_PER_FILE = 12
 _LAYERED = re.compile(r"(?P<layer>\d|[1-9]\d)/(?P<path>.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -99,6 +100,7 @@ class Manifest:
             }
             start += member.size_bytes
         text = canonical_json(record).encode()
+        # The format wants the tensor data aligned to eight bytes, and allows spaces only.
         return text + b" " * (-len(text) % 8)
 
     def _body(self) -> dict[str, Any]:
@@ -125,6 +127,7 @@ class Bundle:
             self._file.seek(offset)
             data = self._file.read(member.size_bytes)
             offset += member.size_bytes
+            # The file's size was checked at opening, but another process may truncate it meanwhile.
             if len(data) != member.size_bytes:
                 raise SupplyError(
                     self.path,
@@ -145,14 +148,19 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     """Open and check `path`. Raises SupplyError for anything that is not a whole bundle, OSError
     where the file cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make an import wait
+    # O_NONBLOCK: opening a named pipe without it waits for a writer, perhaps for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
+        # Asked of the open descriptor: the path may be exchanged after a `stat`. A pipe or a device
+        # has no size that the manifest could be compared with.
         if not stat.S_ISREG(status.st_mode):
             raise SupplyError(
                 path, "form", "it is no regular file; expected a bundle of `cudal1 export`"
             )
         length = int.from_bytes(file.read(8), "little")
+        # The length is checked against the file before it is read: a header can not claim more
+        # memory than the file has.
         if status.st_size < 8 or not 2 <= length <= min(HEADER_LIMIT_BYTES, status.st_size - 8):
             came = f"{status.st_size} bytes with a header of {length}, expected at most {HEADER_LIMIT_BYTES} within the file"
             raise SupplyError(
@@ -160,6 +168,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             )
         manifest = _manifest(path, file.read(length))
         expected = 8 + length + manifest.size_bytes
+        # Nothing may follow the last member: such bytes would be covered by no digest.
         if status.st_size != expected:
             raise SupplyError(
                 path,
@@ -176,7 +185,8 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
     the disk refuses.
     """
     if path.exists():
-        with open_bundle(path):  # a slip of the hand must not cost a user's file
+        # A mistyped path must not cost a user's file: only a bundle is replaced.
+        with open_bundle(path):
             pass
     sources = _assign_layers((*inventory.entries, *inventory.records))
     manifest = Manifest(tuple(member for member, _ in sources))
@@ -189,6 +199,7 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
         came = f"{len(sources)} files of {manifest.size_bytes} bytes in {layers} layers"
         came += f", expected at most {FILES_LIMIT} of {TOTAL_LIMIT_BYTES} in {LAYERS_LIMIT}"
         raise SupplyError(path, "count", f"{came}; export fewer keys or families at a time")
+    # A full disk keeps the old bundle and leaves nothing else.
     with write_atomically(path) as file:
         _fill(file, path, manifest, [file.path for _, file in sources])
     return manifest
@@ -200,9 +211,12 @@ def _fill(file: BinaryIO, path: Path, manifest: Manifest, sources: Sequence[Path
     for member, source in zip(manifest.members, sources, strict=True):
         digest = hashlib.sha256()
         with open(source, "rb") as read:
+            # In chunks: an entry may have 4 GiB.
             while chunk := read.read(_CHUNK):
                 digest.update(chunk)
                 file.write(chunk)
+        # The manifest is written first, so a source that a search replaces meanwhile would make a
+        # bundle that no import accepts.
         if digest.hexdigest() != member.sha256:
             raise SupplyError(
                 path, "digest", f"{source} changed while it was exported; run the command again"
@@ -218,6 +232,7 @@ def _assign_layers(files: Sequence[CacheFile]) -> list[tuple[Member, CacheFile]]
     for file in files:
         layer = layers[file.relative_path] = layers.get(file.relative_path, -1) + 1
         layered.append((Member(layer, file.relative_path, file.size_bytes, file.sha256), file))
+    # Sorted by name, so that equal content gives equal bytes.
     return sorted(layered, key=lambda pair: pair[0].name)
 
 
@@ -226,6 +241,8 @@ def _manifest(path: Path, header: bytes) -> Manifest:
     in it is believed.
     """
     most = _TOKENS_PER_FILE * FILES_LIMIT
+    # The manifest is JSON inside a JSON string: spelled as escapes, its commas and braces would
+    # hide from the count below. Names and digests are plain ASCII and need none.
     if b"\\u" in header:
         raise SupplyError(
             path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs"
@@ -278,6 +295,7 @@ def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
     if not (
         isinstance(name, str)
         and isinstance(sha256, str)
+        # Not `isinstance`: `true` is an int in Python.
         and type(size) is int
         and _SHA256.fullmatch(sha256)
     ):
@@ -285,6 +303,8 @@ def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
             path, "form", f"record {[name, size, sha256]!r}; expected a name, a size and a sha256"
         )
     match = _LAYERED.fullmatch(name)
+    # The name becomes a path at import. Only those of entries and records pass: no "..", no
+    # absolute path.
     cache_path = parse_cache_path(match["path"]) if match else None
     if match is None or cache_path is None:
         raise SupplyError(
@@ -292,6 +312,7 @@ def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
             "names",
             f"{name!r} is no path of an entry or decision record; nothing else may be in a bundle",
         )
+    # A member is read whole into memory, so its size is bounded before.
     if not 0 < size <= cache_path.limit_bytes:
         raise SupplyError(
             path, "size", f"{name} announces {size} bytes, expected 1 to {cache_path.limit_bytes}"

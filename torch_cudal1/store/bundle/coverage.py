@@ -111,9 +111,8 @@ def _cover_regions(
         entries = entries_by_key.get((deployment.family, key), ())
         label = name or next((entry.region_name for entry in entries), "")
         answers = [(entry, _check_usable(entry, deployment, cache)) for entry in entries]
-        usable = sorted(
-            (entry for entry, refusal in answers if refusal is None), key=_is_baseline
-        )  # a swap first
+        # A kernel before a baseline: `False` sorts first.
+        usable = sorted((entry for entry, refusal in answers if refusal is None), key=_is_baseline)
         if not usable:
             reasons = dict.fromkeys(str(refusal) for _, refusal in answers)
             yield Coverage(
@@ -139,6 +138,7 @@ def _cover_regions(
             _where(entry),
         )
         chosen.append(entry)
+    # All regions of a lock are not one call, and a call with a missing region has no measurement.
     if requirement.is_call and chosen and len(chosen) == len(requirement.keys):
         yield from _cover_whole_call(requirement, deployment, chosen, cache)
 
@@ -149,6 +149,7 @@ def _cover_whole_call(
     """What a start finds about the call as a whole; nothing where the module's own forward is all
     that could run.
     """
+    # A start measures no whole call where only the module's own forward could win.
     if len(chosen) == 1 and _is_baseline(chosen[0]) and chosen[0].choice.schedule == "eager":
         return
     candidates = [entry.choice.digest for entry in chosen]
@@ -177,16 +178,20 @@ def _cover_whole_call(
 def _check_usable(entry: Entry, deployment: Deployment, cache: LocalCache) -> Refusal | None:
     """Why a process there would not use `entry`."""
     contract, judged = deployment.contract, entry.contract
+    # A contract with another version has another digest, so a process there looks in another
+    # folder.
     if judged.version != TOLERANCE_VERSION:
         versions = f"{judged.version}, this package asks for {TOLERANCE_VERSION}"
         return Refusal(f"judged under tolerance version {versions}")
     if (judged.precision, judged.assume_finite) != (contract.precision, contract.assume_finite):
         finite = ", assuming finite values" if judged.assume_finite else ""
         return Refusal(f"judged under precision {judged.precision!r}{finite}")
+    # Its speed-up is not that of a call: such a kernel runs only inside a region's Program.
     if entry.evidence.get("granularity") == "island":
         return Refusal("a kernel for a part of a model, never timed alone")
     if _is_baseline(entry):
-        differences = []  # a baseline cannot be wrong, so it serves everywhere
+        # A baseline cannot be wrong, so it serves everywhere.
+        differences = []
     else:
         pairs = (
             ("", deployment.sku, entry.target.sku),
@@ -199,6 +204,8 @@ def _check_usable(entry: Entry, deployment: Deployment, cache: LocalCache) -> Re
         ]
     if differences:
         return Refusal(f"judged on {', '.join(differences)}")
+    # With the entry's own target: the machine it was judged on is not this one, so nothing is stale
+    # for that reason.
     answer = cache.get(entry.region_key, entry.target, entry.contract)
     if isinstance(answer, Refusal):
         return Refusal(f"a look-up refuses it: {answer.reason}")
@@ -215,6 +222,8 @@ def _check_usable(entry: Entry, deployment: Deployment, cache: LocalCache) -> Re
 
 def _is_baseline(entry: Entry) -> bool:
     """The region's own Program, whatever the entry says of itself."""
+    # A baseline is exempt from the checks above, so the claim "baseline" is compared with the
+    # Program.
     return entry.choice.origin == "baseline" and entry.choice.program.digest == entry.region_key
 
 

@@ -43,7 +43,9 @@ _FOLDER, _INCOMING, _OLD = "imported", ".incoming-", ".old-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAYER = re.compile(r"\d{1,2}")
 _LOCK_S = 600.0
-_TICK_NS = 2 * 10**9  # the coarsest clock of a file system in use
+# Two seconds, the coarsest modification times of a file system in use (FAT): two imports within one
+# tick would have no order.
+_TICK_NS = 2 * 10**9
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def list_imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     return tuple(
         sorted(
             _folders(cache_dir / _FOLDER, _DIGEST),
+            # The name second, so that processes agree on the order of imports with equal stamps.
             key=lambda folder: (-folder.stat().st_mtime_ns, folder.name),
         )
     )
@@ -83,6 +86,7 @@ def list_imported_roots(cache_dir: Path) -> tuple[Path, ...]:
     return tuple(
         layer
         for bundle in bundles
+        # As numbers: as text "10" would come before "2".
         for layer in sorted(_folders(bundle, _LAYER), key=lambda folder: int(folder.name))
     )
 
@@ -113,9 +117,12 @@ def import_bundle(
         with hold_lock(home / IMPORT_LOCK, _LOCK_S) as lock:
             final = home / manifest.digest
             if lock.held:
+                # Its own incoming folder stays: the import goes on from the files that are whole in
+                # it.
                 _sweep(home, keep=_INCOMING + manifest.digest)
             already = (
                 final.is_dir()
+                # `is_dir` follows a link, and what a link leads to was not written by an import.
                 and not final.is_symlink()
                 and all(_lies_in(final, member) for member in manifest.members)
             )
@@ -145,11 +152,16 @@ def _bring_in(
     bundle: Bundle, incoming: Path, final: Path, say: Callable[[str, float | None], None]
 ) -> None:
     try:
-        if _holds_links(incoming):  # not of our making: nothing is written through them
+        # An import makes no links. Another process put them there, and a write through one would
+        # leave the cache.
+        if _holds_links(incoming):
             _remove(incoming)
+        # Before the first file: a disk that fills up at the last one would have cost the whole
+        # import.
         _check_space(bundle.path, incoming.parent, bundle.manifest, incoming)
         _stage(bundle, incoming, say)
         _publish(incoming, final)
+    # A bundle that breaks a rule leaves nothing, also none of the files that were good.
     except SupplyError:
         _remove(incoming)
         raise
@@ -166,7 +178,10 @@ def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], No
         say(f"importing {member.name}", read_bytes / total)
         read_bytes += member.size_bytes
         if _lies_in(incoming, member):
-            continue  # checked and written by an import that was killed
+            # Checked and written by an import that was killed.
+            continue
+        # Digest, decoding and path are checked before the write, so no file of the folder is
+        # unchecked.
         file = decode_file(data, member.relative_path, incoming / member.name)
         if isinstance(file, Refusal):
             raise SupplyError(bundle.path, "content", f"{member.name}: {file.reason}")
@@ -184,8 +199,11 @@ def _publish(incoming: Path, final: Path) -> None:
     for lock in list(files_under(incoming, ".lock")):
         lock.unlink(missing_ok=True)
     old = final.with_name(_OLD + final.name)
-    if os.path.lexists(final):  # damaged, or it would have been found whole
+    # A folder that is there was found damaged by `import_bundle`. It is renamed first: a directory
+    # that is not empty can not be replaced by a rename.
+    if os.path.lexists(final):
         os.replace(final, old)
+    # One rename makes all files visible at once: no look-up sees half a bundle.
     os.replace(incoming, final)
     _remove(old)
 
@@ -198,9 +216,9 @@ def _put_first(final: Path) -> None:
         folder.stat().st_mtime_ns for folder in _folders(final.parent, _DIGEST) if folder != final
     ]
     stamp = max(time.time_ns(), max(stamps, default=0) + _TICK_NS)
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
+    # The folder may be read-only now, such as one in a container image: the order stays as it was
+    # shipped.
+    with contextlib.suppress(OSError):
         os.utime(final, ns=(stamp, stamp))
 
 

@@ -43,7 +43,8 @@ class LockedEntry:
     """
 
     family: str
-    contract: str  # its digest
+    # The contract's digest.
+    contract: str
     key: str
     sku: str
     digest: str
@@ -71,7 +72,8 @@ class LockedRecord:
     family: str
     contract: str
     name: str
-    candidates: str  # digest of what it speaks of; "" for a graph's
+    # Digest of the candidates that were measured; "" for the record of a graph.
+    candidates: str
     digest: str
 
     @property
@@ -119,6 +121,7 @@ def make_lock(
     targets: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Lock:
     """The lock of what is in `inventory`, in a stable order."""
+    # Sorted, because the lock is committed: a diff shows what changed and nothing else.
     entries = sorted((_lock_entry(file) for file in inventory.entries), key=lambda pin: pin.purpose)
     records = sorted(
         (_lock_record(file) for file in inventory.records), key=lambda pin: pin.purpose
@@ -135,7 +138,9 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
     present = make_lock(inventory.only(lock.keys, lock.families or None))
     rows: list[LockDifference] = []
     unlocked = {row.purpose: row for row in present.entries}
-    if lock.targets:  # made under one precision; what others were judged under is not its business
+    # A lock of named targets is made under one precision: entries of other contracts in the same
+    # folder are not "extra".
+    if lock.targets:
         contracts = {entry.contract for entry in lock.entries}
         unlocked = {purpose: row for purpose, row in unlocked.items() if row.contract in contracts}
     for entry in lock.entries:
@@ -150,6 +155,8 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
                     f"{entry.runs}, judged on {entry.sku}",
                 )
             )
+        # The digest covers Program, payloads and evidence, but no signature: signing changes no
+        # lock.
         elif present_entry.digest != entry.digest:
             rows.append(
                 LockDifference(
@@ -193,8 +200,10 @@ def write_lock(lock: Lock, path: Path) -> None:
         "aliases": [asdict(record) for record in lock.records],
     }
     if path.exists():
-        read_lock(path)  # a slip of the hand must not cost a user's file
+        # A mistyped path must not cost a user's file: only a lock is replaced.
+        read_lock(path)
     with write_atomically(path) as file:
+        # One fact a line, so that version control shows one line for one change.
         file.write((json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
@@ -216,12 +225,15 @@ def read_lock(path: Path) -> Lock:
             {name: tuple(map(_text, keys)) for name, keys in body["targets"].items()},
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # SupplyError has a ValueError among its bases, and already says what is wrong.
         if isinstance(error, SupplyError):
             raise
         raise SupplyError(
             path, "form", f"not a lock of `cudal1 lock`: {type(error).__name__}: {error}"
         ) from error
     for pins in (lock.entries, lock.records):
+        # A merge of two branches may keep both versions of a line, and neither is known to be
+        # deployed.
         if len({pin.purpose for pin in pins}) != len(pins):
             raise SupplyError(
                 path,
@@ -237,7 +249,9 @@ def _lock_entry(file: CacheFile) -> LockedEntry:
         raise TypeError(f"{file.relative_path} holds no entry")
     timing = entry.evidence.get("timing") or {}
     if entry.choice.origin == "baseline" or entry.evidence.get("granularity") == "island":
-        timing = {}  # nothing was gained, or not measured alone
+        # A baseline gains nothing, and a kernel of a fusion group was never timed alone: their
+        # ratios would read as gains of a call.
+        timing = {}
     before, after = timing.get("baseline_us"), timing.get("candidate_us")
     return LockedEntry(
         family=file.cache_path.family,
@@ -297,6 +311,7 @@ def _check_fields(kind: type[LockedEntry | LockedRecord], record: Any) -> dict[s
     for column in fields(kind):
         number = column.name in ("speedup", "low", "saved_us")
         value = record[column.name]
+        # `type(...) in`, because bool is an int in Python.
         if not (value is None or type(value) in (int, float) if number else isinstance(value, str)):
             raise TypeError(
                 f"{column.name} is {value!r}, expected {'a number' if number else 'text'}"

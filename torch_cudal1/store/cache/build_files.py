@@ -65,17 +65,21 @@ def count_builds(cache_dir: Path) -> BuildCount:
     return BuildCount(len(sizes), sum(sizes))
 
 
+# Once a process: the digest reads every template.
 @cache
 def name_versions() -> str:
     """The name of the folder for what is compiled here now: readable, and another one after each
     change of a template.
     """
+    # The templates' digest is part of the name, because `__version__` does not change between two
+    # edits.
     return f"{__version__}-torch{torch.__version__}-triton{triton_version() or 'none'}-{_digest_templates()[:16]}"
 
 
 def _digest_templates() -> str:
     """Digest of the templates: who works on them must not meet the kernels of yesterday."""
     digest = hashlib.sha256()
+    # Python and CUDA files (".py", ".cu"), sorted because a directory's order is the file system's.
     for path in sorted(_TEMPLATES.rglob("*.[pc][yu]")):
         digest.update(path.relative_to(_TEMPLATES).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

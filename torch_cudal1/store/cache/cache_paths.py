@@ -28,7 +28,10 @@ __all__ = [
 VERSION_FOLDER = "v1"
 ENTRY_LIMIT_BYTES = 4 << 30
 RECORD_LIMIT_BYTES = 64 << 20
+# Hex digits only: a key comes from files and from the Hub, and must not hold "/" or "..".
 _KEY = re.compile(r"[0-9a-f]{16,128}")
+# No leading dot, so neither ".." nor a hidden folder; at most 100 characters, below the 255 bytes
+# that file systems allow for a name.
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _CACHE_PATH = re.compile(
     r"v1/(?P<alias>alias/)?(?P<family>[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99})/(?P<contract>[0-9a-f]{12})"
@@ -42,12 +45,14 @@ class CachePath:
 
     family: str
     contract: str
-    name: str  # the region's key, or the decision record's name
+    # The region's key, or the decision record's name.
+    name: str
     is_record: bool
 
     @property
     def limit_bytes(self) -> int:
         """The largest file that may lie there."""
+        # A reader allocates at most this much, whatever size the file system or a manifest says.
         return RECORD_LIMIT_BYTES if self.is_record else ENTRY_LIMIT_BYTES
 
 
@@ -57,6 +62,8 @@ def parse_cache_path(path: str) -> CachePath | None:
     """
     match = _CACHE_PATH.fullmatch(path)
     if (
+        # The pattern bounds each part on its own. The other two conditions tie parts together: a
+        # file in the folder of another prefix, or of the other kind, would never be looked up.
         match is None
         or not match["name"].startswith(match["start"])
         or (match["suffix"] == "json") != bool(match["alias"])

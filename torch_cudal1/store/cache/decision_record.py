@@ -60,12 +60,15 @@ def open_record(data: bytes, segments: tuple[str, ...]) -> DecisionRecord | Refu
     try:
         record = json.loads(data)
         body = record["body"]
+
         if record["digest"] != digest_of(body):
             return Refusal("unreadable: digest differs")
+        # A record copied under another name would lead a graph to regions that are not its own.
         if segments != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
             return Refusal(
                 f"unreadable: it holds the decision record {body['name']!r} of {body['family']}"
             )
+        # The digest covers the body only: anything more would be bytes that no check sees.
         if not set(record) <= {"body", "digest", "signatures"}:
             return Refusal(
                 f"unreadable: it holds {sorted(record)}; expected body, digest and perhaps "
@@ -92,6 +95,7 @@ def call_name(keys: Iterable[str]) -> str:
     """The name under which is remembered how the whole call of a model with these regions, in
     order, was measured.
     """
+    # The words keep the name apart from that of a graph's record, which lies in the same folder.
     return hashlib.sha256("|".join(["end to end", *keys]).encode()).hexdigest()
 
 
@@ -102,6 +106,8 @@ def sign_record(data: bytes, segments: tuple[str, ...], signer: Signer) -> bytes
     opened = open_record(data, segments)
     if isinstance(opened, Refusal):
         return opened
+    # "alias" is the stored name of a decision record. It is part of what is signed, so existing
+    # signatures fix it.
     signatures = with_signature(opened.signatures, signer.sign("alias", opened.digest))
     return _encode(
         {**json.loads(data), "signatures": [signature.to_json() for signature in signatures]}

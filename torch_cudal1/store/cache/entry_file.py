@@ -50,16 +50,21 @@ __all__ = [
     "unplain",
 ]
 
-FORMAT = 1  # bump when a file of the old form can no longer be read
+# Bump when a file of the old form can no longer be read.
+FORMAT = 1
 METADATA_KEY = "cudal1"
-HEADER_LIMIT_BYTES = 64 << 20  # safetensors itself refuses headers over 100 MB
+# Below the 100 MB at which safetensors itself refuses: this module parses the header with `json`
+# before safetensors sees it.
+HEADER_LIMIT_BYTES = 64 << 20
+# Prefixes keep a payload and a golden vector of equal names apart.
 _PAYLOAD, _GOLDEN = "payload.", "golden."
 _PRECISIONS = get_args(get_type_hints(Contract)["precision"])
+# JSON has no such numbers, and the error of a rejected candidate often is not finite.
 _NOT_FINITE = (
     "inf",
     "-inf",
     "nan",
-)  # JSON has no such numbers, and a rejected candidate's error often is one
+)
 # What damaged or hostile bytes raise in json, safetensors and the records (RuntimeError: deep
 # nesting, torch.device).
 _DAMAGE = (
@@ -101,6 +106,8 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
         body = _entry_json(entry) | {
             "golden": {name: tensor_digest(golden[name]) for name in sorted(golden)}
         }
+        # The digest covers the body without itself and without signatures, so that signing changes
+        # neither the digest nor what revocation lists name.
         text = canonical_json(body | {"digest": digest_of(body)})
         # One metadata key with one text: two would make the bytes depend on hash order.
         return bytes(save(tensors, metadata={METADATA_KEY: text}))
@@ -142,6 +149,7 @@ def sign_entry(data: bytes, signer: Signer) -> bytes | Refusal:
             "signatures": [s.to_json() for s in signatures],
         }
     )
+    # The tensors are saved from the bytes as they were read: only the text differs afterwards.
     return bytes(save(load(data), metadata={METADATA_KEY: text}))
 
 
@@ -164,6 +172,8 @@ def plain(value: Any) -> Any:
     Raises TypeError for objects.
     """
     if isinstance(value, Mapping):
+        # `json` would turn the keys 1 and "1" into the same text, and the entry would read back
+        # otherwise.
         if any(not isinstance(name, str) for name in value):
             raise TypeError(f"keys {list(value)!r}, expected strings")
         return {name: plain(item) for name, item in value.items()}
@@ -181,6 +191,7 @@ def unplain(value: Any) -> Any:
     if isinstance(value, list):
         return [unplain(item) for item in value]
     if isinstance(value, dict):
+        # An object with further keys, or with another number, is the caller's own data.
         if len(value) == 1 and value.get("float") in _NOT_FINITE:
             return float(value["float"])
         return {name: unplain(item) for name, item in value.items()}
@@ -194,14 +205,15 @@ def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
             f"{name!r} has strides {tensor.stride()}, which the file would lose; store it "
             f"contiguous",
         )
-    return (
-        tensor.detach().cpu().clone()
-    )  # a clone owns its storage: safetensors refuses tensors that share one
+    # A clone owns its storage: safetensors refuses two tensors that share a storage.
+    return tensor.detach().cpu().clone()
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
     choice = entry.choice
-    _ = entry.speedup  # evidence without a timing would make an Entry that fails when it is shown
+    # Read for the exception only: an Entry whose evidence has no timing would fail when it is
+    # shown.
+    _ = entry.speedup
     return {
         "format": FORMAT,
         "package": entry.package,
@@ -232,18 +244,21 @@ class _Header:
 def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
     header = _metadata(data)
     meta = header.body
-    tensors = {
-        name: tensor.clone() for name, tensor in load(data).items()
-    }  # the file's own offsets are not aligned
+    # Cloned, because tensors in the file start at unaligned offsets, and `decode_entry` promises
+    # aligned memory.
+    tensors = {name: tensor.clone() for name, tensor in load(data).items()}
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']!r}, this version reads {FORMAT}")
     for name, digest in meta["golden"].items():
+        # Payloads are compared in `Program.from_json`; golden vectors belong to no Program.
         if tensor_digest(tensors[_GOLDEN + name]) != digest:
             raise ValueError(f"digest of golden vector {name!r} differs")
     return header, tensors
 
 
 def _metadata(data: bytes) -> _Header:
+    # Read by hand before `safetensors.load`: the limit bounds what an unchecked length may
+    # allocate.
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(HEADER_LIMIT_BYTES, len(data) - 8):
         raise ValueError(
@@ -251,14 +266,17 @@ def _metadata(data: bytes) -> _Header:
             f"within the file"
         )
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    # Any further key would be bytes that no digest covers.
     if set(metadata) != {METADATA_KEY}:
         raise ValueError(
             f"metadata keys {sorted(metadata)}, expected only {METADATA_KEY!r}: not a file of "
             f"this package"
         )
     body = json.loads(metadata[METADATA_KEY])
+    # Two spellings of one object would give two files with one digest, so only one is accepted.
     if not isinstance(body, dict) or canonical_json(body) != metadata[METADATA_KEY]:
         raise ValueError("metadata is not a canonical JSON object")
+    # Taken out before the comparison: neither the digest nor a signature covers itself.
     digest, signatures = body.pop("digest", None), body.pop("signatures", None)
     if digest != digest_of(body):
         raise ValueError("digest of the metadata differs")
@@ -272,14 +290,17 @@ def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry
         if name.startswith(_PAYLOAD)
     }
     choice, region = meta["choice"], meta["region"]
-    program = Program.from_json(choice["program"], payloads)  # checks every payload's digest
+    # `from_json` compares each payload with the digest that names it.
+    program = Program.from_json(choice["program"], payloads)
     expected_names = {_PAYLOAD + name for name in program.all_payloads()} | {
         _GOLDEN + name for name in meta["golden"]
     }
+    # A tensor that the text does not name is covered by no digest.
     if expected_names != set(tensors):
         raise ValueError(
             f"tensors {sorted(expected_names ^ set(tensors))} are not what the metadata names"
         )
+    # The digests prove that the file is whole, not that its Program is safe to run.
     check_program(program)
     entry = Entry(
         region_key=_text(region["key"]),
@@ -299,12 +320,14 @@ def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry
         created=_text(meta["created"]),
         package=_text(meta["package"]),
     )
-    _ = entry.speedup  # raises where the evidence of a choice has no timing
+    # Read for the exception only, as in `_entry_json`: here it makes the file unreadable, a miss.
+    _ = entry.speedup
     return entry
 
 
 def _contract_from(data: Mapping[str, Any]) -> Contract:
     precision, finite, version = data["precision"], data["assume_finite"], data["version"]
+    # `type(...) is`, because bool is an int in Python: `true` must not pass as a version.
     if precision not in _PRECISIONS or type(finite) is not bool or type(version) is not int:
         raise ValueError(f"unknown contract {data!r}")
     return Contract(precision, tuple(map(_text, data["rights"])), finite, version)

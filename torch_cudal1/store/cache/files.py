@@ -45,15 +45,17 @@ __all__ = [
     "write_file",
 ]
 
-_WRITE_LOCK_S = (
-    30.0  # a writer holds it for milliseconds; longer means a frozen process or a sick file system
-)
+# A writer holds it for milliseconds; longer means a frozen process or a sick file system.
+_WRITE_LOCK_S = 30.0
 _TEMPORARY = ".tmp"
+# ESTALE: the server of a network file system dropped the handle. ENOENT: another process removed
+# the folder between its creation and the write.
 _TRANSIENT = (
     errno.ESTALE,
     errno.ENOENT,
-)  # a handle gone stale, a folder just removed by someone else
-_PAUSES_S = (0.02, 0.2)  # before the second and the third attempt
+)
+# Before the second and the third attempt.
+_PAUSES_S = (0.02, 0.2)
 _T = TypeVar("_T")
 # Without flock some versions lock by the existence of the file, which an old lock file then holds
 # for ever. No lock is better.
@@ -99,13 +101,23 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     For a file that a user names and takes elsewhere (a bundle, a lock). Unlike `write_file` no
     writer waits for another: the last one to end wins. Raises SupplyError where the disk refuses.
     """
+    # Beside the target, because rename(2) is atomic within one file system only. Random digits,
+    # because process ids repeat across containers that share the folder.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
+        # Before this writer's own file exists: until its lock is taken the removal would match it.
         _remove_abandoned(path)
+        # Exclusive creation: an existing file of this name, or a link, is never written through.
         with open(temporary, "xb") as file:
-            with contextlib.suppress(OSError):  # no locks here: what a kill leaves then stays
+            # Without locks on this file system, `_remove_abandoned` can not tell a killed writer's
+            # file from a living writer's, and leaves both.
+            with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The lock is held while the body writes: another writer's `_remove_abandoned` spares
+            # the file.
             yield file
+            # Synced before the rename: after a crash the name must not stand for a file whose bytes
+            # never reached the disk.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -114,7 +126,8 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
             path, "disk", f"{type(error).__name__}: {error}; nothing was written"
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # gone after the rename
+        # Gone after the rename.
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
@@ -123,6 +136,8 @@ def read_file(path: Path, limit_bytes: int) -> bytes | Refusal:
     when it is too large or refused.
     """
     try:
+        # ENOENT is not tried again here: an absent file is the ordinary miss, and must cost no
+        # pause.
         return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
     except (FileNotFoundError, NotADirectoryError):
         return Refusal("absent")
@@ -139,11 +154,14 @@ def hold_lock(path: Path, timeout_s: float) -> Iterator[LockState]:
     try:
         _make_folder(path.parent)
         lock.acquire(timeout=timeout_s)
-    except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError too
+    except (OSError, NotImplementedError) as error:
+        # filelock.Timeout is an OSError too.
         state = LockState(False, f"{type(error).__name__}: {error}")
     try:
         yield state
     finally:
+        # Releasing a lock that was never acquired would release that of an outer holder: the lock
+        # object is a singleton for its path.
         if state.held:
             lock.release()
 
@@ -168,12 +186,16 @@ def size_of(path: Path) -> int:
 def remove_leftovers(root: Path) -> tuple[Path, ...]:
     """Delete the temporary files below `root` that no living writer owns; returns what was deleted."""
     removed: list[Path] = []
+    # A list, because the loop deletes from the folders that the walk reads.
     for temporary in list(files_under(root, _TEMPORARY)):
         if not temporary.name.startswith("."):
-            continue  # of another program
+            # Files of other programs may end with ".tmp" too; those of this package are hidden.
+            continue
+        # The name is ".<target>.<pid>.<random>.tmp"; the target's name may hold dots itself.
         target = temporary.with_name(temporary.name.removeprefix(".").rsplit(".", 3)[0])
         with (
             contextlib.suppress(OSError, NotImplementedError),
+            # No waiting: a lock that is held means that a writer lives, and its file stays.
             FileLock(_lock_path(target), timeout=0, **_FLOCK_ONLY),
         ):
             temporary.unlink()
@@ -185,9 +207,12 @@ def _make_folder(folder: Path) -> None:
     """Folders of a new cache are the owner's alone: an entry holds machine code that this user will
     run.
     """
+    # `mkdir(parents=True)` gives the mode to the last folder only; the parents would get the
+    # umask's.
     missing = [part for part in (folder, *folder.parents) if not part.exists()]
     for part in reversed(missing):
         part.mkdir(mode=0o700, exist_ok=True)
+    # Otherwise the write fails later with a message that names the temporary file.
     if not missing and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file, expected a folder")
 
@@ -208,9 +233,12 @@ def _patiently(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIEN
 
 def _read(path: Path, limit_bytes: int) -> bytes | Refusal:
     with open(path, "rb") as file:
+        # Of the open file, not of the path: another process may rename a larger file over it
+        # meanwhile.
         size = os.fstat(file.fileno()).st_size
         if size > limit_bytes:
             return Refusal(f"unreadable: {size} bytes, expected at most {limit_bytes}")
+        # Bounded again: the file may grow after its size was read.
         return file.read(limit_bytes)
 
 
@@ -222,12 +250,13 @@ def _write(path: Path, data: bytes) -> None:
     except (
         OSError,
         NotImplementedError,
-    ):  # no locks here, or a frozen writer: own name and rename keep the file whole without
+    ):
+        # The file system has no locks, or the writer that holds it is frozen. The random name of
+        # the temporary file and the rename keep the file whole without exclusion.
         return _replace(path, data)
     try:
-        for leftover in path.parent.glob(
-            f".{path.name}.*{_TEMPORARY}"
-        ):  # no living writer has it: this one holds the lock
+        # No living writer owns one: a writer holds the lock that this process holds now.
+        for leftover in path.parent.glob(f".{path.name}.*{_TEMPORARY}"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
         return _replace(path, data)
@@ -244,19 +273,22 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with open(temporary, "xb") as file:
             file.write(data)
+            # Synced before the rename: after a crash the name must not stand for a file whose bytes
+            # never reached the disk.
             file.flush()
             os.fsync(file.fileno())
         try:
             os.replace(temporary, path)
-        except (
-            OSError
-        ):  # NFS sends a rename again when the answer was lost, and the second one fails
+        except OSError:
+            # NFS sends a rename again when the answer was lost, and the second one fails.
+            # The rename took place after all when the source is gone and the target has these
+            # bytes.
             if temporary.exists() or read_file(path, len(data)) != data:
                 raise
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # gone after a rename; a disk that refuses even this is purge's work
+        # Absent after a rename. A disk so full that it refuses even the unlink leaves the file to
+        # the next writer of this name and to `purge`.
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 

@@ -36,11 +36,13 @@ from torch_cudal1.store.hub.hub_layout import PULL_LOCK
 __all__ = ["UnusedFolder", "find_build_folders", "find_folder", "find_unused", "remove_folder"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Neither a bundle's digest nor a commit starts so: no look-up reads a folder under this name.
 _LEAVING = ".purged-"
 _PURGE_LOCK = ".purge.lock"
 _LIMIT_BYTES = 4 << 30
 _PIN_LIMIT_BYTES = 1 << 16
-_Facts = tuple[str, str, frozenset[str]]  # a file's path, what it is made for, who signed it
+# A file's path, what it is made for, who signed it.
+_Facts = tuple[str, str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def find_unused(cache_dir: Path, hub: str = "") -> Iterator[UnusedFolder]:
     """Every such folder of the cache; `hub` is the setting of that name."""
     yield from _find_replaced_imports(cache_dir)
     yield from _find_unpinned_commits(cache_dir / "hub", hub)
+    # Kernels of the installed versions stay: a search here would have to compile them again.
     yield from (
         folder for folder in find_build_folders(cache_dir) if folder.path.name != name_versions()
     )
@@ -87,6 +90,7 @@ def find_build_folders(cache_dir: Path) -> Iterator[UnusedFolder]:
 
 def find_folder(folder: Path, why: str) -> Iterator[UnusedFolder]:
     """A folder of this package, if it is there, and what a killed purge left of it."""
+    # The parent is listed, because a link or a file in the folder's place is not this package's.
     for path in _subfolders(folder.parent):
         if path.name in (folder.name, _LEAVING + folder.name):
             yield UnusedFolder(
@@ -99,6 +103,7 @@ def find_folder(folder: Path, why: str) -> Iterator[UnusedFolder]:
 
 def remove_folder(folder: UnusedFolder) -> Refusal | None:
     """Delete the folder, or say why it stays."""
+    # One second: an import or a pull may hold the lock for minutes, and the purge then names it.
     with hold_lock(folder.lock, 1.0) as state:
         if not state.held:
             reason = f"{folder.lock} cannot be held ({state.reason})"
@@ -109,7 +114,8 @@ def remove_folder(folder: UnusedFolder) -> Refusal | None:
         try:
             os.replace(folder.path, leaving)
             shutil.rmtree(leaving)
-        except FileNotFoundError:  # another purge was first
+        except FileNotFoundError:
+            # Another purge was first.
             return None
         except OSError as error:
             return Refusal(f"{type(error).__name__}: {error}")
@@ -127,6 +133,8 @@ def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
     later: dict[tuple[str, str], list[frozenset[str]]] = {}
     for bundle in list_imported_bundles(cache_dir):
         facts = list(_file_facts(bundle))
+        # Signers are compared too: an unsigned copy must not replace a signed file, which is
+        # trusted where the copy is not. The first bundle is the latest, and nothing replaces it.
         if later and all(
             any(signers <= later_signers for later_signers in later.get((path, target), ()))
             for path, target, signers in facts
@@ -140,7 +148,9 @@ def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
 def _file_facts(bundle: Path) -> Iterator[_Facts]:
     """The usable files of an import. One that cannot be read is of no use."""
     for path in (*files_under(bundle, ".safetensors"), *files_under(bundle, ".json")):
-        relative_path = path.relative_to(bundle).as_posix().partition("/")[2]  # without the layer
+        # Without the layer.
+        relative_path = path.relative_to(bundle).as_posix().partition("/")[2]
+        # Decoded as a look-up would: a damaged file in a later import must not replace a whole one.
         data = read_file(path, _LIMIT_BYTES)
         file = data if isinstance(data, Refusal) else decode_file(data, relative_path, path)
         if isinstance(file, Refusal) or isinstance(data, Refusal):
@@ -157,6 +167,8 @@ def _file_facts(bundle: Path) -> Iterator[_Facts]:
         )
         yield (
             relative_path,
+            # All fields of the target: an entry for another torch or driver is stale here, and so
+            # replaces nothing.
             repr(file.content.target) if isinstance(file.content, Entry) else file.made_for,
             signers,
         )
@@ -166,13 +178,17 @@ def _find_unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
     name, _, revision = hub.partition("@")
     for repository in (repo for host in _subfolders(home) for repo in _subfolders(host)):
         lock = repository / PULL_LOCK
+        # Before the pins are read: what a killed purge left may go whatever they name.
         for folder in _leftovers(repository):
             yield UnusedFolder(folder, "a purge was killed", _size(folder), lock)
         pinned = _read_pinned_commits(repository)
         if pinned is None:
-            continue  # a pin that cannot be read may name any of them
+            # A pin that cannot be read may name any of them.
+            continue
+        # A setting `hub = name@commit` makes no pin file, and its commit is in use all the same.
         in_use = pinned | ({revision} if repository.name == name.replace("/", "--") else set())
         for commit in _subfolders(repository):
+            # Folders of other names ("pins") are not commits.
             if _COMMIT.fullmatch(commit.name) and commit.name not in in_use:
                 yield UnusedFolder(
                     commit, "no pin of its repository names this commit", _size(commit), lock

@@ -22,9 +22,13 @@ from torch_cudal1.store.cache.files import files_under, read_file, write_file
 
 __all__ = ["LIMIT_BYTES", "pack_folder", "unpack_folder"]
 
-LIMIT_BYTES = 44 << 20  # as base64 below what a decision record may have
+# As base64 below what a decision record may have.
+LIMIT_BYTES = 44 << 20
 _FILES_LIMIT = 10_000
+# No "..", no leading "/", no empty segment, and at most ten segments: the name is joined to the
+# folder as it is.
 _PATH = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.+=-]{1,200}(/[A-Za-z0-9_.+=-]{1,200}){0,9}")
+# Locks and half-written files of processes that are at work in the folder now.
 _LEFT_OUT = (".lock", ".tmp")
 
 
@@ -35,6 +39,7 @@ def pack_folder(folder: Path) -> dict[str, list[str]] | Refusal:
     files: dict[str, list[str]] = {}
     size = 0
     for path in files_under(folder, ""):
+        # A link would pack a file from outside the folder, and sign it.
         if path.suffix in _LEFT_OUT or path.is_symlink():
             continue
         name = path.relative_to(folder).as_posix()
@@ -58,6 +63,7 @@ def unpack_folder(files: Any, folder: Path) -> int | Refusal:
     """
     if not isinstance(files, Mapping) or len(files) > _FILES_LIMIT:
         return Refusal(f"a {type(files).__name__}; expected at most {_FILES_LIMIT} files by path")
+    # All files are checked before the first is written, so that a refusal leaves nothing behind.
     checked: list[tuple[Path, bytes]] = []
     size = 0
     for path, data in _check_files(files):
@@ -69,11 +75,15 @@ def unpack_folder(files: Any, folder: Path) -> int | Refusal:
         checked.append((folder / path, data))
     written = 0
     for target, data in checked:
+        # `is_symlink` too, because `exists` is false for a dangling link, and a write must not
+        # follow it.
         if target.exists() or target.is_symlink():
-            continue  # Inductor's own file of that name is of the same source
+            # Inductor's own file of that name is of the same source.
+            continue
         stored = write_file(target, data)
         if isinstance(stored, Refusal):
             return Refusal(stored.reason)
+        # `write_file` leaves its lock file, which is not one of the packed files.
         target.with_suffix(".lock").unlink(missing_ok=True)
         written += 1
     return written
@@ -88,6 +98,8 @@ def _check_files(files: Mapping[Any, Any]) -> Iterator[tuple[str, bytes | Refusa
             return
         try:
             digest, text = record
+            # `validate`, because the default skips foreign characters: one file would have many
+            # spellings.
             data = base64.b64decode(text, validate=True)
         except (TypeError, ValueError, binascii.Error) as error:
             yield (

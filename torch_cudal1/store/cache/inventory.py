@@ -53,7 +53,10 @@ class CacheFile:
         that a decision record speaks of.
         """
         if isinstance(self.content, Entry):
+            # The path names the family only, and H100 and H200 are both sm_90.
             return self.content.target.sku
+        # A record of a whole call is about the choices that were made on one device model; other
+        # models of the family have a record with other candidates under the same name.
         candidates = self.content.get("candidates")
         return digest_of(plain(candidates))[:16] if candidates else ""
 
@@ -92,6 +95,8 @@ class Inventory:
             and (contract is None or _has_precision(file, contract))
         )
         records = tuple(filter(has_family, self.records))
+        # Without a choice of regions every record goes along, also those whose entries are
+        # elsewhere.
         if keys is not None:
             keys_and_candidates = _keys_and_candidates(entries)
             records = tuple(
@@ -115,6 +120,7 @@ def decode_file(data: bytes, relative_path: str, path: Path) -> CacheFile | Refu
     if isinstance(opened, Refusal):
         return opened
     content = opened.entry if isinstance(opened, DecodedEntry) else opened.value
+    # `open_record` has compared a decision record's path already.
     if isinstance(content, Entry) and (objection := _check_location(content, relative_path)):
         return objection
     return CacheFile(
@@ -152,7 +158,9 @@ def take_inventory(cache: LocalCache) -> Inventory:
             if isinstance(file, BrokenFile):
                 broken.append(file)
             elif file is not None:
+                # The first folder wins, as at a look-up.
                 files.setdefault((file.relative_path, file.made_for), file)
+    # Sorted, so that locks and bundles of equal caches are equal byte by byte.
     ordered = [files[name] for name in sorted(files)]
     entries = tuple(file for file in ordered if not file.cache_path.is_record)
     return Inventory(
@@ -167,9 +175,8 @@ def _read(path: Path, root: Path) -> CacheFile | BrokenFile | None:
         return BrokenFile(path, "it lies where no entry or decision record belongs")
     data = read_file(path, cache_path.limit_bytes)
     if isinstance(data, Refusal):
-        return (
-            None if data.reason == "absent" else BrokenFile(path, data.reason)
-        )  # absent: purged since the folder was listed
+        # Absent: purged since the folder was listed.
+        return None if data.reason == "absent" else BrokenFile(path, data.reason)
     file = decode_file(data, relative_path, path)
     return BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
@@ -206,6 +213,8 @@ def _is_about_known(
     )
     content = record.content if isinstance(record.content, Mapping) else {}
     regions, candidates = content.get("regions"), content.get("candidates")
+    # A record that leads to a region or a candidate that is left out would be a miss at every
+    # start.
     if isinstance(regions, list):
         return all(isinstance(key, str) and key in keys for key in regions)
     return isinstance(candidates, list) and all(

@@ -79,7 +79,8 @@ __all__ = [
     "stale_reason",
 ]
 
-_SIGN_WAIT_S = 30.0  # for a search of the same key to store its decision
+# The longest wait for a search of the same key to store its decision.
+_SIGN_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,16 @@ class LocalCache:
 
         Raises ValueError for a bad key.
         """
-        stale: list[Hit] = []  # vouched for, but stale
-        unvouched: list[Hit] = []  # no trusted signature
+        # Vouched for, but stale.
+        stale: list[Hit] = []
+        # No trusted signature.
+        unvouched: list[Hit] = []
         reasons: list[str] = []
         for root, origin in self._lookup_roots():
             path = entry_path(root, key, target, contract)
             file = self._read_entry_file(path, root, origin)
             if isinstance(file, Refusal):
+                # Absence is the ordinary miss. Anything else is trouble that the user should see.
                 reasons += [] if file.reason == "absent" else [f"{path}: {file.reason}"]
                 continue
             if isinstance(file.standing, Vouched):
@@ -175,14 +179,22 @@ class LocalCache:
                     file.digest,
                 )
                 if hit.stale is None:
+                    # Fresh and vouched for: later folders could not offer more.
                     return hit
+                # Kept while later folders are read: a shared folder may hold an entry judged on
+                # this machine.
                 stale.append(hit)
+            # Only where the policy has such an entry judged here first. Under "signed" it is
+            # refused.
             elif isinstance(file.standing, Unvouched) and self.rules.policy == "judge":
                 unvouched.append(
+                    # The reason stands in `stale`, so that no caller runs the entry before it is
+                    # judged.
                     Hit(file.entry, str(path), f"{path}: {file.standing.reason}", "", file.digest)
                 )
             else:
                 reasons.append(f"{path} is refused: {file.standing.reason}")
+
         return next(iter((*stale, *unvouched)), None) or Refusal("; ".join(reasons) or "absent")
 
     @property
@@ -229,7 +241,10 @@ class LocalCache:
         the state says why it is not held.
         """
         with hold_lock(
-            entry_path(self.root, key, target, contract).with_suffix(".search.lock"), timeout_s
+            # Not the lock of the file's writes: `put` takes that one while the search holds this
+            # one.
+            entry_path(self.root, key, target, contract).with_suffix(".search.lock"),
+            timeout_s,
         ) as state:
             yield state
 
@@ -268,6 +283,7 @@ class LocalCache:
             )
             if not isinstance(stand, Vouched):
                 reasons.append(f"{path} is refused: {stand.reason}")
+            # The measurement of other choices says nothing about these.
             elif candidates is not None and record.value.get("candidates") != list(candidates):
                 reasons.append(f"{path} speaks of other candidates")
             else:
@@ -289,6 +305,7 @@ class LocalCache:
         decision makes an unsigned file.
         """
         lists = _SignLists()
+        # A list, because signing replaces the files that the walk finds.
         for file in list(self.own.entries()):
             if isinstance(file, BrokenFile):
                 lists.failed.extend([file] if match is None else [])
@@ -302,6 +319,8 @@ class LocalCache:
                 ):
                     _write_signed(file.path, self._sign_entry_file(file.path, signer), lists)
         for path in (
+            # `match` reads entries, and no filter can say which records belong to the matching
+            # ones.
             files_under(self.root / VERSION_FOLDER / "alias", ".json") if match is None else ()
         ):
             _write_signed(path, _sign_record(path, self.root, signer), lists)
@@ -335,6 +354,7 @@ class LocalCache:
         to_delete = [
             file.path
             for file in files
+            # A broken file is a miss at every look-up, so it goes whatever the filter.
             if match is None or isinstance(file, BrokenFile) or match(file.entry)
         ]
         records = [
@@ -357,6 +377,7 @@ class LocalCache:
     def _lookup_roots(self) -> Iterator[tuple[Path, Origin]]:
         yield from self._roots()
         if self.shipped is not None:
+            # Last, so that what the user tuned or imported comes before what the package brings.
             yield self.shipped, "shipped"
 
     def _read_entry_file(self, path: Path, root: Path, origin: Origin) -> EntryFile | Refusal:
@@ -383,6 +404,7 @@ class LocalCache:
         file = self._read_entry_file(path, self.root, "own")
         if isinstance(file, Refusal):
             return file
+        # A signature over a revoked entry would vouch for it where another list is in use.
         if isinstance(file.standing, Forbidden):
             return Refusal(file.standing.reason)
         data = read_file(path, ENTRY_LIMIT_BYTES)
@@ -396,6 +418,7 @@ class LocalCache:
 
 def stale_reason(judged: Target, here: Target) -> str | None:
     """Why an entry judged on `judged` must be re-validated on `here`; None when nothing differs."""
+
     pairs = [(f.name, getattr(judged, f.name), getattr(here, f.name)) for f in fields(Target)]
     changes = [
         f"{name} {was or 'none'!r} -> {now or 'none'!r}" for name, was, now in pairs if was != now
@@ -437,6 +460,8 @@ def _write_signed(
     """Write what was signed, and put `path` on the list where it belongs."""
     if isinstance(before_after, Refusal):
         lists.failed.append(BrokenFile(path, before_after.reason))
+    # Ed25519 signatures are deterministic: the same key makes the same bytes, and nothing is
+    # written.
     elif before_after[0] == before_after[1]:
         lists.unchanged.append(path)
     elif isinstance(stored := write_file(path, before_after[1]), Refusal):
@@ -447,6 +472,7 @@ def _write_signed(
 
 def _unlink(path: Path, failed: list[BrokenFile]) -> bool:
     try:
+        # Another purge may have deleted it already.
         path.unlink(missing_ok=True)
     except OSError as error:
         failed.append(BrokenFile(path, f"{type(error).__name__}: {error}"))

@@ -29,6 +29,7 @@ __all__ = [
 
 _FOLDER = Path("v1", "quarantine")
 _LIMIT_BYTES = 1 << 20
+# 64 bits of the digest: enough to tell a region's candidates apart, and short in a file name.
 _DIGITS = 16
 
 
@@ -39,7 +40,8 @@ class QuarantineRecord:
     """
 
     region_key: str
-    candidate: str  # the candidate's digest, or its start where only the file's name could be read
+    # The candidate's digest, or its start where only the file's name could be read.
+    candidate: str
     reason: str
     at: str = ""
     seen_on: str = ""
@@ -53,6 +55,7 @@ def quarantine_candidate(root: Path, record: QuarantineRecord) -> Stored | Refus
     """Write `record` for every later process. Refusal where the file system refuses: then it
     holds in this process only.
     """
+    # Through a rename: a reader in another process sees the whole record or none.
     return write_file(
         _record_path(root, record.region_key, record.candidate),
         json.dumps(asdict(record), sort_keys=True).encode(),
@@ -63,6 +66,7 @@ def find_quarantine_reason(
     roots: Sequence[Path], region_key: str, candidate: str
 ) -> Refusal | None:
     """Why that candidate must not run, by the first folder that says so."""
+    # Any folder may forbid: a record in a shared folder counts although the own one has none.
     for root in roots:
         record = _read(_record_path(root, region_key, candidate))
         if record is not None:
@@ -84,18 +88,21 @@ def lift_quarantine(root: Path, match: Callable[[QuarantineRecord], bool]) -> tu
     for path in list(files_under(root / _FOLDER, ".json")):
         record = _read(path)
         if record is not None and match(record):
-            with contextlib.suppress(FileNotFoundError):  # another process lifted it
+            # Another process lifted it.
+            with contextlib.suppress(FileNotFoundError):
                 path.unlink()
                 deleted.append(path)
     return tuple(deleted)
 
 
 def _record_path(root: Path, region_key: str, candidate: str) -> Path:
+    # No target and no contract in the path: what was wrong once is not trusted elsewhere.
     return root / _FOLDER / region_key[:2] / f"{region_key}.{candidate[:_DIGITS]}.json"
 
 
 def _read(path: Path) -> QuarantineRecord | None:
     data = read_file(path, _LIMIT_BYTES)
+    # Only absence frees a candidate. Damage, or a folder that may not be read, must not.
     if isinstance(data, Refusal) and data.reason == "absent":
         return None
     # A record that cannot be read still holds its candidate back: its name says which one.
@@ -108,6 +115,7 @@ def _read(path: Path) -> QuarantineRecord | None:
         return QuarantineRecord(
             key, candidate, f"the record {path} is unreadable: {type(error).__name__}: {error}"
         )
+    # A record copied to another name would free the candidate that the name stands for.
     if not record.holds(key, candidate) or not all(
         isinstance(value, str) for value in asdict(record).values()
     ):

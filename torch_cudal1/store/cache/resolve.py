@@ -80,7 +80,10 @@ def resolve(
     for source in sources:
         answer = source.find(region, target, contract)
         if isinstance(answer, Refusal):
+            # Kept even when a later source has a hit: `trouble` shows a folder that cannot be read.
             misses.append(SourceMiss(source.name, answer.reason))
+        # Sources are in order of cost: the disk, then the network. A usable hit makes no further
+        # request.
         elif answer.stale is None:
             return Resolved(answer, tuple(misses))
         else:

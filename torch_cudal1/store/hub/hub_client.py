@@ -32,9 +32,11 @@ __all__ = ["Client", "HubFailure", "Repo"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
-_RATE_BYTES_S = 1 << 20  # a slower connection than this is not worth waiting for
+# A slower connection than this is not worth waiting for.
+_RATE_BYTES_S = 1 << 20
 _CHUNK_BYTES = 1 << 16
-_PUSH_PATIENCE = 30  # a commit may wait this many times longer than a read
+# A commit may wait this many times longer than a read.
+_PUSH_PATIENCE = 30
 _T = TypeVar("_T")
 
 
@@ -85,8 +87,10 @@ class Client:
     """
 
     timeout_s: float
-    endpoint: str | None = None  # None: as the library is configured
-    token: str | bool | None = None  # None: the library's own
+    # None: as the library is configured.
+    endpoint: str | None = None
+    # None: the library's own.
+    token: str | bool | None = None
 
     @property
     def api(self) -> HfApi:
@@ -152,9 +156,8 @@ class Client:
             )
             try:
                 return str(commit(repo.name, [*added, *removed]).oid)
-            except (
-                ConnectionError
-            ) as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
+            except ConnectionError as error:
+                # Of Xet, the library's own storage protocol; HTTP's errors are others.
                 hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
                 return HubFailure(f"{repo}: {_first_line(error)}; {hint}", "unreachable")
 
@@ -200,9 +203,8 @@ class Client:
                     "refused",
                 )
             encoding = response.headers.get("Content-Encoding", "identity")
-            if (
-                encoding != "identity"
-            ):  # a packed answer may unpack to any size before a byte of it is counted
+            # A packed answer may unpack to any size before a byte of it is counted.
+            if encoding != "identity":
                 return HubFailure(
                     f"{file_name}: it came packed as {encoding!r}, expected 'identity' as asked "
                     f"for",
@@ -281,9 +283,8 @@ def _call_hub(
     """`ask`, with the library's errors as values."""
     from huggingface_hub import errors
 
-    transport: Any = (
-        errors.HfHubHTTPError.__bases__
-    )  # the HTTP library's own error, whichever the installed client uses, and OSError
+    # The HTTP library's own error, whichever the installed client uses, and OSError.
+    transport: Any = errors.HfHubHTTPError.__bases__
     try:
         return ask(until)
     except errors.OfflineModeIsEnabled:
@@ -310,7 +311,8 @@ def _call_hub(
     except (
         ValueError,
         RuntimeError,
-    ) as error:  # what is no JSON, a name that the library refuses, a failed upload
+    ) as error:
+        # What is no JSON, a name that the library refuses, a failed upload.
         return HubFailure(f"{subject}: {type(error).__name__}: {_first_line(error)}", "refused")
 
 

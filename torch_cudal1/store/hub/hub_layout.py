@@ -42,12 +42,16 @@ __all__ = [
     "target_index_file",
 ]
 
-FORMAT = 1  # bump when an index of the old form can no longer be read
+# Bump when an index of the old form can no longer be read.
+FORMAT = 1
 ROOT_INDEX = "index.json"
-PULL_LOCK = "pull.lock"  # beside the commits on a disk; held while one has files and no pin yet
+# A lock file beside the commits on a disk. A pull holds it while a commit has files and no pin yet,
+# and a purge takes it before it deletes one.
+PULL_LOCK = "pull.lock"
 INDEX_LIMIT_BYTES = 16 << 20
 FILE_LIMIT_BYTES = 1 << 30
-SPLIT_ROWS = 512  # about 100 kB of JSON
+# Rows of a shard before it is split, about 100 kB of JSON: what one look-up downloads.
+SPLIT_ROWS = 512
 _LONGEST_PREFIX = 4
 _DIGEST, _TARGET, _CONTRACT = (
     re.compile(r"[0-9a-f]{64}"),
@@ -55,12 +59,14 @@ _DIGEST, _TARGET, _CONTRACT = (
     re.compile(r"[0-9a-f]{12}"),
 )
 _KEY, _PREFIX = re.compile(r"[0-9a-f]{16,128}"), re.compile(r"[0-9a-f]{0,4}")
+# Powers of two: a difference in a field outweighs all differences in the fields after it. Another
+# SKU changes the fastest kernel most, another driver least.
 _WEIGHTS = {
     "sku": 8,
     "torch": 4,
     "triton": 2,
     "driver": 1,
-}  # what differs least from this machine is asked first
+}
 _FAMILY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _SUFFIX = {"entry": ".safetensors", "alias": ".json"}
 Kind: TypeAlias = Literal["entry", "alias"]
@@ -82,6 +88,7 @@ class FileListing:
     def from_json(cls, data: Any) -> FileListing:
         """Raises ValueError, TypeError or LookupError for anything that is not one."""
         size = data["size"]
+        # The size bounds the download, so it is checked where it enters.
         if type(size) is not int or not 0 < size <= FILE_LIMIT_BYTES:
             raise ValueError(f"size {size!r}, expected 1 to {FILE_LIMIT_BYTES} bytes")
         if not isinstance(data["created"], str) or len(data["created"]) > 40:
@@ -107,11 +114,13 @@ class Root:
             targets = {}
             for name, row in body["targets"].items():
                 target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
+                # Otherwise entries of one machine could be offered as those of another.
                 if name != target_id(target):
                     raise ValueError(
                         f"target {name!r} is named after another target than {target.sku!r} with "
                         f"torch {target.torch}"
                     )
+                # The family becomes a folder's name on this disk.
                 _match(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
                 targets[name] = (target, FileListing.from_json(row["index"]))
             return cls(targets)
@@ -163,6 +172,8 @@ class TargetIndex:
         can hold it.
         """
         shards = self.shards.get(contract, {})
+        # The longest first: while a shard is split, a repository never holds a prefix and a part of
+        # it for the same key, but a hostile index may.
         return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
 
 
@@ -215,6 +226,7 @@ class Shard:
 
 def target_id(target: Target) -> str:
     """The name of a target's folder: 16 hex digits over all its fields."""
+    # All fields, so that H100 and H200, or two versions of torch, do not overwrite one another.
     return digest_of(asdict(target))[:16]
 
 
@@ -262,6 +274,7 @@ def sort_by_closeness(root: Root, machine: Target) -> list[tuple[str, Target]]:
         for name, (target, _) in root.targets.items()
         if target.family == machine.family
     ]
+    # The id second, so that all processes ask in the same order.
     return sorted(same_family, key=lambda item: (distance(item[1]), item[0]))
 
 

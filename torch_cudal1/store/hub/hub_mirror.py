@@ -58,8 +58,10 @@ class CircuitBreaker:
     the Hub has cost too much time; for a while after a request without an answer.
     """
 
-    disabled: str = ""  # why no request is ever made, if so
-    budget_s: float = math.inf  # the waiting time of all requests together
+    # Why no request is ever made, if so.
+    disabled: str = ""
+    # The waiting time of all requests together.
+    budget_s: float = math.inf
     _spent_s: float = 0.0
     _open_until: float = 0.0
     _reason: str = ""
@@ -177,7 +179,8 @@ class Mirror:
         if isinstance(data, HubFailure):
             return data
         index = parse(data)
-        if isinstance(index, Refusal):  # only a file that was damaged on this disk gets here
+        # Only a file that was damaged on this disk gets here.
+        if isinstance(index, Refusal):
             return HubFailure(f"{self.root / path}: {index.reason}", "refused")
         self._parsed[path] = index
         return index

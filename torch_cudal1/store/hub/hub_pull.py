@@ -41,7 +41,8 @@ class PullReport:
     records: int = 0
     refused: tuple[str, ...] = ()
     complete: bool = True
-    problem: str = ""  # why the pin was not moved
+    # Why the pin was not moved.
+    problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`, whose key for decision records is "aliases", as their folder is named."""
@@ -63,9 +64,8 @@ def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pull
     """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread
     where nothing could be asked.
     """
-    with hold_lock(
-        hub.folder / PULL_LOCK, _LOCK_S
-    ):  # until the commit is pinned a purge would find that nothing leads to it
+    # Until the commit is pinned, a purge would find that no pin names it and delete its files.
+    with hold_lock(hub.folder / PULL_LOCK, _LOCK_S):
         return _pull_locked(hub, families, progress)
 
 
@@ -84,6 +84,7 @@ def _pull_locked(
         for name, (target, _) in root.targets.items()
         if families is None or target.family in families
     ]
+    # Collected and not raised: a file that is refused does not stop the rest.
     problems: list[HubFailure] = []
     files = [
         file
@@ -117,12 +118,16 @@ def _record_pin(
     hub: Hub, mirror: Mirror, problems: list[HubFailure], pulled: PullReport
 ) -> PullReport:
     refused = tuple(sorted(problem.reason for problem in problems if not problem.is_passing))
+    # A refused file is refused for ever at this commit, so it does not hold the pin back. A file
+    # that did not come may come with the next pull.
     missing = [problem.reason for problem in problems if problem.is_passing]
+    # The pin stays where it was: a restart must find every file of the commit that it names.
     if missing:
         problem = f"{len(missing)} files did not come, the first: {missing[0]}"
         return PullReport(
             pulled.commit, pulled.folders, pulled.entries, pulled.records, refused, False, problem
         )
+    # Last, when all files are on the disk.
     stored = hub.record_pin(mirror)
     problem = f"the pin was not recorded: {stored.reason}" if isinstance(stored, Refusal) else ""
     return PullReport(

@@ -135,13 +135,15 @@ def push(
     after a lost answer.
     """
     answer = HubFailure(f"{repo}: no attempt was made", "overtaken")
-    unconfirmed: PushReport | None = (
-        None  # a commit whose answer was lost: the Hub may have made it all the same
-    )
+    # The report of a commit whose answer was lost: the Hub may have made it all the same. If the
+    # next attempt finds nothing left to send, that commit arrived.
+    unconfirmed: PushReport | None = None
     for attempt in range(_ATTEMPTS):
         head = client.commit_of(repo)
         if isinstance(head, HubFailure):
             return head
+        # A mirror of its own: what a push reads of the branch's head must not look like a pulled
+        # commit.
         with tempfile.TemporaryDirectory(prefix="cudal1-push-") as folder:
             change = _merge(
                 Mirror(Repo(repo.name, head), client, Path(folder) / head, CircuitBreaker()), offers
@@ -150,12 +152,14 @@ def push(
             return change
         if not change.files:
             return replace(unconfirmed or change.report, commit=head)
+        # The parent makes the commit conditional: the Hub refuses it where the branch moved on.
         commit = client.write(repo, change.files, change.deleted, parent=head, message=message)
         if not isinstance(commit, HubFailure):
             return replace(change.report, commit=commit)
         answer = commit
         if commit.kind == "unreachable" and unconfirmed is None:
             unconfirmed = change.report
+        # The second lost answer: nothing tells whether either commit was made.
         elif commit.kind == "unreachable":
             return HubFailure(
                 f"{commit.reason}; it may have arrived: push again, what is there is not sent "
@@ -182,6 +186,7 @@ def _merge(mirror: Mirror, offers: Sequence[Offer]) -> _CommitDraft | HubFailure
         failed = _merge_target(mirror, name, [offer for _, offer in group], change)
         if failed is not None:
             return failed
+    # The root index names the others by digest, so it is written last.
     if change.files:
         change.files[ROOT_INDEX] = Root(change.targets).write()
     return change
@@ -192,6 +197,7 @@ def _merge_target(
 ) -> HubFailure | None:
     listed = change.targets.get(name)
     index = TargetIndex() if listed is None else mirror.shards(name, listed[1])
+    # An index that cannot be read is never replaced: the rows in it would be lost.
     if isinstance(index, HubFailure):
         return index
     shards = {contract: dict(rows) for contract, rows in index.shards.items()}
@@ -210,9 +216,12 @@ def _merge_target(
         if isinstance(shard, HubFailure):
             return shard
         merged = _merge_shard(shard, [offer for _, _, offer in group], change)
+        # No commit where nothing changed: pushing twice sends nothing twice.
         if merged == shard:
             continue
         parts = merged.split(prefix)
+        # The shard was split. Its file would be found by no look-up, and its rows go on in the
+        # parts.
         if listed_shard is not None and prefix not in parts:
             change.deleted.append(shard_file(name, contract, prefix))
         shards[contract] = {
@@ -238,6 +247,7 @@ def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _CommitDraft) ->
             change.count(unchanged=1)
         elif remote is not None and _is_later(remote, local):
             change.count(kept=1)
+        # Read again at the last moment: a search may have replaced the file since the inventory.
         elif isinstance(data := _reread(offer), BrokenFile):
             change.report = replace(change.report, left_out=(*change.report.left_out, data))
         else:
@@ -263,6 +273,8 @@ def _reread(offer: Offer) -> bytes | BrokenFile:
     would take the row of them.
     """
     try:
+        # With the reader's own rule: one row that no reader takes would make the whole shard
+        # unreadable.
         FileListing.from_json(offer.listed.to_json())
     except ValueError as error:
         return BrokenFile(offer.file.path, f"an index cannot list it: {error}")
@@ -287,5 +299,6 @@ def _is_later(remote: FileListing, local: FileListing) -> bool:
             datetime.fromisoformat(local.created),
         )
         return local_time < remote_time <= datetime.now(UTC)
-    except (ValueError, TypeError):  # no time at all, or one without a zone
+    except (ValueError, TypeError):
+        # The text is no time, or a time without a zone, which compares with none that has one.
         return False

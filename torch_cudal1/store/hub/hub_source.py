@@ -38,10 +38,12 @@ from torch_cudal1.store.trust.trust_policy import Rules
 
 __all__ = ["Hub", "HubSource", "hub_for", "list_mirrored_roots", "open_hub"]
 
-_TARGETS_ASKED = 4  # an entry of a more distant target would be judged again anyway
+# An entry of a more distant target would be judged again anyway.
+_TARGETS_ASKED = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PIN_LIMIT_BYTES = 1 << 16
-_WAITS = 6  # a start waits for the Hub this many times `hub_timeout_s` in all
+# A start waits for the Hub this many times `hub_timeout_s` in all.
+_WAITS = 6
 _T = TypeVar("_T")
 
 
@@ -77,7 +79,8 @@ class Hub:
         if (failure := self.breaker.check()) is not None:
             return failure
         commit = self.client.commit_of(self.repo)
-        unlimited = CircuitBreaker(self.breaker.disabled)  # a pull waits as long as it takes
+        # A pull waits as long as it takes.
+        unlimited = CircuitBreaker(self.breaker.disabled)
         return (
             commit
             if isinstance(commit, HubFailure)
@@ -108,7 +111,8 @@ class Hub:
             ValueError,
             AttributeError,
             RecursionError,
-        ):  # a damaged record is no record: it is asked for and written again
+        ):
+            # A damaged record is no record: it is asked for and written again.
             return None
         return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
@@ -132,9 +136,10 @@ class Hub:
             started = time.monotonic()
             commit_now = self.client.commit_of(self.repo)
             if isinstance(commit_now, HubFailure):
+                # Without a commit nothing else can be asked.
                 self.breaker.record_answer(
                     HubFailure(commit_now.reason, "unreachable"), time.monotonic() - started
-                )  # without a commit nothing else can be asked
+                )
                 return commit_now
             self._record(commit_now)
         telemetry.record(
@@ -198,9 +203,8 @@ class HubSource:
         reasons: list[str] = []
         for name, judged in sort_by_closeness(root, machine)[:_TARGETS_ASKED]:
             folder = mirror.folder(name)
-            cache = LocalCache(
-                folder / "none", (folder,), self.name, self.rules
-            )  # nothing in it is this user's own
+            # Nothing in it is this user's own.
+            cache = LocalCache(folder / "none", (folder,), self.name, self.rules)
             answer = read(cache)
             if isinstance(answer, Refusal):
                 fetched = mirror.bring(kind, key, judged, contract, root.targets[name][1])

@@ -47,7 +47,8 @@ _MAX_BYTES = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 RevokedKind: TypeAlias = Literal["entry", "program", "key"]
 _KINDS: tuple[RevokedKind, ...] = ("entry", "program", "key")
-_Item: TypeAlias = tuple[dict[str, Any], int]  # one table of a list, and the line where it begins
+# One table of a list, and the line where it begins.
+_Item: TypeAlias = tuple[dict[str, Any], int]
 _T = TypeVar("_T")
 
 
@@ -107,7 +108,8 @@ def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) 
         text = f"{before}\n\n{block}".lstrip("\n")
         try:
             _revocations(_parse(text.encode(), "revoked"))
-        except _ListError as problem:  # never write what would make every look-up refuse
+        except _ListError as problem:
+            # Never write what would make every look-up refuse.
             raise SettingError(
                 "revoked",
                 subject,
@@ -185,9 +187,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _content(path: Path) -> bytes:
-    with open(
-        os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb"
-    ) as file:  # a pipe put there must not block
+    # A pipe put there must not block.
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise _ListError(f"over {_MAX_BYTES} bytes, expected a list of keys or digests")
@@ -204,9 +205,8 @@ def _parse(data: bytes, word: str) -> list[_Item]:
     except RecursionError as error:
         raise _ListError("no TOML: nested too deep") from error
     except tomllib.TOMLDecodeError as error:
-        location = re.search(
-            r"\(at line (\d+), column \d+\)", str(error)
-        )  # else: "at end of document"
+        # No match: "at end of document".
+        location = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(location.group(1)) if location else text.count("\n") + 1
         raise _ListError(f"no TOML: {str(error).split(' (at ')[0]}", line) from error
     for name in document:

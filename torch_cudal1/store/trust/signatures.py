@@ -46,7 +46,8 @@ LIBRARY_MISSING = "the library `cryptography` is not installed (pip install 'tor
 _KEY = re.compile(KEY_PREFIX + r"[0-9a-f]{64}")
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _SIGNATURE_BYTES = 64
-_MAX_SIGNATURES = 16  # each costs a verification at every load
+# Each costs a verification at every load.
+_MAX_SIGNATURES = 16
 _MAX_KEY_BYTES = 16 << 10
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -163,7 +164,8 @@ def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
             "KEYFILE", str(path), "a path where nothing is yet: a key is never overwritten"
         ) from error
     with open(handle, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)  # whatever the umask
+        # Whatever the umask.
+        os.fchmod(file.fileno(), 0o600)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

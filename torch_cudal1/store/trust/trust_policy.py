@@ -50,9 +50,8 @@ Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
 OWN = "this cache"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _IN_WHEEL, _IN_CHECKOUT = _PACKAGE / "kernels_cache", _PACKAGE.parent / "kernels_cache"
-SHIPPED = (
-    _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL
-)  # never a neighbour in site-packages
+# Never a neighbour in site-packages.
+SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ def _find_revocation(record: SignedContent, revoked: Revocations) -> Refusal | N
 
 
 def _find_revoked_program(program: Program, revoked: Revocations) -> Refusal | None:
-    if not revoked.program:  # digests of Programs cost hashing their payloads
+    # Digests of Programs cost hashing their payloads.
+    if not revoked.program:
         return None
     reasons = (revoked.program.get(digest) for digest in _digests(program))
     return next((Refusal(reason) for reason in reasons if reason), None)

@@ -1,7 +1,6 @@
-"""What a process does to itself, with plain system calls, before it runs code that nobody vouches
-for.
+"""Confines a process, by plain system calls, before it runs a candidate.
 
-Imported by a small launcher, so nothing here imports torch, or anything but the standard library.
-It confines; which confinement a child needs, and whether it came out as asked, is the judge's
-business.
+A small launcher imports these modules, so they import nothing but each other and the standard
+library: no torch. They do not decide which confinement a child needs, nor check that it holds; the
+judge does (`judge.sandbox.start`, `judge.sandbox.probe`).
 """

@@ -1,9 +1,9 @@
 """One forbidden act for each control, and each act that a candidate needs:
 `python -S -P -m torch_cudal1.judge.sandbox.confine.acts ASK`.
 
-Run in the confinement that is to be tried. It prints one JSON object: act -> [it happened, what
-came of it]. A control works if its act did not happen; a need is met if it did. What no act tries
-(side channels, driver bugs) is not known to be stopped.
+Run in the confinement that is to be probed. It prints one JSON object: name of the act -> [whether
+it succeeded, a description of the outcome]. A control holds if its forbidden act failed; a need is
+met if its act succeeded. Nothing is known about what no act tries (side channels, driver bugs).
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _PR_GET_NO_NEW_PRIVS = 39
 
 @dataclass(frozen=True)
 class ProbeTargets:
-    """What the acts are aimed at: things that the judge set up outside, and what a needed act is
-    tried on.
+    """The targets of the acts. The judge sets up those of the forbidden acts outside the sandbox.
 
-    canary: a file everybody may read. outside: a folder everybody may write. tcp, udp: ports
-    listened to on 127.0.0.1. abstract: a listening socket's name. path: that of one with a path.
-    judge: a process. scratch: the working folder. library: a file of torch. compiler: a C++
-    compiler or "". gpu: whether the GPU is used. own: see `seccomp.list_rules`. run: whether the phase
-    is "run". level: the one to be tried; acts of higher ones are left out.
+    - canary: a file that any user may read. outside: a folder that any user may write.
+    - tcp, udp: ports of 127.0.0.1 on which the judge has sockets.
+    - abstract: name of a listening abstract socket. path: path of a listening Unix socket.
+    - judge: process id of the judge. scratch: the working folder.
+    - library: a file of torch. compiler: path of a C++ compiler, or "" where there is none.
+    - gpu: whether the child uses the GPU. own: see `seccomp.list_rules`.
+    - run: whether the phase is "run". level: the level to probe; acts of higher levels are skipped.
     """
 
     canary: str
@@ -91,12 +92,14 @@ def _unix(address: str) -> str:
 
 
 def _signal(ask: ProbeTargets) -> str:
+    # Signal 0 makes the permission check of kill(2) and delivers nothing.
     os.kill(ask.judge, 0)
     return "could have signalled the judge"
 
 
 def _ptrace(ask: ProbeTargets) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
+    # PTRACE_ATTACH would stop the judge; PTRACE_SEIZE does not.
     kernel.check_result(libc.ptrace(_PTRACE_SEIZE, ask.judge, None, None), "ptrace")
     libc.ptrace(_PTRACE_DETACH, ask.judge, None, None)
     return "attached to the judge"
@@ -106,6 +109,8 @@ def _peek(ask: ProbeTargets) -> str:
     for name in ("environ", "maps", "mem"):
         try:
             with open(f"/proc/{ask.judge}/{name}", "rb") as file:
+                # Opening mem is the permission check. Its first page is not mapped, so a read fails
+                # anyway.
                 if name == "mem" or file.read(1):
                     return f"opened /proc/{ask.judge}/{name}"
         except OSError:
@@ -115,15 +120,15 @@ def _peek(ask: ProbeTargets) -> str:
 
 def _shrink(ask: ProbeTargets) -> str:
     limits = resource.prlimit(ask.judge, resource.RLIMIT_CORE)
-    resource.prlimit(
-        ask.judge, resource.RLIMIT_CORE, limits
-    )  # the same again: possible or not is the question
+    # Sets the limits that are in force: the permission is tested, the judge is left as it was.
+    resource.prlimit(ask.judge, resource.RLIMIT_CORE, limits)
     return "could have changed the judge's limits"
 
 
 def _regain(_: ProbeTargets) -> str:
     if not kernel.prctl(_PR_GET_NO_NEW_PRIVS):
         return "may gain privileges by executing a set-uid program"
+    # setuid(0) always succeeds for root, so it would test nothing.
     if os.getuid() == 0:
         raise OSError(errno.EPERM, "no_new_privs is set")
     os.setuid(0)
@@ -131,6 +136,7 @@ def _regain(_: ProbeTargets) -> str:
 
 
 def _namespace(_: ProbeTargets) -> str:
+    # CLONE_NEWUSER: the only namespace that a user may make without a capability.
     kernel.unshare(0x10000000)
     return "made a user namespace"
 
@@ -145,6 +151,8 @@ def _exec(_: ProbeTargets) -> str:
 
 def _execute(_: ProbeTargets) -> str:
     try:
+        # The filter refuses the call before the kernel looks for the file, so "not found" means
+        # that the call was allowed.
         os.execv("/nonexistent", ["x"])
     except FileNotFoundError:
         return "could have executed a program"
@@ -155,13 +163,16 @@ def _big_file(ask: ProbeTargets) -> str:
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size == resource.RLIM_INFINITY:
         return "files have no limit"
+    # The write then fails with EFBIG instead of killing the probe.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with open(os.path.join(ask.scratch, "big"), "wb") as file:
+        # At the offset of the limit: the file is sparse and takes no space.
         os.pwrite(file.fileno(), b"x", size)
         return f"wrote past {size} bytes"
 
 
 def _open_files(_: ProbeTargets) -> str:
+    # listdir opens a descriptor of its own, which is closed again when its name is tested.
     inherited = [
         name
         for name in os.listdir("/proc/self/fd")
@@ -173,10 +184,11 @@ def _open_files(_: ProbeTargets) -> str:
 
 
 def _survive(ask: ProbeTargets) -> str:
-    """Leave a grandchild in a session of its own that holds a lock; the judge looks for the lock
-    when all should be over.
+    """Leave behind a grandchild in its own session that holds a lock. The judge tests the lock
+    after the supervisor has ended: a free lock shows that the grandchild was killed.
     """
     ready = os.pipe()
+    # A double fork with a new session: a kill of the process group would miss the grandchild.
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -185,6 +197,7 @@ def _survive(ask: ProbeTargets) -> str:
             os.write(ready[1], b"x")
             signal.pause()
         os._exit(0)
+    # The lock must be held before the probe ends, or a free lock would prove nothing.
     os.read(ready[0], 1)
     for fd in ready:
         os.close(fd)
@@ -218,7 +231,8 @@ def _write_scratch(ask: ProbeTargets) -> str:
 def _read_library(ask: ProbeTargets) -> str:
     with open(ask.library, "rb") as file:
         file.read(1)
-    import decimal  # one of the standard library that nothing here has loaded
+    # Not imported so far, so this import reads files of the standard library.
+    import decimal
 
     return f"read torch and {decimal.__name__}"
 
@@ -238,6 +252,7 @@ def _compile(ask: ProbeTargets) -> str:
         return "no compiler to try"
     library = os.path.join(ask.scratch, "made.so")
     command = [ask.compiler, "-shared", "-fPIC", "-fopenmp", "-x", "c++", "-", "-o", library]
+    # Headers, OpenMP and linking a shared library are what Inductor's C++ kernels need.
     text = '#include <omp.h>\n#include <cmath>\nextern "C" int two() { return omp_get_max_threads() > 0 ? 2 : 3; }'
     completed = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=60, check=False
@@ -248,14 +263,13 @@ def _compile(ask: ProbeTargets) -> str:
 
 
 def _gpu(ask: ProbeTargets) -> str:
-    """Use it here, and where code of ours compiles also in a process started before: a compiler's
-    workers ask for the GPU too.
+    """Use the GPU in this process. For own code in the build phase, also use it in a forked
+    process: Inductor's compile workers are processes that start CUDA too.
     """
     if not ask.gpu:
         return "no GPU to try"
-    worker = (
-        os.fork() if ask.own and not ask.run else None
-    )  # before the driver is loaded: what it knows is of one process
+    # Before libcuda is initialised: a fork of a process that has initialised it cannot use CUDA.
+    worker = os.fork() if ask.own and not ask.run else None
     if worker == 0:
         os._exit(_status_of(gpu.use_gpu))
     outcome = gpu.use_gpu()
@@ -274,7 +288,8 @@ def _status_of(use: Callable[[], object]) -> int:
 
 
 Act = Callable[[ProbeTargets], str]
-ACTS: dict[str, tuple[int, Act]] = {  # control -> the level it belongs to, its forbidden act
+# Control -> the lowest level that promises it, and its forbidden act.
+ACTS: dict[str, tuple[int, Act]] = {
     "closed files": (1, _open_files),
     "file size": (1, _big_file),
     NO_SURVIVORS: (1, _survive),
@@ -303,15 +318,16 @@ NEEDS: dict[str, Act] = {
     "threads": _thread,
     "GPU": _gpu,
 }
-# Before anything opens a file (the GPU's driver keeps a dozen), and before the filter of the run
-# phase, which would stop the trial.
+# These acts come first: "closed files" before the GPU act, since CUDA's driver keeps a dozen files
+# open, and the rest before the filter of the run phase, under which they could not be tried.
 _FIRST = ("closed files", "scratch", "libraries", "compiling", NO_SURVIVORS)
 _RUN_ONLY = ("new processes", "new programs")
-_OWN_MAY = ("sockets with a path",)  # code of ours may talk to daemons
+# Own code may talk to daemons: CUDA MPS is reached over a socket with a path.
+_OWN_MAY = ("sockets with a path",)
 
 
 def main(ask: ProbeTargets) -> None:
-    """Try everything, first what needs processes, then under the filter of the run phase the rest."""
+    """Try every act: first `_FIRST`, then the rest, in the run phase under its filter."""
     forbidden = {name: act for name, (level, act) in ACTS.items() if level <= ask.level}
     for name in (*(_RUN_ONLY if not ask.run else ()), *(_OWN_MAY if ask.own else ())):
         forbidden.pop(name, None)

@@ -1,5 +1,6 @@
 """Uses the GPU once, through the CUDA driver alone: a context, memory, a compiled kernel, a launch.
-Not a test of the GPU.
+
+It shows that the sandbox lets a process use the GPU. It does not test the GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 __all__ = ["use_gpu"]
 
 _BYTES = 4096
+# PTX, not a cubin: the driver compiles it for any GPU from sm_70 on, so its compiler is tried too.
 _PTX = b"""
 .version 7.0
 .target sm_70
@@ -28,10 +30,12 @@ _PTX = b"""
 
 
 def use_gpu() -> str:
-    """Initialise the driver, allocate, compile, launch, copy back. Raises OSError that names the
-    driver's call and its status.
+    """Initialise the driver, allocate, compile, launch, copy back; a description of the success.
+
+    Raises OSError that names the driver's call and its status.
     """
-    cuda = ctypes.CDLL("libcuda.so.1")  # OSError if there is none
+    # Raises OSError where the library is missing, or may not be read.
+    cuda = ctypes.CDLL("libcuda.so.1")
     device, context, module, kernel, memory = (
         ctypes.c_int(),
         *(ctypes.c_void_p() for _ in range(3)),
@@ -50,6 +54,7 @@ def use_gpu() -> str:
     call("cuDeviceGet", by(device), 0)
     call("cuDevicePrimaryCtxRetain", by(context), device)
     call("cuCtxSetCurrent", context)
+    # cuda.h maps the plain names to these; the symbols without _v2 take 32-bit sizes.
     call("cuMemAlloc_v2", by(memory), ctypes.c_size_t(_BYTES))
     call("cuModuleLoadData", by(module), _PTX)
     call("cuModuleGetFunction", by(kernel), module, b"store")

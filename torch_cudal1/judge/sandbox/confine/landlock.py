@@ -1,9 +1,10 @@
-"""Landlock: rules on files, TCP ports, abstract sockets and signals that a process lays on itself
-and cannot lift (Linux 5.13).
+"""Landlock: a process restricts its own use of files, TCP ports, abstract sockets and signals, and
+cannot undo it (Linux 5.13).
 
-Which parts exist depends on the version of its interface, see `find_version`. It does not govern files
-that are open already, memory mappings, sockets with a path, UDP, or system calls without a path;
-`seccomp` takes what it can of those. Source: https://docs.kernel.org/userspace-api/landlock.html
+The version of the interface decides which of these it covers, see `find_version`. It does not cover
+files that are open already, memory mappings, sockets with a path, UDP, or system calls without a
+path; `seccomp` refuses some of these. Source:
+https://docs.kernel.org/userspace-api/landlock.html
 """
 
 from __future__ import annotations
@@ -28,26 +29,31 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = (
     1 << 15,
 )
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
+# The kernel refuses a rule (EINVAL) that gives a file a right that only folders have.
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+# Interface version -> how many file rights it knows. A right that the kernel does not know makes
+# landlock_create_ruleset fail with EINVAL.
 _FS_RIGHTS = {
     1: 13,
     2: 14,
     3: 15,
     4: 15,
     5: 16,
-}  # interface version -> how many file rights it knows
-_TCP = 0b11  # bind, connect: version 4
-_SCOPES = 0b11  # abstract sockets, signals: version 6
+}
+# LANDLOCK_ACCESS_NET_BIND_TCP and _CONNECT_TCP: interface version 4.
+_TCP = 0b11
+# LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and _SIGNAL: interface version 6.
+_SCOPES = 0b11
 
 
 @dataclass(frozen=True)
 class FilesystemAccess:
-    """Paths a confined process may use. A folder stands for all below it; what does not exist is
-    passed over.
+    """Paths that a confined process may use. A folder includes everything below it; paths that do
+    not exist are skipped.
 
-    - read: read and execute. look: list folders, read no file. write: everything but execute,
-      devices apart.
-    - devices: device files and folders of them, read, written and asked by ioctl.
+    - read: read and execute. look: list folders, but read no file.
+    - write: everything but execute, make device files, and ioctl on devices.
+    - devices: device files, and folders of them: read, write, ioctl.
     """
 
     read: tuple[str, ...] = ()
@@ -57,25 +63,31 @@ class FilesystemAccess:
 
 
 def find_version() -> int:
-    """The version of Landlock's interface here; 0: the kernel has none, or it is switched off."""
+    """The version of Landlock's interface; 0 where the kernel lacks Landlock or has it off."""
     try:
+        # LANDLOCK_CREATE_RULESET_VERSION: no ruleset, the version.
         return kernel.syscall(_CREATE, 0, 0, 1)
     except OSError:
         return 0
 
 
 def restrict(reach: FilesystemAccess) -> int:
-    """Restrict this thread, and whatever it starts from now on, to `reach`; the interface version
-    used. Raises OSError.
+    """Restrict this thread, and every thread and process that it starts from now on, to `reach`.
+
+    Returns the interface version used. Raises OSError.
     """
+    # Raises where Landlock is missing: a child that expects it must not start without.
     abi = kernel.syscall(_CREATE, 0, 0, 1)
     all_rights = (1 << _FS_RIGHTS[min(abi, 5)]) - 1
     attributes = struct.pack("QQQ", all_rights, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
+    # struct landlock_ruleset_attr has grown: version 4 added the ports, version 6 the scopes.
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = kernel.syscall(_CREATE, attributes, size, 0)
     try:
         _allow(ruleset, reach.read, all_rights & (_EXECUTE | _READ_FILE | _READ_DIR))
         _allow(ruleset, reach.look, all_rights & _READ_DIR)
+        # No execution: a child runs no program that it wrote. No device files, no ioctl: those go
+        # by the list of devices.
         _allow(
             ruleset, reach.write, all_rights & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         )
@@ -91,12 +103,15 @@ def restrict(reach: FilesystemAccess) -> int:
 def _allow(ruleset: int, paths: Sequence[str], rights: int) -> None:
     for path in paths:
         try:
+            # O_PATH needs no right to read the file, and does not open a device.
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        # A path that is missing, or closed to this user, gets no rule: the child is refused there.
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # what is not there, or not ours to enter, is granted to nobody
+            continue
         try:
             applicable = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
             if applicable:
+                # struct landlock_path_beneath_attr is packed: 12 bytes, no padding.
                 rule = ctypes.create_string_buffer(struct.pack("<Qi", applicable, fd), 12)
                 kernel.syscall(_ADD_RULE, ruleset, 1, rule, 0)
         finally:

@@ -1,5 +1,7 @@
-"""What a launcher is asked to do, as one value that travels on its command line (so it holds paths
-and numbers, no secret).
+"""`LaunchPlan`: how the launcher starts one child.
+
+The plan travels on the launcher's command line, which other processes may read; so it holds paths
+and numbers, and no secret.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ __all__ = ["LaunchPlan"]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How one child is started. The default confines nothing: a process that is watched and killed
-    with all it started (level 1).
+    """How one child is started. The default is level 1: no confinement, but a supervisor kills the
+    child with all processes that it started.
 
-    - parent: the process whose end is the child's. scratch: the child's working folder.
-    - reach: what Landlock leaves; None: no Landlock, no filter (and no_new_privs is not set).
-    - uid: a number to become, when started by root; None: stay. keep: capabilities kept, by number.
-    - own: the code is ours; see `seccomp.list_rules`. namespaces: own mount, pid, network and IPC
-      namespaces.
-    - rlimits: RLIMIT_<name> -> soft and hard limit. processes: threads allowed beyond those its
-      user has; 0: no limit.
+    - parent: process id of the judge; the child is killed when that process ends.
+    - scratch: the child's working folder.
+    - reach: the paths that Landlock leaves; None: no Landlock, no filter, no no_new_privs.
+    - uid: user id to change to, where root starts the child; None: keep the user.
+    - keep: numbers of the capabilities to keep.
+    - own: the child runs own code; see `seccomp.list_rules`.
+    - namespaces: whether the child gets new mount, pid, network and IPC namespaces.
+    - rlimits: <name> of RLIMIT_<name> -> soft and hard limit.
+    - processes: how many threads the child may add to those of its user; 0: no limit.
     """
 
     parent: int
@@ -39,7 +43,7 @@ class LaunchPlan:
     processes: int = 0
 
     def to_json(self) -> str:
-        """The plan as text."""
+        """The plan as JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -47,6 +51,7 @@ class LaunchPlan:
         """A plan from the text of `to_json`."""
         given: dict[str, Any] = json.loads(text)
         reach = given.pop("reach")
+        # JSON has no tuples, and the dataclasses are hashable values only with tuples.
         tuples = (
             {name: tuple(paths) for name, paths in reach.items()} if reach is not None else None
         )

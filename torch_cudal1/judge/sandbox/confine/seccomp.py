@@ -1,9 +1,10 @@
-"""A system-call filter, assembled here and laid on a process for good (seccomp, x86-64 only).
+"""Assembles and installs a system-call filter, which a process cannot remove (seccomp, x86-64 only).
 
-Everything is allowed but what is listed, so programs run as they are; the list holds what a
-candidate has no honest use for. Two filters lie on top of each other: `build` from the start, when
-compilers must run, and `run` before the first candidate byte, when nothing but threads may be
-started. It sees numbers, not what pointers lead to: which file, which socket path it cannot tell.
+The filter refuses the listed calls and allows all others, so programs run unchanged; a candidate has
+no honest use for the listed calls. Two filters are installed: `build` from the start, which lets
+compilers run, and on top of it `run`, before the candidate is loaded, which lets only threads be
+started. A filter sees the numbers of a call, not the memory behind its pointers: it cannot tell
+files or socket paths apart.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _ARCH_X86_64, _X32 = 0xC000003E, 0x40000000
 _NR_SECCOMP, _SET_FILTER, _ALL_THREADS = 317, 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
-_NAMESPACES = 0x7E020080  # CLONE_NEWTIME .. CLONE_NEWNET
+# CLONE_NEWTIME to CLONE_NEWNET.
+_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
 _AF_UNIX = 1
-_DATAGRAM_BIT = 2  # of SOCK_DGRAM and SOCK_RAW, not of SOCK_STREAM and SOCK_SEQPACKET
+# Set in SOCK_DGRAM (2) and SOCK_RAW (3), not in SOCK_STREAM (1) and SOCK_SEQPACKET (5).
+_DATAGRAM_BIT = 2
 
 # fmt: off
-DENIED = {  # x86-64 numbers of what is refused in every phase
+# x86-64 numbers of the calls that are refused in every phase.
+DENIED = {
     # other processes
     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "process_madvise": 440, "process_mrelease": 448,
     "kcmp": 312, "pidfd_getfd": 438, "move_pages": 279, "migrate_pages": 256, "pidfd_send_signal": 424,
@@ -69,10 +73,11 @@ DENIED = {  # x86-64 numbers of what is refused in every phase
 
 @dataclass(frozen=True)
 class SyscallRule:
-    """Refuse call `number` with `error`, unless its argument `arg` (lower half) is right.
+    """Refuse call `number` with `error`, unless the lower 32 bits of argument `arg` pass `test`.
 
-    `test` says what is right: "equal": one of `values`; "any": has a bit of values[0]; "none": has
-    none of them; "null": is 0 in both halves; "never": nothing is.
+    - "equal": they equal one of `values`. "any": they share a bit with values[0]. "none": they
+      share no bit with values[0].
+    - "null": all 64 bits are 0. "never": no argument passes.
     """
 
     number: int
@@ -83,56 +88,65 @@ class SyscallRule:
 
 
 def is_supported() -> bool:
-    """Whether the numbers above are this machine's."""
+    """Whether this machine is x86-64 Linux, whose call numbers are listed above."""
     return kernel.LINUX and platform.machine() == "x86_64"
 
 
 def list_rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[SyscallRule, ...]:
-    """What a phase adds. `own`: code of ours, which may talk over sockets with a path. `pid`: the
-    only process "run" may signal.
+    """The rules that a phase adds.
+
+    `own`: the child runs own code, which may use sockets with a path. `pid`: the only process that
+    the run phase may signal: itself.
     """
     if phase == "build":
         own_rules = (
             *(SyscallRule(number) for number in DENIED.values()),
-            SyscallRule(41, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socket
+            # socket: no IP, no netlink. Landlock knows TCP only from version 4 on, and UDP not at all.
+            SyscallRule(41, errno.EACCES, 0, "equal", (_AF_UNIX,)),
             SyscallRule(53, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socketpair
             SyscallRule(56, errno.EPERM, 0, "none", (_NAMESPACES,)),  # clone
-            SyscallRule(
-                435, errno.ENOSYS
-            ),  # clone3 hides its flags in memory; C libraries then use clone
-            SyscallRule(302, errno.EPERM, 0, "equal", (0,)),  # prlimit64, on itself
-            SyscallRule(
-                203, errno.EPERM, 0, "equal", (0,)
-            ),  # sched_setaffinity, on the calling thread
+            # clone3: its flags are in memory, where a filter cannot read them. On ENOSYS, C libraries
+            # use clone.
+            SyscallRule(435, errno.ENOSYS),
+            # prlimit64, on itself: the C library's setrlimit and getrlimit use it
+            SyscallRule(302, errno.EPERM, 0, "equal", (0,)),
+            # sched_setaffinity, on the calling thread
+            SyscallRule(203, errno.EPERM, 0, "equal", (0,)),
         )
-        # A socket with a path leads past Landlock to daemons (a container runtime's, for one):
-        # strangers connect to nothing.
+        # A socket with a path leads past Landlock to daemons, such as a container runtime. Foreign
+        # code may connect to none.
         foreign_rules = (
             SyscallRule(42, errno.EACCES),  # connect
-            SyscallRule(
-                41, errno.EACCES, 1, "none", (_DATAGRAM_BIT,)
-            ),  # a datagram socket sends without connecting
+            # socket: a datagram socket sends without connecting
+            SyscallRule(41, errno.EACCES, 1, "none", (_DATAGRAM_BIT,)),
         )
         return own_rules if own else (*own_rules, *foreign_rules)
     return (
-        *(SyscallRule(number) for number in (57, 58, 59, 322)),  # fork, vfork, execve, execveat
+        # fork, vfork, execve, execveat
+        *(SyscallRule(number) for number in (57, 58, 59, 322)),
+        # clone, for threads only
         SyscallRule(56, errno.EPERM, 0, "any", (_CLONE_THREAD,)),
-        SyscallRule(62, errno.EPERM, 0, "equal", (pid,)),  # kill
-        SyscallRule(234, errno.EPERM, 0, "equal", (pid,)),  # tgkill
-        *(
-            SyscallRule(number) for number in (200, 129, 297)
-        ),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+        # kill and tgkill, of itself only: abort() needs them. Landlock covers signals only from
+        # version 6 on.
+        SyscallRule(62, errno.EPERM, 0, "equal", (pid,)),
+        SyscallRule(234, errno.EPERM, 0, "equal", (pid,)),
+        # tkill names no process, so it could reach threads of others; rt_sigqueueinfo and
+        # rt_tgsigqueueinfo have no honest use
+        *(SyscallRule(number) for number in (200, 129, 297)),
     )
 
 
 def assemble_filter(syscall_rules: tuple[SyscallRule, ...]) -> tuple[Instruction, ...]:
     """The filter as classic BPF: code, jump if true, jump if false, constant."""
     code: list[Instruction] = [
-        (_LOAD, 0, 0, 4),  # architecture
+        # Offset 4 of struct seccomp_data: the architecture. Under another one, such as 32-bit x86,
+        # the same numbers are other calls.
+        (_LOAD, 0, 0, 4),
         (_JUMP_EQUAL, 1, 0, _ARCH_X86_64),
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
-        (_LOAD, 0, 0, 0),  # number
-        (_JUMP_ABOVE, 0, 1, _X32),  # the x32 numbers are a second way in
+        # Offset 0: the number. x32 has its own numbers for the same calls, which no rule lists.
+        (_LOAD, 0, 0, 0),
+        (_JUMP_ABOVE, 0, 1, _X32),
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
     ]
     for rule in syscall_rules:
@@ -142,13 +156,13 @@ def assemble_filter(syscall_rules: tuple[SyscallRule, ...]) -> tuple[Instruction
 
 
 def digest_filter(syscall_rules: tuple[SyscallRule, ...]) -> str:
-    """The sha256 of a filter."""
+    """The sha256 of a filter, as hex; entries store it as evidence."""
     return hashlib.sha256(_packed(assemble_filter(syscall_rules))).hexdigest()
 
 
 def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool) -> None:
-    """Lay the filter on this thread, or on all of the process. Raises OSError; then nothing is
-    filtered.
+    """Install the filter for this thread, or for all threads of the process. Raises OSError; then
+    no filter is installed.
     """
     if not is_supported():
         raise OSError(
@@ -156,11 +170,14 @@ def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool)
         )
     packed = _packed(assemble_filter(syscall_rules))
     buffer = ctypes.create_string_buffer(packed, len(packed))
+    # struct sock_fprog: number of 8-byte instructions, padding, pointer.
     program = ctypes.create_string_buffer(
         struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
     )
+    # Linux requires it for a filter, unless the process has CAP_SYS_ADMIN.
     kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
     thread = kernel.syscall(_NR_SECCOMP, _SET_FILTER, _ALL_THREADS if all_threads else 0, program)
+    # SECCOMP_FILTER_FLAG_TSYNC returns the first thread that could not be filtered.
     if thread:
         raise OSError(
             errno.EAGAIN, f"thread {thread} of process {os.getpid()} could not be filtered"
@@ -168,9 +185,9 @@ def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool)
 
 
 def _body(rule: SyscallRule) -> list[Instruction]:
-    """What is done with a call of the rule's number: refused, or handed on to the next rule with
-    the number loaded again.
-    """
+    """Instructions for a call with the rule's number: refuse it, or go on to the next rule."""
+    # The tests replace the number in the accumulator, and the next rule compares it: load it again.
+    # Offsets of the arguments: 16 + 8 * index, the low half first (little endian).
     refuse, hand_on = (_RETURN, 0, 0, _ERRNO | rule.error), (_LOAD, 0, 0, 0)
     low, high = (_LOAD, 0, 0, 16 + 8 * rule.arg), (_LOAD, 0, 0, 20 + 8 * rule.arg)
     match rule.test:

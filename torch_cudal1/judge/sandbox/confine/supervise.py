@@ -1,9 +1,9 @@
-"""Watches one process: keeps the end of what it prints, and when it ends or is told to, kills
-everything it ever started.
+"""Supervises one process: keeps the end of its output, and kills every process that it started, when
+it ends or SIGTERM comes.
 
-Processes that leave their group or session are found too: a subreaper inherits every orphan below
-it, and waits until it has none. What sits in an uninterruptible driver call outlives this by as
-long as the call lasts.
+It finds processes that left their group or session too: a subreaper becomes the parent of every
+orphan below it. A process in an uninterruptible driver call outlives the supervisor until that call
+returns.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from typing import NoReturn
 
 __all__ = ["Supervisor", "end_like", "kill_descendants", "list_descendants"]
 
+# A candidate may print without end.
 _TAIL_BYTES = 64 << 10
+# A process in an uninterruptible driver call does not die before the call returns.
 _PATIENCE_S = 3.0
 _POLITE_S = 1.5
 
 
 @dataclass
 class Supervisor:
-    """The state of a supervisor. `wake` is readable when a child ended or SIGTERM came; make it
-    before the first fork.
+    """The state of a supervisor. Construct it before the first fork.
 
-    `polite`: what the worker started (a compiler's pool, which has semaphores to remove) may end by
-    itself for a moment.
+    - polite: processes that the worker started get 1.5 s to end by themselves: a compiler's pool
+      has semaphores to remove.
+    - wake: a pipe, readable when a child ended or SIGTERM came.
+    - told: whether SIGTERM came. tail: the last 64 KiB of the worker's output.
     """
 
     polite: bool = False
@@ -39,9 +42,12 @@ class Supervisor:
     tail: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
+        # signal.set_wakeup_fd demands a descriptor that does not block.
         for fd in self.wake:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
+        # Python writes to the wake-up pipe only for signals that have a handler. With the pipe, a
+        # signal just before select is not missed.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._tell)
 
@@ -49,8 +55,10 @@ class Supervisor:
         self.told = True
 
     def until_end(self, worker: int, output: int) -> int:
-        """The wait status of `worker`, which writes to the pipe `output`; that of SIGKILL if it had
-        to be killed.
+        """Wait until `worker`, which writes to the pipe `output`, ends or SIGTERM comes; then kill
+        all it started.
+
+        Returns its wait status, that of SIGKILL if it had to be killed.
         """
         os.set_blocking(output, False)
         status = None
@@ -58,15 +66,16 @@ class Supervisor:
         while status is None and not self.told:
             ready, _, _ = select.select(sources, [], [])
             if output in ready and not self._read(output):
-                sources.remove(output)  # it closed its output, which is no crime
+                # The worker may close its output and go on; select would report the end at once,
+                # forever.
+                sources.remove(output)
             if self.wake[0] in ready:
                 os.read(self.wake[0], 4096)
                 status = _reap(worker)
         if self.polite:
             if status is None:
-                os.kill(
-                    worker, signal.SIGKILL
-                )  # it is not reaped yet, so the number is still its own
+                # It is not reaped yet, so its number cannot belong to another process.
+                os.kill(worker, signal.SIGKILL)
             status = _alone(worker, status)
         killed = kill_descendants(worker)
         self._drain(output)
@@ -82,14 +91,16 @@ class Supervisor:
         return bool(part)
 
     def _drain(self, output: int) -> None:
-        for _ in range(64):  # a pipe holds at most a mebibyte unless enlarged
+        # A bound, as a survivor may still write. A user may enlarge a pipe to 1 MiB at most
+        # (pipe-max-size); a read takes up to 64 KiB.
+        for _ in range(64):
             if not select.select([output], [], [], 0)[0] or not self._read(output):
                 return
 
 
 def _alone(worker: int, status: int | None) -> int | None:
-    """Wait a moment until nobody else is left; the wait status of `worker`, if it ended now or
-    before.
+    """Wait at most 1.5 s until this process has no descendants; the wait status of `worker`, None
+    while it lives.
     """
     until = time.monotonic() + _POLITE_S
     while time.monotonic() < until:
@@ -102,11 +113,13 @@ def _alone(worker: int, status: int | None) -> int | None:
 
 
 def list_descendants(root: int) -> set[int]:
-    """Every living process below `root`."""
+    """Process ids of all living descendants of `root`."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
+            # The name of the program, in parentheses, may itself hold spaces and parentheses.
             rest = path.read_text(errors="replace").rpartition(")")[2].split()
+            # A zombie has ended, and no signal changes that.
             if rest[0] != "Z":
                 parents[int(path.parent.name)] = int(rest[1])
     descendants: set[int] = set()
@@ -118,43 +131,44 @@ def list_descendants(root: int) -> set[int]:
 
 
 def kill_descendants(worker: int) -> int:
-    """Kill every descendant of this process until none is left to wait for; the wait status of
-    `worker`, else SIGKILL's.
+    """Kill every descendant of this process and reap them, for at most 3 s; the wait status of
+    `worker` if it is reaped here, else SIGKILL's.
     """
     status = int(signal.SIGKILL)
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
-        for signal_number in (
-            signal.SIGSTOP,
-            signal.SIGKILL,
-        ):  # a stopped process starts no other while its brothers are killed
+        # A stopped process cannot fork while the others are being killed.
+        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in list_descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal_number)
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = ended[1] if ended[0] == worker else status
+        # No child is left, and so no descendant: orphans become children of this subreaper.
         except ChildProcessError:
-            return status  # nobody is left: orphans would have come to us
+            return status
         time.sleep(0.005)
     return status
 
 
 def end_like(status: int) -> NoReturn:
-    """End this process as another ended, so that whoever waits for this one sees what happened to
-    that one.
+    """End this process with the exit status or the signal of `status`, so that its parent sees how
+    the worker ended.
     """
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
+        # The kernel refuses to set these two.
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
+        # The signal may be delivered a little later, or be one that does not end a process.
         time.sleep(1.0)
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _reap(worker: int) -> int | None:
-    """Collect all that ended; the wait status of `worker` if it is among them."""
+    """Reap all children that have ended; the wait status of `worker` if it is one of them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
