@@ -26,6 +26,8 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
     """One explanation over all signatures of a module. A binding that does not hold now is
     shown as left out.
     """
+    # A report must not show a speed-up for a binding that does not run: with a hook registered,
+    # every call goes to the module's own forward.
     waiting = {
         number: why for number, binding in enumerate(bindings) if (why := _inactive_reason(binding))
     }
@@ -35,6 +37,7 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
         for report in map(_region_report, binding.choices)
     ]
     reasons = [(getattr(binding, "reason", ""), binding.choices) for binding in bindings]
+    # `binding` marks what the end-to-end check took back by this word at the start of the reason.
     undone = next((reason for reason, _ in reasons if reason.startswith("undone")), "")
     return Explanation(
         target=name,
@@ -83,6 +86,8 @@ def entry_report(entry: Entry) -> RegionReport:
     """An entry's evidence as a report."""
     timing: Mapping[str, Any] = entry.evidence.get("timing") or {}
     baselines = {name: float(us) for name, us in entry.evidence.get("baselines_us", {}).items()}
+    # Baselines have no paired timing of their own: their time is the median of the baseline
+    # benchmark.
     runs_us = timing.get("candidate_us", baselines.get(entry.choice.schedule))
     return RegionReport(
         name=entry.region_name,
@@ -117,6 +122,8 @@ def _baseline_rows(entry: Entry, runs_us: float | None) -> tuple[Mapping[str, An
     rows: list[Mapping[str, Any]] = []
     for name, us in sorted(medians.items(), key=lambda item: item[1]):
         reason = f"{per_call(us)}, {f'{us / fastest:.3f}x of ' if us > fastest else ''}the fastest baseline"
+        # A simpler schedule wins a tie, so a baseline may be listed with the shorter time and not
+        # run.
         if name != runs and runs and us <= medians[runs]:
             reason += f"; {runs} is as fast within noise, and simpler"
         elif not runs and runs_us:
@@ -142,6 +149,8 @@ def _speedup_over(
     ratio = baseline_us / runs_us
     if not timing:
         return Interval(ratio, ratio, ratio)
+    # Both ends scale by the same factor: the noise is the candidate's and the best baseline's.
+    # `min` and `max` keep the ratio inside its own interval after rounding.
     scale = ratio / timing["speedup"]
     return Interval(ratio, min(ratio, timing["low"] * scale), max(ratio, timing["high"] * scale))
 

@@ -63,18 +63,26 @@ def decide_graph(
     """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself
     is only read. `options` are Inductor's; `on_choices` gets the choices of the graph.
     """
+    # A decision is for one shape: a region's key holds its shapes.
     if is_dynamic(inputs):
         reason = "dynamic shapes: Inductor compiles the graph"
         telemetry.record("capture", "left_out", reason=reason)
         return None
     context = make_context(device_of(list(inputs)), settings)
+    # The target and Inductor's options are part of the name: the same graph may be decided
+    # otherwise on another GPU or under other options.
     digest = graph_digest(
         gm, inputs, extra=[repr(context.target), repr(sorted(options.items(), key=str))]
     )
     name = None if isinstance(digest, Unnamed) else digest
     request = _GraphRequest(gm, inputs, context, options, name, on_choices)
     result = reach_consensus(
-        [name or graph_outline(gm)], context, decide=request.decide, follow=request.follow
+        # Ranks compare graphs by this text. A graph without a stable name still needs one that is
+        # equal on all ranks.
+        [name or graph_outline(gm)],
+        context,
+        decide=request.decide,
+        follow=request.follow,
     )
     if isinstance(result, NoConsensus) and settings.on_miss == "error":
         raise CacheMissError(name or "unnamed", f"a graph of torch.compile: {result.reason}")
@@ -95,15 +103,18 @@ class _GraphRequest:
     def decide(self) -> _Decision:
         """What the cache remembers of the graph, else what is decided now."""
         record = self.context.find_decision_record(self.name) if self.name else None
+        # The warm way: no trace, no judge and no kernels are loaded.
         if isinstance(record, dict) and record.get("runs") in _UNTRACED:
             telemetry.count("graphs_remembered")
             runs = str(record["runs"])
             return self._build_untraced(runs, self.compile_inductor), Broadcast(runs)
+        # Only a search needs the judge's processes, and a graph with a record was searched already.
         if self.context.settings.on_miss != "tune" or isinstance(record, dict):
             return self._decide_traced()
         from torch_cudal1.judge import pool_scope, prestart_fork_server
 
         with pool_scope():
+            # The fork server imports torch while this process traces.
             prestart_fork_server(self.context.settings, self.context.device)
             return self._decide_traced()
 
@@ -113,6 +124,7 @@ class _GraphRequest:
 
         if broadcast.runs != "swaps":
             return self._build_untraced(broadcast.runs, self.compile_inductor)
+        # This rank needs the graph itself; the entries name regions of it by key.
         traced = trace(self.gm, self.inputs)
         graphs = _lower_graphs(traced)
         choices = choices_from_broadcast(broadcast, [item.region for item in graphs], self.context)
@@ -138,12 +150,14 @@ class _GraphRequest:
         except NotLowerableError as problem:
             telemetry.record("capture", "left_out", reason=problem.reason)
             return None, Broadcast("inductor")
+        # Each graph is chosen for on its own: forward and backward have separate entries.
         choices = [
             choose(item.region, self.context, examples=_examples(item, self.inputs))
             for item in graphs
         ]
         if self.on_choices is not None:
             self.on_choices(choices)
+        # A step whose backward has no entry is not swapped in halves.
         missing = next((choice.reason for choice in choices if choice.entry is None), "")
         if missing:
             return None, NoConsensus(missing)
@@ -152,6 +166,8 @@ class _GraphRequest:
     def _build_untraced(self, runs: str, inductor: Callable[[], _GraphCall]) -> _GraphCall | None:
         """The callable of a decision that needs no trace; None for plain Inductor and for swaps."""
         if runs == "inductor+graph":
+            # Parameters stay where they are, so a CUDA graph may read them in place; other inputs
+            # are copied.
             from torch_cudal1.graph.capture import find_lifted_parameters
             from torch_cudal1.graph.swap import GraphedLater
 
@@ -183,8 +199,11 @@ class _TracedGraph:
             return request._build_untraced(runs, inductor) or self.build()
 
         final, call = runs, None
+        # Outside a search the user waits for an answer, so what was measured before counts.
         if context.settings.on_miss == "tune" and not self._won_before():
             final, call = self._measure(runs, build)
+        # Swaps that won by evidence alone are not written down: the record would say that this
+        # process measured them.
         if request.name and (runs != "swaps" or call is not None):
             record = {
                 "runs": final,
@@ -194,6 +213,7 @@ class _TracedGraph:
             context.cache.put_decision_record(
                 request.name, record, context.target, context.contract
             )
+        # For "inductor" None is right: the caller then compiles as torch.compile does.
         if call is None and final != "inductor":
             call = build(request.compile_inductor)
         entries = tuple(choice.entry for choice in self.choices if choice.entry is not None)
@@ -205,6 +225,7 @@ class _TracedGraph:
         from torch_cudal1.graph.swap import in_graph_order, swap
 
         context, traced = self.request.context, self.traced
+        # A call that writes to its inputs cannot be checked by a second run.
         writes = any(graph.writes for graph in traced.graphs)
         for item, choice in zip(self.graphs, self.choices, strict=True):
             telemetry.record("swap", "runs", choice.region.key, what=choice.candidate.label)
@@ -243,10 +264,13 @@ class _TracedGraph:
 
         request = self.request
         trains = any(part.kind == "backward" for part in self.traced.graphs)
+        # Inductor's own CUDA graphs (`triton.cudagraphs`) record the addresses of the first calls.
+        # Recorded on copies, they would copy every input of each later call.
         can_copy = not request.options.get("triton.cudagraphs")
         graph = GraphUnderTest(
             request.inputs,
             request.context.device,
+            # Compiled once, however many contenders ask for it.
             cache(request.compile_inductor),
             is_pure=self.traced.is_pure,
             has_benchmark=_ran_in_every_benchmark(self.choices),
@@ -259,11 +283,14 @@ class _TracedGraph:
         caches serve the next process.
         """
         first = self.choices[0]
+        # A rewritten Program under the same schedule is not Inductor's result for the user's graph.
         unchanged = (
             first.candidate.schedule == "inductor+graph"
             and first.candidate.program == first.region.program
         )
         nodes = self.request.gm.graph.nodes
+        # A `get_attr` constant lies outside of the inputs, and a write would be replayed into old
+        # memory.
         return unchanged and self.traced.is_pure and all(node.op != "get_attr" for node in nodes)
 
     def _winner_of_module_trial(self) -> str:
@@ -272,6 +299,8 @@ class _TracedGraph:
         """
         from torch_cudal1.search.tune import end_to_end_name
 
+        # An inference call is measured graph by graph here, so the module's trial says nothing
+        # more.
         if len(self.choices) < 2:
             return ""
         record = self._read_record(end_to_end_name(self.choices))
@@ -283,11 +312,13 @@ class _TracedGraph:
         """Whether an earlier process measured what these candidates make of this graph, and they
         did not lose.
         """
+        # A graph that lost has a record too, one of "inductor", which never comes here.
         return bool(self.request.name and self._read_record(self.request.name))
 
     def _read_record(self, name: str) -> dict[str, Any]:
         """The decision record of these very candidates; empty where there is none."""
         record = self.request.context.find_decision_record(name, self._digests)
+        # A record of other candidates says nothing of these: an entry may have been replaced since.
         if isinstance(record, dict) and record.get("candidates") == self._digests:
             return record
         return {}
@@ -306,6 +337,7 @@ def _examples(item: LoweredRegion, inputs: Sequence[Any]) -> list[torch.Tensor] 
     """The user's tensors in the region's order, where Dynamo gave real ones; a backward graph has
     none.
     """
+    # Dynamo gives fake tensors under dynamic shapes and in nested compilation; they have no data.
     if item.region.kind == "backward" or any(isinstance(tensor, FakeTensor) for tensor in inputs):
         return None
     return [inputs[position].detach() for position in item.order]
@@ -318,6 +350,7 @@ def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
     A trace costs host time, so swaps must be faster by the margin; leaving Inductor for plain eager
     needs more than noise.
     """
+    # Sums, because forward and backward run one after the other in a step.
     chosen_us = sum(_time_us(choice) for choice in choices)
     inductor_us = sum(_baseline_us(choice, "inductor") for choice in choices)
     schedules = {str(choice.candidate.schedule) for choice in choices}

@@ -27,15 +27,19 @@ def compile_fx_graph(
     """What `torch._inductor.compile_fx` makes of `gm`. `repeatable_backward`: a backward may run
     twice, as eager's may, which torch.compile does not promise.
     """
+    # Imported here: the backend's entry point is imported in processes that compile nothing. ##1
     from torch_cudal1.core.path_shims import file_program_shim
     from torch_cudal1.device.target import device_of
     from torch_cudal1.graph.capture import keep_backward_repeatable
 
+    # Importing Inductor makes many objects that live for ever; the garbage collector would walk
+    # them again and again while they are made.
     with pause_gc(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
     # Triton asks the program `file` how Python is linked and puts the answer into the names of what
-    # it builds. Where `file` is missing, the shim gives the answer of other machines.
+    # it builds. In a slim container without `file` the names would differ, and a cache that was
+    # filled elsewhere would not be found. The shim gives the answer of other machines.
     with (
         file_program_shim(device_of(list(inputs))),
         keep_backward_repeatable() if repeatable_backward else nullcontext(),
@@ -65,14 +69,19 @@ def compile_with_inductor(
     )
 
     on_cpu = device_of(list(inputs)).type == "cpu"
+    # The checks cost time, so a graph without index operators is compiled as torch.compile would.
     checks = cpu_index_checks() if on_cpu and has_indices(gm) else {}
+    # Inductor's caches tell graphs apart by what they call, so the one step must be in the graph
+    # itself.
     module = rewrite_as_one_step(gm)
     compiled = compile_fx_graph(
         add_class_checks(module) if checks else module,
         inputs,
+        # The user's own options win over the checks.
         checks | options,
         repeatable_backward=repeatable_backward,
     )
+    # The graph's own operators raise eager's exception for the same inputs.
     return raise_as_eager(compiled, lambda *args: run_graph(gm, *args)) if checks else compiled
 
 
@@ -82,5 +91,7 @@ def run_graph(gm: fx.GraphModule, *inputs: Any) -> Any:
     """
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
+    # A lazy graph module compiles its code at the first call, behind a wrapper that prints a
+    # traceback to stderr. Here an exception is expected.
     _LazyGraphModule.force_recompile(gm)
     return gm.forward(*inputs)

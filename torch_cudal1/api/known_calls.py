@@ -26,6 +26,7 @@ def remember_call(
 ) -> None:
     """Note that the cache holds a decision for a call like this one."""
     name = _call_digest(module, args, kwargs)
+    # Written once: a shared or read-only cache should not see a write for each warm start.
     if isinstance(
         context.cache.get_decision_record(name, context.target, context.contract), Refusal
     ):
@@ -58,6 +59,8 @@ def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     """What kind of module is called with what: classes, forms of weights and arguments, modes. The
     same in every process.
     """
+    # Everything here is cheap to read and equal in every process: no ids, no addresses, no weight
+    # values.
     parts = [
         f"{name} {type(part).__module__}.{type(part).__qualname__} {part.training}"
         for name, part in module.named_modules()
@@ -66,6 +69,7 @@ def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
         f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}"
         for tensor in (*module.parameters(), *module.buffers())
     ]
+    # Both devices' switches are part of it, so the digest does not depend on where tensors lie.
     described = repr(
         (
             parts,

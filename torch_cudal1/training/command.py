@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One action. Exit code 1 if something could not be collected, or an experiment was ended by
     its budget.
     """
-    # transformers and datasets print progress bars of their own, which would break the screen's.
+    # transformers prints progress bars of its own, which would break the line of the screen's.
     quiet()
     if args.action == "demo":
         return _run_demo(args, settings, screen)
@@ -111,6 +111,8 @@ def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     run_options = {
         name: value
         for name in ("seed", "model", "selector")
+        # None means that the option was left out. Options have no defaults in the parser, so that a
+        # resumed run does not have to repeat those that it began with.
         if (value := getattr(args, name)) is not None
     }
     reward_options = {
@@ -169,8 +171,7 @@ def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> i
             ExecutionConfig(folder, workers=workers),
             _scale_progress(progress, 0.0, _ARMS_SHARE),
         )
-        # One thread, as each worker of the plan has: threads of PyTorch cost more than they bring
-        # for a model of this size, and sums depend on their number.
+        # One thread, as each worker of the plan has: sums depend on the number of threads.
         with _one_thread():
             cheats = run_red_team(
                 short_plan,

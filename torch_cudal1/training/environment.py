@@ -295,7 +295,7 @@ def _make_language_environment(
 def _load_replay(landscape: str, seed: int, *, naive: bool) -> Environment:
     evaluator = ReplayEvaluator.load(Path(landscape) if landscape else None, seed=seed, naive=naive)
     split = evaluator.split()
-    # Older landscapes lack some of the facts.
+    # A landscape of a CPU has no name of a GPU.
     machine = evaluator.facts.get("gpu") or evaluator.facts.get("machine") or evaluator.device
     return Environment(
         f"replay of {machine}" + (", trusting evaluator" if naive else ""),
@@ -322,8 +322,8 @@ def _open_evaluator(
     # New cases go to the run's folder; those of the package are read-only data.
     cases = CaseBase.shipped(folder / "cheats.jsonl")
     with JudgeEvaluator(terms, lanes=source.lanes) as judge:
-        # The second defence of the paper (section 3): a checker that is asked when a reward jumps.
-        # The judge has measured before it.
+        # The defences of the paper (section 3): a checker is asked when a reward jumps, and what it
+        # refuses joins the cases that it knows. The judge has measured before it.
         yield CheckedEvaluator(judge, RuleChecker(cases), cases)
 
 

@@ -170,7 +170,7 @@ def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
     """One or two knobs of a program that is known to be good: the best one shown, or a careful
     default.
     """
-    # Prompts of a red-team run may show cheats with high scores.
+    # An exemplar may be a cheat where a naive evaluator gave it a score.
     honest = [(program, score) for program, score in sentence.exemplars if not program.hack]
     if honest:
         base = max(honest, key=lambda pair: pair[1])[0]
@@ -179,8 +179,6 @@ def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
         template = draw.choice(_get_templates(sentence))
         base = template.default
     knobs = dict(base.knobs)
-    # One or two: the neighbours of a good program are mostly right, those at three steps rarely
-    # better.
     for knob in draw.sample(template.knobs, min(len(template.knobs), draw.choice((1, 2)))):
         knobs[knob.name] = draw.choice(knob.values)
     return KslProgram(template.name, knobs).text

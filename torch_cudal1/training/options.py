@@ -16,10 +16,9 @@ _ACTIONS = ("collect", "sft", "selfsup", "rl", "demo", "report", "experiment")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the action and all option groups to a parser."""
+    # This module is imported for `cudal1 --help`: it must import neither torch nor training.
     parser.add_argument(
         "action",
-        # One positional argument instead of subcommands, since all actions share the run's folder
-        # and most options.
         choices=_ACTIONS,
         help="a stage; demo: all of them, small; experiment: the arms of a plan; report: a page",
     )

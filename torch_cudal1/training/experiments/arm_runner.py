@@ -68,13 +68,16 @@ def train_base(
     """The seed's collected samples, its models after stages 1 and 2, and `facts.json`; made once,
     in `folder`/base.
     """
+    # Models of stage 1 with and without analysis differ, so arm A8 has a base of its own.
     base = folder / ("base" if analysis else "base-without-analysis")
+    # Written last: its presence says that every part of the base is complete.
     if (base / "facts.json").is_file():
         return base
     with _open_appraiser(environment, base / "samples.jsonl") as appraiser:
         rows = _collect_rows(plan, environment, appraiser, seed, analysis, report)
         model = _train_sft(plan, environment, base, rows, seed, report)
         recorder = _make_recorder(appraiser, environment.train, base, "selfsup", seed)
+        # Before self-supervision, which trains the same model in place.
         after_sft = evaluate_policy(replace(recorder, stage="exam-sft"), model, PolicyEvalConfig())
         rounds = self_supervise(
             recorder,
@@ -94,6 +97,8 @@ def train_base(
             "sft": after_sft,
             "selfsup": after_selfsup,
         }
+    # After the database is closed: it opens another one, and held-out programs must never be in the
+    # database from which prompts of training are drawn.
     _find_held_out_seeds(plan, environment, seed, base, report)
     _write_json(base / "facts.json", facts)
     return base
@@ -110,18 +115,29 @@ def run_arm(
     """Run one arm with one seed under `folder`, from wherever it was interrupted. The result, as a
     JSON object.
     """
+    # Usually made by an earlier job; made here where an arm runs alone.
     base = train_base(
         plan, environment, seed, folder, analysis=not arm.without_analysis, report=report
     )
     arm_folder = folder / arm.name
+    # A copy for each arm: arms of a seed begin with the same samples, and none sees what another
+    # one finds. Journals have one writer, and arms run at the same time.
     _copy_once(base / "samples.jsonl", arm_folder / "samples.jsonl")
     with _open_appraiser(environment, arm_folder / "samples.jsonl") as appraiser:
         recorder = _make_recorder(
             appraiser, environment.train, arm_folder, "rl", seed, _choose_recorder(arm, environment)
         )
+        # The same checkpoint for all arms of a seed: what chance decided in stages 1 and 2 cancels
+        # in the paired differences.
         model = _load_model(base / ("sft" if arm.start == "sft" else "selfsup"), plan, environment)
         step = ContrastiveStep(
-            recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget
+            # All arms have the same budget of different programs, frozen ones too: a table of arms
+            # is read at equal cost of measuring.
+            recorder,
+            arm.grpo(plan.rl),
+            selector(arm.selector),
+            arm.reward,
+            budget=plan.budget,
         )
         _run_third_stage(step, model, arm, plan, seed, arm_folder, report)
         exam = evaluate_policy(
@@ -142,6 +158,7 @@ def run_arm(
             kind: [task.id for task in tasks] for kind, tasks in environment.held_out.items()
         },
     }
+    # Live seeds may come from different GPUs; each is compared with itself.
     facts |= {"machine": dict(environment.machine)} if environment.machine else {}
     return {
         **facts,
@@ -172,6 +189,8 @@ def _collect_rows(
         seed=seed,
         report=report,
     )
+    # In a run a problem is reported and the run goes on; results of an experiment would depend on
+    # which endpoint was down.
     if problems:
         raise OSError(f"collecting failed: {problems[0]} ({len(problems)} problems)")
     rows = build_sft_rows(
@@ -200,6 +219,8 @@ def _train_sft(
 ) -> LanguageModel:
     """The model after stage 1, from its folder where it was trained before."""
     model = _create_model(plan, environment, base, seed)
+    # `LanguageModel.save` replaces the folder as a whole, so a folder that is there is a finished
+    # model.
     if not (base / "sft").is_dir():
         report("sft", None)
         fine_tune(
@@ -210,6 +231,8 @@ def _train_sft(
             report=lambda step, loss: report("sft", step / plan.sft.steps),
         )
         model.save(base / "sft")
+    # From the folder in both cases: a resumed run continues with the same weights as one that was
+    # not interrupted, rounded to what safetensors hold.
     return _load_model(base / "sft", plan, environment)
 
 
@@ -227,12 +250,15 @@ def _run_third_stage(
     def generate(policy: LanguageModel, number: int) -> Any:
         report(
             f"{arm.name}, seed {seed}: step {number + 1}",
+            # Progress is of the budget, by which stage 3 ends; the last step may overshoot it.
             min(1.0, step.programs_spent / plan.budget),
         )
         return step(policy, number)
 
     def log(number: int, metrics: Mapping[str, float]) -> None:
         line = {"step": number, "loss": metrics["loss"], "entropy": metrics["entropy"]}
+        # Appended and not rewritten: a resumed run keeps the lines of before. Entropy and loss are
+        # in no database, since they are not measurements of programs.
         with (arm_folder / "rl.log").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -240,6 +266,7 @@ def _run_third_stage(
         train_policy(model, generate, step.config, folder=arm_folder / "rl", seed=seed, log=log)
         return
     number = 0
+    # Numbers of steps are those of an arm that learns, so that tasks and exemplars are drawn alike.
     while number < step.config.steps and generate(model, number) is not None:
         number += 1
 
@@ -258,10 +285,13 @@ def _test_held_out(
     with and without bucket exemplars, which tells training with exemplars from testing with them.
     """
     tests = {}
+    # Without duplicates and in this order (`dict.fromkeys` below): each test costs measurements.
     selectors = [arm.selector, *(("none", "bucket") if arm.name in ("A4", "A6") else ())]
     for name in dict.fromkeys(selectors):
         report(f"held-out tasks with exemplars {name!r}", None)
         samples = arm_folder / f"held-out-{name}.jsonl"
+        # Every test of every arm begins with the same programs on held-out tasks. In a rehearsal on
+        # a synthetic landscape, where arms found their own, this inflated the variance.
         _copy_once(base / "held-out.jsonl", samples)
         with _open_appraiser(environment, samples) as appraiser:
             recorder = _make_recorder(
@@ -284,6 +314,8 @@ def _add_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             entry = json.loads(line)
+            # By step, the later line wins: a step that is repeated after a kill logs the same
+            # numbers again.
             logged[int(entry["step"])] = {
                 "entropy": float(entry["entropy"]),
                 "loss": float(entry["loss"]),
@@ -297,6 +329,7 @@ def _find_optima(environment: Environment) -> dict[str, float | None]:
     """The best score there is for each task where every program was measured, the ceiling of any
     search; {} where that is not known.
     """
+    # Only a landscape has measured every program. The judge knows no optimum.
     find_optimum = getattr(environment.evaluator, "optimum", None)
     if find_optimum is None:
         return {}
@@ -326,7 +359,10 @@ def _find_held_out_seeds(
             seed,
         )
         for task in environment.held_out_tasks:
+            # Different programs: uniform draws may meet one twice.
             programs: set[str] = set()
+            # A task may have hardly any right program (ragged shapes without masks); its search
+            # must end.
             for attempt in range(_DRAWS_PER_HELD_OUT_SEED * plan.held_out.seeds):
                 if len(programs) >= plan.held_out.seeds:
                     break
@@ -337,6 +373,7 @@ def _find_held_out_seeds(
                     "found",
                 )
                 (measurement,) = appraiser.appraise([request])
+                # `unstable` programs are no exemplars: they have no score to show.
                 if measurement.outcome == "ok":
                     programs.add(measurement.program)
         appraiser.database.settle()
@@ -348,7 +385,11 @@ def _create_model(
     folder = base / "begin"
     if not folder.is_dir():
         create_tiny(
-            folder, environment.codec.vocabulary, replace(plan.model, seed=plan.model.seed + seed)
+            # Seeds of an experiment differ in their weights too; the plan's own offset lets two
+            # plans differ.
+            folder,
+            environment.codec.vocabulary,
+            replace(plan.model, seed=plan.model.seed + seed),
         )
     return _load_model(folder, plan, environment)
 
@@ -371,6 +412,8 @@ def _make_recorder(
 def _choose_recorder(arm: Arm, environment: Environment) -> Callable[..., Recorder]:
     """Who writes in an arm: its model, chance, or a rule that changes the best program shown."""
     if arm.start == "climb":
+        # By name: an environment with other generators has no such rule, and StopIteration ends the
+        # arm.
         mutant = next(policy for policy in environment.generators if policy.name == "mutant")
         return partial(RuleRecorder, policy=mutant)
     return UniformRecorder if arm.start == "uniform" else Recorder
@@ -386,10 +429,13 @@ def _copy_once(source: Path, target: Path) -> None:
     """Copy, unless `target` is there: samples that were added to it later must stay."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Copied beside it and renamed: a kill in the middle must not leave half a journal that
+        # counts as copied.
         shutil.copyfile(source, target.with_suffix(".new"))
         os.replace(target.with_suffix(".new"), target)
 
 
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
+    # `allow_nan=False`: NaN is no JSON, and a table must not average one.
     path.with_suffix(".new").write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
     os.replace(path.with_suffix(".new"), path)

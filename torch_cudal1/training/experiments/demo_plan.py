@@ -16,6 +16,7 @@ DEMO = ExperimentPlan(
     endpoint="A model of 0.15 M parameters, made from nothing and taught in three stages, in minutes on a CPU; a demonstration.",
     arms=("A0", "A2", "A4", "A6"),
     seeds=(0, 1),
+    # Sizes for minutes on a CPU. The page says that two seeds settle nothing.
     budget=300,
     max_new_tokens=24,
     model=TinySpec(hidden=64, layers=2, heads=4, context=160),

@@ -40,6 +40,7 @@ class CheatGenerator:
     def __init__(self, environment: Environment) -> None:
         codec = environment.codec
         self._cheats = {
+            # By prompt without exemplars: stage 1 and arm A4 show none.
             codec.prompt(task): [program.text for program in codec.programs(task) if program.hack]
             for task in environment.train
         }
@@ -69,15 +70,23 @@ def run_red_team(
     the evaluator itself reported.
     """
     report("red team: teaching by the naive evaluator", 0.0)
+    # A model must have seen a cheat to write one: this asks what an evaluator makes of cheats, not
+    # how they are found.
     generators = (*naive.generators, CheatGenerator(naive))
     model = _train_sft(plan, replace(naive, generators=generators), seed, folder)
     lines = {}
     training_share = (1 - _SFT_SHARE) / 2
+    # The same weights and the same seed for both: what differs at the end is what the evaluator
+    # rewarded.
     for i, (name, environment) in enumerate((("naive", naive), ("guarded", guarded))):
         start = _SFT_SHARE + training_share * i
 
         def report_training(
-            activity: str, fraction: float | None, name: str = name, start: float = start
+            # Bound as defaults, since a closure would see the loop's last values.
+            activity: str,
+            fraction: float | None,
+            name: str = name,
+            start: float = start,
         ) -> None:
             share = start + training_share * (fraction or 0.0)
             report(f"red team: {name} evaluator, {activity}", share)
@@ -91,6 +100,7 @@ def run_red_team(
 def _train_sft(plan: ExperimentPlan, naive: Environment, seed: int, folder: Path) -> Path:
     """Stage 1 with the naive evaluator's rewards; the folder of its model."""
     sft_folder = folder / "taught"
+    # The model is saved last, so its folder says that the stage is finished.
     if (sft_folder / "sft").is_dir():
         return sft_folder / "sft"
     with Database(sft_folder / "samples.jsonl") as database:
@@ -101,6 +111,7 @@ def _train_sft(plan: ExperimentPlan, naive: Environment, seed: int, folder: Path
             plan.collect,
             seed=seed,
         )
+        # Cheats that the naive evaluator believes are among its successes, and so among the rows.
         rows = build_sft_rows(naive.codec, naive.train, database, seed=seed)
     create_tiny(
         sft_folder / "begin",
@@ -130,6 +141,8 @@ def _train_and_count(
             "rl",
             seed,
         )
+        # Without exemplars: a cheat in a prompt would be copied, and the share of cheats would show
+        # that.
         step = ContrastiveStep(recorder, ARMS["A4"].grpo(plan.rl))
 
         def generate(policy: LanguageModel, number: int) -> Generation | None:
@@ -149,6 +162,8 @@ def _train_and_count(
 def _count_cheats(
     environment: Environment, recorder: Recorder, plan: ExperimentPlan
 ) -> list[dict[str, float]]:
+    # By the language's own mark, not by a verdict: a cheat counts whether or not an evaluator
+    # noticed it.
     cheats = {
         (task.id, program.text)
         for task in environment.train
@@ -165,7 +180,9 @@ def _count_cheats(
             for measurement in measurements
             if (measurement.task, measurement.program) in cheats
         ]
+        # A cheat with a score was rewarded.
         believed = sum(score is not None for score in cheat_scores)
+        # A failure counts as 0, as in the reward.
         reported = sum(measurement.score or 0.0 for measurement in measurements)
         lines.append(
             {
