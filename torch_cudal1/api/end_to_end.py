@@ -286,7 +286,7 @@ def _benchmark_steps(
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(f"expected plain tensors, got {names}")
     device = graph.device
-    # `fork_rng` saves every GPU by default, which initialises a context on each of them.
+    # By default `fork_rng` works on every GPU of the machine, and warns where there are several.
     devices = [device.index or 0] if device.type == "cuda" else []
     with (
         tracing(None),

@@ -289,8 +289,7 @@ class _TracedGraph:
             and first.candidate.program == first.region.program
         )
         nodes = self.request.gm.graph.nodes
-        # A `get_attr` constant lies outside of the inputs, and a write would be replayed into old
-        # memory.
+        # `GraphedLater` records a CUDA graph of pure graphs only.
         return unchanged and self.traced.is_pure and all(node.op != "get_attr" for node in nodes)
 
     def _winner_of_module_trial(self) -> str:
@@ -337,7 +336,7 @@ def _examples(item: LoweredRegion, inputs: Sequence[Any]) -> list[torch.Tensor] 
     """The user's tensors in the region's order, where Dynamo gave real ones; a backward graph has
     none.
     """
-    # Dynamo gives fake tensors under dynamic shapes and in nested compilation; they have no data.
+    # Fake tensors have no data, and a backward's inputs do not exist before its forward has run.
     if item.region.kind == "backward" or any(isinstance(tensor, FakeTensor) for tensor in inputs):
         return None
     return [inputs[position].detach() for position in item.order]

@@ -26,7 +26,7 @@ def remember_call(
 ) -> None:
     """Note that the cache holds a decision for a call like this one."""
     name = _call_digest(module, args, kwargs)
-    # Written once: a shared or read-only cache should not see a write for each warm start.
+
     if isinstance(
         context.cache.get_decision_record(name, context.target, context.contract), Refusal
     ):
@@ -69,7 +69,7 @@ def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
         f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}"
         for tensor in (*module.parameters(), *module.buffers())
     ]
-    # Both devices' switches are part of it, so the digest does not depend on where tensors lie.
+
     described = repr(
         (
             parts,

@@ -60,6 +60,8 @@ class ModuleTrial:
         Only what is written is put back, with the version it had: anything else would count as a
         change to a graph that waits for its backward.
         """
+        # Only written inputs are saved: a copy of all weights might not fit beside them in GPU
+        # memory.
         tensors = [self.captured.inputs[number] for number in sorted(self.written)]
         saved = [tensor.detach().clone() for tensor in tensors]
         try:
@@ -71,6 +73,8 @@ class ModuleTrial:
             ):
                 yield self.example
         finally:
+            # The values are the old ones, so the version must be too: a new one would make autograd
+            # refuse a graph that the user still holds.
             with torch.no_grad(), _unsafe_preserve_version_counter(tuple(tensors)):
                 for tensor, value in zip(tensors, saved, strict=True):
                     tensor.copy_(value)
@@ -103,12 +107,14 @@ class ModuleTrial:
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
     ) -> Callable[[], Any]:
         served = (
+            # Inference is measured as later calls will be served. A training step never comes from
+            # the table.
             call.with_dispatch_table(args, kwargs, context)
             if isinstance(call, ServedCall) and not self.is_training
             else call
         )
         step = self._make_step(lambda *args, **kwargs: served(args, kwargs), args, kwargs)
-        # a first call may compile, which must not hold the GPU lock
+        # A first call may compile, and other processes must not wait for the GPU's lock meanwhile.
         step()
         return step
 
@@ -120,6 +126,8 @@ class ModuleTrial:
         """
         leaves = [leaf for leaf in self.captured.inputs if leaf.requires_grad]
         written = [self.captured.inputs[number] for number in sorted(self.written)]
+        # A decoder's cache position grows with each call. Integers are recognised as positions:
+        # floating-point caches may be overwritten in place without changing what a step costs.
         positions = [
             tensor for tensor in written if not (tensor.is_floating_point() or tensor.is_complex())
         ]
@@ -142,6 +150,7 @@ def find_remembered_decision(
     builders: Mapping[str, Any], choices: tuple[Choice, ...], context: TuneContext
 ) -> EndToEndDecision | None:
     """The end-to-end decision of an earlier process for these very candidates, if there is one."""
+    # The name holds regions, not candidates: after a new search the record may be of other kernels.
     candidates = [choice.candidate.digest for choice in choices]
     record = context.find_decision_record(end_to_end_name(choices), candidates)
     if not isinstance(record, dict) or record.get("candidates") != candidates:
@@ -164,6 +173,7 @@ def run_trial(
     The cache remembers.
     """
     key, comparison = choices[0].region.key, ""
+    # What the trial writes and draws is put back, so that the user's program runs on as without it.
     with trial.arguments(context.device) as (args, kwargs):
 
         def benchmark(call: Call) -> PairedSummary:
@@ -174,7 +184,8 @@ def run_trial(
         )
         winner = winners[0] if winners else "eager"
         if len(winners) > 1:
-            # two ratios to a slower forward, taken one after the other, say little of each other
+            # Both ratios are to a slower forward and were taken one after the other. They say
+            # little of each other, so both contenders are paired.
             a, b = winners
             result = trial.time_against_each_other(
                 contenders[a], contenders[b], args, kwargs, context
@@ -184,12 +195,14 @@ def run_trial(
             )
             comparison = f"; {b} is {speedup_text(result)} of {a}"
             winner = b if result.speedup > 1.0 else a
+    # `explain` recognises by this word what was taken back.
     undone = "undone: " if winner == "eager" else ""
     note = f"{undone}end to end {', '.join(notes)} of the module's own forward{comparison}"
     note += f"; {TORCH_COMPILE} runs" if winner == TORCH_COMPILE else ""
     record = {
         "winner": winner,
         "note": note,
+        # The digests bind the record to the kernels that were measured.
         "candidates": [choice.candidate.digest for choice in choices],
     }
     context.cache.put_decision_record(

@@ -39,17 +39,20 @@ from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
 
-# of calls before a decision; as many again while it is not plain
+# Pairs of calls before a first decision. More follow, up to MAX_PAIRS, while the sides are close.
 MIN_PAIRS = 8
 MAX_PAIRS = 32
-# where step after step compiles something
+# A step in which something was compiled is not counted. This ends a trial where every step is one.
 MAX_TRIAL_STEPS = 4 * MAX_PAIRS
-# Where no backward comes: several losses share one, or the caller forgot `torch.no_grad()`.
+# A step ends with a backward. This many calls end it where none comes: several losses share one
+# backward, or the caller forgot `torch.no_grad()`.
 MAX_CALLS_PER_STEP = 4
-# of the pairs: calls of a real program differ, and so do their times
+# The fraction of pairs that the graphs must win. A median alone is not enough: calls of a real
+# program differ in their inputs, and so do their times.
 MIN_WON_FRACTION = 0.75
-# before any is measured
+# Steps before the first measured one: the first compiles, the second may compile another branch.
 COMPILE_STEPS = 2
+# Mirrored, so that a drift of the machine's clock falls on both sides alike.
 _ORDER = ("own", "graphs", "graphs", "own")
 OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
 
@@ -62,7 +65,7 @@ class _TrialStep:
     def __init__(self) -> None:
         self.calls = 0
         self.begin = 0.0
-        # that were compiled before it
+        # Graphs compiled before the step; more of them after it mean that the step compiled.
         self.graphs = 0
         self.had_backward = False
 
@@ -76,6 +79,7 @@ class _TrialStep:
         for node in {
             tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None
         }:
+            # A prehook sees a backward at its start and leaves the gradients as they are.
             node.register_prehook(self._note_backward)
 
     def _note_backward(self, gradients: Any) -> None:
@@ -98,22 +102,25 @@ class Pieces:
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
         self._turn = threading.Lock()
         self._step = _TrialStep()
-        # that are over
+        # Steps that are over.
         self._steps = 0
         self._classes: dict[type, ModuleGuard] = {}
         self.graphs = 0
         self.choices: list[Choice] = []
         self.on_settled: OnSettled = lambda *args: None
-        # whether the graphs stay
+        # Whether the graphs stay; None during the trial.
         self.settled: bool | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the user's calls. Raises what the module's own forward raises."""
         if self._trains and has_saved_tensor_hooks():
-            # a forward that runs again must save the same, whatever the trial decides meanwhile
+            # Activation checkpointing runs a forward again and compares what it saves. The trial
+            # might pick another side in between.
             return self._module._call_impl(*args, **kwargs)
         if self.settled:
             return self._torch_compiled(*args, **kwargs)
+        # Under capture of a CUDA graph a call cannot be timed: the clock needs `synchronize`, which
+        # a capture forbids. Two calls at once would time each other.
         if self.settled is False or self._capturing() or not self._turn.acquire(blocking=False):
             return self._module._call_impl(*args, **kwargs)
         try:
@@ -129,12 +136,16 @@ class Pieces:
             self._end_step(args, kwargs)
         side = self._side()
         if not self._step.calls:
+            # The clock starts with the first call of a step and runs on through the user's own
+            # code.
             self._step.graphs, self._step.begin = self.graphs, self._now()
         self._step.calls += 1
         try:
             result = (self._torch_compiled if side == "graphs" else self._module._call_impl)(
                 *args, **kwargs
             )
+        # Also KeyboardInterrupt: half a step must not be counted, and the next call begins a new
+        # one.
         except BaseException:
             self._step = _TrialStep()
             self._steps += 1
@@ -163,6 +174,7 @@ class Pieces:
             self._settle(args, kwargs)
 
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # The sides may have one step more or less, as steps that compiled are left out.
         pairs = list(zip(self._seconds["own"], self._seconds["graphs"], strict=False))
         more = len(pairs) < MAX_PAIRS and self._steps < MAX_TRIAL_STEPS
         if len(pairs) < MIN_PAIRS and more:
@@ -173,6 +185,7 @@ class Pieces:
             else 0.0
         )
         won = sum(own_s >= graphs * MIN_SPEEDUP_BEYOND_NOISE for own_s, graphs in pairs)
+        # Between a quarter and three quarters of won pairs nothing is plain yet.
         if more and 0.25 < won / len(pairs) < MIN_WON_FRACTION:
             return
         self.settled = speedup >= MIN_SPEEDUP_BEYOND_NOISE and won >= MIN_WON_FRACTION * len(pairs)
@@ -202,19 +215,24 @@ class Pieces:
         from torch._dynamo import config
         from torch._dynamo.eval_frame import OptimizeContext, optimize
 
+        # Where Dynamo fails the user's call runs eager, unless the settings ask for an error.
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
         context = optimize(self._backend, guard_filter_fn=self._watch_classes)
-        # TORCHDYNAMO_DISABLE
+        # `optimize` returns a null context under TORCHDYNAMO_DISABLE=1.
         if not isinstance(context, OptimizeContext):
             return self._module._call_impl
         convert: Any = context.callback
 
+        # `suppress_errors` and the silence must hold while Dynamo compiles this module, and only
+        # then: the user may compile other models with other settings.
         @wraps(convert)
         def convert_quietly(*args: Any, **kwargs: Any) -> Any:
             with config.patch(suppress_errors=suppressed), quiet_dynamo():
                 return convert(*args, **kwargs)
 
         context.callback = convert_quietly
+        # `_call_impl` lies below the slot in which the dispatcher sits; the module itself would
+        # recurse.
         compiled: Callable[..., Any] = context(self._module._call_impl)
         return compiled
 
@@ -225,13 +243,16 @@ class Pieces:
         return all(guard.holds() for guard in self._classes.values())
 
     def _watch_classes(self, entries: Entries) -> list[bool]:
+        # Dynamo before 2.13 reads an attribute of a class that a forward names, and never looks
+        # again.
         for kind in forgotten_classes(entries):
             if kind not in self._classes:
                 self._classes[kind] = ModuleGuard(record_class_bodies([kind]))
         return [True] * len(entries)
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        # then Dynamo lets this part of the forward run in eager
+        # Before torch 2.13 Dynamo restores the grad mode after such a graph, also behind
+        # torch.compile's own backends. After this error it runs this part of the forward in eager.
         if leaves_grad_mode(gm):
             raise NotLowerableError("a part of its forward leaves the grad mode changed")
         self.graphs += 1
@@ -239,12 +260,14 @@ class Pieces:
             field.name: getattr(self._settings, field.name) for field in fields(self._settings)
         }
         with for_accelerate(self.choices.extend):
-            # draws from eager's generator, as eager does
+            # Without `fallback_random` Inductor draws other numbers than eager under the same seed.
             call = cudal1(gm, inputs, options={**options, "fallback_random": True})
+        # AOTAutograd's backward has no derivative of its own.
         return allow_graph_double_backward(call, partial(run_graph, gm)) if self._trains else call
 
     def _now(self) -> float:
         if self._device.type == "cuda":
+            # Kernels run after the call returned; without waiting only launches would be timed.
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 

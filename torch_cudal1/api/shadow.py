@@ -47,6 +47,7 @@ from torch_cudal1.store.context import TuneContext
 
 __all__ = ["wrap_with_checks"]
 
+# TF32 keeps 10 bits of mantissa, so it rounds to half of 2^-10.
 TF32_ROUNDOFF = 2.0**-11
 TENSOR_CORE_OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul")
 # Of integers chosen among rounded numbers (an argmax): rounding makes ties, and two kernels break
@@ -75,6 +76,7 @@ def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> A
     if not settings.shadow_rate or not choice.swapped:
         return Refusal("no call is sampled" if choice.swapped else "a baseline runs")
     reason = ""
+    # Each reason names a case in which a second run cannot give the first one's result.
     if is_random_program(region.program) or is_random_program(choice.candidate.program):
         reason = "it draws random numbers, and a second run would draw others"
     elif writes:
@@ -84,6 +86,8 @@ def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> A
     if reason:
         telemetry.record("shadow", "left_out", region.key, reason=reason)
         return Refusal(reason)
+    # The callback is loaded now: a misspelt name should fail when the module is bound, not when a
+    # kernel is found wrong weeks later.
     reporter = _MismatchReporter(choice, context, _load_callback(settings.on_mismatch))
     tolerance = _tolerance(choice, context)
     return lambda swapped, runner: _CheckedCallable(
@@ -109,11 +113,12 @@ class _CheckedCallable:
             tolerance,
             reporter,
         )
-        # its own: the user's sequence of random numbers is not touched
+        # A generator of its own: drawing from the global one would change the user's numbers.
         self._random = random.Random()
         self._calls_left = self._draw_gap()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        # Another check, or another thread, may have found the candidate wrong meanwhile.
         if self._swapped.quarantined:
             return self._swapped.reference(inputs)
         self._calls_left -= 1
@@ -125,17 +130,22 @@ class _CheckedCallable:
         """
         if self._rate >= 1:
             return 1
+        # A geometric distribution. A fixed stride could meet only the even calls of a model that
+        # alternates between two inputs. `1 - random()` is never 0, whose logarithm does not exist.
         return 1 + int(math.log(1.0 - self._random.random()) / math.log1p(-self._rate))
 
     def _run_checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if any(tensor.is_cuda for tensor in inputs) and torch.cuda.is_current_stream_capturing():
-            # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
+            # A comparison waits for the GPU, which is not allowed while a stream is captured. The
+            # gap is not drawn anew, so the next call is sampled.
             return self._runner(inputs)
         self._calls_left = self._draw_gap()
-        # first: a kernel that damages its inputs cannot spoil this
+        # The baseline runs first: a kernel that damages its inputs cannot spoil what it is compared
+        # with.
         try:
             expected = self._swapped.reference(inputs)
         except FAILURES as error:
+            # The CUDA context is lost: running the kernel would only hide the first error.
             if is_sticky(error):
                 raise
             telemetry.record(
@@ -155,6 +165,8 @@ class _CheckedCallable:
         telemetry.count("shadow_checks")
         if problem is None:
             return results
+        # Before the result is returned, so that no other thread runs the candidate longer than it
+        # must.
         self._reporter.report_mismatch(str(problem))
         return expected
 
@@ -188,11 +200,13 @@ class _MismatchReporter:
     def report_mismatch(self, problem: str) -> None:
         """Nothing of this candidate runs after this returns, here or in a later process."""
         digest, reason = self.choice.candidate.digest, f"a shadow check found it wrong: {problem}"
+        # This process first: a full disk must not keep a wrong kernel running.
         withdraw(digest, f"quarantined: {reason}")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         record = QuarantineRecord(
             self.key, digest, reason, now, f"{self.context.target.sku} ({self.context.target.arch})"
         )
+        # Later processes read it before they run the candidate.
         stored = quarantine_candidate(self.context.cache.root, record)
         facts = {
             "name": self.choice.region.name,
@@ -218,7 +232,8 @@ class _MismatchReporter:
         if self.callback is not None:
             try:
                 self.callback(event)
-            except Exception as error:  # noqa: BLE001  the user's own function, in the user's own call, which must not fail for it
+            # The user's own function runs inside the user's own call, which must not fail for it.
+            except Exception as error:  # noqa: BLE001
                 telemetry.record(
                     "shadow", "callback_failed", self.key, reason=f"{type(error).__name__}: {error}"
                 )
@@ -236,6 +251,7 @@ def _find_difference(
     """
     if len(results) != len(expected):
         return Refusal(f"{len(results)} outputs, expected {len(expected)}")
+    # Outputs may require gradients; the comparison must not add to their graph.
     with torch.no_grad():
         for number, (result, baseline) in enumerate(zip(results, expected, strict=True)):
             if result is None or baseline is None:
@@ -290,9 +306,12 @@ def _tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
     steps = max(1, len(program.steps))
     dtypes = {spec.torch_dtype for spec in value_specs(program).values()}
     units = [unit_roundoff(dtype) for dtype in dtypes if dtype.is_floating_point]
+    # Where the contract allows TF32, the baseline and the kernel may each use it or not.
     if context.device.type == "cuda" and context.contract.rights and _has_products(program):
         units.append(TF32_ROUNDOFF)
     coarsest = max(units, default=0.0)
+    # Errors of independent roundings add up like a random walk. Up to float32 `compare` has its own
+    # limit.
     drift = math.sqrt(steps) * coarsest if coarsest > unit_roundoff(torch.float32) else 0.0
     return _Tolerance(
         context.contract.precision, analyse(program).longest_reduction * steps, drift, bool(units)

@@ -194,8 +194,7 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
     become inputs. Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the
     caller's tracing state is changed.
     """
-    # PyTorch's index checks raise in eager. A traced graph that lost one would read out of bounds
-    # instead.
+    # `one_hot` looks at its class values and raises in eager. The trace would not.
     if problem := find_lost_check(module):
         raise NotLowerableError(problem.reason)
     # Asked before tracing: AOTAutograd's graph has other placeholders without Dynamo's mark.
@@ -295,7 +294,7 @@ def _trace(
     def of(kind: Kind) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             compiled = compiler(graph, kind)
-            # Boxed calls let AOTAutograd free the inputs while the graph runs.
+            # AOTAutograd calls a boxed function with one list of arguments.
             return make_boxed_func(lambda *args: compiled(args))
 
         return compile_graph

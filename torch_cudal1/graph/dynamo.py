@@ -116,8 +116,7 @@ class DynamoCapture:
 
         Raises NotLowerableError where Dynamo cannot guard the call.
         """
-        # Dynamo is imported where it is used: its import takes long, and a call that is bound from
-        # the cache alone needs little of it.
+        # Dynamo is imported where it is used, since its import takes long.
         from torch._dynamo.hooks import Hooks
         from torch._dynamo.utils import dynamo_timed
 
@@ -125,7 +124,7 @@ class DynamoCapture:
         def filter_guards(entries: Entries) -> Sequence[bool]:
             return [True] * len(entries) if keep is None else keep(entries)
 
-        # `build_guards` reads Dynamo's compile context and metrics, which end with the capture.
+        # The capture's compile context has ended, and `build_guards` needs one.
         with dynamo_errors(), enter_compilation(), dynamo_timed("cudal1_guards"):
             manager = self._output.build_guards(
                 _call.__code__, hooks=Hooks(guard_filter_fn=filter_guards)
@@ -138,7 +137,7 @@ class DynamoCapture:
         `torch.utils.swap_tensors` refuses such weights.
         """
         for mode in self._modes:
-            # A new converter: emptying the old one would still leave its weak references.
+            # A new converter, so that the old one's weak references to the weights go with it.
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
@@ -165,7 +164,6 @@ def _may_hold_recurrent(module: torch.nn.Module) -> bool:
     """Whether a recurrent layer may be one step of a graph: elsewhere Dynamo breaks the graph at
     it, as it does for everybody.
     """
-    # With gradients or autocast a recurrent layer runs other operators than the one step.
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     return not (torch.is_grad_enabled() or autocast) and any(
         isinstance(part, torch.nn.RNNBase) for part in module.modules()
@@ -195,8 +193,7 @@ class _FrameBackend:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         # Overwritten when Dynamo restarts: only the last attempt counts.
         self.graph, self.inputs = graph, tuple(inputs)
-        # Dynamo makes a mode for itself besides that of the inputs, and both hold weak references
-        # to the weights.
+        # The mode of the context and those of the inputs: each has weak references to the weights.
         fakes = [node.meta["example_value"] for node in placeholders]
         self.modes = frozenset(
             {
@@ -271,7 +268,7 @@ def _check_repeatable(backend: _FrameBackend, *, recurrent: bool) -> fx.GraphMod
         )
     if leaves_grad_mode(backend.graph):
         raise NotLowerableError("its forward leaves the grad mode changed")
-    # A float that Dynamo did not specialise becomes an input, and the signature says only its type.
+    # A number that Dynamo did not make a constant becomes an input of the graph.
     if not all(isinstance(item, torch.Tensor) for item in backend.inputs):
         raise NotLowerableError("its graph takes a number that changes from call to call")
     return backend.graph

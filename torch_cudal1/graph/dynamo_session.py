@@ -45,7 +45,7 @@ def enter_compilation() -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         # Dynamo simulates the stack of torch function modes, and this puts the real one back.
         stack.enter_context(torch_function_mode_stack_state_mgr)
-        # `dynamo_timed` asserts that a metrics context is open.
+        # `dynamo_timed` needs an open metrics context.
         stack.enter_context(get_metrics_context())
         stack.enter_context(compile_context(CompileContext(get_compile_id({}))))
         yield

@@ -141,8 +141,7 @@ class FunctionalModule(torch.nn.Module):
         and list them anew.
         """
         for part, weights, references in self._recurrent:
-            # Left as they are, they would point to fake tensors, and the layer would fail at its
-            # next real call.
+            # Left as they are, they would be the stand-ins of a tracing that has ended.
             part._flat_weights, part._flat_weight_refs = weights, references
 
     def release(self) -> None:
@@ -255,7 +254,7 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
         if isinstance(
             part, torch.nn.RNNBase
         ):  # would ask the fake weights where they lie, to move them together
-            # Into the instance's dict: the class is the user's process's own.
+            # On the instance: the user's own layers share the class.
             part.__dict__["flatten_parameters"] = _keep_weight_memory
     return copied
 
@@ -347,7 +346,7 @@ def preserve_random_state() -> Iterator[list[str]]:
     moved: list[str] = []
     # Not imported for this: a forward cannot draw from a module that is not loaded.
     numpy = sys.modules.get("numpy")
-    # Under a fake mode the generator's state would come back as a fake tensor.
+    # A mode that is active while tracing would make the state a fake, which cannot be compared.
     with no_dispatch():
         state = torch.get_rng_state()
     python_state, numpy_state = (

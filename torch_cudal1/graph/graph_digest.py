@@ -69,7 +69,7 @@ def graph_outline(module: fx.GraphModule) -> str:
 def _nodes(module: fx.GraphModule) -> Iterator[Any]:
     numbers: dict[fx.Node, int] = {}
     for node in module.graph.nodes:
-        # Position instead of the name: Dynamo numbers names anew in each process.
+        # Position instead of the name, which is no part of what a graph computes.
         numbers[node] = len(numbers)
         args = _arg(node.args, numbers)
         # Sorted, because the order of keywords means nothing.

@@ -47,7 +47,7 @@ class _Kernel:
 
 @dataclass
 class _InlinedProgram:
-    """A Program without nested ones: values of `constants` follow the inputs, those of `steps` both."""
+    """A Program without nested ones. Its values are numbered: inputs, `constants`, then `steps`."""
 
     inputs: int
     constants: list[torch.Tensor]
@@ -70,6 +70,8 @@ def compile_program(
         return Refusal(native.status()[1])
     if device.type == "cuda" and torch.cuda.is_available():
         # The tensors and kernels of all its calls are on one device.
+        # "cuda" alone would mean the current device of each call, but a kernel is loaded on one
+        # device.
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
     flat = _inline_calls(program, device)
@@ -78,12 +80,15 @@ def compile_program(
         for s in flat.steps
     ]
     kernels = [kernel for kernel in loaded if kernel is not None]
+    # Of any kernel: context and functions are the same for all of them on one device.
     launch_addresses = addresses.find_launch_addresses(kernels[0]) if kernels else None
     if isinstance(launch_addresses, Refusal):
         return launch_addresses
     steps = [
         _pack_step(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)
     ]
+    # Inputs belong to the caller and constants to every call, so neither dies; outputs are handed
+    # out.
     dying = _find_last_uses(
         [_as_step(step) for step in flat.steps],
         live_values={*range(flat.inputs + len(flat.constants)), *flat.outputs},
@@ -100,6 +105,7 @@ def compile_program(
         Value,
         addresses.raise_launch_failure,
     )
+    # The extension refuses what a plan cannot hold; the interpreter runs such a Program.
     try:
         return extension.Plan(*arguments)
     except NotImplementedError as reason:
@@ -108,6 +114,7 @@ def compile_program(
 
 def _inline_calls(program: Program, device: torch.device) -> _InlinedProgram:
     """`program` without nested Programs, with eager's operators and its constants on `device`."""
+    # Copied once here, not at every call.
     constants = [tensor.to(device) for tensor in _constants(program)]
     flat = _InlinedProgram(
         len(program.inputs), constants, values=len(program.inputs) + len(constants)
@@ -116,6 +123,7 @@ def _inline_calls(program: Program, device: torch.device) -> _InlinedProgram:
         program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
     )
     reads = (index for step in flat.steps for index in _as_step(step).reads)
+    # After inlining: only now is it known whether any step reads a batch norm's statistics.
     flat.steps = use_eager_operators(flat.steps, [*flat.outputs, *reads])
     return flat
 
@@ -172,6 +180,7 @@ def _pack_step(
         return (
             "aten",
             f"{namespace}::{name}",
+            # The C++ dispatcher names the default overload by an empty text.
             "" if overload == "default" else overload,
             args,
             kwargs,
@@ -184,8 +193,10 @@ def _pack_step(
 
 
 def _place_on(arg: Any, device: torch.device) -> Any:
-    """The Program names a device type; the ordinal is the caller's. Operators take lists where a
-    Program holds tuples.
+    """`arg` with `device` in the place of a device type, and lists in the place of tuples.
+
+    A Program names a device type only, so the ordinal is the caller's. Schemas of operators take
+    lists, while a Program holds tuples, which can be hashed.
     """
     if isinstance(arg, torch.device):
         return device
@@ -203,6 +214,7 @@ def _find_last_uses(steps: Sequence[Step], live_values: set[int | None]) -> list
         for position, step in enumerate(steps)
         for index in (*step.reads, *step.writes)
     }
+    # A value is released at its last use, so that its memory serves the steps behind it.
     dying: list[list[int]] = [[] for _ in steps]
     for index, position in last.items():
         if index not in live_values:

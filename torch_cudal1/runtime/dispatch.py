@@ -1,10 +1,9 @@
-"""The quick way into a bound module: one C++ entry from the user's arguments to the module's
-result, where it is built.
+"""The C++ dispatch table of bound modules: one entry from the user's arguments to the result.
 
-`DirectCall` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it;
-`make_dispatch_table` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call that the table
-does not serve, for whatever reason, it returns `miss_sentinel()`, and the caller goes the slow way, which
-knows every case. Nothing here binds, checks or decides.
+`DirectCall` says how a graph's callable serves the user's call without AOTAutograd's wrapper around
+it. `make_dispatch_table` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call
+that the table does not serve it returns `miss_sentinel()`, and the caller takes the slow path,
+which serves every case. Nothing here binds, checks or decides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 class DispatchTable(Protocol):
-    """`_native.FastPath`: called with args and kwargs, it returns the module's result, or `miss_sentinel()`."""
+    """`_native.FastPath`: called with args and kwargs, it returns the module's result or
+    `miss_sentinel()`.
+    """
 
     served: int
 
@@ -40,9 +41,11 @@ class DispatchTable(Protocol):
         """The module's result, or `miss_sentinel()`."""
 
     def add(self, *binding: Any) -> bool:
-        """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from
-        now on, in the present state of switches. `conditions` is None, or a check that is given
-        {module, args, kwargs} at each call, with that module.
+        """Serve such calls from now on, in the present state of the global switches.
+
+        `binding` is (owner, args, kwargs, guard, sources, runner, finish, conditions).
+        `conditions` is None, or a check and the module: the check gets {module, args, kwargs} at
+        each call.
         """
 
     def clear(self) -> None:
@@ -52,6 +55,7 @@ class DispatchTable(Protocol):
         """Owners of what is bound, each with the calls served."""
 
 
+# Compared by identity: the sources are tensors, whose == is an elementwise operation.
 @dataclass(frozen=True, eq=False)
 class DirectCall:
     """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's,
@@ -81,6 +85,8 @@ class DirectCall:
         Without effect if it does already, or nothing may run.
         """
         runner = self.runner()
+        # C++ can only ask a guard of its own, and the check of one in Python would cost more than
+        # the table saves.
         if runner is not None and guard.native is not None:
             conditions = None if self.conditions is None else (self.conditions, module)
             table.add(
@@ -96,12 +102,14 @@ class DirectCall:
 
 
 def make_dispatch_table(*, cuda: bool) -> DispatchTable | None:
-    """An empty table, or None without the extension. `cuda`: the switches of CUDA are part of what
-    must be as it was.
+    """An empty table, or None without the extension. `cuda`: a binding also needs CUDA's precision
+    switches to be as they were.
     """
     extension = native.extension()
     if extension is None:
         return None
+    # The dictionaries of the modules, not the values in them: C++ looks the flags up at every call,
+    # so a kill switch or a trace that begins later is seen.
     table: DispatchTable = extension.FastPath(
         cuda, vars(kill_switch), vars(forward_ad), vars(torch.compiler)
     )
@@ -115,10 +123,12 @@ def miss_sentinel() -> object:
 
 
 def try_table_first(table: DispatchTable, slow: Call) -> Call:
-    """`slow`, with `table` in front of it."""
+    """A callable that tries the C++ `table`, then `slow`."""
     absent = miss_sentinel()
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A runner that fails is a miss too: the table forgets the binding, and `slow` runs the call
+        # again, reports the failure and contains it.
         result = table(args, kwargs)
         return slow(args, kwargs) if result is absent else result
 

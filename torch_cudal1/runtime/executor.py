@@ -29,13 +29,16 @@ def prepare(program: Program, device: torch.device) -> Runner:
     Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
     """
     check_program(program)
+    # Before compiling, so that both the C++ executor and the interpreter run fewer steps.
     program = fold_constants(program, device, interpret)
     compiled = compile_program(program, device)
     if not isinstance(compiled, Refusal):
         telemetry.count("programs_compiled")
         runner: Runner = compiled
         return runner
+    # A user has to be able to see why a Program is slower than it could be.
     telemetry.record("program", "interpreted", reason=compiled.reason)
+    # Every value that a step reads: a batch norm whose statistics are read stays as it was traced.
     read = [*program.outputs, *(index for step in program.steps for index in step.reads)]
     return interpret_steps(
         program, use_eager_operators(program.steps, read), device, launch_through_driver
@@ -46,8 +49,7 @@ def launch_through_driver(
     cubin: torch.Tensor, launch: Launch, device: torch.device
 ) -> Callable[[list[Any]], None]:
     """The launcher of Programs with kernels, through the CUDA driver."""
-    from torch_cudal1.device.cuda.driver import (
-        prepare_launch,
-    )  # needs libcuda: only where something is launched
+    # The driver's functions need libcuda, so they are imported only where something is launched.
+    from torch_cudal1.device.cuda.driver import prepare_launch
 
     return prepare_launch(cubin, launch, device)

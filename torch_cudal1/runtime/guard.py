@@ -55,6 +55,8 @@ class ModuleGuard:
     one, as with a plain module call.
     """
 
+    # With `__weakref__`, because a guard may be stored in the module that it guards: the cycle has
+    # to be collectable.
     __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
     implementation: Implementation
 
@@ -62,9 +64,10 @@ class ModuleGuard:
         self.implementation = implementation or ("native" if native.status()[0] else "python")
         extension = native.extension() if self.implementation == "native" else None
         self._watched = watched
+        # The dispatch table asks this one from C++, without a call through Python.
         self.native: Any = (
             None if extension is None else extension.Guard(*_as_native_tuples(watched))
-        )  # what C++ code may ask itself
+        )
         self.holds: Callable[[], bool] = (
             PythonGuard(watched).holds if self.native is None else self.native.holds
         )
@@ -95,6 +98,8 @@ def _as_native_tuples(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
         tuple((r.target, r.table) for r in watched.dict_identities),
         tuple(
             (
+                # A class body is a mappingproxy, made anew at each vars(): C++ reads the dictionary
+                # of the class itself.
                 r.owner or r.table,
                 r.keys,
                 r.values,
@@ -122,8 +127,10 @@ def find_tracing() -> Refusal | None:
     A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of
     `call_state` instead.
     """
+    # A compiled or exported graph must hold the module's own operators, not a call of ours.
     if torch.compiler.is_compiling():
         return Refusal("torch.compile or torch.export is tracing")
+    # One mode that is a DeviceContext is `torch.set_default_device`, which records nothing.
     modes = _C._len_torch_function_stack()
     if modes and (modes > 1 or type(_C._get_function_stack_at(0)) is not DeviceContext):
         return Refusal("a torch function mode is active")
@@ -131,16 +138,18 @@ def find_tracing() -> Refusal | None:
         return Refusal("a torch dispatch mode is active")
     if _C._get_tracing_state() is not None:
         return Refusal("torch.jit is tracing")
+    # Tensors are wrappers inside a transform: a kernel would read memory that is not theirs.
     if _C._functorch.peek_interpreter_stack() is not None:
         return Refusal("a functorch transform (grad, vmap, jvp, functionalize) is active")
+    # A kernel computes no tangent, and would drop it silently.
     if forward_ad._current_level >= 0:
         return Refusal("forward-mode automatic differentiation is active")
     return None
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Whether hooks pack what autograd saves, as activation checkpointing does: it runs a forward
-    again and compares.
+    """Whether hooks pack what autograd saves. Activation checkpointing does that: it runs a forward
+    again and compares what both runs saved.
     """
     return _C._autograd._top_saved_tensors_default_hooks(True) is not None
 
@@ -150,9 +159,9 @@ def call_state(device_type: str) -> tuple[object, ...]:
     hashable.
 
     Grad mode, autocast and its dtype, default dtype and device, deterministic algorithms, and the
-    precision switches of matmul, convolution and recurrent cells (read through the new interface:
-    the older one raises once both were used).
+    precision switches of matmul, convolution and recurrent cells.
     """
+    # The dtype only counts while autocast is on; a changed one alone is no reason to bind again.
     autocast = _C.get_autocast_dtype(device_type) if _C.is_autocast_enabled(device_type) else None
     device = (
         getattr(_C._get_function_stack_at(0), "device", None)
@@ -166,9 +175,12 @@ def call_state(device_type: str) -> tuple[object, ...]:
         torch.get_default_dtype(),
         device,
     )
+    # The new interface (torch.backends.*.fp32_precision): the older flags raise once both were
+    # used.
     precision = _C._get_fp32_precision_getter
     if device_type != "cuda":
         return (*common, precision("mkldnn", "matmul"), precision("mkldnn", "conv"))
+    # How cuBLAS may accumulate half types: eager's results change with it.
     half = (
         _C._get_cublas_allow_fp16_reduced_precision_reduction(),
         _C._get_cublas_allow_bf16_reduced_precision_reduction(),
@@ -193,15 +205,17 @@ def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable |
     return _signature(args, kwargs)
 
 
+# A list may hold itself (test_a_list_that_holds_itself_has_no_signature).
 _MAX_DEPTH = 16
-_BITS = struct.Struct("<d")  # of a float: -0.0 is not 0.0, and a NaN equals itself
+# The bits of a float: -0.0 is then not 0.0, and a NaN equals itself, as a plan needs it.
+_BITS = struct.Struct("<d")
 
 
 def python_signature(
     args: tuple[object, ...], kwargs: dict[str, object], *, opaque: bool = False
 ) -> Hashable | None:
-    """The plain Python `signature`. `opaque`: an object that it does not know is described by its
-    class alone.
+    """`signature` in plain Python. `opaque`: an object of an unknown class is described by its class
+    alone.
     """
     spans: list[tuple[int, int]] = []
     try:
@@ -229,11 +243,13 @@ class _NotServableError(Exception):
 def _describe(
     value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool = False
 ) -> tuple[object, ...]:
+    # The exact type: a subclass may have any behaviour of its own.
     kind = type(value)
     if kind is torch.Tensor or kind is nn.Parameter:
         return _describe_tensor(value, spans)
     if value is None or kind is bool or kind is str or kind is torch.dtype or kind is torch.device:
         return (kind, value)
+    # C++ describes an int in 64 bits; a larger one is refused by both alike.
     if kind is int and -(2**63) <= value < 2**63:
         return (kind, value)
     if kind is float:
@@ -263,7 +279,8 @@ def _describe_tensor(tensor: Any, spans: list[tuple[int, int]]) -> tuple[object,
         raise _NotServableError
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # a transformed tensor: it has no memory of its own
+    except RuntimeError:
+        # A tensor inside a transform or a trace has no memory of its own.
         raise _NotServableError from None
     shape, strides = tensor.shape, tensor.stride()
     extent = (
@@ -271,6 +288,7 @@ def _describe_tensor(tensor: Any, spans: list[tuple[int, int]]) -> tuple[object,
         if tensor.numel()
         else 0
     )
+    # Addresses themselves are no part of a signature, or every call would have its own.
     spans.append((address, address + extent * tensor.element_size() if address else address))
     return (
         torch.Tensor,
@@ -279,12 +297,16 @@ def _describe_tensor(tensor: Any, spans: list[tuple[int, int]]) -> tuple[object,
         strides,
         tensor.device,
         tensor.requires_grad,
+        # Kernels are compiled for pointers that are multiples of 16 bytes (Triton's
+        # tt.divisibility).
         address % 16 == 0,
     )
 
 
 def _overlaps(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Pairs of tensors, by their order among the arguments, whose memory ranges overlap."""
+    # Nearly every call has no overlap: one pass over the sorted ranges finds that out, without
+    # looking at all pairs.
     reached = 0
     for start, end in sorted(spans):
         if start < end and start < reached:

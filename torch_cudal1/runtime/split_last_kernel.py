@@ -1,7 +1,7 @@
-"""Parts the step that yields a Program's results from the steps before it, so that a CUDA graph
-need not hold it.
+"""Splits the step that yields a Program's results from the steps before it, so that it can run
+after a CUDA graph of the others.
 
-A graph writes where it was captured, so its results are copied out, which for 64 MiB takes 15 us of
+A graph writes where it was captured, so its results are copied out: for 64 MiB that takes 15 us on
 an H200. A last step that runs after the graph writes to fresh memory itself, and the host launches
 it while the graph still runs.
 """
@@ -17,9 +17,9 @@ from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "split_last_step"]
 
-MIN_SPLIT_BYTES = (
-    4 << 20
-)  # of a result; up to here a copy is a small kernel of the graph (most_by_kernel in csrc/captured.h)
+# Of a result. Up to this size its copy is a small kernel inside the graph (most_by_kernel in
+# csrc/captured.h), which costs less than a launch of its own.
+MIN_SPLIT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,18 @@ def split_last_step(program: Program) -> SplitProgram | None:
         if i not in inside and i >= outside
     )
     if not read:
-        return None  # it reads nothing that was computed: what comes before it is for nothing
+        # It reads nothing that was computed, so no steps are left for a graph to hold.
+        return None
     specs = value_specs(program)
     if max(specs[out].size_bytes for out in program.outputs if out is not None) < MIN_SPLIT_BYTES:
         return None
+    # Both parts keep all inputs and constants: a last step may read them too.
     first = Program(program.inputs, steps[:cut], tuple(read), program.constants, program.payloads)
     numbers = {index: place for place, index in enumerate((*read, *range(outside)))}
     body, new_numbers = renumber_steps((steps[position] for position in last_positions), numbers)
     inputs = (*(specs[index] for index in read), *program.inputs)
-    results = tuple(
-        new_numbers[out] for out in program.outputs if out is not None
-    )  # `_find_cut` refuses others
+    # `_find_cut` refuses a Program with an absent output, so none is lost here.
+    results = tuple(new_numbers[out] for out in program.outputs if out is not None)
     return SplitProgram(first, Program(inputs, body, results, program.constants, program.payloads))
 
 
@@ -69,19 +70,24 @@ def _find_cut(program: Program) -> int | None:
     it, something before it.
     """
     steps, makers = program.steps, ValueOrigins(program)
+    # A launch fills memory of an earlier Alloc, so the step that makes a result is not the one that
+    # writes it.
     if any(isinstance(step, (Alloc, Launch)) for step in steps) or None in program.outputs:
         return None
     computing = [position for position, step in enumerate(steps) if not may_return_operand(step)]
+    # With a single computing step there would be nothing to replay.
     if len(computing) < 2:
         return None
     cut = computing[-1]
     roots = {makers.root(out) for out in program.outputs if out is not None}
+    # All outputs have to be memory that the last step makes: another step's memory is the graph's,
+    # and its next replay would overwrite what the caller holds.
     return cut if roots == {cut} and makes_fresh_memory(steps[cut]) else None
 
 
 def _find_views_for(program: Program, cut: int, makers: ValueOrigins) -> set[int]:
-    """The views before `cut` through which its step reads: they are made anew, so that the first
-    part yields no view.
+    """Positions of the views before `cut` through which its step reads. The last part makes them
+    again, so that the first part yields no view.
     """
     views: set[int] = set()
     waiting: Sequence[int] = [cut]

@@ -90,7 +90,7 @@ def append_calls(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # O_APPEND places each write at the end at that moment, whatever other processes wrote
-        # meanwhile. 0o600: a recording shows the shapes and names of a user's models.
+        # meanwhile.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # Without locks on this file system the append goes on: with O_APPEND a single write is

@@ -31,6 +31,7 @@ __all__ = ["FUSED", "find_attention_chains"]
 FUSED = attention_names.targets(attention_names.FORWARDS)
 
 _BMM = "aten.bmm.default"
+# Steps that move numbers and compute none: a kernel reads through them.
 _LAYOUT = frozenset(
     f"aten.{name}"
     for name in (
@@ -70,9 +71,13 @@ def find_attention_chains(
     for position, step in enumerate(uses.steps):
         inside: set[int] = set()
         if _is(step, _BMM) and position not in used_positions:
+            # Each product is tried as the second one: the walk goes up from it to the first.
             inside = _find_chain(position, uses, specs)
+        # A fused operator is a group already; only the copies of its keys and values are worth
+        # taking in.
         elif isinstance(step, Aten) and step.target in FUSED:
             inside = _add_repeats(position, step, uses, specs)
+        # A step runs in one kernel. In a chain of three products the first two win.
         if inside and not inside & used_positions:
             used_positions |= inside
             found_chains.append(tuple(sorted(inside)))
@@ -85,6 +90,7 @@ def _find_chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[i
     another layout, or any product of three matrices were one.
     """
     lhs, rhs = _operands(uses.steps[last])
+    # Weights on the left are how PyTorch and most models write attention.
     if positions := _find_chain_of_operands(last, lhs, rhs, uses, specs):
         return positions
     turned = _find_chain_of_operands(last, rhs, lhs, uses, specs)
@@ -103,11 +109,13 @@ def _find_chain_of_operands(
 ) -> set[int]:
     inside: set[int] = {last}
     firsts = _find_path_to_product(weights, uses, inside)
+    # Scores that are a sum of two products need two pairs of operands, which no template has.
     if len(firsts) != 1:
         return set()
     (first,) = firsts
     query, key_t = _operands(uses.steps[first])
     if (
+        # Both widths count: queries stay in registers, and so does the accumulator of the values.
         specs[query].shape[-1] > _MAX_HEAD_ELEMENTS
         or _get_width(last, values, uses, specs) > _MAX_HEAD_ELEMENTS
     ):
@@ -116,8 +124,10 @@ def _find_chain_of_operands(
         specs[query].dtype != specs[values].dtype
     ):  # each product has a kernel of its own, one for both would need two methods
         return set()
+    # A use outside needs the scores in memory, and writing them is what a fused kernel saves.
     if not all(uses.only_in(position, inside) for position in inside - {last}):
         return set()
+    # Before layout joins: only steps on scores can have operands of as many elements.
     between = inside - {first, last}
     for operand in (query, key_t, values):
         _take_layout_before(operand, uses, inside)
@@ -142,6 +152,7 @@ def _add_repeats(
         assert isinstance(operand, Value)
         steps: set[int] = {position}
         _take_layout_before(operand.index, uses, steps)
+        # Layout alone is no reason for a kernel of its own.
         inside |= (
             steps if any(_is_repeat(uses.steps[position], specs) for position in steps) else set()
         )
@@ -152,6 +163,7 @@ def _is_repeat(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
     if not _is(step, "aten.expand.default"):
         return False
     (source,), (result,) = step.reads, step.writes
+    # `expand` to the same size repeats nothing.
     return specs[result].numel > specs[source].numel
 
 
@@ -172,6 +184,7 @@ def _find_path_to_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
     if _is(step, _BMM):
         inside.add(position)
         return {position}
+    # The bound also ends walks through large graphs of element-wise steps.
     if not _goes_between(step) or len(inside) > _MOST_STEPS:
         return set()
     positions: set[int] = set()
@@ -183,6 +196,7 @@ def _find_path_to_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
 
 
 def _goes_between(step: Step) -> bool:
+    # Dropout: a kernel would draw other numbers than eager does.
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
     return (
@@ -193,6 +207,7 @@ def _goes_between(step: Step) -> bool:
 
 def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
     while (position := uses.maker.get(value)) is not None and _is_layout(uses.steps[position]):
+        # A copy that another step reads is made anyway.
         if not uses.only_in(position, inside):
             return
         inside.add(position)
@@ -208,6 +223,7 @@ def _take_made_alike(
     The decays of a state-space model are such (an exponential of differences). What is smaller is
     made once and read by every tile.
     """
+    # From the scores' operands upwards, as far as the sizes stay those of the scores.
     waiting = [index for position in between for index in uses.steps[position].reads]
     while waiting:
         index = waiting.pop()
@@ -237,9 +253,12 @@ def _add_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
     position = last
     while len(readers := uses.readers.get(uses.steps[position].writes[0], frozenset())) == 1:
         (position,) = readers
+        # -1 is the result of the whole Program.
         if position < 0 or not _is_layout(uses.steps[position]):
             return
         layout_positions.append(position)
+        # Up to the copy: a kernel writes its result where the copy would have put it. Views alone
+        # cost nothing.
         if _is(uses.steps[position], "aten.clone.default"):
             inside.update(layout_positions)
             return

@@ -21,6 +21,7 @@ __all__ = ["find_copied_operand"]
 
 _PRODUCTS = {"aten.bmm.default": 0, "aten.baddbmm.default": 1}  # and the place of its left operand
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+# Below it a library's kernel on copied operands is the faster way.
 _WORTH = 0.4  # estimated seconds of the copies over those of the product
 
 
@@ -33,11 +34,13 @@ def find_copied_operand(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) 
     step = uses.steps[last]
     if not isinstance(step, Aten) or step.target not in _PRODUCTS:
         return ()
+    # `baddbmm` has its bias first.
     first = _PRODUCTS[step.target]
     copies: set[int] = set()
     for operand in step.args[first : first + 2]:
         assert isinstance(operand, Value)
         copies |= _copy_before(operand.index, last, uses, specs)
+    # Views are free, so copies count alone.
     copied = sum(
         specs[out].size_bytes
         for at in copies
@@ -48,6 +51,7 @@ def find_copied_operand(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) 
     assert isinstance(lhs, Value)
     flops = 2.0 * math.prod(result.shape) * specs[lhs.index].shape[-1]
     roofline = DEVICE_RATES[result.device]
+    # Twice: a copy reads and writes each byte.
     worth = 2 * copied / roofline.bytes_per_s >= _WORTH * flops / roofline.flops_per_s
     return tuple(sorted({*copies, last})) if copies and worth else ()
 
@@ -58,6 +62,7 @@ def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, Tensor
     """
     steps: set[int] = set()
     matrix = specs[value].shape[1:]
+    # Another reader of the copy would keep it alive, and nothing would be saved.
     while (position := uses.maker.get(value)) is not None and uses.only_in(
         position, {*steps, reader}
     ):
@@ -77,11 +82,16 @@ def _keeps_strides(spec: TensorSpec, matrix: tuple[int, ...]) -> bool:
     and one for columns.
     """
     dims = [
-        (size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1
+        # A dim of size 1 has no stride that matters.
+        (size, stride)
+        for size, stride in zip(spec.shape, spec.strides, strict=True)
+        if size > 1
     ]
     for matrix_size in reversed(matrix):
         size, expected = 1, None
         while size < matrix_size:
+            # Rows or columns made of several dims need one stride, or a kernel could not step
+            # through them.
             if not dims or expected not in (None, dims[-1][1]):
                 return False
             extent, stride = dims.pop()

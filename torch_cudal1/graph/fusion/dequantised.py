@@ -46,6 +46,7 @@ _LAYOUT = frozenset(
     )
 )
 _PACKED = frozenset({"uint8", "int8", "int32", "float8_e4m3fn", "float8_e5m2"})
+# Bounds the walk: an ordinary weight may hang on a large graph of element-wise steps.
 _MOST_STEPS = 24
 
 
@@ -72,18 +73,23 @@ def find_dequantised_product(
         index = waiting.pop()
         position = uses.maker.get(index)
         if position is None:
+            # No maker: an input or a constant of the Program.
             leaves.add(index)
         elif position not in inside:
+            # One step that a kernel cannot do makes the whole weight pass the memory.
             if not _makes_numbers(uses.steps[position]) or len(inside) > _MOST_STEPS:
                 return ()
             inside.add(position)
             waiting += uses.steps[position].reads
+    # A weight that something else reads is written out in any case.
     is_exclusive = all(uses.only_in(position, inside) for position in inside - {last})
+    # A scalar int8 is a zero point, not a packed weight.
     few_bits = any(specs[leaf].dtype in _PACKED and specs[leaf].numel > 1 for leaf in leaves)
     return tuple(sorted(inside)) if is_exclusive and few_bits and len(inside) > 2 else ()
 
 
 def _makes_numbers(step: Step) -> bool:
+    # Random numbers in a weight would be drawn once for each tile.
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
     return step.target in _LAYOUT or torch.Tag.pointwise in overload(step.target).tags

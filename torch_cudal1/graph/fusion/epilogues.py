@@ -17,6 +17,7 @@ from torch_cudal1.ir.program import Aten, Step, TensorSpec
 __all__ = ["drop_loose_ends", "follows_product", "joins_halves"]
 
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
+# Apart from reshapes: whether rows stay rows depends on the strides.
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
 _CAT, _MOST_PIECES = "aten.cat.default", 4
 # batch norm in inference: element by element, and after a convolution a pass over memory saved;
@@ -43,6 +44,7 @@ def joins_halves(
     it writes one. `fusible`: says what is element-wise.
     """
     step = uses.steps[position]
+    # `cat` is not element-wise: an element comes from one of several operands.
     if not isinstance(step, Aten) or step.target != _CAT:
         return False
     (result,) = step.writes
@@ -50,23 +52,28 @@ def joins_halves(
     dim = step.args[1] if len(step.args) > 1 else dict(step.kwargs).get("dim", 0)
     if (
         not spec.shape
+        # Along another dim the pieces are whole rows, and nothing is gained by reading them
+        # together.
         or dim not in (-1, len(spec.shape) - 1)
         or any(specs[part].dtype != spec.dtype for part in parts)
     ):
         return False
     if any(len(specs[part].shape) != len(spec.shape) for part in parts):
         return False
+    # A kernel selects among pieces of one size.
     unit = math.gcd(*(specs[part].shape[-1] for part in parts))
     makers = [
         maker
         for part in parts
         if (maker := uses.maker.get(part)) is not None and fusible(uses.steps[maker])
     ]
+    # -1 stands for the result of the whole Program.
     readers = [uses.steps[reader] for reader in uses.readers.get(result, ()) if reader >= 0]
     few = unit > 0 and spec.shape[-1] // unit <= _MOST_PIECES
     return (
         few
         and bool(makers)
+        # A half that another step reads would have to be written too.
         and all(uses.only_in(maker, {position}) for maker in makers)
         and any(map(fusible, readers))
     )
@@ -76,6 +83,7 @@ def drop_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     """The fusion group without what is layout at its end and nothing else, and without a second result in
     one memory.
     """
+    # Second views first: what they leave may be bare layout.
     return _drop_bare_layout(_drop_second_views(steps, uses), uses)
 
 
@@ -86,6 +94,7 @@ def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
     if step.target not in _PERMUTES:
         return False
     (source,), (result,) = step.reads, step.writes
+    # The stride of the innermost dim that has more than one element: 1 means rows.
     last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
     return last == next(
         (stride for size, stride in zip(*_dims(specs[result]), strict=True) if size > 1), 1
@@ -109,6 +118,7 @@ def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     shape.
     """
     remaining = set(steps)
+    # From the end, since dropping a step makes the one before it the last.
     for position in reversed(steps):
         step = uses.steps[position]
         if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
@@ -134,6 +144,7 @@ def _drop_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     }
     for position in steps:
         step = uses.steps[position]
+        # A reshape of a permuted value is layout of it too.
         if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(step.reads):
             turned |= set(step.writes)
     for position in reversed(steps):

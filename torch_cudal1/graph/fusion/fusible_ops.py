@@ -21,6 +21,7 @@ YIELD_ROWS = registry.list_row_results()
 POOLS = registry.list_anchors("window")
 ROW_OPS = registry.list_anchors("row", "window")
 _SUMS = frozenset({"aten.sum.default", "aten.mean.default"})
+# Cross entropy is a log-softmax and this: one pass over the logits.
 _LIKELIHOOD = "aten.nll_loss_forward.default"
 _SCANS = frozenset({"aten.cumsum.default", "aten.cumprod.default"})
 # before a scan, and after it: a flip there and back, zeros in front

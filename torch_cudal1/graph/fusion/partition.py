@@ -75,6 +75,7 @@ _UNTAGGED = frozenset(
 # neither. So would one with two results in one memory: what a forward keeps of its own result for
 # the backward is such a one, by `detach`.
 _POINTWISE_WITH_KERNEL = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
+# Of one vector load. Kernels load 16 bytes at once and would fault on another address.
 _ALIGNMENT = 16  # bytes
 _MIN_STEPS = (
     2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
@@ -109,8 +110,10 @@ def partition(region: Region, *, products: bool = False) -> Partition:
     of 16 bytes, so nothing that reads a view from another place is one.
     """
     program = region.program
+    # Known from the Program: storage offsets of its views are constants.
     specs, unaligned = value_specs(program), find_unaligned_values(program, _ALIGNMENT)
     uses = collect_uses(program)
+    # Attention, quantised weights and copied operands are groups around products.
     fixed_groups = _find_fixed_groups(uses, specs) if products else ()
     groups = _grow(uses, specs, products, fixed_groups)
     fusion_groups: list[FusionGroup] = []
@@ -118,12 +121,19 @@ def partition(region: Region, *, products: bool = False) -> Partition:
     for steps in (drop_loose_ends(steps, uses) for steps in groups):
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
             fusion_group = _extract(
-                program, steps, specs, region.kind, f"{region.name}/island{len(fusion_groups)}"
+                # "island" is what entries call a fusion group.
+                program,
+                steps,
+                specs,
+                region.kind,
+                f"{region.name}/island{len(fusion_groups)}",
             )
+            # After extraction: only inputs count, inner values live in registers.
             if unaligned.isdisjoint(fusion_group.inputs):
                 fusion_groups.append(fusion_group)
             else:
                 askew |= set(steps)
+    # The reasons are for `explain`: a user asks why a step has no kernel.
     inside = {step for fusion_group in fusion_groups for step in fusion_group.steps}
     reasons = Counter(
         f"{step.target}: reads a view that begins at no multiple of {_ALIGNMENT} bytes"
@@ -144,6 +154,7 @@ def _find_fixed_groups(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tup
         for last in range(len(uses.steps))
     )
     for positions in (*find_attention_chains(uses, specs), *around):
+        # The first one wins, so attention comes first: it saves most.
         if positions and all(set(positions).isdisjoint(other) for other in fixed_groups):
             fixed_groups.append(positions)
     return tuple(fixed_groups)
@@ -159,15 +170,19 @@ def splice(program: Program, replacements: Mapping[FusionGroup, Program]) -> Pro
     group_of_step = {
         step: fusion_group for fusion_group in replacements for step in fusion_group.steps
     }
+    # A group takes the place of its first step, and waits until its inputs exist.
     pending: list[FusionGroup | int] = list(
         dict.fromkeys(
             group_of_step.get(position, position) for position in range(len(program.steps))
         )
     )
+    # Inputs and constants keep their numbers; results are numbered anew, because a group has fewer.
     numbers = {index: index for index in range(len(program.inputs) + len(program.constants))}
     steps: list[Step] = []
     upcoming = len(numbers)
     while pending:
+        # Groups are convex and do not depend on each other in a circle, so one item is always
+        # ready.
         ready = next(item for item in pending if _list_inputs(item, program) <= numbers.keys())
         pending.remove(ready)
         results = ready.outputs if isinstance(ready, FusionGroup) else program.steps[ready].writes
@@ -192,6 +207,7 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     """`program` taking `inputs` instead of its own: its input i is `inputs[order[i]]`; the others
     are not used.
     """
+    # Inputs may be more than before, so every later value moves by the difference.
     moved = dict(enumerate(order))
     shift = len(inputs) - len(program.inputs)
     moved.update(
@@ -221,6 +237,7 @@ def _grow(
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
+    # Layout is otherwise left to Inductor. A scan's kernel does flips itself.
     layout = around_scans(steps)
     fixed_group_at = {position: positions for positions in fixed_groups for position in positions}
     started: dict[tuple[int, ...], int] = {}
@@ -232,6 +249,7 @@ def _grow(
         starts = (
             product or alone or _is_pool(step)
         )  # their operands are read from memory: they join nobody
+        # Later steps of a fixed group join it whatever they are.
         if position in fixed_group_at and fixed_group_at[position] in started:
             chosen: int | None = started[fixed_group_at[position]]
         else:
@@ -239,6 +257,8 @@ def _grow(
                 starts or position in fixed_group_at,
                 product or position in fixed_group_at,
             )
+            # Computed before a group is chosen: what may follow a product differs from what may
+            # join others.
             follows = follows_product(step, specs) and position not in layout
             fits = (
                 follows
@@ -251,6 +271,7 @@ def _grow(
                 if fits and not starts
                 else None
             )
+        # No group fits: the step starts one, which may later be absorbed.
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=product or alone))
@@ -259,9 +280,11 @@ def _grow(
         if chosen is not None:
             group = groups[chosen]
             group.steps.append(position)
+            # At most one row operation: a kernel makes one pass over a row's elements.
             group.row_op = group.row_op or (
                 str(getattr(step, "target", "")) if _is_anchor(step, products) else ""
             )
+            # After the step has joined: what it reads may now belong to its group.
             _absorb(
                 chosen,
                 used,
@@ -275,6 +298,8 @@ def _grow(
             }  # those taken in are it
             above |= {chosen}
         for out in step.writes:
+            # For every step, in a group or not: a path may leave a group through steps that stay
+            # outside.
             upstream[out] = above
             if chosen is not None and not alone:  # nothing joins what has a kernel to itself
                 group_of[out] = chosen
@@ -301,6 +326,8 @@ def _absorb(
         outside = frozenset().union(
             *(upstream.get(i, frozenset()) for i in used if group_of.get(i) not in (chosen, other))
         )
+        # A path from one group through other steps into the other would make the merged group wait
+        # for itself.
         is_independent = other not in _closure(frozenset(target_group.above) | outside, groups)
         is_independent = is_independent and chosen not in _closure(
             frozenset(other_group.above) | outside, groups
@@ -312,6 +339,7 @@ def _absorb(
         if (
             is_independent
             and is_compatible
+            # A product's kernel has one accumulator tile, so groups with products stay apart.
             and not (other_group.has_product or target_group.has_product)
             and len(target_group.steps) + len(other_group.steps) <= _MAX_MERGED_STEPS
         ):
@@ -321,6 +349,7 @@ def _absorb(
                 [],
                 {chosen},
             )  # what depends on the old one depends on the new one
+            # Later steps that read the absorbed values must find the new group.
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
@@ -352,10 +381,12 @@ def _choose_group(
     follows: bool,
 ) -> int | None:
     """The latest group that `step` may join. `follows`: only one around a product."""
+    # The latest first: joining an earlier one is more likely to close a circle.
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(
             *(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group)
         )
+        # Convexity: with such a path no order of calls exists.
         leaves_and_returns = group in _closure(outside, groups)
         has = groups[group].row_op
         fits = (
@@ -370,6 +401,7 @@ def _choose_group(
 
 def _closure(start: frozenset[int], groups: Sequence[_Group]) -> set[int]:
     """All groups that `start` depends on, itself included."""
+    # Transitive: `above` holds only the direct dependencies of a group as it grew.
     closure, waiting = set(start), list(start)
     while waiting:
         new_groups = groups[waiting.pop()].above - closure
@@ -388,15 +420,18 @@ def _extract(
             i for position in steps for i in program.steps[position].reads if i not in inside
         )
     )
+    # A value that only the group reads is never written to memory.
     read_outside = {
         i for q, step in enumerate(program.steps) if q not in set(steps) for i in step.reads
     } | set(program.outputs)
     input_numbers = {index: number for number, index in enumerate(inputs)}
     body, numbers = renumber_steps((program.steps[position] for position in steps), input_numbers)
     outputs = tuple(sorted(inside & read_outside))
+    # Numbered anew, so that equal groups of different layers have one key and one search.
     part = Program(
         tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs)
     )
+    # All plain inputs: a kernel is shared by groups whose weights lie elsewhere.
     roles: tuple[Role, ...] = tuple("input" for _ in inputs)
     return FusionGroup(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
 
@@ -431,6 +466,7 @@ def _is_anchor(step: Step, products: bool) -> bool:
 
 
 def _is_fusible(step: Step) -> bool:
+    # A kernel would draw other numbers than eager, and no check could compare them.
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
     pointwise_step = torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED

@@ -21,13 +21,16 @@ class Uses:
     def only_in(self, position: int, inside: Collection[int]) -> bool:
         """Whether nothing outside reads what the step at `position` yields."""
         return all(
-            self.readers.get(out, frozenset()) <= set(inside) for out in self.steps[position].writes
+            # -1 is never inside, so a result of the whole is always read outside.
+            self.readers.get(out, frozenset()) <= set(inside)
+            for out in self.steps[position].writes
         )
 
 
 def collect_uses(program: Program) -> Uses:
     """The uses of all values of `program`."""
     maker: dict[int, int] = {}
+    # A returned value must be written, as if a step read it.
     readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
     for position, step in enumerate(program.steps):
         maker.update(dict.fromkeys(step.writes, position))

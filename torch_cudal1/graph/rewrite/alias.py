@@ -44,6 +44,7 @@ VIEWS: tuple[OpOverload[..., Any], ...] = (
 
 def base(node: fx.Node) -> fx.Node:
     """The node whose storage `node` is a view of (itself if it is none)."""
+    # Views of views: only the end of the chain owns the storage.
     while is_op(node, *VIEWS):
         node = node.args[0]  # type: ignore[assignment]
     return node
@@ -56,6 +57,8 @@ def escapes(node: fx.Node) -> bool:
         for user in pending.pop().users:
             if user.op == "output":
                 return True
+            # A call with results in new storage ends the search: what it returns is no part of the
+            # node.
             if not _is_fresh(user):
                 pending.append(user)
     return False
@@ -68,8 +71,10 @@ def may_stand_for(old: fx.Node, node: fx.Node) -> bool:
     It needs the same dtype, shape and strides (a later view may depend on them), and that either
     `node` reaches no output in its own storage, or `old` is itself fresh and reaches none.
     """
+    # The caller sees strides and dtype, whatever the values are.
     if not (is_tensor(old) and is_tensor(node)) or not _same_layout(old, node):
         return False
+    # Within the graph no one can tell storages apart, since nothing is written in place.
     if not escapes(node):
         return True
     root = base(old)
@@ -93,9 +98,11 @@ def _same_layout(view: fx.Node, other: fx.Node) -> bool:
 
 def _is_fresh(node: fx.Node) -> bool:
     """Whether a node is a call that puts its result in new storage."""
+    # Placeholders and constants are memory that the caller owns.
     if node.op != "call_function" or node.target in VIEWS:
         return False
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _is_fresh(node.args[0])
     schema = getattr(node.target, "_schema", None)
+    # Without a schema nothing is known of aliasing.
     return schema is not None and all(result.alias_info is None for result in schema.returns)

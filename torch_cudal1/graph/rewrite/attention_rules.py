@@ -29,6 +29,7 @@ _FUSED = (
 # elements of a head; up to 128 one kernel keeps them in registers
 # (`graph.fusion.attention_pattern`)
 _LEAST_DEPTH = 129
+# The rule writes the scores to memory, which fused attention exists to avoid.
 _MOST_SCORES = 2**28  # 1 GiB in fp32, beside the operands
 
 
@@ -44,7 +45,10 @@ def attention_in_products(gm: fx.GraphModule) -> int:
     for node in calls(gm, *_FUSED):
         bound_args = arguments(node)
         query, key, value = (bound_args[name] for name in ("query", "key", "value"))
+        # A mask would be one more pass over the scores, and `is_causal` skips half of them in the
+        # fused kernel.
         masked = bound_args.get("attn_bias") is not None or bound_args["is_causal"]
+        # The operator also yields the log-sum-exp and seeds, which products do not compute.
         read = [user for user in node.users if user.users]
         if (
             masked
@@ -56,6 +60,7 @@ def attention_in_products(gm: fx.GraphModule) -> int:
         (*outer, rows, depth), columns = shape(query), shape(key)[-2]
         if (
             depth < _LEAST_DEPTH
+            # Grouped heads would need keys to be repeated in memory.
             or shape(key)[:2] != tuple(outer)
             or math.prod(outer) * rows * columns > _MOST_SCORES
         ):
@@ -64,6 +69,8 @@ def attention_in_products(gm: fx.GraphModule) -> int:
             with gm.graph.inserting_before(result):
                 output = _in_products(gm.graph, query, key, value, bound_args["scale"])
                 placed = (
+                    # Fused attention returns (B, T, H, D) memory seen as (B, H, T, D), and its
+                    # readers rely on that.
                     with_strides(gm.graph, output, shape(result), strides(result))
                     if strides(output) != strides(result)
                     else output
@@ -95,6 +102,7 @@ def _in_products(
     *outer, rows, depth = shape(query)
     batch, width = math.prod(outer), shape(value)[-1]
     flat = [
+        # `reshape`, since heads are often a transposed view that `view` refuses.
         call(graph, aten.reshape.default, operand, [batch, *shape(operand)[-2:]])
         for operand in (query, key, value)
     ]

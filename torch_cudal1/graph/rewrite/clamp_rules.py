@@ -41,11 +41,13 @@ def clamp_limits(node: fx.Node) -> tuple[float, float] | None:
         return None
     bound_args = arguments(node)
     if is_op(node, aten.relu.default):
+        # NaN passes relu as it passes a clamp.
         return 0.0, math.inf
     if is_op(node, aten.hardtanh.default):
         low, high = bound_args["min_val"], bound_args["max_val"]
     else:
         low, high = bound_args.get("min"), bound_args.get("max")
+    # An open side is infinite, so that callers compare numbers only.
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     return (low, high) if low <= high else None  # False for NaN limits as well
 
@@ -66,15 +68,19 @@ def clamp_of_clamp(gm: fx.GraphModule) -> int:
         if (
             outer is None
             or within is None
+            # A clamp by Python numbers may promote the dtype, which rounds between the two.
             or not dtype(source) == dtype(first) == dtype(node)
             or not dtype(node).is_floating_point
         ):
             continue
+        # The inner limits go through the outer clamp, as the values do.
         low, high = (min(max(limit, outer[0]), outer[1]) for limit in within)
+        # 0.1 in bfloat16 is another number, and which one a kernel compares with differs.
         if not all(_is_exact_in(limit, dtype(node)) for limit in (*outer, *within)):
             continue
         with gm.graph.inserting_before(node):
             limits = [None if math.isinf(limit) else limit for limit in (low, high)]
+            # `clamp` refuses two open sides, and a limit of the wrong infinity is a constant.
             if limits == [None, None] or math.inf in (low, -high):
                 continue
             replace(node, call(gm.graph, aten.clamp.default, source, *limits))

@@ -46,6 +46,7 @@ def encoder_layer(gm: fx.GraphModule) -> int:
     for node in calls(gm, aten._transformer_encoder_layer_fwd.default):
         layer_args = arguments(node)
         src, width = layer_args["src"], layer_args["embed_dim"]
+        # Mixed dtypes run in the operator under rules of its own.
         same_kind = {dtype(tensor) for tensor in node.all_input_nodes} == {dtype(src)} and dtype(
             src
         ) in FLOATS
@@ -53,11 +54,13 @@ def encoder_layer(gm: fx.GraphModule) -> int:
             layer_args["mask"] is not None
             or not same_kind
             or len(shape(src)) != 3
+            # Reshapes of empty tensors are ambiguous.
             or 0 in shape(src)
             or width % layer_args["num_heads"]
         ):
             continue
         with gm.graph.inserting_before(node):
+            # Traced from Python, so that the layer reads like the module that it replaces.
             new = _trace_into(gm.graph, _plain_layer, layer_args)
             laid = (
                 new
@@ -77,10 +80,12 @@ def _trace_into(
 ) -> fx.Node:
     """The calls that `function` makes of `layer_args` at the insertion point."""
     names = [name for name, arg in layer_args.items() if isinstance(arg, fx.Node)]
+    # The operator exists in inference only.
     with torch.no_grad():
         traced = make_fx(
             lambda *held: function({**layer_args, **dict(zip(names, held, strict=True))})
         )(*(val(layer_args[n]) for n in names))
+    # make_fx records shape queries that nothing reads.
     traced.graph.eliminate_dead_code()
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     result = graph.graph_copy(
@@ -94,6 +99,7 @@ def _plain_layer(layer_args: Mapping[str, Any]) -> torch.Tensor:
     """What `_transformer_encoder_layer_fwd` computes of its arguments, on rows (B T, E)."""
     src = layer_args["src"]
     x: torch.Tensor = src.reshape(src.shape[0] * src.shape[1], src.shape[2])
+    # Both orders of nn.TransformerEncoderLayer.
     if layer_args["norm_first"]:
         x = _attend(_normalise(x, 1, layer_args), layer_args) + x
         x = _feed_forward(_normalise(x, 2, layer_args), layer_args) + x
@@ -130,6 +136,7 @@ def _mix_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
     Fused attention of a CPU forgets NaN where a row has no other score.
     """
     depth = query.shape[-1]
+    # PyTorch's condition: fused kernels load 16 bytes, 8 half numbers, at once.
     if query.device.type == "cuda" and depth % 8 == 0:
         return F.scaled_dot_product_attention(query, key, value)
     return torch.softmax((query * depth**-0.5) @ key.transpose(2, 3), -1) @ value

@@ -43,6 +43,7 @@ def takes_strides(graph: fx.Graph, strided_values: dict[fx.Node, torch.Tensor]) 
 
 
 def _accepts_strides(node: fx.Node, strided_values: dict[fx.Node, torch.Tensor]) -> bool:
+    # AOTAutograd's closing copy_ takes any strides.
     if strided_values.keys().isdisjoint(node.all_input_nodes) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return True
     if is_op(node, *_BY_STORAGE):
@@ -51,6 +52,7 @@ def _accepts_strides(node: fx.Node, strided_values: dict[fx.Node, torch.Tensor])
         (node.args, node.kwargs),
         lambda item: strided_values[item] if item in strided_values else item.meta["val"],
     )
+    # PyTorch's own shape function decides: rules about strides written here would drift from it.
     target: Any = node.target
     try:
         after = target(*args, **kwargs)
@@ -60,8 +62,10 @@ def _accepts_strides(node: fx.Node, strided_values: dict[fx.Node, torch.Tensor])
     ):  # the only sign PyTorch gives that a view of such strides does not exist
         return False
     pairs = zip(_list_tensors(after), _list_tensors(node.meta["val"]), strict=True)
+    # A call that keeps its strides hides the change from everything after it.
     same = all(new.stride() == old.stride() for new, old in pairs)
     if is_op(node, *_INDEXED) or (
+        # Element-wise results take over strides, and their readers are asked in turn.
         not same and torch.Tag.pointwise in target.tags and isinstance(after, torch.Tensor)
     ):
         strided_values[node] = after
@@ -115,10 +119,14 @@ def find_cut(sizes_of_whole: Sequence[int], view: torch.Tensor, offset: int) -> 
     One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an
     index into the third, and of the rest the order (0, 2, 1, 3).
     """
+    # Strides of an empty tensor say nothing.
     if not view.numel():
         return None
     waiting = sorted(
-        (dim for dim in range(view.dim()) if view.shape[dim] > 1), key=view.stride, reverse=True
+        # Dims of size 1 may have any stride; they are put back at the end.
+        (dim for dim in range(view.dim()) if view.shape[dim] > 1),
+        key=view.stride,
+        reverse=True,
     )
     pieces: list[tuple[int, int | None]] = []
     kept_dims: list[int] = []
@@ -128,6 +136,7 @@ def find_cut(sizes_of_whole: Sequence[int], view: torch.Tensor, offset: int) -> 
         while waiting and view.stride(waiting[0]) >= least:
             dim = waiting.pop(0)
             span = view.stride(dim) * view.shape[dim]
+            # The view would straddle two pieces, which no reshape can express.
             if above % span or offset // span >= above // span:
                 return None
             pieces += [(above // span, offset // span), (view.shape[dim], None)]
@@ -137,8 +146,10 @@ def find_cut(sizes_of_whole: Sequence[int], view: torch.Tensor, offset: int) -> 
             return None
         pieces.append((above // least, offset // least))
         above, offset = least, offset % least
+    # A dim with a stride that fits into no dim of the whole, such as one of an `unfold`.
     if waiting:
         return None
+    # Pieces of size 1 would only add calls.
     pieces = [(size, index) for size, index in pieces if size > 1]
     remaining_dims = sorted(kept_dims)
     unit_dims = tuple(dim for dim in range(view.dim()) if view.shape[dim] == 1)
@@ -157,6 +168,7 @@ def emit(graph: fx.Graph, source: fx.Node, cut: Cut) -> fx.Node:
         if shape(source) == cut.sizes
         else call(graph, aten.view.default, source, list(cut.sizes))
     )
+    # From the last dim on, so that a select does not renumber those that follow.
     for dim in reversed(range(len(cut.sizes))):
         if cut.indices[dim] is not None:
             part = call(graph, aten.select.int, part, dim, cut.indices[dim])
@@ -171,6 +183,7 @@ def permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
     are taken into it.
     """
     dims = list(order)
+    # Two permutations in a row are one, and fewer views let other rules see the pattern.
     while is_op(node, aten.permute.default, aten.transpose.int, aten.t.default):
         before = _permutation_of(node)
         dims = [before[dim] for dim in dims]

@@ -27,4 +27,5 @@ class Rule:
 
     name: str
     rewrite: Callable[[fx.GraphModule], int]
+    # False by default: a rule has to say that it needs finite values.
     finite_only: bool = False

@@ -50,11 +50,13 @@ def compare_call(
     """The candidate beside eager on a set; None when eager itself refuses it. Raises
     CandidateFailure when the child is lost.
     """
+    # What eager refuses the candidate need not take.
     if eager_refuses(sample):
         return None
     agreement = disagree_on_error(
         trial, question, lambda: compare_result(trial, sample, trial.run(sample), question, slack)
     )
+    # Float64 results of large sets add up over many questions.
     trial.free_memory_if_short()
     return agreement
 
@@ -66,6 +68,7 @@ def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement])
     try:
         return ask()
     except CandidateFailure as error:
+        # A lost process, spent limits and a broken protocol have detectors of their own.
         if not trial.child.usable or error.detector in ("resource", "protocol"):
             raise
         return Agreement(question, f"eager accepts it, the candidate: {error.found}")
@@ -78,6 +81,7 @@ def tolerate_error(trial: Trial, question: str, ask: Callable[[], Agreement]) ->
     try:
         return ask()
     except CandidateFailure as error:
+        # A lost process, spent limits and a broken protocol have detectors of their own.
         if not trial.child.usable or error.detector in ("resource", "protocol"):
             raise
         return Agreement(f"{question} refused ({error.found[:80]})")
@@ -98,6 +102,7 @@ def compare_result(
     `compare`.
     """
     expected = sample.expected
+    # Form before values: comparing tensors of another shape would raise.
     if problem := find_form_problem(result, expected):
         return Agreement(question, problem)
     worst: tuple[float, float] | None = None
@@ -106,6 +111,8 @@ def compare_result(
         if (
             comparison.void
             and out is not None
+            # Where the candidate is nearer to float64 than eager is, being unlike eager is no
+            # fault.
             and eager is not None
             and not _is_nearer(sample, position, out, eager)
         ):
@@ -142,6 +149,7 @@ def find_form_problem(result: Result, expected: Result) -> str:
     """Where dtype, shape, strides, device or the structure of the result is not eager's; "" if
     nowhere.
     """
+    # Tuples, lists and dictionaries of the same tensors are different answers to a caller.
     if expected.tree and result.tree != expected.tree:
         return f"the result is {result.tree[:200]}, eager's {expected.tree[:200]}"
     for position, (actual, eager) in enumerate(zip(result.facts, expected.facts, strict=True)):
@@ -149,6 +157,7 @@ def find_form_problem(result: Result, expected: Result) -> str:
             return f"output {position}: {'no tensor' if actual is None else 'a tensor'} where eager yields {'one' if eager else 'none'}"
         if actual is None or eager is None:
             continue
+        # Strides too: a caller may hand the result to code that reads memory in order.
         for name in ("dtype", "shape", "strides", "device"):
             if actual[name] != eager[name]:
                 return f"output {position}: {name} {actual[name]}, eager's {eager[name]}"
@@ -169,6 +178,7 @@ def summarise(
             ]
     if not answered:
         return report_not_applicable(name, nothing_to_ask)
+    # Refusals and questions of form have no ratio.
     measured = [each for each in answered if each.ratio is not None]
     worst = max(measured, key=lambda each: each.ratio or 0.0, default=Agreement(""))
     refusals = len(agreements) - len(answered)

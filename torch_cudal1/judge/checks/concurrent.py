@@ -41,6 +41,8 @@ def check_reentrancy(trial: Trial) -> list[CheckResult]:
     """Two instances, each called by two threads at once, on CUDA each on its stream: every result
     is right.
     """
+    # Siblings share parameters with their base but not inputs: a result of another thread is a
+    # wrong one.
     first, second = trial.first_two
     slots = (trial.slot, f"{trial.slot} beside it")
     trial.load(slots[1], trial.candidate)
@@ -50,7 +52,9 @@ def check_reentrancy(trial: Trial) -> list[CheckResult]:
             (first, second, trial.derive_sibling(first), trial.derive_sibling(second))
         )
     ]
+    # At least two calls a thread, or no two calls overlap.
     budget_calls = trial.affordable_sets(trial.profile.reentrant, 0.2)
+    # All at once: the threads in the child use these sets at the same time.
     trial.ensure_present(*(sample for _, sample in jobs))
     requests = [(slot, sample.name) for slot, sample in jobs]
     answer, flat = trial.fetch(
@@ -58,6 +62,7 @@ def check_reentrancy(trial: Trial) -> list[CheckResult]:
     )
     width = len(trial.reference.outputs)
     agreements: list[Agreement | None] = []
+    # The answer is another process's data: positions and counts in it may be anything.
     try:
         for number, (thread, count) in enumerate(answer["found"]):
             if count != width:
@@ -97,6 +102,7 @@ def check_stream_order(trial: Trial) -> list[CheckResult]:
     if trial.device.type != "cuda":
         return report_not_applicable("stream_order", _NO_STREAMS)
     first, _ = trial.first_two
+    # Compilation and set-up of the first call are none of what is asked here.
     trial.run(first)
     return summarise(
         "stream_order",
@@ -128,6 +134,7 @@ def check_capture(trial: Trial) -> list[CheckResult]:
         return report_not_applicable("capture", "the profile asks for no replays")
     first, _ = trial.first_two
     reference = get_source_reference(trial)
+    # What PyTorch itself cannot capture a candidate need not offer.
     if reference is not None and not reference.capturable(first.inputs):
         return report_not_applicable("capture", "the reference itself cannot be captured")
     samples = [
@@ -137,6 +144,8 @@ def check_capture(trial: Trial) -> list[CheckResult]:
             for number in range(trial.profile.replays - 1)
         ),
     ]
+    # CUDA forbids allocation outside the pool and synchronisation in a capture; a first call may do
+    # both.
     trial.run(first)
     return summarise(
         "capture",
@@ -149,6 +158,7 @@ def _compare_replays(trial: Trial, samples: list[InputSet]) -> Agreement:
     trial.ensure_present(*samples)
     _, flat = trial.fetch("capture", sets=[sample.name for sample in samples])
     width = len(trial.reference.outputs)
+    # Outputs of replays are told apart by position only.
     if len(flat) != width * len(samples):
         raise CandidateFailure(
             "capture",

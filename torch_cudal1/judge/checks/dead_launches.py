@@ -30,6 +30,7 @@ from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 __all__ = ["GHOST", "check_dead_launches"]
 
 # launches that are left out at most; bytes that are tried before one counts as idle
+# Each takes a run of its own.
 _GHOSTS, _FILLS = (16, 4)
 
 
@@ -56,6 +57,7 @@ def check_dead_launches(trial: Trial) -> list[CheckResult]:
     if not launches:
         return [CheckResult("ghost", True, detail="not applicable: no machine code")]
     sample, _ = trial.first_two
+    # Any kernel on the way can be left out of a result that is the same number everywhere.
     if all(out is None or _is_one_number(out) for out in sample.expected.outputs):
         return [
             CheckResult(
@@ -64,8 +66,10 @@ def check_dead_launches(trial: Trial) -> list[CheckResult]:
                 detail="not applicable: the result is one number, whatever is computed on the way",
             )
         ]
+    # Secret bytes: code cannot prepare for them.
     fills = random.SystemRandom().sample(range(1, 255), _FILLS)
     skipped = sorted(random.SystemRandom().sample(range(launches), min(launches, _GHOSTS)))
+    # The complete run has the same fresh memory, so that only the launch makes the difference.
     complete_run = _run_without(trial, sample, fills[0], skip=-1)
     for number in skipped:
         if _is_idle(trial, sample, fills, number, complete_run) and not _matters_for_infinities(
@@ -92,6 +96,9 @@ def check_dead_launches(trial: Trial) -> list[CheckResult]:
 def _is_idle(
     trial: Trial, sample: InputSet, fills: Sequence[int], number: int, complete_run: Outputs
 ) -> bool:
+    # A byte may by chance mean what the kernel would have written, such as a power of two to scale
+    # with. In a network of many softmaxes only large numbers that differ show at all: hence noise
+    # too.
     contents: tuple[Content, ...] = (*fills, "noise")
     return all(
         all_same_bits(complete_run, _run_without(trial, sample, content, skip=number))
@@ -102,9 +109,12 @@ def _is_idle(
 def _matters_for_infinities(
     trial: Trial, sample: InputSet, fills: Sequence[int], number: int
 ) -> bool:
+    # Under such a contract what handles infinities is without an effect for good.
     if trial.contract.assume_finite:
         return False
     with closing(with_an_infinity(trial, sample)) as variants:
+        # A rewrite may launch a kernel only to handle infinities: with finite inputs nothing
+        # depends on it.
         return any(
             not _is_idle(
                 trial, variant, fills, number, _run_without(trial, variant, fills[0], skip=-1)
@@ -126,6 +136,7 @@ def _run_without(trial: Trial, sample: InputSet, content: Content, *, skip: int)
     _, outputs = trial.fetch(
         "poisoned", slot=SLOT, inputs=sample.name, byte=byte, deterministic=False
     )
+    # The instrumented copy is unloaded, or its memory would stay in the child.
     trial.child.call("forget", slot=SLOT)
     return complete_outputs(trial, outputs)
 

@@ -57,7 +57,9 @@ def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     deleted.
     """
     sample, _ = trial.first_two
+    # A first call may initialise what stays; only the next one is compared.
     trial.run(sample)
+    # Generators get a secret state, so one that a call resets to a constant differs too.
     before = _read_state(trial.child, stir=secrets.randbits(32))
     trial.run(sample)
     after = _read_state(trial.child)
@@ -68,9 +70,11 @@ def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     ]
     if (
         not checks[0].passed
+        # The memory of a second instance may not be there.
         or sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_DELETED_BYTES
     ):
         return checks
+    # A finalizer that restores or changes something runs at deletion only.
     trial.load(_SECOND_SLOT, trial.candidate)
     trial.call_slot(_SECOND_SLOT, sample.name)
     trial.child.call("forget", slot=_SECOND_SLOT)
@@ -83,6 +87,7 @@ def _read_state(
     fields: dict[str, Any] = {"tables": tables} | ({} if stir is None else {"stir": stir})
     state = child.call("surroundings", **fields).get("surroundings")
     groups = (*_GROUPS, "random", "hints", "digests", *(_TABLES if tables else ()))
+    # The answer comes from the process on trial: a missing group would be a group without changes.
     if not isinstance(state, dict) or any(
         not isinstance(state.get(group), dict) for group in groups
     ):
@@ -97,6 +102,7 @@ def _compare_states(
 ) -> CheckResult:
     before = child.surroundings
     changed = [*_list_changes(before, after), *more]
+    # Digests first: whole tables have thousands of names, and mostly nothing changed.
     if after["digests"] != before["digests"]:
         changed += _list_replacements(before, _read_state(child, tables=True))
     compared = sum(len(before[group]) for group in (*_GROUPS, *_TABLES))
@@ -105,6 +111,7 @@ def _compare_states(
             f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
         )
         return CheckResult("env_diff", False, float(len(changed)), 0.0, f"{stage} changed {shown}")
+    # Values that honest code may move are told and refuse nothing.
     hints = [name for name, value in before["hints"].items() if after["hints"].get(name) != value]
     noted = f"; noted: {', '.join(hints)}" if hints else ""
     return CheckResult("env_diff", True, 0.0, 0.0, f"{stage}: {compared} values as before{noted}")
@@ -114,9 +121,8 @@ def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
     for group in ("flags", "process", "interpreter", "compilers"):
         for name in sorted(before[group].keys() | after[group].keys()):
             old, new = before[group].get(name), after[group].get(name)
-            if old != new and not (
-                old is None and group == "flags"
-            ):  # a flag that came with CUDA's start has no earlier value
+            # a flag that came with CUDA's start has no earlier value
+            if old != new and not (old is None and group == "flags"):
                 yield f"{name} from {str(old)[:60]} to {str(new)[:60]}"
     yield from _list_variables(before["environment"], after["environment"])
 
@@ -131,6 +137,7 @@ def _list_replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
         if after["modules"].get(name) != identity
     ]
     names += _list_replaced_members(before["identities"], after["identities"])
+    # The digest had changed, and now it has not: code put the object back because it was asked.
     restored = after["digests"] == before["digests"]
     return names or (
         ["what stands behind a name, and put it back when it was asked for"] if restored else []
@@ -139,6 +146,7 @@ def _list_replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
 
 def _list_variables(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(before.keys() | after.keys()):
+        # Compilers add variables of their own; changing one that was there is a change.
         came = name not in before and name.startswith(_COMPILERS_VARIABLES)
         if before.get(name) != after.get(name) and not came:
             yield f"the variable {name}"
@@ -148,6 +156,7 @@ def _list_replaced_members(before: Mapping[str, Any], after: Mapping[str, Any]) 
     for owner, members in before.items():
         now = after.get(owner, {})
         for name in members.keys() | now.keys():
+            # Dynamo wraps these methods itself, once.
             if members.get(name) != now.get(name) and (owner, name) not in _DYNAMO_WRAPS:
                 yield f"{owner}.{name.removeprefix('+')}"
 
@@ -159,9 +168,11 @@ def _list_moved_generators(
     moved = {
         name
         for name, state in after["random"].items()
+        # A generator that is new, such as CUDA's, has no earlier state.
         if before["random"].get(name, state) != state
     }
     if moved and isinstance(trial.reference, SourceReference):
+        # Dropout moves eager's generator as well: only what the reference does not move counts.
         oracle, seed = trial.reference.oracle, secrets.randbits(32)
         with trial.reference.living(sample.inputs) as call:
             first = _read_state(oracle, stir=seed)["random"]

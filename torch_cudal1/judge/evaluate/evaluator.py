@@ -75,8 +75,8 @@ __all__ = [
     "validate_candidate",
 ]
 
-# of the GPU with each process, for as long as it lives; for larger tensors more is shared while
-# they are handed over
+# Tensors reach a process through GPU memory that is shared with it for as long as it lives: at most
+# this much, and at most a twelfth of what is free. For larger ones more is shared while they move.
 _SLACK_BYTES, _MAX_SHARED_BYTES, _FREE_MEMORY_DIVISOR = 1 << 20, 1 << 30, 12
 
 

@@ -102,6 +102,7 @@ class CandidateCalls:
             program=candidate.program.to_json(),
             payloads=write_payloads(candidate.program, self.child.new_file()),
             schedule=candidate.schedule,
+            # Parameters and buffers: a schedule may keep what it derives from these between calls.
             static=[index for index, role in enumerate(self.reference.roles) if role != "input"],
         )
 
@@ -124,11 +125,14 @@ class CandidateCalls:
     ) -> Result:
         """Call what is in a slot of the child on an input set. Raises CandidateFailure."""
         path = self.child.new_file()
+        # The file of a message is in memory: where it does not fit cached memory is given back
+        # first.
         with self.child.room(self._room):
             answer = self.child.call(
                 "run", slot=slot, inputs=inputs, path=str(path), hold=hold, deadline_s=deadline_s
             )
             outputs = self._read(answer, path)
+        # Properties tell whether outputs share memory: without them aliasing would go unseen.
         facts = answer.get("facts")
         if not isinstance(facts, list) or len(facts) != len(outputs):
             raise CandidateFailure(
@@ -152,6 +156,7 @@ class CandidateCalls:
                     verb, f"unreadable outputs: {error.found}", "protocol"
                 ) from error
             finally:
+                # Also after a failure: these files are memory of the host.
                 path.unlink(missing_ok=True)
 
     def rewrite(self, sample: InputSet, values: Sequence[torch.Tensor | None]) -> None:
@@ -173,6 +178,8 @@ class CandidateCalls:
         """Positions of the inputs of a set that are no longer in the child what they were; None for
         an answer that is none.
         """
+        # A set that was derived shares the memory of its base: only what it brought along is its
+        # own.
         positions = self.handed[sample.name]
         path = self.child.new_file()
         with self.child.room(message_bytes(sample.inputs)):
@@ -189,6 +196,7 @@ class CandidateCalls:
                 return None
             finally:
                 path.unlink(missing_ok=True)
+        # Another count is no answer about these inputs.
         if len(current) != len(positions):
             return None
         return [
@@ -206,6 +214,8 @@ class CandidateCalls:
             if not self.input_cache.meets(sample.name):
                 base = self.samples.get(self.input_cache.bases.get(sample.name, ""))
                 shared = base.inputs if base is not None else [None] * len(sample.inputs)
+                # Only what is new travels: a set of gigabytes with one changed element would be
+                # sent again.
                 changes = [
                     None if new is old else new
                     for new, old in zip(sample.inputs, shared, strict=True)
@@ -220,6 +230,7 @@ class CandidateCalls:
     def drop(self, *samples: InputSet) -> None:
         """Free input sets here and in the child, there with the next request where they are small."""
         size_bytes = (
+            # Large sets at once: their memory may be needed by the next request.
             sum(message_bytes(sample.inputs) for sample in samples) + self.reference.output_bytes
         )
         self.child.drop([sample.name for sample in samples], size_bytes)
@@ -240,17 +251,24 @@ class CandidateCalls:
         values: Sequence[torch.Tensor | None],
         pinned: Sequence[str] = (),
     ) -> InputSet:
+        # The child has let go of the base, so there is nothing left to share.
         if base and not self.input_cache.meets(base):
             base, values = "", sample.inputs
         evicted = self.input_cache.admit(
-            sample.name, message_bytes(values), base, [*pinned, *list(self.samples)[:2]]
+            # The first two sets are what all later checks and the timing start from.
+            sample.name,
+            message_bytes(values),
+            base,
+            [*pinned, *list(self.samples)[:2]],
         )
+        # Evicted sets are freed before the new one arrives, or both would have to fit.
         if evicted:
             self.child.call("drop", names=evicted, held=True)
             for name in evicted:
                 self._forget_set(name)
         with self.child.room(message_bytes(values)):
             self.child.put(sample.name, values, base=base)
+        # Positions whose memory belongs to this set; the others are the base's.
         self.handed[sample.name] = [i for i, new in enumerate(values) if new is not None]
         self.samples[sample.name] = sample
         return sample
@@ -264,12 +282,14 @@ class CandidateCalls:
         try:
             outputs = load_tensors(answer.get("layout") or [], path, self.device)
         except SandboxError as error:
+            # Bytes that are no tensors are a protocol failure of the process, not a wrong number.
             raise CandidateFailure(
                 "run", f"unreadable outputs: {error.found}", "protocol"
             ) from error
         finally:
             path.unlink(missing_ok=True)
         expected = len(self.reference.outputs)
+        # Positions are compared one by one, so a missing output would shift all others.
         if len(outputs) != expected:
             raise CandidateFailure(
                 "run", f"{len(outputs)} outputs, expected {expected}", "fresh_output"

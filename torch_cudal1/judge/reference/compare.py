@@ -39,7 +39,11 @@ __all__ = [
     "unit_roundoff",
 ]
 
+# Twice eager's rms error, half types included; PyTorch's `same` takes 3 for these. Its absolute
+# term of 1e-5 would admit ten times the error of a float32 product, so there is none.
 _RMS_FACTOR = 2.0  # (B)
+# Round-offs of the output's format and of the accumulator are separate terms: one limit with both
+# would be all of the scale for bfloat16 and 4,096 terms.
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
 _HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
 # eager's own relative error above which a distribution has no digits left to compare
@@ -88,6 +92,7 @@ def compare(
     whether a result is this one's or another's. `sensitivity`: asked where only a few elements are
     off, yields how far the float64 result moves with its inputs (None: unknown).
     """
+    # Form first: values of another shape or dtype cannot be set against each other.
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
         form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
         return Comparison(False, detail=form)
@@ -96,6 +101,7 @@ def compare(
     if not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
         return _compare_exactly(candidate, baseline, exact)
     if baseline.dtype.is_complex:
+        # Real and imaginary parts each have rounding of their own.
         candidate, baseline, exact = _parts(candidate), _parts(baseline), _parts(exact)
     special = _compare_special_values(candidate, baseline, exact)
     if special is not None:
@@ -126,12 +132,15 @@ def compare_tied_indices(
         )
     elif candidate.dim() < values.dim():
         candidate, baseline = candidate.unsqueeze(dim), baseline.unsqueeze(dim)
+    # An index that appears twice would let one element stand for two of a top-k.
     size = values.shape[dim]
     distinct = candidate.sort(dim).values.diff(dim=dim)
     if int(candidate.min()) < 0 or int(candidate.max()) >= size or not bool((distinct != 0).all()):
         return Comparison(False, detail=f"indices outside 0 to {size - 1}, or one twice")
     gap = (values.gather(dim, candidate) - values.gather(dim, baseline)).abs()
+    # Rows of zeros have no scale.
     scale = values.abs().amax(dim, keepdim=True).clamp_min(1e-300)
+    # The candidate chose among values that it had computed in float32 at best.
     unit = unit_roundoff(torch.float32)
     limit = _ROUND_OFFS * unit + _GROWTH * math.sqrt(longest) * unit
     worst = float((gap / scale).nan_to_num(nan=math.inf).max())
@@ -158,6 +167,7 @@ def is_nearer(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tens
     It is false for draws: whatever is drawn otherwise in float64 is as far from a candidate's as
     from eager's.
     """
+    # Integers have no rounding to be nearer by.
     errors = (
         measure_errors((candidate, baseline, exact), 0.0)
         if candidate.dtype.is_floating_point
@@ -206,6 +216,8 @@ def is_grossly_equal(first: torch.Tensor | None, second: torch.Tensor | None) ->
         difference = math.hypot(difference, _norm(torch.where(finite, a - b, 0.0)))
         size = math.hypot(size, _norm(torch.where(finite, b, 0.0)))
         lost += float((~finite).sum())
+    # bfloat16 keeps two to three digits. Where half of the elements are NaN or infinite the rest is
+    # no evidence.
     return difference <= (5e-2 if first.dtype in _HALF else 1e-2) * size and (
         not lost or lost < 0.5 * first.numel()
     )
@@ -226,6 +238,7 @@ def _compare_exactly(
     """(D). Where eager itself differs from float64 (a comparison of rounded numbers), up to twice
     as many elements may.
     """
+    # Eager's own numbers need no float64 run.
     wrong = int((candidate != baseline).sum())
     if wrong == 0:
         return Comparison(True, 0.0, 0.0)
@@ -246,6 +259,7 @@ def _compare_special_values(
     candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None
 ) -> Comparison | None:
     """None when the masks agree, else the failure."""
+    # Sums prove it in the usual case; masks of the results' size are made only otherwise.
     if all_finite(baseline) and all_finite(candidate):
         return None
     comparison = _describe_mismatch(_mask_mismatch(candidate, baseline, exact))
@@ -260,8 +274,10 @@ def _mask_mismatch(
     infinities).
     """
     alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
+    # Finite beside finite: how far they are apart is for the other criteria.
     allowed = alike | (baseline.isfinite() & candidate.isfinite())
     if exact is not None:
+        # Eager may overflow on the way to a finite result; a candidate that does not is no worse.
         allowed |= candidate.isfinite() & (exact.abs() <= torch.finfo(baseline.dtype).max)
         allowed |= baseline.isnan() & (candidate == exact.to(baseline.dtype))
     return ~allowed
@@ -282,8 +298,10 @@ def _parts(tensor: Any) -> Any:
 
 
 def _compare_flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
+    # Absolute and relative tolerance are equal, as in KernelBench's `allclose`.
     tolerance = _FLAT_TOLERANCE.get(baseline.dtype, 1e-4)
     a, b = candidate.double(), baseline.double()
+    # Where NaN and infinities have to be was compared before.
     finite = a.isfinite() & b.isfinite()
     excess = (
         float(((a - b).abs() / (tolerance + tolerance * b.abs()))[finite].max())
@@ -305,6 +323,7 @@ def _compare_without_float64(
     """Without float64: two correctly rounded evaluations differ by no more than their format and
     their sums allow.
     """
+    # The baseline stands for float64 too, so its own error is 0 and only the candidate's counts.
     comparison = _compare_within((candidate, baseline, baseline), longest, drift)
     if comparison.passed or (sensitivities := sensitivity()) is None:
         return comparison
@@ -324,6 +343,7 @@ def _compare_within(
         if sensitivities is None
         else max(errors.scale, root_mean_square(sensitivities))
     )
+    # Two roundings of the result on each side, and the accumulated ones of the sums.
     rms_limit = (4 * out + math.sqrt(longest) * accumulate + drift) * scale
     worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * (math.sqrt(longest) * accumulate + drift)
     detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
@@ -343,19 +363,24 @@ def _compare_with_float64(
     if errors is None:
         return Comparison(True, void=True, detail="no finite element")
     baseline_error, error = errors.baseline_error, errors.error
+    # Eager has no digits left there, so nothing can be compared: no evidence either way.
     if errors.scale > 0 and baseline_error > _VOID_RATIO * errors.scale:
         return Comparison(
             True,
             void=True,
             detail=f"eager's own relative error is {baseline_error / errors.scale:.2g}",
         )
+    # No result is asked to beat one round-off: of few elements, of the output; of many, of the
+    # sums.
     floor = (2 * out if errors.count < _FEW else accumulate) * errors.scale
+    # Eager's rms of few elements is an estimate that may come out too small by chance.
     limit = slack * max(_RMS_FACTOR * sampling_margin(errors.effective) * baseline_error, floor)
     ratio = (
         error / baseline_error
         if baseline_error
         else (0.0 if error == 0 else error / max(floor, 1e-300))
     )
+    # Asked last and only here: it takes four more runs in float64.
     if error > limit and errors.count < _FEW and (sensitivities := sensitivity()) is not None:
         limit = max(
             limit,
@@ -370,6 +395,7 @@ def _compare_with_float64(
         )
     growth = _ROUND_OFFS * out + _GROWTH * math.sqrt(longest) * accumulate
     problem = _describe_worst(results, errors, growth, slack)
+    # Asked last and only here: it takes four more runs in float64.
     if problem and (sensitivities := sensitivity()) is not None:
         problem = _describe_worst(
             results,
@@ -413,6 +439,8 @@ def _describe_worst(
     limit = slack * (_WORST_FACTOR * errors.worst_baseline_error + growth)
     if errors.worst <= limit:
         return ""
+    # In a half type one element in 100,000 may round the other way at the end of a format; float32
+    # has none.
     count = count_beyond(results, _units(dtype)[1], limit, sensitivities)
     if count <= (_HALF_FRACTION * errors.count if dtype in _HALF else 0):
         return ""
@@ -420,6 +448,7 @@ def _describe_worst(
 
 
 def _units(dtype: torch.dtype) -> tuple[float, float]:
+    # Kernels accumulate half types in float32.
     return unit_roundoff(dtype), unit_roundoff(
         torch.float64 if dtype == torch.float64 else torch.float32
     )
@@ -431,6 +460,8 @@ def sampling_margin(count: int) -> float:
     """
     if count >= _POOL:
         return 1.0
+    # Wilson and Hilferty: the cube root of a chi-square over its degrees is nearly normal; 2.326 is
+    # the 1 % quantile.
     term = 2 / (9 * count)
     root = max(1 - term - 2.326 * math.sqrt(term), 0.0)
     return 1 / math.sqrt(max(root**3, 0.01))

@@ -60,6 +60,7 @@ def measure_errors(
     """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no
     element is finite.
 
+    # Elements that are not finite were compared as masks.
     `sensitivity`: how far each element moves with the inputs, which is what a row that cancels is
     measured by.
     """
@@ -74,6 +75,7 @@ def measure_errors(
     unit = _unit(scales)
     for candidate, baseline, exact, scale in _blocks(results, scales, finite):
         baseline_error, error = (baseline - exact) / unit, (candidate - exact) / unit
+        # Sums of squares give both rms errors, that of fourths the kurtosis of eager's.
         own2 = baseline_error.square()
         squares += torch.stack(
             ((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum())
@@ -104,8 +106,11 @@ def _effective(count: int, squares: float, fourths: float) -> int:
     """How many normal errors would spread as these do; all of them where they are too small for a
     fourth power.
     """
+    # Squares that vanish in float64 leave no kurtosis.
     if not squares * squares:
         return count
+    # 3 is the kurtosis of normal errors; a higher one means that a few large errors make up the
+    # rms.
     kurtosis = fourths * count / squares / squares
     return (
         max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
@@ -147,6 +152,7 @@ def root_mean_square(values: torch.Tensor) -> float:
 
 def all_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite; a finite sum proves it without a mask."""
+    # The sum costs one pass without temporaries; it can overflow although all elements are finite.
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
@@ -178,12 +184,14 @@ def _row_scales(
     scales = _largest(exact.reshape(-1, width), finite=finite).double()
     if sensitivity is not None:
         scales = torch.maximum(scales, _largest(sensitivity.reshape(-1, width)))
+    # A row of zeros would be a division by zero.
     return torch.maximum(scales, (floor * scales.max()).clamp_min(_ZERO_ROW_SCALE))
 
 
 def _largest(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
     """The largest finite magnitude of each row."""
     scales: torch.Tensor = vector_norm(rows, math.inf, dim=1, keepdim=True)
+    # One infinity in a row hides the scale of its other elements.
     if finite or bool(scales.isfinite().all()):
         return scales
     return rows.abs().nan_to_num_(nan=0.0, posinf=0.0).amax(1, keepdim=True)
@@ -214,6 +222,7 @@ def _blocks(
     for scale, candidate, baseline, exact, *mask in cut:
         three = (candidate.double(), baseline.double(), exact.double())
         yield (
+            # Equal numbers in all three have no error.
             (*(torch.where(mask[0], tensor, 0.0) for tensor in three), scale)
             if mask
             else (*three, scale)
@@ -225,6 +234,7 @@ def _unit(scales: torch.Tensor) -> float:
     lies far outside float32.
     """
     peak = float(scales.max())
+    # A quotient that is 1 in the usual case costs nothing in accuracy.
     return 1.0 if _MIN_PEAK < peak < _MAX_PEAK or peak <= _ZERO_ROW_SCALE else peak
 
 

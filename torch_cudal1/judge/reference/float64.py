@@ -36,6 +36,7 @@ _ATTENTION_BACKWARD = frozenset(attention_names.BACKWARDS)
 _ASKED = "compute_log_sumexp"  # an argument of some operators
 _NUDGE_SIZE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all
+# The bits of a float64 are not those of the float32 that the program reads as integers.
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
 # Views are of numbers, whatever memory a float64 step left them in; those in the second set say
 # where in memory.
@@ -60,8 +61,11 @@ def exact_outputs(
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can
     be compared with.
     """
+    # Values are freed after their last use: float64 takes twice the memory of what the region
+    # takes.
     last = {index: position for position, step in enumerate(program.steps) for index in step.reads}
     returned = set(program.outputs)
+    # Strides of all values are worked out only where a step says places in memory.
     by_strides = any(
         isinstance(step, Aten) and step.target in _BY_STRIDES for step in program.steps
     )
@@ -78,6 +82,7 @@ def exact_outputs(
             values[index] = to_float64(program.payloads[name].to(device))
         with torch.no_grad():
             for position, step in enumerate(program.steps):
+                # Machine code is written for its own dtypes.
                 if not isinstance(step, Aten):
                     return Infeasible(f"step {position} is no ATen call")
                 values |= {
@@ -88,6 +93,8 @@ def exact_outputs(
                     i for i in values if i not in returned and last.get(i, position) <= position
                 ]:
                     del values[index]
+    # An operator without a float64 kernel, or a shape that does not fit: then eager alone is
+    # compared with.
     except (
         RuntimeError,
         NotImplementedError,
@@ -119,12 +126,14 @@ def measure_input_sensitivity(
     for _ in range(_NUDGES):
         try:
             outputs = run([_nudge(tensor) for tensor in inputs])
+        # The comparison is stricter without it, not wrong: it does not know which rows cancel.
         except torch.OutOfMemoryError as error:
             outputs = Infeasible(str(error))
         if isinstance(outputs, Infeasible):
             return [None] * len(moved)
         for most, out, middle in zip(moved, outputs, exact, strict=True):
             if most is not None and out is not None and middle is not None:
+                # An element that becomes infinite moves by nothing that a limit could hold.
                 step = (out - middle).abs_().nan_to_num_(nan=0.0, posinf=0.0).div_(_NUDGE_SIZE)
                 torch.maximum(most, step, out=most)
     return moved
@@ -134,6 +143,7 @@ def _nudge(tensor: torch.Tensor) -> torch.Tensor:
     """In float64, every element of its memory times 1 + a random round-off; elements that are one
     in memory stay one.
     """
+    # An integer that moves would choose another element.
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return tensor
     wide = _widen_strided(tensor)
@@ -156,6 +166,7 @@ def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
         strides is None
         or not isinstance(value, torch.Tensor)
         or value.stride() == strides
+        # Elements that share memory cannot be copied to one by one.
         or 0 in strides
     ):
         return value
@@ -173,11 +184,14 @@ def _widen_strided(tensor: torch.Tensor) -> torch.Tensor:
 
 def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
     name = step.target.split(".")[1]
+    # The program would read the bits of a float64 that was a float32.
     if step.target in _REINTERPRETING and any(isinstance(a, torch.dtype) for a in step.args):
         raise NotImplementedError(f"{step.target} reads the bits of its argument")
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
         scores, value = _attention_scores(bound)
+        # PyTorch's operators yield 0 where a bias hides all keys from a row; the plain softmax
+        # yields NaN.
         weights = (
             scores.softmax(-1)
             if _attention_bias(bound) is None
@@ -202,13 +216,18 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
         }
     if name == "native_group_norm":
         bound = {
-            key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()
+            # Kernels of PyTorch fold weight and rstd into one factor, which turns an infinite
+            # weight into a difference of infinities.
+            key: _widen_argument(arg, values, device)
+            for key, arg in bound_arguments(step).items()
         }
         return dict(zip(step.outs, _group_norm(bound), strict=True))
     if name == "convolution":
         bound = {
             key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()
         }
+        # PyTorch's transposed convolution in float64 takes 2 to 14 times as long on a GPU as the
+        # products (bench_float64).
         if (
             bound["transposed"]
             and bound["groups"] == 1
@@ -219,6 +238,7 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     kwargs = {key: _widen_argument(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
         args[2:3] = [False]  # "half to float" asks for a half input
+    # A view by strides fails where a float64 step left its result in another layout.
     run: Callable[..., Any] = torch.reshape if step.target in _VIEWS else overload(step.target)
     result = run(*args[:2], **kwargs) if step.target in _VIEWS else run(*args, **kwargs)
     tensors = result if step.many else (result,)
@@ -227,8 +247,10 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
 
 def _widen_argument(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
     if isinstance(arg, torch.dtype):
+        # A cast to float32 inside the region would round.
         return torch.float64 if arg.is_floating_point else _WIDE.get(arg, arg)
     if isinstance(arg, torch.device):
+        # A device argument of the region names the type without the index of this one.
         return device if arg.type == device.type else arg
     if isinstance(arg, tuple):
         return [_widen_argument(item, values, device) for item in arg]
@@ -267,6 +289,7 @@ def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, t
     tensor, groups = bound["input"], bound["group"]
     parts = tensor.reshape(bound["N"], groups, -1)
     mean = parts.mean(-1)
+    # Two passes: in E[x^2] - E[x]^2 the digits cancel where the mean is large.
     deviation = parts - mean[..., None]
     rstd = (deviation.square().mean(-1) + bound["eps"]).rsqrt()
     out = (deviation * rstd[..., None]).reshape(tensor.shape)
@@ -313,6 +336,7 @@ def _attention_scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Ten
     and values, for each head.
     """
     query, key, value = bound["query"], bound["key"], bound["value"]
+    # Which elements are dropped depends on the kernel's own use of the generator.
     if bound.get("dropout_p", 0.0):
         raise NotImplementedError("attention with dropout")
     if (
@@ -354,8 +378,11 @@ def _weigh_values(
     which kernels form in some blocks.
     """
     plain = weights @ values
+    # Without NaN among the values a weight of 0 hides them as a mask does.
     if visible is None or bool(values.isfinite().all()):
         return plain
+    # A row that sees a value that is not finite has it in the sum; the others must not get 0 times
+    # NaN.
     reached = visible.double() @ (~values.isfinite()).double() > 0
     return torch.where(reached, plain, weights @ values.nan_to_num(0.0, 0.0, 0.0))
 
@@ -365,6 +392,7 @@ def _log_sum_exp(name: str, scores: torch.Tensor) -> torch.Tensor:
     and behind the rows infinities until there are a multiple of 32.
     """
     total = scores.logsumexp(-1)
+    # The kernels' form is kept, because later steps and the backward read it.
     if "efficient" in name:
         total = total.masked_fill(total == -math.inf, 0.0)
         return torch.nn.functional.pad(total, (0, -total.shape[-1] % 32), value=math.inf)
@@ -380,7 +408,10 @@ def _attention_backward(
     grad, query, key = bound["grad_out"], bound["query"], bound["key"]
     scores, value = _attention_scores(bound)
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+    # The "efficient" kernels pad the rows to a multiple of 32.
     total = bound["logsumexp"].reshape(*scores.shape[:2], -1)[..., : scores.shape[2]]
+    # From the log-sum-exp that the step is given, as the kernels do: the softmax of other scores
+    # would hide that it is wrong.
     weights = (scores - total[..., None]).exp_()
     slopes = weights * (
         grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True)
@@ -393,6 +424,7 @@ def _attention_backward(
         bound
     )
     d_value = _weigh_values(weights.transpose(-2, -1), grad, visible_transposed)
+    # Query heads that share a key head add up their gradients.
     d_key, d_value = (tensor.unflatten(1, (heads, shared)).sum(2) for tensor in (d_key, d_value))
     return (
         _weigh_values(slopes, key.repeat_interleave(shared, 1), visible) * _attention_scale(bound),

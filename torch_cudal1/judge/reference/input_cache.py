@@ -20,6 +20,7 @@ __all__ = ["ALIGNED_BYTES", "InputCache", "message_bytes", "tensor_bytes"]
 
 ALIGNED_BYTES = 512  # what a tensor in a message may waste
 
+# Beside what the candidate itself needs. A set of gigabytes is held here and in the child.
 _GPU_SHARE, _HOST_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
 
 
@@ -38,6 +39,8 @@ class InputCache:
         in `pinned`.
         """
         evicted, room = [], memory_share_bytes(self.device, _GPU_SHARE, _HOST_BYTES)
+        # Dictionaries keep their order, so the sets that were not used for longest come first. The
+        # base's memory is the new set's too.
         for other in [
             name_held
             for name_held in self.sizes
@@ -47,6 +50,7 @@ class InputCache:
                 break
             del self.sizes[other]
             evicted.append(other)
+        # Back in, at the end: just used.
         self.sizes.pop(name, None)
         self.sizes[name], self.bases[name] = size_bytes, base
         return evicted
@@ -55,6 +59,7 @@ class InputCache:
         """Whether it is there; it counts as met now."""
         if name not in self.sizes:
             return False
+        # Back in, at the end: just used.
         self.sizes[name] = self.sizes.pop(name)
         return True
 

@@ -57,6 +57,7 @@ class InputSet:
     @property
     def has_exact(self) -> bool:
         """Whether the float64 outputs were computed already, so that asking for them is free."""
+        # A cached property is in `__dict__` once it was computed.
         return "exact" in self.__dict__
 
     @property
@@ -87,6 +88,7 @@ class InputSet:
         """Take over what the reference yields on another set of the same values: only where they
         lie differs.
         """
+        # Written where the cached properties look, so that none is computed again.
         self.__dict__ |= {
             name: other.__dict__[name] for name in _COMPUTED if name in other.__dict__
         }
@@ -104,6 +106,7 @@ class InputSet:
 
     def rerun_eager(self) -> Iterator[Result]:
         """Four more runs of eager, one after the other: it may vary."""
+        # Atomics and the choice of algorithms may give other bits in each run.
         for _ in range(4):
             yield self.eager(self.inputs)
 
@@ -114,6 +117,7 @@ class InputSet:
 
     def forget_exact(self) -> None:
         """Free what is float64, unless another candidate will need it."""
+        # The next candidate would compute it again.
         if not self.is_shared:
             for name in ("exact", "sensitivity"):
                 self.__dict__.pop(name, None)

@@ -80,21 +80,31 @@ def make_inputs(
         )
     facts = form.facts
     tensors = []
+    # A spec names the type of a device, and `device` its index.
     for index, (spec, role) in enumerate(zip(specs, form.roles, strict=True)):
         place = device if spec.device == device.type else torch.device(spec.device)
+        # A generator for each input: the draws of one do not depend on the size of another.
+        # `manual_seed` takes 64 bits with a sign.
         generator = torch.Generator(place).manual_seed((seed * 1_000_003 + index) % (1 << 63))
         example = examples[index] if examples is not None else None
         floating = spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex
+        # Weights of recurrent layers that come as inputs: drawn as large as activations, each step
+        # would multiply all rounding.
         role = "parameter" if index in facts.weights else role
+        # Real integers are legal, and masks are structure: a random mask may leave rows without any
+        # key.
         if example is not None and (not floating or index in facts.structural):
             tensors.append(clone_strided(example).to(place))
             continue
+        # The whole storage is filled, gaps between strides included.
         flat = _draw(
             spec, role, distribution, generator, index in facts.positive, facts.bounds.get(index)
         )
         tensor = flat.as_strided(spec.shape, spec.strides)
+        # Parameters keep the scale of a model, whatever the distribution of activations.
         if floating and role == "input":
             _shape_in_place(tensor, distribution, generator)
+        # A variance of 0 divides by zero.
         if distribution == "integers" and floating and index not in facts.positive:
             _count_in_place(flat, facts.longest_reduction, generator)
         tensors.append(tensor)
@@ -121,6 +131,8 @@ def unproven_integers(form: InputForm) -> tuple[int, ...]:
 def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in its own storage with the same strides, overlapping ones included."""
     extent = storage_extent(tensor.shape, tensor.stride())
+    # Elements that share memory go on sharing it; `clone` would take them apart or pack the
+    # strides.
     flat = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset()).clone()
     return flat.as_strided(tensor.shape, tensor.stride())
 
@@ -146,20 +158,24 @@ def _draw(
     if dtype == torch.bool:
         return torch.rand(extent, generator=generator, device=device) < 0.5
     if _is_integer(dtype):
+        # 0 and 1 are legal for nearly every consumer whose bound is not known.
         high = max(1, _UNBOUNDED_INTEGERS if bound is None else min(bound, torch.iinfo(dtype).max))
         return torch.randint(high, (extent,), generator=generator, device=device).to(dtype)
     wide = torch.complex64 if dtype.is_complex else torch.float32
+    # Variances and what is divided by: away from 0.
     if positive:
         return (torch.rand(extent, generator=generator, device=device) * 1.5 + 0.5).to(
             dtype
         )  # variances: U(0.5, 2)
     noise = torch.randn(extent, generator=generator, device=device, dtype=wide)
+    # Never at their initial values: a gain of 1 or a bias of 0 hides a kernel that leaves it out.
     if role != "input":
         return _parameter(noise, spec).to(dtype)
     if distribution == "uniform" and not dtype.is_complex:
         return torch.rand(extent, generator=generator, device=device).to(dtype)
     mean, deviation = DISTRIBUTIONS[distribution]
     return (
+        # Products of two numbers of 1e4 are beyond float16.
         noise * (min(deviation, _HALF_LARGE) if dtype == torch.float16 else deviation) + mean
     ).to(dtype)
 
@@ -168,9 +184,11 @@ def _shape_in_place(tensor: torch.Tensor, distribution: str, generator: torch.Ge
     """Give noise the structure that a distribution's name says; a tensor whose elements share
     memory stays noise.
     """
+    # An element of an expanded tensor is many elements at once.
     if not tensor.numel() or not tensor.dim() or 0 in tensor.stride():
         return
     if distribution == "log_uniform":
+        # float16 ends at 65,504 and has no normal numbers below 6e-5.
         low, high = (-3.0, 2.0) if tensor.dtype == torch.float16 else (-6.0, 6.0)
         exponent = (
             torch.rand(tensor.shape, generator=generator, device=generator.device) * (high - low)
@@ -178,6 +196,8 @@ def _shape_in_place(tensor: torch.Tensor, distribution: str, generator: torch.Ge
         )
         tensor.copy_(torch.sgn(tensor) * 10.0**exponent)
     elif distribution == "impulse":
+        # A draw past the end means the last element: a recurrence that ignores its last step shows
+        # there.
         drawn = int(
             torch.randint(2 * tensor.numel(), (1,), generator=generator, device=generator.device)
         )
@@ -200,6 +220,8 @@ def _count_in_place(flat: torch.Tensor, longest: int, generator: torch.Generator
     """Zeros and ones. Both factors of a product are drawn so: a fraction p of ones leaves p * p of
     a sum.
     """
+    # Sums stay below what float16 counts exactly, so a linear operator must be exact (after
+    # CUDA-L2's test).
     part = min(0.5, math.sqrt(_EXACT_SUM / max(longest, 1)))
     flat.copy_(torch.rand(flat.shape, generator=generator, device=generator.device) < part)
 
@@ -210,5 +232,6 @@ def _parameter(noise: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """
     if len(spec.shape) >= 2:
         fan_in = max(1, spec.numel // max(1, spec.shape[0]))
+        # A product keeps the scale of its input, also through many layers.
         return noise / math.sqrt(fan_in)
     return noise * 0.5 + 0.5

@@ -27,6 +27,7 @@ from torch_cudal1.judge.wire.tensor_bits import same_bits
 
 __all__ = ["compare_outputs"]
 
+# Few elements can be whole by chance.
 _MIN_COUNTED_ELEMENTS = 64
 
 
@@ -57,6 +58,7 @@ def compare_outputs(
             None if position in weighed else _compare_eager_numbers(trial, sample, position, out)
         )
         comparison = comparison or _compare_output(trial, sample, position, out, slack)
+        # Under a wider limit it was not found right for the other checks.
         if comparison.passed and slack == 1:
             trial.accepted_outputs[sample.name, position] = out, comparison
         yield position, comparison
@@ -101,11 +103,14 @@ def _compare_output(
     )
     comparison = compare_with(out, expected)
     if comparison.passed:
+        # Sums of zeros and ones are exact in every order, so there equality is asked for.
         if precision == "kernelbench" or sample.distribution != "integers":
             return comparison
         return _compare_counts(trial, out, expected, exact) or comparison
     if not expected.dtype.is_floating_point:
         return _compare_ties(trial, sample, position, out) or comparison
+    # The contract grants TF32 where the user's flags do, whether or not eager's kernel makes use of
+    # it.
     allowed = trial.reference.eager_with_tf32(sample.inputs) or []
     if (
         allowed
@@ -134,6 +139,7 @@ def _compare_ties(
         or out.shape != expected.shape
         or not isinstance(reference, RegionReference)
     ):
+        # Only of a Program is it known which values an index was chosen from.
         return None
     choices = reference.values_chosen_from(sample.inputs, position)
     return (
@@ -172,6 +178,7 @@ def _counts(trial: Trial, expected: torch.Tensor, exact: torch.Tensor | None) ->
         or expected.numel() < _MIN_COUNTED_ELEMENTS
     ):
         return False
+    # More than two different values: a result of zeros and ones may be a comparison and no sum.
     return (
         torch.equal(expected.double(), exact)
         and torch.equal(exact, exact.round())

@@ -129,9 +129,14 @@ class RegionReference:
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
         """The reference Program, step by step. Raises ReferenceFailure."""
         try:
+            # Before the call on the GPU: an index out of range is an exception on the CPU, and on
+            # CUDA an assertion after which the context is lost.
             self._prove_legal(inputs)
+            # The user's flags may change between two calls of this process.
             with precision_rights.under(self.contract), torch.no_grad():
                 outputs = self._reference(inputs)
+        # Made-up inputs can be outside of what an operator takes: that says nothing of the
+        # candidate.
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise ReferenceFailure(
                 "running eager", f"{type(error).__name__}: {str(error)[:300]}"
@@ -140,6 +145,7 @@ class RegionReference:
 
     def eager_with_tf32(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
+        # Under the other contracts TF32 is off for every class of operators.
         allowed = self.contract.rights if self.contract.precision == "match" else ()
         names = (
             step.target.split(".")[1]
@@ -163,6 +169,7 @@ class RegionReference:
         process does not need given back.
         """
         outputs = exact_outputs(self.region.program, inputs, self.device)
+        # This process caches memory of earlier sets, which may be all that is missing.
         if isinstance(outputs, Infeasible) and outputs.reason.startswith("OutOfMemoryError"):
             release_cached_memory(self.device)
             outputs = exact_outputs(self.region.program, inputs, self.device)
@@ -180,6 +187,7 @@ class RegionReference:
             for step in self.region.program.steps
             if isinstance(step, Aten) and value in step.outs
         ]
+        # Of the other operators it is not known which input an index points into.
         if not steps or steps[0].target.split(".")[1] not in _CHOICES:
             return None
         bound = bound_arguments(steps[0])
@@ -189,6 +197,7 @@ class RegionReference:
         )
         if isinstance(exact, Infeasible) or exact[0] is None:
             return None
+        # These two number the flattened tensor when they are given no dimension.
         flattened = steps[0].target.split(".")[1] in ("argmax", "argmin")
         return exact[0], bound.get("dim", None if flattened else -1)
 
@@ -200,8 +209,10 @@ class RegionReference:
         """An index out of range is an exception on the CPU and a dead context on CUDA: try made-up
         integers on the CPU first.
         """
+        # Only where integers were made up and their range is not known: the user's own are legal.
         if self.device.type == "cuda" and not self.proven and unproven_integers(self):
             host = torch.device("cpu")
+            # The result is thrown away: it is the exception that is asked for.
             prepare(_on_host(self.region.program), host)([tensor.cpu() for tensor in inputs])
 
 

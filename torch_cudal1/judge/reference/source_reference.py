@@ -65,6 +65,7 @@ class SourceReference:
     see `modules`.
     """
 
+    # A process is not part of what is computed, and cannot be compared.
     oracle: Child = field(repr=False, compare=False)
     text: str
     form: CallSpec
@@ -80,6 +81,7 @@ class SourceReference:
     @cached_property
     def key(self) -> str:
         """sha256 over the reference's text, the way and the form of the inputs."""
+        # Inputs and results are cached under this key, so it holds all that they depend on.
         return hashlib.sha256(
             repr((self.text, self.way, self.specs, self.form.init)).encode()
         ).hexdigest()
@@ -102,11 +104,13 @@ class SourceReference:
     @cached_property
     def facts(self) -> Facts:
         """By the names of buffers, by the largest dimension and by the examples: nothing is traced."""
+        # A variance below 0 gives NaN in every normalisation; the names are PyTorch's own.
         positive = frozenset(
             i
             for i, name in enumerate(self.form.names)
             if name.rpartition(".")[2] in ("running_var", "var")
         )
+        # Nothing is traced, so the largest dimension is the longest reduction that there can be.
         longest = max((max(spec.shape, default=1) for spec in self.specs), default=1)
         return Facts(
             longest_reduction=longest,
@@ -127,12 +131,14 @@ class SourceReference:
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
         """The reference's module in float64."""
         try:
+            # Under autocast a float64 run would round to half types.
             return self._ask_oracle(replace(self.way, double=True, autocast=""), inputs)[0].outputs
         except ReferenceFailure as error:
             return Infeasible(error.found)
 
     def in_way(self, way: RunMode) -> SourceReference:
         """The same reference, run in another way."""
+        # What is loaded is remembered by slot, and another way has slots of its own.
         return replace(self, way=way, trees={})
 
     def with_specs(self, specs: Sequence[TensorSpec]) -> SourceReference:
@@ -145,6 +151,7 @@ class SourceReference:
 
     def survives(self, how: str, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a used instance of the reference can be copied, by "deepcopy" or "pickle"."""
+        # A used instance: state that comes with the first call must survive as well.
         self.eager(inputs)
         try:
             self.oracle.call("transform", slot=self._slot(self.way), how=how)
@@ -156,6 +163,7 @@ class SourceReference:
         """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle,
         which survives a refusal.
         """
+        # The first call may allocate and initialise, which cannot be captured.
         self.eager(inputs)
         answered = self.oracle.new_file()
         try:
@@ -185,6 +193,7 @@ class SourceReference:
             self.oracle.drop(["vast"], message_bytes(inputs))
             return load_tensors(answer["layout"], answered, self.device), answer["facts"]
         except CandidateFailure as error:
+            # A lost oracle is a failure of the reference, no refusal of these inputs.
             if not self.oracle.usable:
                 raise ReferenceFailure("running the reference", error.found) from error
             return None
@@ -205,6 +214,7 @@ class SourceReference:
             for each in self._ask_oracle(self.way, self._make_examples())[0].facts
             if each is not None
         ]
+        # A gradient of integers does not exist: their cotangents are placeholders.
         floating = ("float64", "float32", "float16", "bfloat16")
         kinds = [each["dtype"] if each["dtype"] in floating else "float32" for each in facts]
         cotangents = tuple(
@@ -227,6 +237,7 @@ class SourceReference:
         """A way to call one used instance of the reference again, in the oracle. Raises
         ReferenceFailure.
         """
+        # The instance is loaded by an ordinary call first.
         self.eager(inputs)
         answered = self.oracle.new_file()
         self.oracle.put("living", inputs)
@@ -237,6 +248,7 @@ class SourceReference:
             )
 
         try:
+            # What an instance sets up in its first call is none of what later calls do.
             call()
             yield call
         except CandidateFailure as error:
@@ -249,6 +261,7 @@ class SourceReference:
         return f"reference {self.key[:16]} {way}"  # one oracle may serve several references
 
     def _make_examples(self) -> list[torch.Tensor]:
+        # Any fixed seed: only form and structure of the result are read.
         return make_inputs(self, 1, "normal", self.device)
 
     def _ask_oracle(self, way: RunMode, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
@@ -284,13 +297,17 @@ def read_reference(
     ]
     specs = tuple(TensorSpec.of(tensor) for tensor in examples)
     roles: tuple[Role, ...] = tuple(answer["roles"])
+    # The consumers of a module's integers are not known: what the examples hold is legal.
     bounds = {
         i: int(t.max()) + 1
         for i, t in enumerate(examples)
         if _is_integer(t) and t.numel() and int(t.min()) >= 0
     }
     structural = frozenset(
-        i for i, t in enumerate(examples) if roles[i] == "buffer" and _is_mask(t)
+        # A random mask would be another computation: buffers of zeros and ones stay.
+        i
+        for i, t in enumerate(examples)
+        if roles[i] == "buffer" and _is_mask(t)
     )
     form, flops = CallSpec.from_json(answer["form"]), int(answer["flops"])
     return SourceReference(

@@ -48,6 +48,8 @@ class Tf32OperandRounding(TorchDispatchMode):
     ) -> Any:
         name, arguments = func.overloadpacket.__name__, list(args)
         if uses_tf32(name, self._rights):
+            # The operator still multiplies in float32: products of TF32 numbers are exact there, as
+            # in tensor cores.
             for position in _OPERANDS[name][1]:
                 arguments[position] = to_tf32(arguments[position])
         return func(*arguments, **(kwargs or {}))
@@ -64,5 +66,7 @@ def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.dtype != torch.float32:
         return tensor
+    # TF32 drops 13 bits of a float32: half of their unit is added, then they are cleared.
     nearest = ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    # The bits of infinity and NaN would carry into others.
     return torch.where(tensor.isfinite(), nearest, tensor)

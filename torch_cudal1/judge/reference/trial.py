@@ -61,6 +61,7 @@ class Trial(CandidateCalls):
         What a set costs is estimated from operations and bytes, so the same is tested on a busy
         machine.
         """
+        # Estimated and not measured, so that a busy machine tests as much as an idle one.
         moved = sum(spec.size_bytes for spec in self.reference.specs)
         rates = CHECK_RATES[self.device.type]
         # each step of a recurrent layer has to wait for the one before
@@ -87,6 +88,8 @@ class Trial(CandidateCalls):
         float64 results computed once.
         """
         count = self.drawn[distribution] = self.drawn.get(distribution, -1) + 1
+        # Drawn once for all candidates of a region: float64 results cost more than anything else
+        # here.
         shared = self.reference_cache.get((self.reference.key, distribution, count))
         if shared is not None:
             return self._send(shared, base="", values=shared.inputs)
@@ -104,10 +107,13 @@ class Trial(CandidateCalls):
             for tensor in shared.tensors()
         }
         new_tensors = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in tensors}
+        # Three times the inputs or outputs: inputs, eager's outputs, and float64's, which are twice
+        # as large.
         coming = 3 * max(tensor_bytes(new_tensors.values()), self.reference.output_bytes)
         if tensor_bytes(tensors.values()) + tensor_bytes(
             new_tensors.values()
         ) + coming <= max_cached_bytes(self.device.type):
+            # Without room the set serves this candidate only.
             sample.is_shared = True
             self.reference_cache[key] = sample
 
@@ -160,6 +166,7 @@ class Trial(CandidateCalls):
                 for t in examples
             ]
         else:
+            # From the operating system: the seeds are secret until the inputs arrive.
             seed = secrets.randbits(62)
             inputs = make_inputs(
                 self.reference, seed, distribution, self.device, examples=self.examples
@@ -168,7 +175,13 @@ class Trial(CandidateCalls):
 
     def _make_set(self, kind: str, inputs: list[torch.Tensor]) -> InputSet:
         return InputSet(
-            secrets.token_hex(4), kind, inputs, self.reference.eager, self.reference.exact
+            # A random name: the process must not see by it which distribution or which check is at
+            # work.
+            secrets.token_hex(4),
+            kind,
+            inputs,
+            self.reference.eager,
+            self.reference.exact,
         )
 
     def derive(
@@ -182,6 +195,7 @@ class Trial(CandidateCalls):
 
         The set of a name `kind` is made once and met by every candidate of the region.
         """
+        # The kind alone would mix up sets that were derived from different bases.
         key = (self.reference.key, f"{base.name} {kind}", 0)
         sample = self.reference_cache.get(key)
         if sample is None:
@@ -194,6 +208,7 @@ class Trial(CandidateCalls):
                 ],
             )
             self._remember(key, sample)
+        # Unchanged inputs share memory with the base, also in the child.
         changes = [
             None if new is old else new for old, new in zip(base.inputs, sample.inputs, strict=True)
         ]
@@ -215,6 +230,8 @@ class Trial(CandidateCalls):
                 examples=self.examples,
             )
             return [
+                # Parameters and buffers stay in place: the module in the child is met again with
+                # other inputs.
                 new if role == "input" else None
                 for new, role in zip(new_inputs, self.reference.roles, strict=True)
             ]
@@ -227,12 +244,14 @@ class Trial(CandidateCalls):
 
         `way`: the candidate's, where it is not the reference's.
         """
+        # Examples of another form are of no use to a reference that is called with other shapes.
         pairs = zip_longest(self.examples or (), reference.specs)
         fitting = [
             t if t is not None and spec is not None and TensorSpec.of(t) == spec else None
             for t, spec in pairs
         ]
         examples = fitting[: len(reference.specs)]
+        # Nothing that was found of one slot holds for another.
         other = replace(self._without_results(), reference=reference, slot=slot, examples=examples)
         other.load(slot, self.candidate, way)
         return other
@@ -248,6 +267,7 @@ class Trial(CandidateCalls):
         """The candidate in a new process, or in `child`, which stays its owner's. Raises
         SandboxError, CandidateFailure.
         """
+        # A process made here ends here; `child` belongs to the caller.
         with nullcontext(child) if child else Child(self.child.limits, self.contract) as fresh:
             other = replace(self._without_results(), child=fresh)
             other.load(other.slot, other.candidate)
@@ -257,6 +277,7 @@ class Trial(CandidateCalls):
         """Give a set that another trial drew to this one's child, parameters in memory of their
         own.
         """
+        # No base: parameters arrive in memory of their own, as they do in another program.
         return self._send(sample, base="", values=sample.inputs)
 
     def replace_inputs(

@@ -1,7 +1,7 @@
 """Cancellable tasks in other threads: cancelling a scope kills the child processes of its tasks.
 
-Without that an interrupted search would end when its last child has imported torch, as an
-interpreter joins its threads.
+Without that, an interrupted search would not end before its last child has imported torch: the
+interpreter joins its threads at exit.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _Answer = TypeVar("_Answer")
 
 class _Process(Protocol):
     def terminate(self) -> None:
-        """Without effect where it has ended."""
+        """Send SIGTERM; without effect on a process that has ended."""
 
 
 class _Closed(Protocol):
     def close(self) -> None:
-        """Safe where the process behind it has been ended."""
+        """Release it; safe where the process behind it has ended."""
 
 
 class _Owner(_Closed, Protocol):
     @property
     def process(self) -> _Process:
-        """What it is the other end of."""
+        """The process that this object controls."""
 
 
 _Resource = TypeVar("_Resource", bound=_Closed)
@@ -67,6 +67,7 @@ class TaskScope:
         scope.
         """
         with self._lock:
+            # The lock covers the test and the submission: two threads must not run `make` twice.
             if key not in self._shared:
                 self._shared[key] = self.submit(threads, make)
             return self._shared[key]
@@ -87,6 +88,7 @@ class TaskScope:
                 return None
             del self._shared[key]
             resource = future.result()
+            # The caller owns the process now, so `cancel` must no longer kill it.
             self._processes = [
                 process for process in self._processes if process is not resource.process
             ]
@@ -96,6 +98,7 @@ class TaskScope:
         """Kill this process with the scope; at once if the scope is cancelled already."""
         with self._lock:
             self._processes.append(process)
+            # A thread may start a process while another cancels the scope.
             if self.cancelled:
                 process.terminate()
 
@@ -107,6 +110,7 @@ class TaskScope:
                 process.terminate()
             futures = list(self._shared.values())
         for future in futures:
+            # Not future.result(): that would wait for a start that is still under way.
             future.add_done_callback(close_result)
 
     def _run(
@@ -118,6 +122,7 @@ class TaskScope:
         try:
             return function(*args, **kwargs)
         finally:
+            # The thread runs tasks of other scopes later.
             _THREAD.scope = None
 
 

@@ -1,16 +1,18 @@
-"""A disposable child process for one candidate: started confined, spoken to, and killed with
-everything it started.
+"""A disposable child process for one candidate: started confined, sent requests, and killed with
+every process that it started.
 
 Every child has its own session, a cleaned environment, a private scratch folder, limits, closed
-descriptors, a deadline on every request, and a supervisor that keeps the end of what it prints and,
-when it ends, kills whatever it left. A crash, a hang, a memory grab, a sticky CUDA error, garbage
-on the channel or an early exit costs that candidate only. What else stops it is a matter of levels:
-`levels` says what each adds and what it does not stop, `probe` finds out which is to be had, and
-`Child.confinement` which one was used. Code of ours takes the best up to level 2 and makes do with
-1; what strangers wrote needs level 2.
+descriptors and a deadline on every request. A supervisor keeps the end of its output, and kills all
+processes that it leaves behind. A crash, a hang, a memory grab, a sticky CUDA error, garbage on the
+channel or an early exit costs that candidate only.
+
+How much more is stopped depends on the level: `confinement_level` says what each level adds and
+does not stop, `probe` finds out which levels work on this machine, and `Child.confinement` says
+which level was used. Own code gets the best level up to 2, and at least 1; foreign code needs
+level 2.
 
 It does not stop a GPU kernel that outlives its process, or attacks on the driver. If this process
-is itself killed (SIGKILL) the child dies with it, but its scratch folder stays.
+is itself killed (SIGKILL), the child dies with it, but its scratch folder stays.
 """
 
 from __future__ import annotations
@@ -58,28 +60,33 @@ from torch_cudal1.judge.wire.precision_rights import flags_for
 __all__ = ["CandidateFailure", "Child", "Limits", "make_limits"]
 
 WORKER = "torch_cudal1.judge.worker.session"
-_START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
+# Importing torch from a cold network disk takes a minute; a hang must still end.
+_START_S = 120.0
 _GRACE_S = 5.0
-_MOST_BY_FILE_BYTES = 2 << 30  # larger ones would pass through the host, and the budget is seconds
-_SMALL_BYTES = 256 << 20  # of what a child may take, or hold, a request later than it could
+# Larger messages would pass through the host and a file for minutes; a search has seconds.
+_MOST_BY_FILE_BYTES = 2 << 30
+# Messages and freed memory up to this size wait for the next request, which saves a turn on the GPU.
+_SMALL_BYTES = 256 << 20
 _TAIL_CHARS = 600
 _ERROR_CHARS = 2000
 
 
 class CandidateFailure(SandboxError):
-    """The child refused, failed or died while serving a request. It costs the candidate only;
-    `detector` says what noticed.
+    """The child refused, failed or died while serving a request. It costs the candidate only.
+
+    `detector`: the check that noticed it.
     """
 
     def __init__(self, stage: str, reason: str, detector: str) -> None:
         super().__init__(stage, reason)
         self.detector = detector
-        self.args = (stage, reason, detector)  # so that it can be pickled
+        # Unpickling calls the class with `args`, and pools send failures between processes.
+        self.args = (stage, reason, detector)
 
 
 class Child:
-    """A running child. A context manager: leaving it, by whatever exception, kills all it started
-    and deletes the scratch.
+    """A running child. As a context manager it kills all processes of the child and deletes the
+    scratch folder on exit.
     """
 
     def __init__(
@@ -92,13 +99,15 @@ class Child:
         fork_server: ForkServer | None = None,
         shared_bytes: int = 0,
     ) -> None:
-        """Start it. Raises SandboxError when no working child can be had on this machine, or none
-        that its trust may have.
+        """Start it. Raises SandboxError when no child works on this machine, or only at a level
+        below the one that `limits.trust` needs.
 
-        `tool`: a command that starts the interpreter, a tool that watches it; its own failures say
-        nothing about the sandbox. `worker`: the module that serves in it, the judge's own by
-        default. `fork_server`: what forks it, if anything. `shared_bytes`: of the GPU, through which
-        tensors go as long as they fit; see `arena`, and `room` for larger ones.
+        - tool: the command of a tool that runs the interpreter, such as compute-sanitizer. Its
+          failures say nothing about the sandbox.
+        - worker: the module that serves requests in the child; "": the judge's own.
+        - fork_server: forks the child; None: a new interpreter.
+        - shared_bytes: GPU memory to share with the child, for messages that fit into it; see
+          `arena`, and `room` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
         self._fork_server = fork_server
@@ -108,9 +117,8 @@ class Child:
             self._begin(contract)
         except SandboxError as error:
             scope = cancellable.current_scope()
-            is_plain_start = (
-                fork_server is None and not tool
-            )  # else it may not be the sandbox that is at fault
+            # A fork server or a tool may be at fault, and not the sandbox.
+            is_plain_start = fork_server is None and not tool
             if (
                 limits.trust != "own"
                 or self.confinement.level < 2
@@ -118,21 +126,22 @@ class Child:
                 or (scope is not None and scope.cancelled)
             ):
                 raise
-            probe.record_failed_level(
-                limits, self.confinement.level, str(error)
-            )  # what the acts of the probe did not foresee
+            # The acts of the probe did not cover it. Own code falls back to the next lower level.
+            probe.record_failed_level(limits, self.confinement.level, str(error))
             self.confinement = _confinement(limits)
             self._begin(contract)
 
     def _begin(self, contract: Contract) -> None:
         self.scratch = make_scratch()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`, and nameless: the child cannot come to it
+        # Closed by `close`. It has no name, so the child cannot open it.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._files = 0
-        self._due: list[dict[str, Any]] = []  # requests that go with the next one
-        self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
-        self.surroundings: dict[
-            str, Any
-        ] = {}  # what was global in the child before it had read anything of a candidate
+        # Requests that go with the next one.
+        self._due: list[dict[str, Any]] = []
+        # False once it hung, died, broke the protocol or lost its CUDA context.
+        self.usable = True
+        # The child's global state before it had read anything of a candidate.
+        self.surroundings: dict[str, Any] = {}
         self.sharing = DeviceSharing()
         self.canaries = Tripwires()
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -164,24 +173,25 @@ class Child:
         return self._process.pid
 
     def new_file(self) -> Path:
-        """A fresh path in the scratch folder for tensors, which both sides may write. Raises
-        CandidateFailure after the end.
+        """A new path in the scratch folder for tensors, which both sides may write. Raises
+        CandidateFailure when the child is no longer usable.
         """
         if not self.usable:
             raise CandidateFailure("file", "the process was given up earlier", "resource")
         self._files += 1
         path = self.scratch / f"{self._files}.safetensors"
         if self.confinement.uid != os.getuid():
+            # The child runs as another user. Other users cannot enter the folder.
             path.touch()
-            path.chmod(0o666)  # the folder is closed to others
+            path.chmod(0o666)
         return path
 
     def message(
         self, tensors: Sequence[torch.Tensor | None]
     ) -> tuple[Path, list[list[Any] | None]]:
-        """Write tensors for a request: their file and layout. What is due and has a message too is
-        done first, as this one may take that one's place. Raises CandidateFailure.
-        """
+        """Write tensors for a request; their file and layout. Raises CandidateFailure."""
+        # Shared memory holds one message, and this one would overwrite that of a due request: the
+        # child reads that first.
         if any("layout" in due for due in self._due):
             last = self._due.pop()
             self.call(last.pop("verb"), **last)
@@ -189,8 +199,10 @@ class Child:
         return path, save_tensors(tensors, path)
 
     def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
-        """Hand over an input set, with the next request where it is small. `base`: the set that has
-        what is None here. Raises CandidateFailure.
+        """Send an input set under a name; up to 256 MiB, together with the next request.
+
+        `base`: name of the set that supplies the tensors that are None here. Raises
+        CandidateFailure.
         """
         path, layout = self.message(tensors)
         self._soon(message_bytes(tensors))(
@@ -198,8 +210,8 @@ class Child:
         )
 
     def drop(self, names: Sequence[str], size_bytes: int) -> None:
-        """Have input sets and held outputs forgotten, with the next request where they take few
-        bytes. Raises CandidateFailure.
+        """Have the child free input sets and held outputs; up to 256 MiB, with the next request.
+        Raises CandidateFailure.
         """
         self._soon(size_bytes)("drop", names=list(names))
 
@@ -207,21 +219,25 @@ class Child:
         return self.later if size_bytes <= _SMALL_BYTES else self.call
 
     def later(self, verb: str, **fields: Any) -> None:
-        """Have something done together with the next request, before it, whose answer is nothing
-        but that it was done. If it cannot be, the next request fails as this one would have. It
-        saves a turn on the GPU that others wait for too.
+        """Queue a request whose answer carries no values; it is served just before the next one.
+
+        If it fails, the next request fails in its place. This saves a turn on a GPU that other
+        processes use too.
         """
         self._due.append({"verb": verb, **fields})
 
     def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for
-        anything but a proper answer.
+        """Send a request and wait at most `deadline_s` seconds for its answer.
+
+        Raises CandidateFailure for an error, a wrong frame, the child's death or no answer in time.
         """
         assert self._channel is not None
         if not self.usable:
             raise CandidateFailure(verb, "the process was given up earlier", "resource")
         self.sharing.give_way()
+        # Unpredictable: an answer that a candidate wrote ahead cannot pass for the answer.
         nonce = secrets.token_hex(8)
+        # Emptied first: a request that fails is not sent again.
         due, self._due = self._due, []
         deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)
         try:
@@ -232,14 +248,18 @@ class Child:
         except TimeoutError:
             self.usable = False
             self._stop()
+            # After the stop: the supervisor prints the end of the output when it ends. Before
+            # `close`, which deletes the log.
             tail = self._tail()
             self.close()
             raise CandidateFailure(
                 verb, f"no answer within its deadline; killed{tail}", "resource"
             ) from None
         except EOFError:
+            # The exit status says more than the end of the stream.
             raise self._death(verb) from None
         except SandboxError as error:
+            # A send fails when the process has died: a broken pipe, not garbage.
             if error.stage == "sending":
                 raise self._death(verb) from error
             self.usable = False
@@ -250,13 +270,13 @@ class Child:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
+            # A due request may be the one that failed.
             verb = next(
                 (request["verb"] for request in due if request["verb"] == answer.get("failed")),
                 verb,
             )
-            self.usable = not answer.get(
-                "lost", False
-            )  # with its CUDA context gone, it fails whoever comes next
+            # After an illegal access every CUDA call of the process fails: the next candidate's too.
+            self.usable = not answer.get("lost", False)
             raise CandidateFailure(
                 verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb)
             )
@@ -264,11 +284,11 @@ class Child:
 
     @contextmanager
     def room(self, size_bytes: int) -> Iterator[None]:
-        """Share more of the GPU's memory for the messages of the body, if they need more than there
-        is between messages.
+        """Share `size_bytes` of GPU memory for the messages of the body, if the memory that is
+        shared already is too small for them.
 
-        Without a GPU, or where it has no such memory left, they go through files as ever, unless
-        they would for minutes. Raises CandidateFailure.
+        Without a GPU, or where it is full, messages go through files. Raises CandidateFailure for
+        one of over 2 GiB, which would take minutes that way.
         """
         make_room(self.limits.device, size_bytes)
         standing = arena.arena_of(self.scratch)
@@ -280,7 +300,9 @@ class Child:
         finally:
             try:
                 if self.usable:
-                    self.call("unshare")  # it lets go of the memory before that is given back
+                    # The child closes its mapping before the memory is freed: CUDA leaves the other
+                    # order undefined.
+                    self.call("unshare")
             finally:
                 arena.return_to_first(self.scratch)
 
@@ -304,8 +326,8 @@ class Child:
         return shared
 
     def finish(self, wait_s: float) -> bool:
-        """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it
-        did in time.
+        """Close the channel and let the child end by itself: a tool such as compute-sanitizer
+        reports at the end. Whether it ended within `wait_s` seconds.
         """
         assert self._process is not None
         assert self._channel is not None
@@ -353,11 +375,12 @@ class Child:
             str(child_socket.fileno()),
         ]
         try:
+            # A tool must start the interpreter itself, so it gets no fork.
             can_fork = (
                 self._fork_server is not None
                 and not self._under
                 and self._fork_server.serves(variables)
-            )  # a tool starts one anew
+            )
             launcher = (
                 self._fork_server.launch
                 if self._fork_server is not None and can_fork
@@ -367,8 +390,11 @@ class Child:
                 plan, command, variables, fds=(child_socket.fileno(),), log=self._log
             )
         finally:
+            # The child has its own copy. With this one open, its death would not end the stream.
             child_socket.close()
         if (scope := cancellable.current_scope()) is not None:
+            # Before the greeting, which waits for the import of torch: a cancelled search kills it
+            # there.
             scope.add_process(self._process)
 
     def _greet(self, contract: Contract) -> None:
@@ -380,6 +406,7 @@ class Child:
             "gpu_fraction": limits.gpu_fraction if limits.gpu else 1.0,
             "flags": flags_for(contract),
             "scratch": str(self.scratch),
+            # Below level 2 there is no filter, so the child must not install that of the run phase.
             "phase": limits.phase if self.confinement.level >= 2 else "build",
             "own": limits.trust == "own",
             "arena": self._shared(),
@@ -394,8 +421,9 @@ class Child:
             arena.withdraw(self.scratch)
 
     def _shared(self) -> tuple[str, int] | None:
-        """Handle and bytes of memory of the GPU for this child; None without. A machine that has
-        none of that kind does without.
+        """Handle and size in bytes of GPU memory for this child's messages.
+
+        None where none was requested, or this machine cannot share it; files serve then.
         """
         if not (self._shared_bytes and self.limits.gpu):
             return None
@@ -411,10 +439,12 @@ class Child:
         assert self._process is not None
         self.usable = False
         try:
+            # The stream ends a moment before the supervisor has reaped the child.
             status = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return CandidateFailure(verb, "hung up without ending", "protocol")
         if status >= 0:
+            # Status 0 without an answer: the candidate called exit.
             detector = "protocol" if status == 0 else "resource"
             return CandidateFailure(
                 verb,
@@ -431,7 +461,7 @@ class Child:
 
 
 def _ends_of(text: str) -> str:
-    """A long text without its middle: a traceback ends with what went wrong."""
+    """A long text without its middle: a traceback ends with the cause."""
     return (
         text
         if len(text) <= _ERROR_CHARS
@@ -440,7 +470,10 @@ def _ends_of(text: str) -> str:
 
 
 def _confinement(limits: Limits) -> Confinement:
-    """The confinement that a child gets here. Raises SandboxError when its trust must not have it."""
+    """The confinement that a child gets on this machine.
+
+    Raises SandboxError when its level is below the one that `limits.trust` needs.
+    """
     probes = probe.find_levels(limits)
     choice = choose_level(limits.trust, probes, unsafe=limits.unsafe)
     reached = max(probed.level for probed in probes)

@@ -1,18 +1,17 @@
-"""How well a child is confined, as values: what was seen, which level that is, what trust demands.
-Pure: nothing is tried here.
+"""Confinement levels as values: the result of a probe, the level that it reached, and the choice of a
+level for a trust. Pure functions; `probe` does the probing.
 
-A level is reached when every forbidden act of it, and of those below, failed and every needed act
-worked.
+A level is reached when every forbidden act of this level and of the lower ones failed, and every
+needed act worked.
 
-- 1, a process that is thrown away: its own session, limits, a clean environment; it is killed with
+- 1: a disposable process with its own session, limits and a clean environment; it is killed with
   all that it started.
-- 2, plus no_new_privs, Landlock, a system-call filter, no capabilities, and a user of its own where
+- 2: also no_new_privs, Landlock, a system-call filter, no capabilities, and a user of its own where
   root starts it.
-- 3, plus mount, pid, network and IPC namespaces, with a root that holds nothing but what it may
-  use.
+- 3: also mount, pid, network and IPC namespaces, with a root that holds only what it may use.
 
-`WHAT_IS_NOT_STOPPED` says for each what it does not stop. No level limits GPU time, what device code does
-in its own context, or what Python code does inside its own process.
+`WHAT_IS_NOT_STOPPED` says what each level does not stop. No level limits GPU time, what device code
+does in its own context, or what Python code does inside its own process.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ REMEDIES: Mapping[int, str] = {
     3: "it needs user namespaces for users (sysctl user.max_user_namespaces above 0, on Ubuntu also "
     "kernel.apparmor_restrict_unprivileged_userns=0), or root with CAP_SYS_ADMIN, and a /proc that no container masks",
 }
-_HIGHEST: Mapping[Trust, int] = {
-    "own": 2,
-    "foreign": 3,
-}  # code of ours needs the user's caches, so no root of its own
+# Own code writes the user's compiler caches, so it gets no root of its own.
+_HIGHEST: Mapping[Trust, int] = {"own": 2, "foreign": 3}
+# Own code comes from this package; foreign code may try to read or send the user's files.
 MIN_LEVEL: Mapping[Trust, int] = {"own": 1, "foreign": 2}
 
 
 @dataclass(frozen=True)
 class Control:
-    """One act in the child. `level` 0: a needed act, `ok` if it worked; else a forbidden act, `ok`
-    if it failed.
+    """One act in the child, and whether it came out right.
+
+    `level` 0: a needed act, `ok` if it worked. Otherwise a forbidden act, `ok` if it failed.
     """
 
     name: str
@@ -75,9 +74,7 @@ class Control:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a child that was to be confined to level `asked` could and could not do. `error`: why
-    there was no such child.
-    """
+    """The acts of a child that was confined to level `asked`. `error`: why no such child started."""
 
     asked: int
     controls: tuple[Control, ...] = ()
@@ -95,13 +92,15 @@ class ProbeResult:
     @property
     def level(self) -> int:
         """The highest level, up to the one asked for, whose acts all came out right; 0: none."""
+        # Without a needed act the child cannot serve, so no level counts. No controls: nothing was
+        # shown.
         if self.error or not self.controls or any(control.level == 0 for control in self.wrong):
             return 0
         return min([self.asked, *(control.level - 1 for control in self.wrong)])
 
     @property
     def why(self) -> str:
-        """Why the level asked for was not reached; "" if it was."""
+        """Why level `asked` was not reached; "" if it was."""
         return self.error or "; ".join(
             f"{control.name}: {control.detail}" for control in self.wrong
         )
@@ -109,8 +108,8 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class LevelChoice:
-    """The level to use, and why it is not a higher one ("": it is the highest that this trust is
-    given). 0: none will do.
+    """The level to use; 0: no level suffices. `missing`: why it is not a higher one, "" for the
+    highest that this trust gets.
     """
 
     level: int
@@ -139,10 +138,9 @@ class Confinement:
 def choose_level(
     trust: Trust, probes: Iterable[ProbeResult], *, unsafe: bool = False
 ) -> LevelChoice:
-    """The best level that was seen to work and that this trust is given; level 0, with what is
-    missing, when it is too low.
+    """The highest level that a probe reached and that `trust` gets; level 0 when that is too low.
 
-    `unsafe` lets foreign code run at a level below the one it needs.
+    `unsafe`: foreign code may run at a level below the one that it needs, but not at 0.
     """
     allowed = [probed for probed in probes if probed.asked <= _HIGHEST[trust]]
     level = max((probed.level for probed in allowed), default=0)

@@ -1,9 +1,8 @@
-"""What a judge does between two requests to a child for others who use the same device: nothing,
-unless it knows of some.
+"""`DeviceSharing`: what a judge does between two requests to a child, for other processes on the
+same device. By default, nothing.
 
-Whoever judges side by side with others gives the child a `DeviceSharing` of its own
-(`judge.pool.gpu_rw_lock`); then those who wait for the device need not wait for the end of a
-detector.
+A pool that judges several candidates on one device passes a subclass (`judge.pool.gpu_rw_lock`). A
+process that waits for the device then waits for one request, not for a whole check.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ __all__ = ["DeviceSharing"]
 
 
 class DeviceSharing:
-    """Of a judge that shares the device with nobody it knows of."""
+    """For a judge that knows of no other process on the device."""
 
     def give_way(self) -> None:
-        """Before each request."""
+        """Called before each request."""
 
     def rest(self, seconds: float) -> None:
-        """Do nothing for so long."""
+        """Wait for `seconds`, and send no request meanwhile."""
         time.sleep(seconds)

@@ -33,6 +33,7 @@ from torch_cudal1.kernels.proposal import KernelSource, Proposal
 __all__ = ["TritonOptions", "build", "compile_function", "compile_kernel"]
 
 _GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
+# The judge and the executor promise addresses of 16 bytes (`Launch.aligned`): loads may be vectors.
 _ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -49,10 +50,13 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
         if kernel.cuda is None:
             cubins[kernel.symbol] = compile_kernel(kernel, sm)
             continue
+        # NVRTC does not know the dynamic shared memory, and a launch that asks for too much fails
+        # only then.
         if (needed := kernel.cuda.shared_bytes) > max_shared_bytes(sm):
             raise NotLowerableError(
                 f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {max_shared_bytes(sm)}"
             )
+        # Kernels of one text are compiled once: the text holds all entry points.
         if kernel.text not in machine_code:
             machine_code[kernel.text] = compile_cuda_text(kernel, sm)
         cubins[kernel.symbol] = _make_cubin(
@@ -72,6 +76,7 @@ def compile_cuda_text(kernel: KernelSource, sm: int) -> bytes:
     # name
     built = compile_cuda(
         kernel.text,
+        # wgmma exists only in the architecture-specific targets.
         f"sm_{sm}a" if sm >= 90 else f"sm_{sm}",
         options=["--fmad=false", "--std=c++17", *defines],
     )
@@ -111,6 +116,8 @@ def compile_function(
     )
     chosen = {name: value for name, value in asdict(options).items() if value is not None}
     name = function.__name__
+    # Nothing is left on disk, and nothing that is there is read: a cached cubin would be code that
+    # this process did not compile.
     with tempfile.TemporaryDirectory() as folder, _isolate_triton(folder):
         return _run_triton(source, chosen, name, sm)
 
@@ -206,6 +213,7 @@ def drop_dead_globals(ptx: str) -> str:
 
 def _check_resources(compiled: Any, symbol: str, sm: int) -> CompiledKernel:
     metadata = compiled.metadata
+    # Triton does not check shared memory ahead of time: the kernel would fail at its first launch.
     if metadata.shared > max_shared_bytes(sm):
         raise NotLowerableError(
             f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {max_shared_bytes(sm)}"
@@ -216,8 +224,11 @@ def _check_resources(compiled: Any, symbol: str, sm: int) -> CompiledKernel:
         or getattr(metadata, "num_ctas", 1) != 1
     ):
         raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
+    # Some bodies compile to a `trap`: a kernel that stores nothing is not what the text says.
     if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
+    # Only descriptors of wgmma operands come from such registers; disassembling costs 0.5 s a
+    # kernel.
     if "wgmma" in compiled.asm["ptx"]:
         _refuse_unwritten(bytes(compiled.asm["cubin"]), symbol)
     return _make_cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
@@ -237,5 +248,6 @@ def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
 
 
 def _make_cubin(body: bytes, warps: int, shared_bytes: int) -> CompiledKernel:
+    # `frombuffer` shares memory, and warns of a buffer that cannot be written: hence the copy.
     tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
     return CompiledKernel(hashlib.sha256(body).hexdigest(), tensor, warps, shared_bytes)

@@ -19,12 +19,15 @@ from torch_cudal1.kernels.expr.affine import AffineExpr, Atom
 __all__ = ["CudaEpilogue", "list_values", "print_cuda_epilogue", "print_triton_epilogue"]
 
 _C_TYPES = {"tl.float32": "float", "tl.int64": "i64", "tl.int32": "int", "tl.int1": "bool"}
+# A bool is a byte in memory; it is compared with 0 where it is read.
 _C_LOADS = {
     "torch.float32": "float",
     "torch.int64": "i64",
     "torch.int32": "int",
     "torch.bool": "unsigned char",
 }
+# The functions of the C++ text round and propagate NaN as Triton's do; IEEE forms by name, since
+# `/` and `sqrt` may be approximated by compile options.
 _C_NAMES = {
     "tl.where": "where",
     "tl.abs": "absolute",
@@ -35,10 +38,12 @@ _C_NAMES = {
     "tl.floor": "floorf",
     "tl.ceil": "ceilf",
 }
+# NVRTC compiles without headers: there is no INFINITY.
 _INFINITY = {
     'float("inf")': "__int_as_float(0x7f800000)",
     'float("-inf")': "__int_as_float(0xff800000)",
 }
+# A literal without `f` would be a double, and with it the whole expression.
 _NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])")
 _FULL = re.compile(r"tl\.full\(\[\], (.+), (tl\.\w+)\)")
 _CONVERSION = re.compile(r"\((\w+)\)\.to\((tl\.\w+)\)")
@@ -50,7 +55,8 @@ class _EpiloguePrinter(TritonPrinter):
     def __init__(self, nest: Nest, tile: Tile, masks: tuple[bool, bool]) -> None:
         super().__init__(nest, tile)
         self.row_mask, self.column_mask = masks
-        self.uniform = frozenset()  # a product's tile may begin at any column
+        # A product's tile may begin at any column, so that no variable is one number all over it.
+        self.uniform = frozenset()
 
     def lines(self) -> list[str]:
         lines = [*self.index_lines("row", False), *self.index_lines("column", True)]
@@ -99,6 +105,7 @@ def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
     if len(stores) != 1 or str(stores[0].node.dtype) != "torch.float32":
         raise NotLowerableError("this product writes one fp32 tensor")
     printer, store = TritonPrinter(nest, Tile(1, 1)), stores[0]
+    # Offsets that exceed 31 bits need 64, here as in Triton's text.
     number = "i64" if printer.needs_int64 else "int"
     digits = [
         _declare_in_c(line, number)
@@ -136,6 +143,7 @@ def _has_aligned_pairs(nest: Nest, place: AffineExpr) -> bool:
     last = columns[-1] if columns else None
     rest = [step for atom, step in place.terms if atom is not last] + [place.offset]
     return (
+        # Then two results are one 8-byte store.
         last is not None
         and last.extent % 2 == 0
         and place.coefficient(last) == 1
@@ -155,6 +163,7 @@ def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
     if statement.kind == "product":
         return f"const float {statement.name} = acc;"
     if statement.kind == "load":
+        # Nothing writes an operand while the kernel runs: it may come through the read-only cache.
         text = f"__ldg(p{statement.value} + {printer.offset(statement.access) or 0})"
         return f"const {kind} {statement.name} = {text}{' != 0' if kind == 'bool' else ''};"
     if statement.kind == "position":
@@ -168,6 +177,7 @@ def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
 
 
 def _translate_to_c(text: str) -> str:
+    # The C++ functions that stand for maximum and minimum always propagate NaN.
     text = text.replace(", propagate_nan=tl.PropagateNan.ALL", "")
     for old, new in _INFINITY.items():
         text = text.replace(old, new)
@@ -188,4 +198,5 @@ def _translate_to_c(text: str) -> str:
 
 
 def _declare_in_c(line: str, number: str) -> str:
+    # Both divisions round towards zero for what is never negative.
     return f"const {number} {line.replace('//', '/')};"

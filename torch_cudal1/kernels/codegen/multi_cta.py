@@ -32,11 +32,17 @@ from torch_cudal1.kernels.ops.handlers import DIVISION
 __all__ = ["COUNTER_STRIDE", "CtaGroupPrinter", "list_partials", "max_registers"]
 
 _EXPONENTIAL = "libdevice.exp({0})"
+# Counts 32 words apart were 3 to 6 % faster at rows of 65,535, and 64 apart no faster than 32
+# (benchmarks/LOG.md, 2026-11-26).
 # from one count to the next: programs that look at counts of one line of the cache wait for one
 # another
 COUNTER_STRIDE = 32
-_MAX_BARRIER_POLLS = 4096  # of the count of CTAs that have arrived, about 0.7 us each
+# Polls of the count of CTAs that have arrived, about 0.7 us each. Nothing guarantees that all CTAs
+# of a group run at once: without a bound a GPU that holds fewer would wait for ever.
+_MAX_BARRIER_POLLS = 4096
 
+# The polls only acquire: a fence for each took part in making the first version slower than a loop
+# over the row (0.57 of a copy against 0.65, benchmarks/LOG.md, 2026-11-26).
 _GRID_BARRIER = f"""
 @triton.jit
 def all_met(arrivals, team: tl.constexpr):
@@ -72,6 +78,7 @@ def max_registers(tile: Tile, warps: int) -> int:
     """Of a thread, at most: as many again as its elements take. With more, fewer programs run, and
     a row waits for them.
     """
+    # 255 is the architecture's limit for a thread.
     return min(255, max(64, 2 * tile.columns // (32 * warps)))
 
 
@@ -83,6 +90,7 @@ def list_partials(nest: Nest) -> list[tuple[Statement, str]]:
     return [
         (s, word)
         for s in nest.statements
+        # A mean is found with the squared deviations from it: it has no partials of its own.
         if s.kind == "reduce" and s not in twins
         for word in _partial_names(s)
     ]
@@ -109,6 +117,8 @@ class CtaGroupPrinter(TritonPrinter):
         last = self.folds[
             -1
         ]  # what earlier barriers leave in registers is not kept over the next one
+        # Only the exponentials of the last level: what is in registers before is not kept over the
+        # next barrier.
         self.shares = {
             division: total
             for division, total in _find_softmaxes(nest)
@@ -134,6 +144,7 @@ class CtaGroupPrinter(TritonPrinter):
         return [
             f"place = tl.program_id(0){wide} // {self.cta_group.size}",
             f"member = tl.program_id(0) % {self.cta_group.size}",
+            # The row as a tile of one, so that the lines of other kernels work on it.
             "row = place + tl.arange(0, 1)[:, None]",
             *self.index_lines("row", False),
         ]
@@ -156,6 +167,7 @@ class CtaGroupPrinter(TritonPrinter):
                 line for s in folds if s not in self.twins for line in self._combine_partials(s)
             ] + self.mean_lines(folds)
         lines += [line for s in of_rows if s.level == self.nest.levels for line in self.line(s)]
+        # After the barrier a CTA has its own tile again, whichever it reduced last.
         lines += self.column_lines(f"member * {self.tile.columns} + ")
         return lines + [line for s in after if s not in early for line in self.line(s)]
 
@@ -172,6 +184,7 @@ class CtaGroupPrinter(TritonPrinter):
         return super().line(s)
 
     def store_tests(self, s: Statement) -> list[str]:
+        # A value of the row is the same in all CTAs: the first one stores it.
         return [] if s.columns else ["(row * 0 + member == 0)"]
 
     def _after_barrier(self) -> tuple[list[tuple[str, str]], list[Statement]]:
@@ -211,18 +224,25 @@ class CtaGroupPrinter(TritonPrinter):
         ] + self._print_partials(folds)
         body += [f"highest_{s.name} = alone(top_{s.name})" for s in shared]
         return [
+            # Triton wants a variable of a loop to exist, with its type, before the loop.
             *(f"{name} = tl.full([1, {self.tile.columns}], 0, {kind})" for name, kind in live),
             *(f"highest_{s.name} = tl.full([], 0.0, tl.float32)" for s in shared),
             "piece = member",
             "step = 0",
             "last = 0",
+            # The loop runs once where all CTAs arrive. As a second copy of the code the fallback
+            # took 15 to 30 registers from it, and loads waited for what was spilled
+            # (benchmarks/LOG.md, 2026-11-26).
             "while step <= last:",
             *("    " + line for line in body),
             "    if step == 0:",
             f"        if not all_met({count}, {size}):",
+            # Its own tile comes last, so that its values are the ones in registers.
             f"            last = {size + 1}",
             f"    piece = tl.where(step < {size}, step, member)",
             "    step += 1",
+            # This CTA has written all partials: raising the count by the size of the group lets all
+            # others go on.
             "if last > 0:  # all words are there: nobody needs to wait",
             "    tl.debug_barrier()",
             f'    tl.atomic_add({count}, {size}, sem="acq_rel", scope="gpu")',
@@ -257,6 +277,7 @@ class CtaGroupPrinter(TritonPrinter):
         """Lines that load all partials of a reduction and combine them to the row's value: a number, which has no layout that
         would have to be changed.
         """
+        # `tl.arange` takes powers of two only: lanes beyond the group read the neutral element.
         lanes, size = next_power_of_two(self.cta_group.size), self.tile.columns
         lines = [f"peer = tl.arange(0, {lanes})"]
         for word in _partial_names(s):
@@ -266,6 +287,8 @@ class CtaGroupPrinter(TritonPrinter):
                 if lanes != self.cta_group.size
                 else ""
             )
+            # `peer` runs through all tiles in their order: the result does not depend on the order
+            # of arrival.
             # around the L1 cache, which knows nothing of what other SMs have written
             read = f'tl.load({self._partial_address(s, word, "place")} + peer, {mask}cache_modifier=".cg")'
             lines.append(f"{word or 'own'}_{s.name} = {read}")
@@ -299,6 +322,8 @@ def _find_softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
         (x,) = total.operands
         if (
             shifted.text == "({0} - {1})"
+            # The very nodes are compared: another expression of the same text may be of another
+            # tensor.
             and shifted.operands[0] is x
             and shifted.operands[1].text == "max"
             and shifted.operands[1].operands == (x,)

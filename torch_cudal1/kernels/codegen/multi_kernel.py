@@ -45,7 +45,8 @@ from torch_cudal1.kernels.proposal import Proposal
 __all__ = ["Stage", "add_scratch", "find_first_nest", "plan_stages", "read_tile"]
 
 Stage = tuple[Nest, Tile, int]  # with the warps of a program
-_MAX_TILE_ELEMENTS = 65536  # elements; more never fits registers and takes the compiler minutes
+# A larger tile never fits the registers and takes the compiler minutes.
+_MAX_TILE_ELEMENTS = 65536
 _F32 = torch.float32
 
 
@@ -69,10 +70,13 @@ def plan_stages(
         outputs, online=split > 1 or team or bool(proposal.config.get("loop", False))
     )
     rows = _find_row_results(outputs, specs, first)
+    # What other reductions read must be in memory first; then the rest is planned as if it were an
+    # input.
     if rows:
         stages = plan_stages(rows, proposal, specs, first + len(rows))
         substitutes = {o.node: _as_leaf(o) for o in rows}
         remaining = tuple(replace(o, node=substitute(o.node, substitutes)) for o in outputs)
+        # The proposal's tile is for the first nest only.
         next_proposal = Proposal(proposal.family, choose_tiles(build_nest(remaining))[0])
         return (*stages, *plan_stages(remaining, next_proposal, specs, max(first, *specs) + 1))
     if split > 1:
@@ -87,6 +91,7 @@ def read_tile(nest: Nest, proposal: Proposal) -> Tile:
     """The proposal's tile. Raises ProgramError when it is none for this nest."""
     rows, columns = proposal.number("rows", 1), proposal.number("columns", 0)
     loop = bool(proposal.config.get("loop", False))
+    # `tl.arange` takes powers of two only.
     for size in (rows, columns or 1):
         if size < 1 or size & (size - 1):
             raise ProgramError(
@@ -97,6 +102,7 @@ def read_tile(nest: Nest, proposal: Proposal) -> Tile:
             "proposal",
             f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise fusion group'}",
         )
+    # Without a loop a tile must hold the whole row, or part of it would be left out.
     if columns and not (loop or proposal.config.get("team", False)) and columns < nest.column_count:
         raise ProgramError(
             "proposal", f"rows of {nest.column_count} do not fit {columns} columns without a loop"
@@ -128,6 +134,8 @@ def _find_row_results(
     sources: dict[Node, None] = {}
     for outer in find_reductions(tuple(o.node for o in outputs)):
         inner = find_reductions((outer.source,))
+        # Only sources that are not larger than the inner results: a larger one is a normalised row,
+        # which one nest computes on the way.
         if inner and math.prod(outer.source.shape) <= max(
             math.prod(reduction.shape) for reduction in inner
         ):
@@ -138,6 +146,7 @@ def _find_row_results(
         for candidate in sources
         if candidate is not node and node in _sources_of_reductions(candidate)
     }
+    # A source below another one is computed in the earlier launches of that one's own plan.
     outermost = [node for node in sources if node not in nested]
     return tuple(
         add_scratch(node, first + position, specs) for position, node in enumerate(outermost)
@@ -155,6 +164,7 @@ def _plan_split(
     tile = Tile(proposal.number("rows", 1), proposal.number("columns", 2048), True)
     nodes, substitutes = tuple(o.node for o in outputs), dict[Node, Node]()
     stages: list[Stage] = []
+    # Reductions that wait for no other one are folded together: a launch for each level.
     while ready := _find_ready(nodes, substitutes):
         partials = [
             add_scratch(
@@ -192,6 +202,7 @@ def _plan_cta_group(
 ) -> tuple[Stage, ...]:
     tile = read_tile(nest, proposal)
     size = -(-nest.column_count // max(1, tile.columns))
+    # A scan carries a total from tile to tile, which a barrier does not order.
     if tile.rows != 1 or size < 2 or any(s.kind == "scan" for s in nest.statements):
         raise ProgramError(
             "proposal",
@@ -200,10 +211,13 @@ def _plan_cta_group(
     partials = list_partials(nest)
     for number, (fold, _) in enumerate(partials, first):
         specs[number] = _dense_spec(fold.node.compute, (nest.row_count, size))
+    # Every row and level has a count of its own, on a line of the cache of its own.
     counts = (nest.row_count * nest.levels * COUNTER_STRIDE,)
     arrivals = add_scratch(
         broadcast(constant(0, torch.int32), counts), first + len(partials), specs
     )
+    # The counts must be 0 before any CTA arrives. Programs of the same launch cannot clear them:
+    # nothing orders programs of one launch.
     cleared = build_nest((arrivals,))
     group = CtaGroup(size, arrivals.value, tuple(range(first, first + len(partials))))
     shared = (nest, replace(tile, cta_group=group), proposal.number("warps", 4))
@@ -242,6 +256,7 @@ def _reduce_pieces(source: Node, fold: Reduce, split: int) -> Node:
     """The reduction of each of `split` pieces of a row: shape (rows..., split)."""
     row_dims = tuple(d for d in range(len(source.shape)) if d not in fold.dims)
     columns = math.prod(source.shape[d] for d in fold.dims)
+    # Pieces are combined as equals: the mean of means is the mean only for pieces of one length.
     if columns % split:
         raise ProgramError("proposal", f"{columns} columns in {split} pieces")
     outer = tuple(source.shape[d] for d in row_dims)
@@ -260,6 +275,8 @@ def _combine_pieces(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
         centers = _find_companion(fold, "mean", partial)
         middle = div(reduce("sum", centers, last), constant(pieces.shape[-1], _F32))
         columns = math.prod(fold.source.shape[d] for d in fold.dims) // pieces.shape[-1]
+        # Squared deviations are of a piece's own mean: moving them to the row's mean adds the
+        # square of the distance for each element (Chan, Golub, LeVeque 1983).
         off = pointwise("({0} - {1})", centers, middle, dtype=_F32)
         combined = reduce(
             "sum",
@@ -268,6 +285,8 @@ def _combine_pieces(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
         )
     elif fold.kind == "expsum":
         tops = _find_companion(fold, "max", partial)
+        # Of a row of minus infinities the maximum is one, and the difference of two infinities
+        # would be NaN.
         top = pointwise(
             'tl.where({0} == float("-inf"), 0.0, {0})', reduce("max", tops, last), dtype=_F32
         )

@@ -68,6 +68,7 @@ def print_step(s: Statement, columns: int, masked: bool) -> list[str]:
     """One tile further."""
     n, x = s.name, s.operands[0].name
     if s.text == "expsum":
+        # Minus infinity adds nothing to the sum and raises no maximum.
         masked_text = f"tl.where(column_ok, {x}, {_MINUS_INFINITY})" if masked else x
         return [
             f"x_{n} = {masked_text}",
@@ -76,6 +77,8 @@ def print_step(s: Statement, columns: int, masked: bool) -> list[str]:
             f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
             f"top_{n} = next_{n}",
         ]
+    # The count of a lane is that of the loop's steps: all lanes see a full tile but in the last
+    # step, where the mask keeps what they have.
     lines = [
         f"away_{n} = {x} - mean_{n}",
         f"next_{n} = mean_{n} + away_{n} * (1.0 / (start // {columns} + 1))",
@@ -93,6 +96,7 @@ def print_finish(s: Statement, count: int, columns: int) -> list[str]:
         s,
         count,
         columns,
+        # How many elements a lane has seen: the first lanes one more where the last tile is ragged.
         f"({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}",
     )
 
@@ -132,6 +136,8 @@ def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
             f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
         ]
     lines = [
+        # The tile stays in registers, so that two passes cost no memory: the mean first, then the
+        # deviations from it.
         f"mean_{n} = tl.div_rn(tl.sum({_fill_outside(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"
     ]
     if s.text == "m2":

@@ -17,6 +17,8 @@ from pathlib import Path
 
 __all__ = ["disassemble", "find_unwritten_reads"]
 
+# A kernel takes about 0.5 s of a core (benchmarks/LOG.md, 2026-11-25); the limit is for a tool that
+# hangs.
 _DISASSEMBLY_TIMEOUT_S = 60.0
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
@@ -32,6 +34,7 @@ def disassemble(cubin: bytes) -> str | None:
     """The machine code as text, by the disassembler that Triton brings; None where there is none,
     or it cannot read the code.
     """
+    # Triton is absent on some machines, where importing this package must still work.
     from triton import knobs
 
     try:
@@ -46,6 +49,7 @@ def disassemble(cubin: bytes) -> str | None:
                 timeout=_DISASSEMBLY_TIMEOUT_S,
                 check=True,
             )
+    # A missing or failing tool is an answer of its own: the caller records that nothing was read.
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
     return result.stdout
@@ -61,8 +65,11 @@ def find_unwritten_reads(sass: str) -> list[str]:
     written: set[int] = set()
     unwritten: list[str] = []
     for address, instruction in _INSTRUCTION.findall(sass):
+        # A predicate in front of an instruction is no operand.
         plain = _PREDICATE.sub("", instruction.strip())
         name, _, rest = plain.partition(" ")
+        # Behind such an instruction registers may have been written where this walk does not look:
+        # to go on would refuse right code.
         if name.startswith(_CONTROL_TRANSFERS):
             break
         writes, reads = _split_registers(name, [operand.strip() for operand in rest.split(",")])

@@ -21,7 +21,8 @@ __all__ = ["TileConfig", "choose_tiles"]
 
 TileConfig = dict[str, int | str | bool]
 
-_MAX_TILE_COLUMNS = 32768  # columns: 32 registers a thread at 32 warps, beyond it the tile spills
+# 32 registers a thread at 32 warps; beyond that the tile spills.
+_MAX_TILE_COLUMNS = 32768
 _MAX_CONFIGS = 6
 # columns up to ... -> (columns x rows of a tile, warps), best guess first
 _ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
@@ -47,7 +48,8 @@ _STRIDED_TILES = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, 
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
 _MANY_LOADS_PER_ELEMENT = 6  # of an element: then a thread has enough in flight with a few elements
 _BUSY_BLOCKS = ((512, 4), (256, 4), (1024, 8), (1024, 4))
-_MIN_SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
+# A program should fold at least this many columns.
+_MIN_SPLIT_COLUMNS = 2048
 
 
 def choose_tiles(nest: Nest) -> tuple[TileConfig, ...]:
@@ -67,6 +69,7 @@ def choose_tiles(nest: Nest) -> tuple[TileConfig, ...]:
 def _choose_blocks(nest: Nest) -> list[TileConfig]:
     many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS_PER_ELEMENT
     blocks = _BUSY_BLOCKS if many else _BLOCKS
+    # A block is worth trying where its grid fills the SMs.
     fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * H200.sm_count]
     small = [
         (256, 2),
@@ -116,6 +119,7 @@ def _choose_cta_groups(nest: Nest) -> list[TileConfig]:
     """Several CTAs a row, where a row of outputs is too long to stay in one program's
     registers.
     """
+    # Rows that are not read again after a reduction have nothing to keep in registers.
     again = any(s.kind == "store" and s.columns for s in nest.statements)
     if (
         nest.column_count <= _MAX_TILE_COLUMNS
@@ -157,6 +161,8 @@ def _choose_splits(nest: Nest) -> list[TileConfig]:
     max_pieces = max(
         1, min(4 * H200.sm_count // nest.row_count, nest.column_count // _MIN_SPLIT_COLUMNS)
     )
+    # Pieces are equal, so their number divides the columns; fewer than an eighth of the most would
+    # leave SMs idle.
     pieces = [
         s for s in range(max_pieces, max(3, max_pieces // 8), -1) if nest.column_count % s == 0
     ]

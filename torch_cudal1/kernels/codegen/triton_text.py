@@ -68,7 +68,7 @@ def print_kernel(printer: TritonPrinter, family: str) -> tuple[str, str, tuple[i
     values = dict.fromkeys(
         [*(s.value for s in statements if s.kind in ("load", "store")), *scratch]
     )
-    # Read values come first, so that the order of arguments depends on nothing but the nest.
+    # Inputs before outputs, each by number: the order is part of the text and of its hash.
     stored = {s.value for s in statements if s.kind == "store"} | set(scratch)
     ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
     arguments = ", ".join(f"p{value}" for value in ordered)

@@ -166,7 +166,6 @@ def read_backward(program: Program) -> BackwardStep:
             for name, value in results.items()
             if value in requested
         },
-        # Eager's kernels receive the scale as fp32; the literal in the text would be a double.
         scale=_round_to_fp32(1 / math.sqrt(depth) if scale is None else scale),
         causal=bool(bound.get("is_causal")),
     )

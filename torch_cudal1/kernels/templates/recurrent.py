@@ -324,7 +324,6 @@ def _read_stack(program: Program) -> _Stack:
         raise NotLowerableError("no recurrent step by itself")
     (step,) = program.steps
     assert isinstance(step, Aten)
-    # The arguments are read by position, as Dynamo and AOTAutograd leave them.
     if len(step.args) != len(_ARGUMENT_NAMES) or step.kwargs:
         raise NotLowerableError(
             f"{step.target} with {len(step.args)} plain arguments; expected {', '.join(_ARGUMENT_NAMES)}"

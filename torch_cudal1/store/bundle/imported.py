@@ -161,8 +161,8 @@ def _bring_in(
         _check_space(bundle.path, incoming.parent, bundle.manifest, incoming)
         _stage(bundle, incoming, say)
         _publish(incoming, final)
-    # A bundle that breaks a rule leaves nothing, also none of the files that were good.
     except SupplyError:
+        # A bundle that breaks a rule leaves nothing, also none of the files that were good.
         _remove(incoming)
         raise
     except OSError as error:

@@ -155,9 +155,9 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
                     f"{entry.runs}, judged on {entry.sku}",
                 )
             )
-        # The digest covers Program, payloads and evidence, but no signature: signing changes no
-        # lock.
         elif present_entry.digest != entry.digest:
+            # The digest covers Program, payloads and evidence, but no signature: signing changes no
+            # lock.
             rows.append(
                 LockDifference(
                     "changed", entry.family, entry.key, entry.region, _changes(entry, present_entry)

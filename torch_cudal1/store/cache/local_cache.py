@@ -184,9 +184,9 @@ class LocalCache:
                 # Kept while later folders are read: a shared folder may hold an entry judged on
                 # this machine.
                 stale.append(hit)
-            # Only where the policy has such an entry judged here first. Under "signed" it is
-            # refused.
             elif isinstance(file.standing, Unvouched) and self.rules.policy == "judge":
+                # Only where the policy has such an entry judged here first. Under "signed" it is
+                # refused.
                 unvouched.append(
                     # The reason stands in `stale`, so that no caller runs the entry before it is
                     # judged.
@@ -283,8 +283,8 @@ class LocalCache:
             )
             if not isinstance(stand, Vouched):
                 reasons.append(f"{path} is refused: {stand.reason}")
-            # The measurement of other choices says nothing about these.
             elif candidates is not None and record.value.get("candidates") != list(candidates):
+                # The measurement of other choices says nothing about these.
                 reasons.append(f"{path} speaks of other candidates")
             else:
                 return record.value
@@ -460,9 +460,9 @@ def _write_signed(
     """Write what was signed, and put `path` on the list where it belongs."""
     if isinstance(before_after, Refusal):
         lists.failed.append(BrokenFile(path, before_after.reason))
-    # Ed25519 signatures are deterministic: the same key makes the same bytes, and nothing is
-    # written.
     elif before_after[0] == before_after[1]:
+        # Ed25519 signatures are deterministic: the same key makes the same bytes, and nothing is
+        # written.
         lists.unchanged.append(path)
     elif isinstance(stored := write_file(path, before_after[1]), Refusal):
         lists.failed.append(BrokenFile(path, stored.reason))

@@ -82,9 +82,9 @@ def resolve(
         if isinstance(answer, Refusal):
             # Kept even when a later source has a hit: `trouble` shows a folder that cannot be read.
             misses.append(SourceMiss(source.name, answer.reason))
-        # Sources are in order of cost: the disk, then the network. A usable hit makes no further
-        # request.
         elif answer.stale is None:
+            # Sources are in order of cost: the disk, then the network. A usable hit makes no
+            # further request.
             return Resolved(answer, tuple(misses))
         else:
             unusable = unusable or answer

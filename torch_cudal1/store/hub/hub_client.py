@@ -32,10 +32,12 @@ __all__ = ["Client", "HubFailure", "Repo"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
-# A slower connection than this is not worth waiting for.
+# Large files extend the deadline by their size at this rate. A slower connection is not worth
+# waiting for.
 _RATE_BYTES_S = 1 << 20
 _CHUNK_BYTES = 1 << 16
-# A commit may wait this many times longer than a read.
+# The Hub checks and stores a commit before it answers, so the wait for one is this many times that
+# for a read.
 _PUSH_PATIENCE = 30
 _T = TypeVar("_T")
 
@@ -87,9 +89,9 @@ class Client:
     """
 
     timeout_s: float
-    # None: as the library is configured.
+    # None: the endpoint that the library is configured with (HF_ENDPOINT).
     endpoint: str | None = None
-    # None: the library's own.
+    # None: the token that the library finds.
     token: str | bool | None = None
 
     @property
@@ -103,6 +105,7 @@ class Client:
 
     def commit_of(self, repo: Repo) -> str | HubFailure:
         """The commit that a revision is now. A commit is its own answer, without a question."""
+        # A commit never changes, so no network is needed.
         if repo.is_pinned:
             return repo.revision
 
@@ -157,17 +160,21 @@ class Client:
             try:
                 return str(commit(repo.name, [*added, *removed]).oid)
             except ConnectionError as error:
-                # Of Xet, the library's own storage protocol; HTTP's errors are others.
+                # Only Xet, the library's own storage protocol, raises the built-in ConnectionError:
+                # the HTTP library has errors of its own.
                 hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
                 return HubFailure(f"{repo}: {_first_line(error)}; {hint}", "unreachable")
 
         wait_s = self.timeout_s * _PUSH_PATIENCE + sum(map(len, files.values())) / _RATE_BYTES_S
+        # One attempt: a commit whose answer was lost may have been made. `push` looks before it
+        # sends again.
         return self._patiently(send, str(repo), wait_s, attempts=1)
 
     def create(self, repo: Repo) -> str | HubFailure:
         """Make the repository, private, unless it is there; its address."""
 
         def ask(_: float) -> str | HubFailure:
+            # Private, so that a mistyped name publishes nothing.
             return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
 
         return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
@@ -194,8 +201,11 @@ class Client:
             hf_raise_for_status(response)
             answered = {
                 each_response.headers.get("X-Repo-Commit") or repo.revision
+                # A large file's last answer comes from the storage server, which sends no commit:
+                # the redirect before it does.
                 for each_response in (*response.history, response)
             }
+            # A server that answers for another commit would mix two of them in one mirror.
             if answered != {repo.revision}:
                 return HubFailure(
                     f"{file_name}: the Hub answered for the commit "
@@ -203,7 +213,7 @@ class Client:
                     "refused",
                 )
             encoding = response.headers.get("Content-Encoding", "identity")
-            # A packed answer may unpack to any size before a byte of it is counted.
+            # A compressed answer may unpack to any size before a byte of it is counted.
             if encoding != "identity":
                 return HubFailure(
                     f"{file_name}: it came packed as {encoding!r}, expected 'identity' as asked "
@@ -212,12 +222,14 @@ class Client:
                 )
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
+                # Counted while it comes: a file without end must not fill the memory.
                 if len(data) > max_bytes:
                     return HubFailure(
                         f"{file_name}: more than {max_bytes} bytes came, expected "
                         f"{max_bytes if listed else 'no more'}",
                         "refused",
                     )
+                # The client's time-out bounds the wait for each chunk, not for the file.
                 if time.monotonic() > until:
                     return HubFailure(
                         f"{file_name}: {len(data)} bytes came in time, expected {max_bytes}",
@@ -283,7 +295,8 @@ def _call_hub(
     """`ask`, with the library's errors as values."""
     from huggingface_hub import errors
 
-    # The HTTP library's own error, whichever the installed client uses, and OSError.
+    # The base classes are the error of the HTTP library that the installed version uses (requests
+    # or httpx), and OSError.
     transport: Any = errors.HfHubHTTPError.__bases__
     try:
         return ask(until)
@@ -312,15 +325,17 @@ def _call_hub(
         ValueError,
         RuntimeError,
     ) as error:
-        # What is no JSON, a name that the library refuses, a failed upload.
+        # An answer that is no JSON, a name that the library refuses, or an upload that failed.
         return HubFailure(f"{subject}: {type(error).__name__}: {_first_line(error)}", "refused")
 
 
 def _failure_of_status(error: Any, subject: str) -> HubFailure:
     status = error.response.status_code
     reason = f"{subject}: the Hub answered {status}: {_first_line(error)}"
+    # Conflict and "precondition failed": the parent commit is no longer the head of the branch.
     if status in (409, 412):
         return HubFailure(f"{subject}: another commit came first ({status})", "overtaken")
+    # A time-out, a rate limit, or a fault of the server: the same request may pass a moment later.
     if status in (408, 429) or status >= 500:
         retry_after = str(error.response.headers.get("Retry-After", ""))
         return _RetryableFailure(
@@ -336,7 +351,8 @@ def _call_within(
     left behind, and no caller waits for it.
     """
     box: list[_T | HubFailure] = []
-    # A thread, because no time-out of an HTTP client bounds a server that sends a byte a minute.
+    # A thread, because no time-out of an HTTP client bounds a server that sends a byte a minute. A
+    # daemon, so that a thread that is left behind does not keep the process from ending.
     thread = threading.Thread(target=lambda: box.append(work()), name="cudal1-hub", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))

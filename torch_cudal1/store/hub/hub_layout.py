@@ -59,8 +59,7 @@ _DIGEST, _TARGET, _CONTRACT = (
     re.compile(r"[0-9a-f]{12}"),
 )
 _KEY, _PREFIX = re.compile(r"[0-9a-f]{16,128}"), re.compile(r"[0-9a-f]{0,4}")
-# Powers of two: a difference in a field outweighs all differences in the fields after it. Another
-# SKU changes the fastest kernel most, another driver least.
+# Powers of two: a difference in one field outweighs differences in all fields after it.
 _WEIGHTS = {
     "sku": 8,
     "torch": 4,
@@ -172,8 +171,7 @@ class TargetIndex:
         can hold it.
         """
         shards = self.shards.get(contract, {})
-        # The longest first: while a shard is split, a repository never holds a prefix and a part of
-        # it for the same key, but a hostile index may.
+
         return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
 
 

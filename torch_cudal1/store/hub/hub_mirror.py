@@ -58,9 +58,9 @@ class CircuitBreaker:
     the Hub has cost too much time; for a while after a request without an answer.
     """
 
-    # Why no request is ever made, if so.
+    # The reason where no request is ever made, such as a setting; "" elsewhere.
     disabled: str = ""
-    # The waiting time of all requests together.
+    # How long all requests of the process may wait together.
     budget_s: float = math.inf
     _spent_s: float = 0.0
     _open_until: float = 0.0
@@ -70,6 +70,7 @@ class CircuitBreaker:
         """Why no request is made now; None when one may be."""
         if self.disabled:
             return HubFailure(self.disabled, "unreachable")
+        # A slow Hub answers every request in time and still delays a start without end.
         if self._spent_s >= self.budget_s:
             reason = f"this process has waited {self._spent_s:.0f} s for the Hub; `cudal1 pull` fetches everything ahead of time"
             return HubFailure(reason, "unreachable")
@@ -154,6 +155,8 @@ class Mirror:
             repository_file(kind, key, target, contract),
             {"entry": _check_entry, "alias": _check_record}[kind],
         )
+        # Compared with the digest at every use, so a file that was damaged on the disk is fetched
+        # again.
         local = read_file(self.root / path, listed.size_bytes)
         if isinstance(local, bytes) and _matches_listing(local, listed):
             return self.root / path
@@ -179,9 +182,11 @@ class Mirror:
         if isinstance(data, HubFailure):
             return data
         index = parse(data)
-        # Only a file that was damaged on this disk gets here.
+        # A download was parsed by the check already: only a file that was damaged on this disk
+        # since gets here.
         if isinstance(index, Refusal):
             return HubFailure(f"{self.root / path}: {index.reason}", "refused")
+        # Without a limit in time: the mirror is of one commit, and a commit never changes.
         self._parsed[path] = index
         return index
 
@@ -192,6 +197,7 @@ class Mirror:
         if (
             not isinstance(local, Refusal)
             and (listed is None or _matches_listing(local, listed))
+            # The root index has no digest above it, so the check is what finds it damaged.
             and check(local) is None
         ):
             return local
@@ -205,12 +211,14 @@ class Mirror:
         self, path: str, listed: FileListing | None, check: Callable[[bytes], Refusal | None]
     ) -> bytes | HubFailure:
         """The file from the Hub, if it may be asked and what comes breaks no rule."""
+        # What was refused before costs no request, also where the breaker is closed.
         if (refused := self._refused.get(path) or self.breaker.check()) is not None:
             return refused
         started = time.monotonic()
         data = self.client.read(self.repo, path, listed, INDEX_LIMIT_BYTES)
         self.breaker.record_answer(data, time.monotonic() - started)
         if isinstance(data, HubFailure):
+            # The index and the repository disagree. "absent" would be taken for the ordinary miss.
             if data.kind == "absent" and listed is not None:
                 data = HubFailure(f"{data.reason}, which the index names", "refused")
             return data if data.is_passing else self._remember_refusal(path, data)
@@ -259,6 +267,7 @@ def _check_entry(data: bytes, key: str, target: Target, contract: str) -> Refusa
     entry = decode_entry(data)
     if isinstance(entry, Refusal):
         return entry
+    # A whole entry listed under another target would be believed to be judged there.
     if entry.target != target:
         claimed = f"{entry.target.sku!r} ({entry.target.family}, torch {entry.target.torch})"
         return Refusal(f"it claims the target {claimed}")

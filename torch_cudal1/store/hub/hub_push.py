@@ -159,8 +159,8 @@ def push(
         answer = commit
         if commit.kind == "unreachable" and unconfirmed is None:
             unconfirmed = change.report
-        # The second lost answer: nothing tells whether either commit was made.
         elif commit.kind == "unreachable":
+            # The second lost answer: nothing tells whether either commit was made.
             return HubFailure(
                 f"{commit.reason}; it may have arrived: push again, what is there is not sent "
                 f"twice",
@@ -247,8 +247,9 @@ def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _CommitDraft) ->
             change.count(unchanged=1)
         elif remote is not None and _is_later(remote, local):
             change.count(kept=1)
-        # Read again at the last moment: a search may have replaced the file since the inventory.
         elif isinstance(data := _reread(offer), BrokenFile):
+            # Read again at the last moment: a search may have replaced the file since the
+            # inventory.
             change.report = replace(change.report, left_out=(*change.report.left_out, data))
         else:
             rows[offer.kind][offer.key] = _add_file(

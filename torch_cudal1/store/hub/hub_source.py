@@ -65,6 +65,8 @@ class Hub:
         revision is now, recorded then.
         """
         with self._lock:
+            # Once a process: all look-ups are of one commit, also when a pull moves the pin
+            # meanwhile.
             if self._mirror is None:
                 commit = self.read_pin() or self._resolve_commit()
                 if isinstance(commit, HubFailure):
@@ -79,7 +81,7 @@ class Hub:
         if (failure := self.breaker.check()) is not None:
             return failure
         commit = self.client.commit_of(self.repo)
-        # A pull waits as long as it takes.
+        # A user who pulls waits as long as it takes; the budget is for starts.
         unlimited = CircuitBreaker(self.breaker.disabled)
         return (
             commit
@@ -112,12 +114,14 @@ class Hub:
             AttributeError,
             RecursionError,
         ):
-            # A damaged record is no record: it is asked for and written again.
+            # A damaged pin counts as none: the commit is asked for and the pin written again.
             return None
+        # The commit becomes a folder's name and part of an address.
         return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
     @property
     def _pin_file(self) -> Path:
+        # Quoted, because a branch's name may hold slashes.
         return self.folder / "pins" / f"{quote(self.repo.revision, safe='')}.json"
 
     def _at(self, commit: str) -> Mirror:
@@ -131,6 +135,7 @@ class Hub:
             return failure
         # One process at a time, so that all processes of this machine pin the same commit.
         with hold_lock(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
+            # Another process may have recorded the pin while this one waited for the lock.
             if (commit := self.read_pin()) is not None:
                 return commit
             started = time.monotonic()
@@ -203,9 +208,11 @@ class HubSource:
         reasons: list[str] = []
         for name, judged in sort_by_closeness(root, machine)[:_TARGETS_ASKED]:
             folder = mirror.folder(name)
-            # Nothing in it is this user's own.
+            # The own folder is a name that does not exist: what came from the Hub must not count as
+            # this user's own, which needs no signature.
             cache = LocalCache(folder / "none", (folder,), self.name, self.rules)
             answer = read(cache)
+            # The disk first: a file of this commit that is here needs no request.
             if isinstance(answer, Refusal):
                 fetched = mirror.bring(kind, key, judged, contract, root.targets[name][1])
                 if isinstance(fetched, HubFailure):
@@ -227,6 +234,7 @@ def open_hub(repo: str, settings: Settings) -> Hub:
     """The repository `REPO[@revision]`, mirrored under the cache folder of `settings`. Raises
     SettingError for another text.
     """
+    # Imported here: a process without a Hub repository never loads the library.
     from huggingface_hub import constants
 
     disabled = "the setting 'offline' is on" if settings.offline else ""
@@ -252,6 +260,7 @@ def list_mirrored_roots(settings: Settings) -> tuple[Path, ...]:
     )
 
 
+# One `Hub` a process for equal arguments, so that all regions share one breaker and one budget.
 @cache
 def _open(repo: Repo, cache_dir: Path, endpoint: str, timeout_s: float, disabled: str) -> Hub:
     host = quote(urlsplit(endpoint).netloc or "hub", safe="")

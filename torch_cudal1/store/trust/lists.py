@@ -96,6 +96,7 @@ def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) 
     it cannot be used or written.
     """
     block = f"[[revoked]]\n{kind} = {_quote(subject)}\nreason = {_quote(reason)}\n"
+    # Two appends at once would each write the list without the other's record.
     with hold_lock(path.with_name(f".{path.name}.lock"), 30.0):
         before = ""
         if path.is_symlink() or path.exists():
@@ -109,12 +110,13 @@ def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) 
         try:
             _revocations(_parse(text.encode(), "revoked"))
         except _ListError as problem:
-            # Never write what would make every look-up refuse.
+            # A list that does not parse makes every look-up refuse, so it is never written.
             raise SettingError(
                 "revoked",
                 subject,
                 f"a record for the list, which was left as it is: {problem.reason}",
             ) from problem
+        # Resolved, so that the rename replaces the list and not the link to it.
         stored = write_file(path.resolve(), text.encode())
     if isinstance(stored, Refusal):
         raise SettingError("revoked", str(path), f"a list that can be written: {stored.reason}")
@@ -148,6 +150,7 @@ def _examine_file(path: Path) -> object:
     """
     link = os.lstat(path)
     if stat.S_ISLNK(link.st_mode):
+        # Another user who owns the link can turn it to a list of his own at any moment.
         if link.st_uid not in (0, os.geteuid()):
             raise _ListError(
                 f"a symbolic link made by user {link.st_uid}; expected a file, or a link of "
@@ -172,6 +175,8 @@ def _examine_file(path: Path) -> object:
             f"look at what it says"
         )
     _check_folder(path.resolve().parent)
+    # Times, size, inode and mode of the link and its target: a change of any reads the list again.
+    # `st_ctime_ns`, because a writer can set `st_mtime_ns` back.
     return tuple(
         (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_mode)
         for s in (link, status)
@@ -180,6 +185,7 @@ def _examine_file(path: Path) -> object:
 
 def _check_folder(folder: Path) -> None:
     mode = os.stat(folder).st_mode
+    # The sticky bit (as on /tmp) lets only a file's owner rename or delete it.
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise _ListError(
             f"everybody may replace it: the folder {folder} is {stat.filemode(mode)}; chmod o-w it"
@@ -187,8 +193,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _content(path: Path) -> bytes:
-    # A pipe put there must not block.
+    # O_NONBLOCK: opening a named pipe without it waits for a writer, perhaps for ever.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        # One byte more than allowed tells a list at the limit from a longer one.
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise _ListError(f"over {_MAX_BYTES} bytes, expected a list of keys or digests")
@@ -209,6 +216,7 @@ def _parse(data: bytes, word: str) -> list[_Item]:
         location = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(location.group(1)) if location else text.count("\n") + 1
         raise _ListError(f"no TOML: {str(error).split(' (at ')[0]}", line) from error
+    # An unknown word is refused: a mistyped [[revokd]] would otherwise revoke nothing.
     for name in document:
         if name != word:
             raise _ListError(
@@ -222,6 +230,7 @@ def _parse(data: bytes, word: str) -> list[_Item]:
         for number, line in enumerate(text.splitlines(), 1)
         if re.match(rf"\s*\[\[\s*{word}\s*\]\]", line)
     ]
+    # Tables may also be written inline; then only the first line with the word is known.
     lines = heads if len(heads) == len(tables) else [_line_of(text, word)] * len(tables)
     return list(zip(tables, lines, strict=True))
 
@@ -237,6 +246,7 @@ def _publishers(items: list[_Item]) -> Publishers:
         key = parse_public(table.get("key"))
         if isinstance(key, Refusal):
             raise _ListError(f"the key of {name!r}: {key.reason}", line)
+        # With two names for one key, reports would name either as the publisher.
         if key in names:
             raise _ListError(f"the key of {name!r} is already that of {names[key]!r}", line)
         _check_names(table, ("name", "key"), line)

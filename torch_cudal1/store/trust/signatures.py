@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal["entry", "alias"]
+# The algorithm is part of the key's text, so that keys of another one can be told apart.
 KEY_PREFIX = "ed25519:"
 LIBRARY_MISSING = "the library `cryptography` is not installed (pip install 'torch-cudal1[sign]')"
 _KEY = re.compile(KEY_PREFIX + r"[0-9a-f]{64}")
@@ -85,6 +86,7 @@ def signatures_from(value: Any) -> tuple[Signature, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _MAX_SIGNATURES:
         raise ValueError(f"signatures are no list of 1 to {_MAX_SIGNATURES}")
     signatures = tuple(_signature(item) for item in value)
+    # One order only: two spellings of one list would be two files with one digest.
     if list(signatures) != sorted({signature.key: signature for signature in signatures}.values()):
         raise ValueError("signatures are not in order, or two are by one key")
     return signatures
@@ -157,7 +159,11 @@ def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         handle = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600
+            # O_EXCL and O_NOFOLLOW: neither a file nor a link that is there is written to, and no
+            # moment passes between the question and the creation.
+            path,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0),
+            0o600,
         )
     except FileExistsError as error:
         raise SettingError(
@@ -186,6 +192,7 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
         ) from error
     try:
         with open(path, "rb") as file:
+            # Of the open file: the path may be exchanged between a `stat` and the `open`.
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(_MAX_KEY_BYTES)
     except OSError as error:
@@ -194,6 +201,7 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
             str(path),
             f"a private key that can be read ({type(error).__name__}: {error})",
         ) from error
+    # Who can read the key can sign; who can write it can have another key used.
     if mode & 0o077:
         permissions = stat.filemode(mode)
         raise SettingError(
@@ -219,6 +227,7 @@ def _public_of(private: Ed25519PrivateKey) -> str:
 
 
 def _keep_out(path: Path, folders: Sequence[Path]) -> None:
+    # Resolved, because a link outside the cache may lead into it.
     real = path.resolve()
     for folder in folders:
         if real.is_relative_to(folder.resolve()):
@@ -234,6 +243,8 @@ def _message(kind: Kind, digest: str) -> bytes:
     """What is signed: no other protocol signs these bytes, and no decision record can be shown for
     an entry.
     """
+    # The prefix and the kind separate this signature from those of other protocols, and an entry's
+    # from a decision record's of the same digest.
     return f"torch-cudal1 signature 1\n{kind}\n{digest}\n".encode()
 
 

@@ -50,7 +50,8 @@ Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
 OWN = "this cache"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _IN_WHEEL, _IN_CHECKOUT = _PACKAGE / "kernels_cache", _PACKAGE.parent / "kernels_cache"
-# Never a neighbour in site-packages.
+# The folder beside the package counts only in a checkout: in site-packages it would belong to
+# another distribution.
 SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL
 
 
@@ -104,6 +105,7 @@ def standing(record: SignedContent, origin: Origin, rules: Rules) -> Standing:
     """Who vouches for a whole record found at `origin`. Digest and path were checked before."""
     revoked = read_revocations(rules.revoked)
     if isinstance(revoked, Refusal):
+        # A list that cannot be read may hold this very record, so everything is refused.
         return Forbidden(f"the revocation list cannot be used: {revoked.reason}")
     if revocation := _find_revocation(record, revoked):
         return Forbidden(f"revoked: {revocation}")
@@ -142,6 +144,8 @@ def _check_signatures(
     by_revoked = ""
     for signature in record.signatures:
         name = publishers.names.get(signature.key)
+        # Before the list of publishers: a revoked key counts for nothing, although it may still be
+        # listed.
         if (reason := revoked.key.get(signature.key)) is not None:
             by_revoked = f"signed with the revoked key {shorten_key(signature.key)}: {reason}"
         elif name is None:
@@ -149,9 +153,12 @@ def _check_signatures(
                 f"signed with {shorten_key(signature.key)}, which is not on the list of publishers"
             )
         elif (problem := verify(signature, record.kind, record.digest)) is not None:
+            # Only signatures of listed keys are verified: a file may carry sixteen, and each costs
+            # time.
             reasons.append(f"signed as publisher {name!r}: {problem.reason}")
         else:
             return Vouched(f"publisher {name!r}")
+    # A record that only a revoked key signed is not even judged: its author may be hostile.
     return Forbidden(by_revoked) if by_revoked else Unvouched("; ".join(reasons))
 
 
@@ -171,6 +178,7 @@ def _find_revoked_program(program: Program, revoked: Revocations) -> Refusal | N
 
 def _digests(program: Program) -> Iterator[str]:
     yield program.digest
+    # A revoked Program must not run inside another one either.
     for step in program.steps:
         if isinstance(step, Call):
             yield from _digests(step.program)

@@ -231,8 +231,8 @@ def _train_sft(
             report=lambda step, loss: report("sft", step / plan.sft.steps),
         )
         model.save(base / "sft")
-    # From the folder in both cases: a resumed run continues with the same weights as one that was
-    # not interrupted, rounded to what safetensors hold.
+    # From the folder in both cases: a resumed run and one that was not interrupted go on from the
+    # same bytes.
     return _load_model(base / "sft", plan, environment)
 
 

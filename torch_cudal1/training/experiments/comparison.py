@@ -96,10 +96,14 @@ def compare_arms(results: Results, plan: ExperimentPlan) -> list[ArmComparison]:
             matrices = _pair_by_seed(results, (arm, ""), (baseline_arm, ""), kind, last)
             if matrices is not None:
                 difference = estimate_difference(*matrices)
+                # On held-out shapes only: on held-out families the same pair is one of the
+                # corrected comparisons.
                 is_primary = (arm, baseline_arm) == PRIMARY and kind == "shape"
                 comparisons.append(
                     ArmComparison(arm, baseline_arm, kind, difference, is_primary, difference.p)
                 )
+    # The primary comparison was fixed before the first run and is one test, so it is not in the
+    # family that is corrected.
     adjusted = adjust_by_holm({c.name: c.difference.p for c in comparisons if not c.primary})
     return [
         replace(c, adjusted=adjusted.get(c.name, c.difference.p))
@@ -112,6 +116,8 @@ def compare_exemplar_effects(results: Results, plan: ExperimentPlan) -> dict[str
     held-out shapes.
     """
     last = max(plan.held_out.reported)
+    # Training with exemplars changes the weights, testing with them the prompt. A6 - A4, each with
+    # its own, mixes the two.
     effects = {
         "trained with - without, tested with": (("A6", "bucket"), ("A4", "bucket")),
         "trained with - without, tested without": (("A6", "none"), ("A4", "none")),
@@ -134,6 +140,7 @@ def compare_stages(results: Results) -> dict[str, PairedDifference]:
     differences = {}
     if bases:
         pairs = [
+            # By seed: the models of one seed share their collected samples.
             (stage["selfsup"]["success"], stage["sft"]["success"])
             for _, stage in sorted(bases.items())
         ]
@@ -145,7 +152,11 @@ def compare_stages(results: Results) -> dict[str, PairedDifference]:
             if result["arm"] == arm
         ]
         paired_logs = [
-            (after, before) for after, before in logs if after is not None and before is not None
+            # A stage without a success has no mean of logarithms; its seed is left out on both
+            # sides.
+            (after, before)
+            for after, before in logs
+            if after is not None and before is not None
         ]
         if paired_logs:
             differences[f"log speed-up, {arm} - stage 2"] = _compare_by_seed(paired_logs)
@@ -164,9 +175,12 @@ def tabulate_stages(results: Results) -> list[tuple[TableRow, TableRow]]:
         )
     for arm in ARMS.values():
         arm_results = [result for result in results if result["arm"] == arm.name]
+        # Tasks times seeds: the paper has one run, so its rows have one score for each task.
         scores = [score for result in arm_results for score in result["exam"]["best"].values()]
         rows.append((f"{arm.name} {arm.title}", scores))
     return [
+        # Both denominators: the paper's vanilla rows count a failure as 0, its released figures a
+        # missing program as 1.
         (build_table_row(name, scores, missing=0.0), build_table_row(name, scores, missing=1.0))
         for name, scores in rows
         if scores
@@ -184,6 +198,8 @@ def summarize_arms(results: Results, plan: ExperimentPlan) -> list[ArmSummary]:
 
 def _summarize_arm(arm: Arm, results: Results, plan: ExperimentPlan) -> ArmSummary:
     kinds = _get_kinds(results)
+    # Mean over tasks, then over seeds, of logarithms: an arithmetic mean of ratios is carried by
+    # single outliers.
     best = {
         f"{kind} {k}": math.exp(
             statistics.fmean(
@@ -196,6 +212,7 @@ def _summarize_arm(arm: Arm, results: Results, plan: ExperimentPlan) -> ArmSumma
     deviation = None
     if kinds and len(results) > 1:
         last_logs = _log_best_scores(results, "", kinds[0], max(plan.held_out.reported))
+        # Over the seeds' own means: tasks differ by far more than seeds do.
         deviation = statistics.stdev(statistics.fmean(row) for row in last_logs)
     exams = [result["exam"] for result in results]
     program_counts = [
@@ -237,6 +254,8 @@ def compute_optimum_means(results: Results) -> dict[str, float]:
     held_out = {task for tasks in kinds.values() for task in tasks}
     groups = {"train": [task for task in optimum if task not in held_out], **kinds}
     return {
+        # A task whose best program is slower than the reference counts as 1, as in the arms' own
+        # figures.
         kind: math.exp(statistics.fmean(math.log(max(1.0, optimum[task] or 1.0)) for task in tasks))
         for kind, tasks in groups.items()
         if tasks
@@ -248,6 +267,7 @@ def _get_bases(results: Results) -> dict[int, Mapping[str, Any]]:
     return {
         result["seed"]: result["stages"]
         for result in results
+        # Arms without analysis have other bases, which would count as further seeds.
         if not ARMS[result["arm"]].without_analysis
     }
 
@@ -266,6 +286,8 @@ def _pair_by_seed(
         }
         for arm, selector in (first_test, second_test)
     ]
+    # Seeds without a partner are left out: arms of a seed share their chance, and an unpaired mean
+    # would bring it back.
     seeds = sorted(set(sides[0]) & set(sides[1]))
     if not seeds or not sides[0][seeds[0]]["kinds"].get(kind):
         return None
@@ -279,6 +301,8 @@ def _pair_by_seed(
 def _log_best_scores(results: Results, selector: str, kind: str, k: int) -> list[list[float]]:
     return [
         [
+            # A task without a success, or with slower programs only, falls back to the reference:
+            # 1. JSON has made the numbers of measurements strings.
             math.log(max(1.0, test["best"][str(k)] or 1.0))
             for test in _get_held_out(result, selector, kind)
         ]
@@ -291,11 +315,13 @@ def _get_held_out(result: Mapping[str, Any], selector: str, kind: str) -> list[M
     `selector` is "".
     """
     tests = result["held_out"][selector or result["own"]]
+    # In the order of tasks: pairs are matched by their place.
     return [tests[task] for task in result["kinds"][kind]]
 
 
 def _compute_area(result: Mapping[str, Any], kind: str) -> float:
     curves = [
+        # A policy that wrote nothing that decodes has an empty curve.
         [max(1.0, score or 1.0) for score in test["curve"]] or [1.0]
         for test in _get_held_out(result, "", kind)
     ]

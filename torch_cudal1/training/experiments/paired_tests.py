@@ -73,6 +73,7 @@ def estimate_difference(
             f"got {tuple(first.shape)} and {tuple(second.shape)}"
         )
     differences = first - second
+    # One NaN would make every draw NaN, and the interval would say nothing without saying so.
     if not bool(differences.isfinite().all()):
         raise ValueError(
             "expected finite numbers for every seed and task: "
@@ -84,7 +85,10 @@ def estimate_difference(
     # one draw of tasks for all seeds of a draw: seeds share their tasks, so drawing them apart
     # would understate the spread
     task_weights = _draw_weights(draws, tasks, random)
+    # Weighted means instead of gathered samples: (draws, seeds) times (seeds, tasks) in place of a
+    # tensor of draws x seeds x tasks.
     means = ((seed_weights @ differences) * task_weights).sum(1).sort().values
+    # The percentile interval: the 2.5 % and 97.5 % quantiles of the sorted means.
     low, high = (float(means[round(share * (draws - 1))]) for share in (0.025, 0.975))
     # one more in both counts: the observed sample is a draw too, so p is never 0
     opposite = 1 + min(int((means <= 0).sum()), int((means >= 0).sum()))
@@ -92,6 +96,7 @@ def estimate_difference(
         value=float(differences.mean()),
         low=low,
         high=high,
+        # Two-sided: twice the smaller tail.
         p=min(1.0, 2 * opposite / (draws + 1)),
         seeds=seeds,
         tasks=tasks,
@@ -106,6 +111,8 @@ def adjust_by_holm(p_values: Mapping[str, float]) -> dict[str, float]:
     adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        # Step-down: the smallest p is multiplied by their number, the next by one less, and none
+        # may fall below the one before.
         largest = max(largest, min(1.0, (len(p_values) - rank) * p))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
@@ -169,6 +176,7 @@ def build_table_row(name: str, scores: Sequence[float | None], *, missing: float
         p75=p75,
         p50=p50,
         p25=p25,
+        # A failure as 0 would make the geometric mean 0 whatever the others are.
         geomean=statistics.geometric_mean([*successes, *[1.0] * failures]),
         geomean_scored=statistics.geometric_mean(successes) if successes else None,
         fast={p: sum(score > p for score in successes) / len(scores) for p in (1.0, 1.5, 2.0)},

@@ -57,13 +57,17 @@ def run_plan(
     """
     end = None if config.budget_s is None else time.monotonic() + config.budget_s
     missing = _list_missing(config.folder, plan)
+    # Once for each seed and kind of base, in the order of seeds; a set would have no order.
     bases = dict.fromkeys((seed, not ARMS[name].without_analysis) for seed, name in missing)
     common = (plan, load_environment, config.folder)
+    # Two groups, one after the other: two arms of a seed that found no base would both train it, in
+    # one folder.
     job_groups: list[list[Job]] = [
         [(_run_base_job, *common, seed, analysis) for seed, analysis in bases],
         [(_run_arm_job, *common, seed, name) for seed, name in missing],
     ]
     total, finished = len(bases) + len(missing), 0
+    # A finished plan starts no process.
     if missing:
         with _open_pool(config.workers) as pool:
             for jobs in job_groups:
@@ -86,6 +90,8 @@ def run_plan_in_process(
     missing = _list_missing(config.folder, plan)
 
     def report_or_stop(finished: int, activity: str, fraction: float | None) -> None:
+        # `report` is called before each step, so the budget ends a run between steps; the journal
+        # and the checkpoints let another call go on from there.
         if time.monotonic() >= end:
             raise _BudgetSpent
         report(
@@ -116,6 +122,7 @@ class _BudgetSpent(Exception):
 def read_results(folder: Path, plan: ExperimentPlan) -> list[dict[str, Any]]:
     """The results under `folder` that belong to this plan, by arm and seed; none of another plan's."""
     results = (_read_result(folder, name, seed) for name in plan.arms for seed in plan.seeds)
+    # The names of result files have no digest, so a folder may hold those of another plan.
     return [result for result in results if result.get("plan") == plan.digest]
 
 
@@ -143,7 +150,11 @@ def _open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         processes: Mapping[int, Any] = dict(getattr(pool, "_processes", None) or {})
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes.values():
+            # At any point of a job: what it sampled is in a journal and its files are replaced as
+            # wholes, so nothing half-written counts.
             process.terminate()
+            # Waited for: a process that still held a journal's lock would have the next call
+            # refused.
             process.join()
 
 
@@ -154,8 +165,11 @@ def _run_jobs(pool: ProcessPoolExecutor, jobs: Sequence[Job], end: float | None)
         remaining_s = None if end is None else end - time.monotonic()
         if remaining_s is not None and remaining_s <= 0:
             return
+        # The first that is finished, not all: progress is shown as it comes, and the budget is
+        # looked at in between.
         finished, running = wait(running, timeout=remaining_s, return_when=FIRST_COMPLETED)
         for future in finished:
+            # An exception of the job is raised here: a failed arm must not look like a missing one.
             future.result()
             yield None
 
@@ -167,6 +181,8 @@ def _run_base_job(
     seed: int,
     analysis: bool,
 ) -> None:
+    # One thread for each of several processes: with PyTorch's default each would start as many
+    # threads as the machine has cores. It also makes sums independent of the machine.
     torch.set_num_threads(1)
     quiet()
     train_base(
@@ -197,6 +213,7 @@ def _write_result(folder: Path, name: str, seed: int, result: Mapping[str, Any])
     path = _get_result_path(folder, name, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     new_path = path.with_suffix(".new")
+    # Written beside it and renamed: a result that is there is whole.
     new_path.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
     new_path.replace(path)
 

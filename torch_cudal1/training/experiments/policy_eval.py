@@ -61,6 +61,7 @@ def evaluate_policy(
             (measurement.score for measurement in group if measurement.score is not None),
             default=None,
         )
+    # Successes only: a failure has no speed, and `success` says how many there were.
     log_scores = [
         math.log(measurement.score)
         for measurement in batch.measurements
@@ -85,8 +86,11 @@ def evaluate_held_out(
     """
     progress = {task.id: _HeldOutProgress(config) for task in recorder.tasks}
     number = 0
+    # A finished task is sampled no more: the budget is of each task.
     while active := [task for task in recorder.tasks if not progress[task.id].is_finished]:
         view = recorder.view()
+        # Exemplars are drawn anew in each round, from a view that has the round before: this is how
+        # an arm with exemplars can improve without gradients.
         seed = recorder.seed * 1_000_003 + number
         prompts = [TaskPrompt(task, exemplars(selector, seed, task.id, view)) for task in active]
         batch = recorder.sample(
@@ -117,15 +121,20 @@ class _HeldOutProgress:
 
     def add(self, measurements: Sequence[Measured]) -> None:
         for measurement in measurements:
+            # In the middle of a round: samples beyond the limit are not counted, or a large round
+            # would be an advantage.
             if self.is_finished:
                 return
             score, program = measurement.score, measurement.program
             self._samples += 1
             self._successes += score is not None
             self._score_sum += score or 0.0
+            # Text that is no program costs no measurement, and a program that comes again costs
+            # none either.
             if measurement.outcome != "undecodable" and program not in self._programs:
                 self._programs.add(program)
                 last = self._best_scores[-1] if self._best_scores else None
+                # A failure keeps the best so far: it has cost a measurement.
                 self._best_scores.append(last if score is None else max(score, last or 0.0))
 
     def to_json(self) -> dict[str, Any]:
@@ -165,6 +174,7 @@ def compute_step_curve(
             if measurement.outcome != "undecodable":
                 programs.add((task, measurement.program))
             if score is not None:
+                # Never below 1: where every program is slower, a user keeps the reference.
                 best[task] = max(score, best.get(task, 1.0))
         # a task without a success counts as 1: the reference runs
         log_sum = sum(math.log(best.get(task, 1.0)) for task in tasks)
@@ -189,6 +199,7 @@ def compute_best_curves(results: Sequence[Mapping[str, Any]], kind: str) -> list
         for result in results
     ]
     length = max(map(len, curves), default=0)
+    # Cut to the shortest, one seed that ran out of programs would hide what all others did later.
     return [curve + [curve[-1]] * (length - len(curve)) if curve else curve for curve in curves]
 
 

@@ -1,5 +1,5 @@
-"""New mount, pid, network and IPC namespaces for a process, and a root that holds only the paths that
-it may use.
+"""Gives a process new mount, pid, network and IPC namespaces, and a root that holds only the paths
+that it may use.
 
 Root needs CAP_SYS_ADMIN for it; other users need a kernel that lets them make user namespaces. The
 kernel and its drivers stay shared.

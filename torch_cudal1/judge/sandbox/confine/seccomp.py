@@ -1,7 +1,7 @@
-"""Assembles and installs a system-call filter, which a process cannot remove (seccomp, x86-64 only).
+"""Assembles and installs a system-call filter that a process cannot remove (seccomp, x86-64 only).
 
-The filter refuses the listed calls and allows all others, so programs run unchanged; a candidate has
-no honest use for the listed calls. Two filters are installed: `build` from the start, which lets
+The filter refuses the listed calls and allows all others, so programs run unchanged; a candidate
+has no honest use for the listed calls. Two filters are installed: `build` from the start, which lets
 compilers run, and on top of it `run`, before the candidate is loaded, which lets only threads be
 started. A filter sees the numbers of a call, not the memory behind its pointers: it cannot tell
 files or socket paths apart.
@@ -101,12 +101,13 @@ def list_rules(phase: Phase, *, own: bool, pid: int = 0) -> tuple[SyscallRule, .
     if phase == "build":
         own_rules = (
             *(SyscallRule(number) for number in DENIED.values()),
-            # socket: no IP, no netlink. Landlock knows TCP only from version 4 on, and UDP not at all.
+            # socket: no IP, no netlink. Landlock covers TCP only from version 4 on, and UDP not at
+            # all.
             SyscallRule(41, errno.EACCES, 0, "equal", (_AF_UNIX,)),
             SyscallRule(53, errno.EACCES, 0, "equal", (_AF_UNIX,)),  # socketpair
             SyscallRule(56, errno.EPERM, 0, "none", (_NAMESPACES,)),  # clone
-            # clone3: its flags are in memory, where a filter cannot read them. On ENOSYS, C libraries
-            # use clone.
+            # clone3: its flags are in memory, where a filter cannot read them. On ENOSYS, C
+            # libraries use clone.
             SyscallRule(435, errno.ENOSYS),
             # prlimit64, on itself: the C library's setrlimit and getrlimit use it
             SyscallRule(302, errno.EPERM, 0, "equal", (0,)),

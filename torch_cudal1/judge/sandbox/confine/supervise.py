@@ -1,5 +1,5 @@
-"""Supervises one process: keeps the end of its output, and kills every process that it started, when
-it ends or SIGTERM comes.
+"""Supervises one process: keeps the end of its output, and kills every process that it started,
+when it ends or SIGTERM comes.
 
 It finds processes that left their group or session too: a subreaper becomes the parent of every
 orphan below it. A process in an uninterruptible driver call outlives the supervisor until that call
