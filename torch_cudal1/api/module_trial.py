@@ -54,11 +54,8 @@ class ModuleTrial:
 
     @contextmanager
     def arguments(self, device: torch.device) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The user's arguments; afterwards every tensor that the call writes to and the random
-        generators are as before.
-
-        Only what is written is put back, with the version it had: anything else would count as a
-        change to a graph that waits for its backward.
+        """The user's arguments; afterwards every tensor that the call writes to, its version counter
+        and the random generators are as before.
         """
         # Only written inputs are saved: a copy of all weights might not fit beside them in GPU
         # memory.
@@ -126,8 +123,8 @@ class ModuleTrial:
         """
         leaves = [leaf for leaf in self.captured.inputs if leaf.requires_grad]
         written = [self.captured.inputs[number] for number in sorted(self.written)]
-        # A decoder's cache position grows with each call. Integers are recognised as positions:
-        # floating-point caches may be overwritten in place without changing what a step costs.
+        # A decoder's position in its cache grows with each call: after enough of them it would lie
+        # outside. Tensors of integers are taken for positions.
         positions = [
             tensor for tensor in written if not (tensor.is_floating_point() or tensor.is_complex())
         ]

@@ -150,6 +150,7 @@ class Pieces:
             self._step = _TrialStep()
             self._steps += 1
             raise
+        # Without gradients the call is the whole step; with them its backward ends it.
         if self._trains:
             self._step.watch(result)
         else:

@@ -26,7 +26,7 @@ from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["plan"]
 
-# below this a plan row promises nothing: the judge would refuse it
+# Below this estimated gain a plan row promises nothing, because the judge would refuse it.
 MIN_GAIN = 1.05
 
 
@@ -43,6 +43,7 @@ def plan(
     context = make_context(device_of([*args, *module.parameters()]), chosen)
     try:
         regions = capture_regions(module, args)
+    # A model that cannot be captured keeps its own forward: that is a plan too, not an error.
     except NotLowerableError as problem:
         row = PlanRow(
             region=type(module).__name__,
@@ -60,6 +61,7 @@ def plan(
             expected_end_to_end=1.0,
         )
     rows = _rows(regions, context, sm)
+    # Amdahl's law: fusion groups have no share of their own and are left out.
     remaining_share = sum(
         (row.share_of_time or 0.0) / row.expected_speedup
         for row in rows
@@ -77,6 +79,7 @@ def plan(
 def _rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[PlanRow]:
     rates = DEVICE_RATES[context.device.type]
     seconds = {region.key: rates.estimate_s(estimate_cost(region.program)) for region in regions}
+    # A module of views alone costs 0 s by the roofline, and shares must not divide by it.
     total = sum(seconds.values()) or 1.0
     rows = []
     for region in regions:
@@ -87,7 +90,8 @@ def _rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[Pl
 
 def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
     hit = resolve(region, context.sources, context.target, context.contract).hit
-    # an unsigned entry of another machine promises nothing
+    # An unsigned entry of another machine would be validated again before it runs, so it promises
+    # nothing yet.
     entry = hit.entry if hit is not None and hit.vouched_by else None
     variant = rewrite_region(region, assume_finite=context.contract.assume_finite)
     if entry is not None:

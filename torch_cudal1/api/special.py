@@ -38,6 +38,7 @@ def log_bessel_k(order: Tensor | float, x: Tensor) -> Tensor:
 
 def _call_operator(name: str, order: Tensor | float, x: Tensor) -> Tensor:
     if not isinstance(order, Tensor):
+        # A 0-dim tensor does not promote the dtype of x, as a Python number would not.
         order = torch.full(
             (), float(order), dtype=x.dtype if x.is_floating_point() else None, device=x.device
         )
@@ -46,5 +47,5 @@ def _call_operator(name: str, order: Tensor | float, x: Tensor) -> Tensor:
 
 
 for _target in TARGETS:
-    # defined before Dynamo looks
+    # Dynamo looks an operator up by its name while it traces, so all of them are defined now.
     operator_of(_target)

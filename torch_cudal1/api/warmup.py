@@ -65,11 +65,14 @@ def warmup(
     target that cannot be loaded or called, and for a recording without a call of it; what fails
     later, and what could not be stored, is the error of its result.
     """
+    # A warm-up's own calls must not enter a recording of production.
     chosen = (settings or Settings.from_env()).but(on_miss="tune", record=None)
     read_back = None if recording is None else read_recording(recording)
     results = []
     for target in [targets] if isinstance(targets, str) else targets:
         for loaded in load(target, device=device):
+            # Inputs that do not fit are the target's fault, and should not be reported as a failed
+            # capture.
             try_call(loaded)
             if read_back is None:
                 results.append(warm(loaded, chosen, progress=progress, training=training))
@@ -105,8 +108,11 @@ def warm(
         with torch.set_grad_enabled(training):
             accelerate(module, loaded.inputs, settings=settings, progress=progress)
             _finish_trial(loaded)
+        # Before `restore`, which forgets what was bound.
         explanation = explain(module)
         restore(module)
+        # `accelerate` falls back instead of raising, but the user of a warm-up must see what
+        # failed.
         error = _problem_since(started_at)
     except (Cudal1Error, RuntimeError, ValueError, TypeError) as problem:
         error = f"{type(problem).__name__}: {problem}"
@@ -132,10 +138,11 @@ def _finish_trial(loaded: Loaded) -> None:
     args, kwargs = arguments_of(loaded.inputs)
     tensors = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
     leaves = [tensor for tensor in tensors if tensor.requires_grad and torch.is_grad_enabled()]
-    # a trial ends after so many calls
+    # The loop ends: a trial has at most `pieces.MAX_TRIAL_STEPS` steps.
     while is_on_trial(loaded.module):
         results = loaded.module(*args, **kwargs)
         if leaves:
+            # Not `backward`: the leaves' `.grad` stay as they are.
             compute_gradients(results, leaves)
 
 

@@ -20,8 +20,11 @@ from torch_cudal1.kernels.template import LoweredKernels, ProposalRequest, Templ
 
 __all__ = ["CompiledKernel", "LoweredKernels", "assemble", "lower", "propose"]
 
-_HIDDEN = (LaunchArg("null"), LaunchArg("null"))  # Triton's scratch pointers
-_MIN_SM = 80  # below it bfloat16 and a maximum that hands NaN on are missing
+# Every Triton kernel takes two pointers to scratch memory behind its own arguments. Kernels that
+# need scratch are refused, so null serves.
+_HIDDEN = (LaunchArg("null"), LaunchArg("null"))
+# Older GPUs have no bfloat16 and no maximum that propagates NaN.
+_MIN_SM = 80
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def propose(
         template, workload = match_template(program)
         return template.propose(workload, ProposalRequest(sm, tf32_ops, most))
     except NotLowerableError:
-        return ()  # an ordinary answer: `build` gives the reason
+        # That no template covers a group is an ordinary answer: `build` gives the reason.
+        return ()
 
 
 def lower(
@@ -94,7 +98,7 @@ def assemble(
         launch = Launch(
             payload=cubin.payload,
             symbol=kernel.symbol,
-            grid=(kernel.grid // cluster, 1, 1),  # a launch counts clusters, a kernel its blocks
+            grid=(kernel.grid // cluster, 1, 1),
             block=32 * cubin.warps,
             shared_bytes=cubin.shared_bytes,
             args=tuple(LaunchArg("ptr", Value(p)) for p in pointers)

@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 FusionKind: TypeAlias = Literal["elementwise", "row", "window", "product", "sequence"]
-_LIBRARIES = ("prims.", "cudal1.")  # operators with these names are not ATen's
+# Operators whose names begin so are not ATen's.
+_LIBRARIES = ("prims.", "cudal1.")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Walks a module once and records everything that a call of it may depend on: the records of a
 guard.
 
-What cannot be watched is a `Refusal` with its reason, never a silent gap. Besides the state of the
+State that cannot be watched makes the answer a `Refusal` with the reason. Besides the state of the
 modules the walk follows plain containers and objects behind attributes, class bodies, and the code
-and global names that `forward` uses: a patched class, a cell of a notebook that was reloaded, a
-global flag that was flipped are seen.
+and global names that `forward` uses. So a guard sees a patched class, a notebook cell that was run
+again, and a global flag that was flipped.
 
 It compares nothing, and does not watch: values and versions of tensors (programs read weights
 live), the state of C++ objects, code in other files than the class, and objects behind global names
@@ -61,8 +61,8 @@ _GLOBAL_HOOKS = (
     "_global_forward_hooks",
 )
 _SLOTS = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
-# identity is watched with the other attributes; the content plays no part in a call, or has its own
-# record
+# The identity of these is watched with the other attributes. Their content plays no part in a call,
+# or has a record of its own.
 _BOOKKEEPING = {
     *_HOOKS,
     *_HOOK_FLAGS,
@@ -74,11 +74,9 @@ _BOOKKEEPING = {
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 }
-_MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = (
-    8,
-    1024,
-    16384,
-)  # nesting of attributes, items of one container, containers and objects
+# Nesting of attributes, items of one container, containers and objects. A guard compares all that it
+# recorded at every call, so a larger state is refused.
+_MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = (8, 1024, 16384)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)
 
@@ -122,17 +120,20 @@ class _Walk:
         key = (id(value), role)
         if key in self.visited:
             return False
-        self.visited[key] = value  # held, so that its identity is not reused during the walk
+        # Held, so that its id() is not given to another object during the walk.
+        self.visited[key] = value
         return True
 
     def global_hooks(self) -> None:
         table = vars(torch_module)
         for name in _GLOBAL_HOOKS:
             where, hooks = f"torch.nn.modules.module.{name}", table[name]
+            # A hook runs inside nn.Module.__call__, which a bound call does not go through.
             if hooks:
                 raise _UnwatchableError(
                     f"{where} is not empty: hooks for every module are registered"
                 )
+            # By name too: a tool may put another dictionary in the place of this one.
             self.names.append(NameMatch(where, table, name, hooks))
             self.empty_hooks.append(EmptyHooks(where, hooks))
 
@@ -145,6 +146,7 @@ class _Walk:
             raise _UnwatchableError(
                 f"{path or 'the module'} is a torch.jit.ScriptModule: its state is not in Python"
             )
+        # Slots are not in __dict__, and a change of one leaves no trace that a guard compares.
         if _has_slots(type(module)):
             raise _UnwatchableError(
                 f"{path or 'the module'} is a {type(module).__qualname__}, which keeps state outside __dict__"
@@ -165,6 +167,7 @@ class _Walk:
             for name, tensor in attributes[slot].items():
                 if tensor is not None:
                     self._tensor(f"{_SLOTS[slot]} {_join(path, name)}", tensor)
+        # Modules in plain lists and dicts are found here: they are in no `_modules`.
         for name, value in list(attributes.items()):
             if name not in _BOOKKEEPING:
                 self._value(_join(path, name), value, 1)
@@ -178,10 +181,13 @@ class _Walk:
             return
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise _UnwatchableError(f"{where} is not initialised yet: call the module once before")
+        # The exact types: a subclass may compute anything in __torch_function__ or
+        # __torch_dispatch__.
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             raise _UnwatchableError(
                 f"{where} is a {type(tensor).__name__}: a tensor subclass has behaviour of its own"
             )
+        # Programs address memory by strides, which such tensors do not have.
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             raise _UnwatchableError(
                 f"{where} is not a dense strided tensor (layout {tensor.layout})"
@@ -220,9 +226,12 @@ class _Walk:
             self._tensor(f"tensor {where}", value)
         elif isinstance(value, nn.Module):
             self.module(value, where)
+        # A function stored as an attribute, such as an activation: reloading tools replace its code
+        # in place.
         elif isinstance(value, types.FunctionType):
             self._code(where, value, None)
         elif self._new(value):
+            # A cycle of objects ends at `_new`; a chain or tree without end would not.
             self.total += 1
             if depth > _MAX_DEPTH or self.total > _MAX_TOTAL:
                 raise _UnwatchableError(
@@ -233,6 +242,8 @@ class _Walk:
 
     def _parts(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
         """Record what can change in `value` itself, and list what is to be followed from there."""
+        # A bound method is made anew at each look-up, so its identity says nothing; what it is made
+        # of does.
         if isinstance(value, types.MethodType):
             return [(where, value.__func__), (f"{where}.__self__", value.__self__)]
         if type(value) is functools.partial:
@@ -243,6 +254,7 @@ class _Walk:
             ]
         if isinstance(value, (*_DICTS, *_SEQUENCES, tuple, frozenset, bytearray)):
             return self._container(where, value)
+        # A class may hide its dictionary behind a property that gives another one each time.
         attributes = getattr(value, "__dict__", None)
         if (
             not isinstance(attributes, dict)
@@ -264,6 +276,8 @@ class _Walk:
             raise _UnwatchableError(
                 f"{where} is a {type(value).__name__} of {len(value)} items; at most {_MAX_ITEMS} are watched"
             )
+        # A tuple or frozenset cannot change, but what it holds can, so its items are followed all
+        # the same.
         if not isinstance(value, (tuple, frozenset)) and not self._content(where, value):
             raise _UnwatchableError(
                 f"{where} is a {type(value).__qualname__}: a subclass of a container can change unseen"
@@ -289,6 +303,7 @@ class _Walk:
 
     def _class(self, cls: type) -> None:
         """The bodies of a module class and of its bases, and the code that its `forward` names."""
+        # Without `object`, whose body Python code cannot change.
         for base in cls.__mro__[:-1]:
             if self._new(base):
                 self._table(f"class {base.__qualname__}", "class attribute", vars(base), owner=base)
@@ -296,14 +311,16 @@ class _Walk:
                     if not name.startswith("__"):
                         self._small(f"class {base.__qualname__}.{name}", value)
         if self._new(cls, "forward"):
+            # All three run at a plain call of the module. nn.Module's own are PyTorch's code and
+            # are not followed.
             for name in ("forward", "__call__", "__getattr__"):
                 function = _function(getattr_static(cls, name, None))
                 if name == "forward" or function is not _function(getattr_static(nn.Module, name)):
                     self._code(f"{cls.__qualname__}.{name}", function, cls)
 
     def _small(self, where: str, value: object) -> None:
-        """Behind class bodies, global names and closures only small containers are followed: there
-        is no end to the rest.
+        """Record the content of a small container. Behind class bodies, global names and closures
+        nothing else is followed: it would lead through the whole program.
         """
         if (
             isinstance(value, (*_DICTS, *_SEQUENCES, bytearray))
@@ -316,10 +333,13 @@ class _Walk:
         """A function, and what its names lead to: methods of `cls`, globals, functions of the same
         file, `module.name` pairs.
         """
+        # Once for each class: the names in an inherited function lead to other methods in a
+        # subclass.
         if function is None or not self._new(function, cls):
             return
         if self._new(function, "code"):
             self.functions.append(FunctionMatch.of(where, function))
+            # Keyword defaults are a dictionary, which can be written in place.
             if function.__kwdefaults__:
                 self._small(f"{where}, keyword defaults", function.__kwdefaults__)
             for name, cell in zip(
@@ -336,13 +356,13 @@ class _Walk:
     def _cell(self, where: str, cell: types.CellType, cls: type | None) -> None:
         try:
             value = cell.cell_contents
-        except ValueError:  # still empty: nothing can have been read from it
+        except ValueError:
+            # Still empty: no call can have read it.
             return
         self.closure_cells.append(ClosureMatch(where, cell, value))
         self._small(where, value)
-        if isinstance(
-            value, types.FunctionType
-        ):  # a decorator's wrapper: the decorated function is here
+        # In a decorator's wrapper the decorated function is a closure variable.
+        if isinstance(value, types.FunctionType):
             self._code(where, value, cls)
 
     def _global(self, table: dict[str, Any], name: str, names: set[str], cls: type | None) -> None:
@@ -355,15 +375,18 @@ class _Walk:
         self._small(f"global {name}", value)
         if isinstance(value, types.FunctionType):
             same_file = value.__globals__ is table
+            # Code of other files is left alone: it would lead through whole libraries.
             self._code(f"function {name}", value if same_file else None, None)
         elif isinstance(value, types.ModuleType):
             self._module_names(name, value, names)
 
     def _module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
-        """`nn.functional.relu` in code: `functional` of `nn` and `relu` of that are looked up at
-        every call: watched.
+        """Record what code looks up in modules at every call: for `nn.functional.relu` that is
+        `functional` in `nn`, and `relu` in that.
         """
         table = vars(module)
+        # Bytecode holds names without saying what they are looked up in, so every name that the
+        # module has is recorded.
         for name in sorted(names & table.keys()):
             if self._new(table, name):
                 value = table[name]
@@ -380,6 +403,7 @@ def _has_slots(cls: type) -> bool:
     """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are
     not watched.
     """
+    # A built-in base, such as a list or dict, keeps its state in C.
     foreign = any(not base.__flags__ & HEAP_TYPE for base in cls.__mro__[:-1])
     return foreign or any(
         isinstance(value, types.MemberDescriptorType)

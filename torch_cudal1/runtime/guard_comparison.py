@@ -1,5 +1,6 @@
-"""Compares the records of a guard with the present, in plain Python: the reference of csrc/guard.cpp,
-and the words for what differs.
+"""Compares the records of a guard with the present in plain Python, and words what differs.
+
+It is the reference for csrc/guard.cpp, which has to give the same answers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class PythonGuard:
 
     def holds(self) -> bool:
         w = self._watched
+        # By identity everywhere: == could run the user's code, and compares tensors element by
+        # element. Only a bytearray is compared by content, since its items are no objects.
         return (
             not any(self._hooks)
             and all(type(r.target) is r.kind for r in w.type_matches)
@@ -51,6 +54,7 @@ class PythonGuard:
 
 
 def _same_lookup(record: NameMatch) -> bool:
+    # A mappingproxy of a class is made anew at each vars(), so the record holds the class.
     table: Any = vars(record.table) if isinstance(record.table, type) else record.table
     return table.get(record.key, ABSENT) is record.value
 
@@ -67,8 +71,10 @@ def _same_table(record: DictContents) -> bool:
     table = record.table
     if record.values is None:
         return set(names_without_prefix(table, record.ignored_prefix)) == set(record.keys)
+    # The callable that accelerate() swapped in is no change of the module.
     if record.skips_ignored and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
+    # In order: nn.Sequential runs its submodules in the order of this dictionary.
     return (
         len(table) == len(record.keys)
         and all(map(is_, table.values(), record.values))
@@ -83,7 +89,8 @@ def _same_tensor(record: TensorMatch) -> bool:
 def _content(cell: Any) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # emptied by `del`
+    except ValueError:
+        # `del` has emptied it since.
         return ABSENT
 
 

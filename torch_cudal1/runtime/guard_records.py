@@ -36,9 +36,13 @@ __all__ = [
     "without_state",
 ]
 
-IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
+# accelerate() puts its callable here, and swapping it in is no change of the module. nn.Module drops
+# this attribute when it is copied or pickled.
+IGNORED = "_compiled_call_impl"
+# Py_TPFLAGS_HEAPTYPE: a class made by Python code.
+HEAP_TYPE = 1 << 9
 _HOOKS_OF_ALL = "torch.nn.modules.module."
+# In the order of `tensor_facts`.
 FACTS = (
     "dtype",
     "device",
@@ -75,8 +79,8 @@ class DictContents:
     """A dictionary whose keys and values stay the same objects in the same order, IGNORED left out
     where `skips_ignored`.
 
-    Without `values` only its keys are compared, which are bytes, in any order, less those that begin
-    with `ignored_prefix`. `entry_kind`: what one entry is, for messages ("parameter", "attribute").
+    Without `values` only its keys are compared: bytes, in any order, without those that begin with
+    `ignored_prefix`. `entry_kind`: what one entry is, for messages ("parameter", "attribute").
     """
 
     where: str
@@ -222,15 +226,17 @@ def record_class_bodies(classes: Iterable[type]) -> GuardRecords:
             owner=kind,
         )
         for kind in classes
+        # The body of a class made in C cannot be changed from Python.
         if kind.__flags__ & HEAP_TYPE
     )
     return GuardRecords((), (), tables, (), (), (), (), (), (), ())
 
 
 def without_state(watched: GuardRecords) -> GuardRecords:
-    """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions
-    of classes. Not the state, which a call may change.
+    """The records that Dynamo's own guards do not cover when it runs a module: hooks, and the
+    bodies and functions of classes. State is not among them.
     """
+    # State is left out because a call that Dynamo runs may change it.
     bodies = tuple(table for table in watched.dict_contents if table.owner is not None)
     lookups = tuple(
         lookup
@@ -249,9 +255,11 @@ def without_state(watched: GuardRecords) -> GuardRecords:
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What a compiled program relies on of a dense tensor besides values; the address counts as
-    "aligned" to 16 bytes or not.
+    """The properties of a dense tensor that a compiled program relies on. Of the address only
+    "none", "aligned" (to 16 bytes) or "unaligned" counts.
     """
+    # Programs read the address at every call. Only its alignment is compiled into a kernel
+    # (Triton's tt.divisibility, 16 bytes).
     address = tensor.data_ptr()
     place = "none" if not address else "unaligned" if address % 16 else "aligned"
     form = (

@@ -1,9 +1,8 @@
-"""Looks at indices before code that Inductor compiled for a CPU reads with them.
+"""Checks indices before code that Inductor compiled for a CPU reads with them.
 
 Eager raises IndexError for an index out of range. Inductor's C++ throws from inside a parallel
-loop, where nothing can catch it: the process ends. Here each index that is not in range by
-construction goes through one opaque operator first, which raises. On a GPU eager itself ends in a
-device-side assertion, and nothing is added.
+loop, where nothing can catch it, and the process ends. Here each index that is not in range by
+construction goes through one opaque operator first, which raises. Nothing is added on a GPU.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ __all__ = [
 ]
 
 _NAME = "checked_index"
-# operator: position of the indices among its arguments, whether negative ones count from the end;
-# the indexed dimension is argument 1, but for a table's, which is its first
+# An embedding indexes its table's first dimension; the operators with a dimension have it as argument
+# 1 and the indices as argument 2. Only the operators with a list of indices count negative ones from
+# the end.
 _TABLE_OPERATORS = {"aten.embedding.default"}
 _DIMENSION_OPERATORS = {
     "aten.index_select.default",
@@ -62,12 +62,13 @@ _VIEWS = {
 }
 
 
+# uint8 is not among them: ATen takes such a tensor for a mask.
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class IndexOutOfRangeError(IndexError):
-    """What is raised for an index that eager would refuse; the words are eager's where the module's
-    own forward is run after it.
+    """Raised for an index that eager would refuse. Where the module's own forward runs after it
+    (`raise_as_eager`), the caller gets eager's exception instead.
     """
 
 
@@ -79,11 +80,13 @@ def _operator() -> torch._ops.OpOverload:
 
 @cache
 def _define() -> torch.library.Library:
+    # FRAGMENT: other modules define operators in the same namespace.
     library = torch.library.Library("cudal1", "FRAGMENT")
     library.define(
         f"{_NAME}(Tensor index, int low, int high) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
     )
     library.impl(_NAME, _check_index, "CPU")
+    # Eager ends in a device-side assertion on a GPU too, and to look at a value would wait for it.
     library.impl(_NAME, lambda index, low, high: index.clone(), "CUDA")
     torch.library.register_fake(
         f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library
@@ -98,14 +101,16 @@ def _check_index(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
             raise IndexOutOfRangeError(
                 f"index out of range: {least if least < low else most} is not from {low} to {high - 1}"
             )
+    # An operator may not hand its input on: PyTorch takes its results for fresh memory.
     return index.clone()
 
 
 def raise_as_eager(
     compiled: Callable[..., Any], eager_forward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`compiled`, with the exception that `eager_forward` raises in the place of ours. What it writes to is
-    not written yet at that point.
+    """`compiled`, but an index out of range raises the exception that `eager_forward` raises.
+
+    Safe to run again: the check comes before anything that the call writes.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -126,6 +131,8 @@ def cpu_index_checks() -> dict[str, Any]:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     _operator()
+    # Inductor's caches tell passes apart by this id: code compiled before this file changed must
+    # not be found.
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
     class IndexChecks(CustomGraphPass):
@@ -151,10 +158,12 @@ def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
         ):
             continue
         low, high = -size if from_the_end else 0, size
+        # A check reads all indices, and most positions in models come from a range that is known.
         if _is_within(index, low, high):
             continue
         with graph.inserting_before(node):
             checked = graph.call_function(_operator(), (index, low, high))
+        # Inductor's lowering reads shape and dtype of a node from here.
         checked.meta["val"] = value
         node.replace_input_with(index, checked)
 
@@ -174,6 +183,7 @@ def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
             value = index.meta.get("val") if isinstance(index, fx.Node) else None
             is_mask = isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
             yield from _iter_sized_index(index, shape, dimension, True)
+            # A mask of n dimensions indexes n of them.
             dimension += value.ndim if is_mask and isinstance(value, torch.Tensor) else 1
 
 
@@ -187,6 +197,7 @@ def _iter_sized_index(
         and -len(shape) <= dimension < len(shape)
     ):
         size = shape[dimension]
+        # A symbolic size is no constant that the operator could take.
         if isinstance(size, int):
             yield index, size, from_the_end
 
@@ -198,6 +209,7 @@ def _shape(node: Any) -> tuple[Any, ...] | None:
 
 def _is_within(node: Any, low: int, high: int) -> bool:
     """Whether the values come from a constant or a range that lies in [low, high)."""
+    # Views, copies and conversions leave the range of the values as it is.
     while isinstance(node, fx.Node) and str(node.target) in _VIEWS:
         node = node.args[0]
     if not isinstance(node, fx.Node):

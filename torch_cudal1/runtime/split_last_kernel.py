@@ -18,7 +18,7 @@ from torch_cudal1.ir.value_specs import value_specs
 __all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "split_last_step"]
 
 # Of a result. Up to this size its copy is a small kernel inside the graph (most_by_kernel in
-# csrc/captured.h), which costs less than a launch of its own.
+# csrc/captured.h).
 MIN_SPLIT_BYTES = 4 << 20
 
 

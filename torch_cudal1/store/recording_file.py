@@ -1,11 +1,11 @@
-"""The file of a recording: JSON lines, one for what was seen of one form of call since the line
-before; sums are made at reading.
+"""The file of a recording: JSON lines. Each line counts the calls of one form since the last line of
+that form; reading adds them up.
 
     {"body": {"kind": "module", "name": "Net", "identity": "3f...", "form": {...}, "mode": {...}, "calls": 128}, "check": "9c..."}
 
 Any number of processes append to one file: each append is one write at the end, under the file's
-lock where the file system has one. The file stays below a limit. What is not whole, or of another
-program, is named when the file is read, and the rest is used.
+lock where the file system has one. The file stays below a limit. A line that is damaged, or of
+another program, is reported when the file is read, and the rest is used.
 """
 
 from __future__ import annotations

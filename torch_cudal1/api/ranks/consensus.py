@@ -57,12 +57,16 @@ __all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "r
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0
-# TCPStore refuses values of more than 8 MiB
+# TCPStore refuses values of more than 8 MiB. 64 MiB of entries are no more than rank 0's host keeps
+# for a moment.
 CHUNK_BYTES, MAX_BROADCAST_BYTES = 1 << 20, 64 << 20
 ALL_ARRIVED, USE_IT = "all came", "use it"
+# Part of every name, so that an old message is never taken for a new one.
 _MEETING_NUMBERS = itertools.count()
-# bindings of two threads are two meetings, one after the other
+# Two threads of a rank must not mix their meetings: the n-th of this rank meets the n-th of others.
 _MEETING_LOCK = threading.RLock()
+# Ranks that missed one meeting will miss the next ones too: without these, each of a model's graphs
+# would wait for the whole time-out.
 _last_meeting_timed_out = False
 _store_was_silent = False
 
@@ -107,7 +111,9 @@ def reach_consensus(
             _store_was_silent = False
             return result
         except dist.DistError as error:
-            # the store's host is gone or stopped: the process group is about to fail too
+            # The store's host is gone or stopped, and the process group is about to fail too. The
+            # rank
+            # goes on with its baseline until then.
             _store_was_silent = True
             return _record_disagreement(f"the store of the process group failed: {error}")
 
@@ -142,6 +148,8 @@ def _run_meeting(
     if absent is not None:
         return _record_disagreement(absent.reason)
     if meeting.leads:
+        # A search takes minutes. Without heartbeats the other ranks could not tell it from a dead
+        # leader.
         with meeting.send_heartbeats(), _broadcast_failure(meeting):
             result, message = decide()
         delivered = meeting.broadcast(message)
@@ -154,9 +162,11 @@ def _run_meeting(
         verdict = meeting.agree_on_verdict(None, delivered)
         return result if verdict == USE_IT else _record_disagreement(verdict)
     broadcast = meeting.receive()
+    # NoConsensus of the leader is final: it has gone on without waiting for answers.
     if isinstance(broadcast, NoConsensus):
         telemetry.record("ranks", "baseline", reason=broadcast.reason)
         return broadcast
+    # This rank must still answer: the others would wait for it.
     if isinstance(broadcast, Refusal):
         return _record_disagreement(meeting.agree_on_verdict(broadcast, Broadcast("")))
     verdict = meeting.agree_on_verdict(meeting.find_objection(broadcast), broadcast)
@@ -165,7 +175,7 @@ def _run_meeting(
 
 @contextmanager
 def _broadcast_failure(meeting: _Meeting) -> Iterator[None]:
-    """Where deciding raises, the other ranks get the reason instead of a time-out."""
+    """Where deciding raises, send the reason to the other ranks, which would run into a time-out."""
     decided = False
     try:
         yield
@@ -201,6 +211,8 @@ class _Meeting:
         self._graph = hashlib.sha256("|".join(graphs).encode()).hexdigest()
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
+        # The leader may search each graph for its whole budget and once more for a candidate's
+        # time-out. The limit is twice that, for baselines and compilation.
         search_s = (
             context.settings.budget_s + context.settings.candidate_timeout_s
             if context.settings.on_miss == "tune"
@@ -224,10 +236,13 @@ class _Meeting:
         timeout_s = (
             min(timeout_s, MAX_WAIT_AFTER_TIMEOUT_S) if _last_meeting_timed_out else timeout_s
         )
+        # Only a digest travels before all ranks are there.
         self._channel.set(f"at/{self.rank}", self._graph)
         arrived = self._channel.wait(
             [f"at/{rank}" for rank in range(self._size)], "closed", timeout_s
         )
+        # The first rank to give up, or to see all, decides for every rank, also for one that comes
+        # later.
         outcome = self._channel.set_once(
             "closed", ALL_ARRIVED if arrived else self._describe_absent(timeout_s)
         )
@@ -236,6 +251,7 @@ class _Meeting:
             return Refusal(outcome)
         graphs = [self._channel.get(f"at/{rank}") for rank in range(self._size)]
         self._group = tuple(rank for rank, graph in enumerate(graphs) if graph == self._graph)
+        # The lowest rank of the group: every rank finds the same one without a message.
         self._leader = self._group[0]
         different_ranks = [rank for rank in range(self._size) if rank not in self._group]
         if different_ranks:
@@ -253,6 +269,7 @@ class _Meeting:
         """Leader: send the decision; the answer is what was sent. NoConsensus is final: no rank answers
         to it.
         """
+        # No other rank has this graph, so none waits for a message.
         if len(self._group) == 1:
             return message
         bodies = (
@@ -260,6 +277,7 @@ class _Meeting:
             if isinstance(message, Broadcast)
             else []
         )
+        # Refused before anything is written: the store lies in the memory of one host.
         if (size := sum(map(len, bodies))) > MAX_BROADCAST_BYTES:
             message = NoConsensus(
                 f"its entries have {size} bytes, at most {MAX_BROADCAST_BYTES} are handed to other ranks"
@@ -271,6 +289,7 @@ class _Meeting:
         chunks = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)]
         for number, chunk in enumerate(chunks):
             self._channel.set(f"bytes/{self._leader}/{number}", chunk)
+        # After the chunks: a rank that sees this name must find all of them.
         self._channel.set(
             f"told/{self._leader}",
             json.dumps({"runs": message.runs, "note": message.note, "chunks": len(chunks)}),
@@ -286,7 +305,7 @@ class _Meeting:
         if reason := self._channel.wait_while_alive(
             message_name, verdict, heartbeat, (self._heartbeat_s, self._deciding_s)
         ):
-            # it will hardly come to the next meeting either
+            # A rank that was given up will hardly come to the next meeting in time.
             _last_meeting_timed_out = True
             return Refusal(f"rank {self._leader} {reason} while the others waited for its decision")
         if not self._channel.has([message_name]):
@@ -298,6 +317,8 @@ class _Meeting:
             self._channel.get(f"bytes/{self._leader}/{number}")
             for number in range(message["chunks"])
         )
+        # The same decoder as for files: it checks digests and the Program's rules. Nothing of the
+        # sender is trusted more than a file would be.
         entries = [decode_entry(base64.b64decode(text)) for text in json.loads(body)]
         damaged = next((entry for entry in entries if isinstance(entry, Refusal)), None)
         if damaged is not None:
@@ -311,16 +332,19 @@ class _Meeting:
     def find_objection(self, broadcast: Broadcast) -> Refusal | None:
         """Why this rank cannot run what the leader decided; None if it can."""
         for entry in broadcast.entries:
+            # A kernel that is right under one contract may be too inexact under another.
             if entry.contract.digest != self._context.contract.digest:
                 return Refusal(f"rank {self.rank} works under another precision contract")
             if entry.choice.program.digest == entry.region_key:
-                # a baseline is PyTorch's own work, which runs anywhere
+                # A baseline is PyTorch's own work, which runs on every machine.
                 continue
             if entry.target.family != self._context.target.family or (
                 stale := stale_reason(entry.target, self._context.target)
             ):
                 reason = stale or "validated on " + entry.target.family
                 return Refusal(f"rank {self.rank}: {reason}")
+            # A kernel that went wrong on this machine, or was revoked here, does not come back from
+            # another rank.
             cache, choice = self._context.cache, entry.choice
             quarantine_reason = find_quarantine_reason(
                 (cache.root, *cache.read_only), entry.region_key, choice.digest
@@ -341,6 +365,7 @@ class _Meeting:
         if problem is None and self._channel.wait(names, f"verdict/{self._leader}", timeout_s):
             answers = map(self._channel.get, names)
             proposal = next((answer for answer in answers if answer != "yes"), USE_IT)
+        # The first proposal wins, so a rank that was given up takes the baseline with the others.
         verdict = self._channel.set_once(f"verdict/{self._leader}", proposal)
         if verdict == USE_IT:
             digests = [entry.choice.digest for entry in broadcast.entries]
@@ -359,6 +384,7 @@ class _Meeting:
     def _forget_bytes(self) -> None:
         """Every member has answered, so has read: the store need not keep the entries."""
         number = 0
+        # The leader counts by asking, as it is the only one that deletes.
         while self._channel.has([f"bytes/{self._leader}/{number}"]):
             self._channel.delete(f"bytes/{self._leader}/{number}")
             number += 1
@@ -373,6 +399,7 @@ def _store() -> Any:
     if (
         not (dist.is_available() and dist.is_initialized())
         or dist.get_world_size() < 2
+        # The fake backend has one process that plays every rank: no other rank would come.
         or dist.get_backend() == "fake"
     ):
         return None

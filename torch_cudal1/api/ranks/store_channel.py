@@ -21,8 +21,10 @@ import torch.distributed as dist
 __all__ = ["StoreChannel"]
 
 T = TypeVar("T")
-# a busy machine may miss some of them
+# A busy machine may miss some of them without being given up.
 HEARTBEATS_PER_SILENCE = 8
+# The store is asked by polling: its blocking `wait` cannot be ended by another name. At the longest
+# pause each rank makes 20 requests a second.
 MAX_POLL_PAUSE_S = 0.05
 
 
@@ -42,6 +44,7 @@ class StoreChannel:
 
     def get(self, name: str) -> str:
         """The text under `name`, which must be there."""
+        # `get` blocks until the name exists, so it is used only for names that are there.
         return self._ask_with_timeout(lambda: str(self._store.get(self._name(name)).decode()))
 
     def set(self, name: str, value: str) -> None:
@@ -53,6 +56,8 @@ class StoreChannel:
         rank.
         """
         return self._ask_with_timeout(
+            # With "" expected, `compare_set` writes only where the name does not exist. The store
+            # does it in one step, so all ranks read the same verdict.
             lambda: str(self._store.compare_set(self._name(name), "", value).decode())
         )
 
@@ -71,6 +76,7 @@ class StoreChannel:
             and time.monotonic() < deadline
         ):
             time.sleep(next(pauses))
+        # The last name may have come together with `closed`.
         return complete or self.has(names)
 
     def wait_while_alive(
@@ -84,6 +90,7 @@ class StoreChannel:
         """
         silence_s, longest_s = limits_s
         started = changed = time.monotonic()
+        # Only a change of the counter counts as a sign of life: clocks of two hosts need not agree.
         last, pauses = "", _pauses()
         while not (self.has([name]) or self.has([closed])):
             now, count = time.monotonic(), self.get(beat) if self.has([beat]) else ""
@@ -104,11 +111,14 @@ class StoreChannel:
         stop = threading.Event()
 
         def beat() -> None:
+            # The first beat is sent at once: the other ranks wait for a sign of life from now on.
             number = 0
-            # the next request of the deciding thread raises it
+            # The thread ends in silence: the next request of the deciding thread raises the error.
             with contextlib.suppress(dist.DistError):
                 while not stop.wait(silence_s / HEARTBEATS_PER_SILENCE if number else 0.0):
                     number += 1
+                    # Not through `_ask_with_timeout`: this is a thread of its own already, and may
+                    # wait.
                     self._store.set(self._name(name), str(number))
 
         thread = threading.Thread(target=beat, name="cudal1-rank-beat", daemon=True)
@@ -117,6 +127,8 @@ class StoreChannel:
             yield
         finally:
             stop.set()
+            # A request to a stopped store never returns, and the daemon thread must not hold the
+            # rank here.
             thread.join(timeout=1.0)
 
     def _name(self, name: str) -> str:
@@ -128,9 +140,12 @@ class StoreChannel:
         def ask() -> None:
             try:
                 answers.put((question(), None))
+            # The error is raised in the caller's thread, not printed in this one.
             except (dist.DistError, RuntimeError, ValueError, OSError) as error:
                 answers.put((None, error))
 
+        # One thread for each request: a pool's thread that waits for a stopped store would block
+        # the next one.
         threading.Thread(target=ask, name="cudal1-rank-question", daemon=True).start()
         try:
             answer, error = answers.get(timeout=self._silence_s)

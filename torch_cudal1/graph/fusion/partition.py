@@ -154,7 +154,7 @@ def _find_fixed_groups(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tup
         for last in range(len(uses.steps))
     )
     for positions in (*find_attention_chains(uses, specs), *around):
-        # The first one wins, so attention comes first: it saves most.
+        # Attention chains come first, and the first one wins.
         if positions and all(set(positions).isdisjoint(other) for other in fixed_groups):
             fixed_groups.append(positions)
     return tuple(fixed_groups)
@@ -339,7 +339,7 @@ def _absorb(
         if (
             is_independent
             and is_compatible
-            # A product's kernel has one accumulator tile, so groups with products stay apart.
+            # A group around a product grows by the steps after it only.
             and not (other_group.has_product or target_group.has_product)
             and len(target_group.steps) + len(other_group.steps) <= _MAX_MERGED_STEPS
         ):
@@ -381,7 +381,6 @@ def _choose_group(
     follows: bool,
 ) -> int | None:
     """The latest group that `step` may join. `follows`: only one around a product."""
-    # The latest first: joining an earlier one is more likely to close a circle.
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(
             *(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group)

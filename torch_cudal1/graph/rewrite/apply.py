@@ -49,15 +49,19 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
     A graph with symbolic shapes, or with a mutation before its last computation, comes back as it
     was.
     """
+    # The caller's graph is the baseline, so no rule may touch it.
     good, mode = _copy(gm), fake_mode(gm.graph)
     sites: Counter[str] = Counter()
     if mode is None or not _is_static(gm) or not _mutates_last(gm.graph):
         return RewriteResult(good, (), {})
+    # From the graph itself: what its outputs are now is what callers were promised.
     output_specs = _describe(_propagate(good, mode))
+    # `good` is the last state that was checked: an undone rule falls back to it.
     work = _copy(good)
     active = [rule for rule in rules if assume_finite or not rule.finite_only]
     for _round in range(MAX_ROUNDS):
         changed = False
+        # A tuple, since an undone rule is removed on the way.
         for rule in tuple(active):
             site_count, undo_reason = _attempt(rule, work)
             if not (site_count or undo_reason):
@@ -66,6 +70,7 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
             if undo_reason:
                 telemetry.record("rewrite", "undone", rule=rule.name, reason=undo_reason)
                 work = _copy(good)
+                # It would fail again in the next round, at the same place.
                 active.remove(rule)
             elif _text(work.graph) != _text(
                 good.graph
@@ -74,6 +79,7 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
                 sites[rule.name] += site_count
         if not changed:
             break
+    # Rules edit `graph`; the module's `forward` is generated from it.
     good.recompile()
     return RewriteResult(good, tuple(sites), dict(sites))
 
@@ -93,6 +99,7 @@ def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     # Not deepcopy of the module: that would copy constants, which no rule edits.
+    # The graph alone is copied; the new module refers to the caller's constants.
     graph = copy.deepcopy(gm.graph)
     return fx.GraphModule(gm, graph)
 
@@ -114,6 +121,7 @@ def _is_static(gm: fx.GraphModule) -> bool:
     input_values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
     tensors = [v for v in input_values if isinstance(v, torch.Tensor)]
     symbolic = any(isinstance(v, torch.SymInt) for v in input_values)
+    # Rules compute with sizes and strides, and a symbolic one has no value.
     return not symbolic and all(
         type(n) is int for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset())
     )
@@ -129,6 +137,7 @@ def _mutates_last(graph: fx.Graph) -> bool:
             continue
         schema = getattr(node.target, "_schema", None)
         mutates = schema is not None and schema.is_mutable
+        # A rule may move a value across a mutation, and would read it before or after the write.
         if mutated and not mutates:
             return False
         mutated = mutated or mutates
@@ -142,6 +151,7 @@ def _check_outputs(gm: fx.GraphModule, mode: FakeTensorMode, expected: Sequence[
         actual = _describe(_propagate(gm, mode))
         if actual == expected:
             return ""
+        # Strides are repaired here, so that not every rule has to think of them.
         if not _restore_strides(gm.graph, expected, actual):
             return f"outputs changed from {expected} to {actual}"
         _clean(gm)
@@ -154,7 +164,9 @@ def _check_outputs(gm: fx.GraphModule, mode: FakeTensorMode, expected: Sequence[
 
 
 def _clean(gm: fx.GraphModule) -> None:
+    # FX's own test would drop random calls, and shift the generator for those that stay.
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: not is_dead_when_unused(node))
+    # Finds a node that is used before it is made, which a faulty rule can leave.
     gm.graph.lint()
 
 
@@ -164,6 +176,8 @@ def _propagate(gm: fx.GraphModule, mode: FakeTensorMode) -> tuple[list[Any], lis
     """
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     with torch.no_grad():
+        # The inputs are fakes already; new ones would have new storages and lose which inputs
+        # alias.
         out = FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
     return inputs, list(out) if isinstance(out, (tuple, list)) else [out]
 
@@ -176,6 +190,7 @@ def _describe(values: tuple[list[Any], list[Any]]) -> list[_Spec]:
     first: dict[int, str] = {}
     for position, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
+            # Two inputs may share memory, and the first names it.
             first.setdefault(_storage(value), f"input {position}")
     specs: list[_Spec] = []
     for position, value in enumerate(outputs):
@@ -198,6 +213,7 @@ def _restore_strides(graph: fx.Graph, expected: Sequence[_Spec], actual: Sequenc
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     many = isinstance(output.args[0], (tuple, list))
     results: list[Any] = list(output.args[0]) if many else [output.args[0]]
+    # No copy can make up for an output that is missing.
     if len(expected) != len(actual):
         return False
     for position, (want, have) in enumerate(zip(expected, actual, strict=True)):

@@ -45,8 +45,7 @@ def attention_in_products(gm: fx.GraphModule) -> int:
     for node in calls(gm, *_FUSED):
         bound_args = arguments(node)
         query, key, value = (bound_args[name] for name in ("query", "key", "value"))
-        # A mask would be one more pass over the scores, and `is_causal` skips half of them in the
-        # fused kernel.
+        # A mask would be one more pass over the scores in memory.
         masked = bound_args.get("attn_bias") is not None or bound_args["is_causal"]
         # The operator also yields the log-sum-exp and seeds, which products do not compute.
         read = [user for user in node.users if user.users]

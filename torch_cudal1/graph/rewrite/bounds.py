@@ -64,6 +64,7 @@ def bounds_of(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
 
 def _unknown(kind: torch.dtype) -> Bounds:
     if kind == torch.bool:
+        # False and True.
         return Bounds(0, 1, False)
     return Bounds(-math.inf, math.inf, kind.is_floating_point)
 
@@ -71,6 +72,7 @@ def _unknown(kind: torch.dtype) -> Bounds:
 def _within_dtype(bounds: Bounds, kind: torch.dtype) -> Bounds:
     if kind == torch.bool:
         return Bounds(max(bounds.low, 0), min(bounds.high, 1), False)
+    # Integers have no NaN, whatever a rule could not rule out.
     return bounds if kind.is_floating_point else replace(bounds, nan=False)
 
 
@@ -91,12 +93,14 @@ def _call(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
 
 def _number(number: float) -> Bounds:
     if math.isnan(number) or (isinstance(number, int) and abs(number) > _LARGEST_EXACT):
+        # Larger integers are no exact Python floats.
         return Bounds(-math.inf, math.inf, True)
     return Bounds(float(number), float(number), False)
 
 
 def _of(arg: Any, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     if isinstance(arg, fx.Node):
+        # Anything unknown is unbounded: a bound that is too wide is safe.
         return bounds.get(arg, Bounds(-math.inf, math.inf, True))
     return (
         _number(arg) if isinstance(arg, (bool, int, float)) else Bounds(-math.inf, math.inf, True)
@@ -137,6 +141,7 @@ def _factory(node: fx.Node, _bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     name = str(node.target)
     if "full" in name:
         filled = arguments(node)["fill_value"]
+        # The fill value may be complex or symbolic.
         edge = _number(filled) if isinstance(filled, (bool, int, float)) else None
         return (
             edge
@@ -247,6 +252,7 @@ def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bound
     return Bounds(
         0.0 if x.low >= 0 else -math.inf,
         0.0 if x.high <= 0 else math.inf,
+        # Values of both signs may overflow to infinities of both signs, whose sum is NaN.
         x.nan or not (x.low >= 0 or x.high <= 0),
     )
 
@@ -254,12 +260,16 @@ def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bound
 def _sum(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
     factor = arguments(node).get("alpha", 1)
+    # Mixed dtypes promote, and the rounding of the other dtype is not followed here.
     if factor != 1 or (is_tensor(node.args[1]) and dtype(node.args[1]) != dtype(node)):
         return None
     if is_op(node, aten.sub.Tensor):
         if node.args[0] is node.args[1]:
+            # `x - x` is 0, or NaN for an infinite x. Interval arithmetic would not see that both
+            # are one value.
             return Bounds(0.0, 0.0, not a.finite)
         b = Bounds(-b.high, -b.low, b.nan)
+    # Infinity less infinity is NaN.
     clash = (a.high == math.inf and b.low == -math.inf) or (
         a.low == -math.inf and b.high == math.inf
     )
@@ -271,6 +281,7 @@ def _product(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
     nan = a.nan or b.nan or _has_zero_times_infinity(a, b)
     if node.args[0] is node.args[1]:
+        # A square is never negative, which corners of the interval would not show.
         return Bounds(0.0, math.inf, a.nan)
     edge = _round_outwards(*_ends([a.low, a.high], [b.low, b.high], operator.mul), dtype(node))
     return replace(edge, nan=nan)
@@ -278,6 +289,7 @@ def _product(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
 
 def _quotient(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     a, divisor = _of(node.args[0], bounds), scalar(node.args[1])
+    # Division by 0 has results of both signs, and NaN.
     if divisor is None or not math.isfinite(divisor) or not divisor:
         return None
     # Kernels may multiply by the reciprocal: widened, except for the sign.
@@ -299,10 +311,12 @@ def _ends(
     for x in first:
         for y in second:
             if math.isfinite(x) and math.isfinite(y):
+                # Exact: a Python float would round, perhaps inwards.
                 values.append(op(Fraction(x), Fraction(y)))
             elif op is operator.mul and 0 in (x, y):
                 values.append(Fraction(0))
             elif op is operator.add and math.isinf(x) and math.isinf(y) and x != y:
+                # Opposite infinities may sum to anything in between.
                 values += [-math.inf, math.inf]
             else:
                 values.append(op(x, y))
@@ -316,6 +330,7 @@ def _round_outwards(low: Any, high: Any, kind: torch.dtype, *, exact: bool = Fal
     limits = []
     for value, sign in ((low, -1.0), (high, 1.0)):
         near = (
+            # PyTorch's own rounding to the dtype.
             float(torch.tensor(float(value), dtype=torch.float64).to(kind))
             if kind.is_floating_point
             else float(value)
@@ -335,6 +350,7 @@ def _outwards(value: float, kind: torch.dtype, sign: float) -> float:
     info = torch.finfo(kind)
     if not value or not math.isfinite(value):
         return value
+    # Kernels may flush subnormals, or round an intermediate once more.
     moved = value + sign * (4 * info.eps * abs(value) + info.smallest_normal)
     # Rounding never crosses zero, and what overflows the dtype is infinite in it.
     moved = max(moved, 0.0) if value > 0 else min(moved, 0.0)
@@ -376,6 +392,7 @@ def _item(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
         return x
     if is_op(source, aten.native_dropout.default) and which == 0:
         p = source.args[1]
+        # Dropout scales what it keeps, so values may grow beyond the bounds of its input.
         scale = 1.0 / (1.0 - float(p)) if isinstance(p, (int, float)) and p < 1 else math.inf
         if x.point == 0 and math.isfinite(scale):
             return x

@@ -38,6 +38,7 @@ __all__ = ["CONSTANT_RULES"]
 
 aten = torch.ops.aten
 _SOURCES = (aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default)
+# Bounds the work for one node; pointwise operators have at most a few operands.
 _MAX_EVALUATED_ARGS = 8
 
 
@@ -60,22 +61,26 @@ def constant_value_finite(gm: fx.GraphModule) -> int:
 
 
 def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
+    # Once for the pass: a folded node keeps its value, so the bounds stay right.
     bounds = bounds_of(gm.graph)
     sites = 0
     for node in calls(gm):
         if (
             node not in bounds
+            # They are constants already, and folding one again would never end.
             or is_op(node, *_SOURCES, aten.lift_fresh_copy.default)
             or not val(node).numel()
         ):
             continue
         point = bounds[node].point if finite or not bounds[node].nan else None
         point = _evaluate(node, bounds, finite=finite) if point is None else point
+        # `with_strides` makes such a copy below, so folding it would repeat itself.
         if point is None or _only_moves_a_constant(node):
             continue
         with gm.graph.inserting_before(node):
             number = (
                 point
+                # `full` takes a number of the dtype's own kind.
                 if dtype(node).is_floating_point
                 else (bool(point) if dtype(node) == torch.bool else int(point))
             )
@@ -118,10 +123,12 @@ def _evaluate(node: fx.Node, bounds: Mapping[fx.Node, Bounds], *, finite: bool) 
     if (
         not isinstance(node.target, OpOverload)
         or torch.Tag.pointwise not in node.target.tags
+        # A cast may go to another device.
         or is_op(node, aten._to_copy.default)
     ):
         return None
     sources = node.all_input_nodes
+    # Random draws have a bound and no value.
     if not sources or len(sources) > _MAX_EVALUATED_ARGS or node.is_impure(impure_random=True):
         return None
     points = {}
@@ -133,12 +140,15 @@ def _evaluate(node: fx.Node, bounds: Mapping[fx.Node, Bounds], *, finite: bool) 
             or (source_bounds.nan and not finite)
         ):
             return None
+        # One element in the same dtypes, on the CPU: PyTorch itself computes the constant. 0-dim
+        # tensors stay 0-dim, because they promote differently.
         points[source] = torch.full(
             (1,) * min(1, len(shape(source))), source_bounds.point, dtype=dtype(source)
         )
     args, kwargs = fx.map_arg((node.args, node.kwargs), points.__getitem__)
     value = node.target(*args, **kwargs)
     number = float(value.reshape(-1)[0])
+    # Beyond 2^53 a float is no exact integer.
     return number if math.isfinite(number) and abs(number) < 2**53 else None
 
 
@@ -162,6 +172,7 @@ def bound_that_never_bites(gm: fx.GraphModule) -> int:
         ):
             continue
         inside = limits[0] <= bounds[source].low and bounds[source].high <= limits[1]
+        # The clamp may also be what makes an output fresh.
         if inside and may_stand_for(source, node):
             replace(node, source)
             sites += 1
@@ -196,6 +207,7 @@ def norm_of_one(gm: fx.GraphModule) -> int:
         if len(items) != 1 or items[0].target is not operator.getitem or items[0].args[1] != 0:
             continue
         bound, item = arguments(node), items[0]
+        # With eps 0 the norm of a single element is 0 / 0.
         if bound["eps"] <= 0 or not val(item).numel() or _elements_per_mean(node) != 1:
             continue
         with gm.graph.inserting_before(item):
@@ -209,6 +221,7 @@ def norm_of_one(gm: fx.GraphModule) -> int:
             )
             bias = bound["bias"]
             if bias is not None:
+                # A group norm's bias runs along dim 1.
                 channels = [1, -1] + [1] * (len(shape(item)) - 2)
                 bias = (
                     call(gm.graph, aten.view.default, bias, channels)

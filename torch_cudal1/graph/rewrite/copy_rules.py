@@ -40,12 +40,15 @@ def redundant_view(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, *VIEWS):
+        # AOTAutograd's metadata names the output as a view of an input, and its wrapper makes that
+        # view anew.
         if is_output(node):
             continue
         replacement, earlier = None, node
         while is_op(earlier, *VIEWS):
             earlier = earlier.args[0]  # type: ignore[assignment]
             replacement = (
+                # The earliest equal tensor, so that the whole chain goes at once.
                 earlier if is_tensor(earlier) and same_geometry(node, earlier) else replacement
             )
         if replacement is not None:
@@ -63,6 +66,7 @@ def redundant_copy(gm: fx.GraphModule) -> int:
     sites = 0
     for node in calls(gm, aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default):
         source = node.args[0]
+        # A constant is shared by all calls: the copy keeps a caller from writing to it.
         if isinstance(source, fx.Node) and source.op != "get_attr" and may_stand_for(source, node):
             replace(node, source)
             sites += 1
@@ -88,9 +92,11 @@ def cast_chain(gm: fx.GraphModule) -> int:
         if (
             not is_tensor(source)
             or not _is_lossless_cast(dtype(source), dtype(first))
+            # The first cast may also change the layout.
             or strides(source) != strides(first)
         ):
             continue
+        # Out-of-range floats become integers in different ways, depending on the float's width.
         if dtype(source).is_floating_point and not dtype(node).is_floating_point:
             continue
         with gm.graph.inserting_before(node):
@@ -104,6 +110,7 @@ def _is_plain_cast(node: fx.Node) -> bool:
     if not is_tensor(source) or val(source).device != val(node).device:
         return False
     bound_args = arguments(node)
+    # Pinning and another layout are effects that a plain cast has not.
     return not bound_args["pin_memory"] and bound_args["layout"] in (None, val(source).layout)
 
 
@@ -113,12 +120,14 @@ def _is_lossless_cast(narrow: torch.dtype, wide: torch.dtype) -> bool:
     if narrow == torch.bool or narrow == wide:
         return True
     if narrow.is_floating_point:
+        # 8-bit floats saturate or have no infinity.
         if not wide.is_floating_point or narrow.itemsize < 2 or wide.itemsize < 2:
             return False
         small, large = torch.finfo(narrow), torch.finfo(wide)
         # The smallest subnormal must exist in the wider format as well.
         tiny = small.smallest_normal * small.eps >= large.smallest_normal * large.eps
         return small.max <= large.max and small.eps >= large.eps and tiny
+    # A float holds all integers up to 2 / eps exactly.
     digits = torch.iinfo(narrow).max
     if wide.is_floating_point:
         return digits < 2 / torch.finfo(wide).eps and digits < torch.finfo(wide).max
@@ -130,12 +139,14 @@ def dropout_off(gm: fx.GraphModule) -> int:
     sites = 0
     for node in calls(gm, aten.native_dropout.default):
         source = node.args[0]
+        # `train=None` leaves the decision to a mode.
         if node.args[2] is not False or not _users_only_items(node):
             continue
         for item in list(node.users):
             if item.args[1] == 0 and is_tensor(source) and may_stand_for(source, item):
                 replace(item, source)
                 sites += 1
+            # The mask is kept for a backward: with dropout off it is all ones.
             elif item.args[1] == 1:
                 with gm.graph.inserting_before(item):
                     mask = val(item)

@@ -54,7 +54,6 @@ def encoder_layer(gm: fx.GraphModule) -> int:
             layer_args["mask"] is not None
             or not same_kind
             or len(shape(src)) != 3
-            # Reshapes of empty tensors are ambiguous.
             or 0 in shape(src)
             or width % layer_args["num_heads"]
         ):
@@ -85,7 +84,7 @@ def _trace_into(
         traced = make_fx(
             lambda *held: function({**layer_args, **dict(zip(names, held, strict=True))})
         )(*(val(layer_args[n]) for n in names))
-    # make_fx records shape queries that nothing reads.
+    # make_fx records calls whose results nothing reads, too.
     traced.graph.eliminate_dead_code()
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     result = graph.graph_copy(
@@ -136,7 +135,7 @@ def _mix_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
     Fused attention of a CPU forgets NaN where a row has no other score.
     """
     depth = query.shape[-1]
-    # PyTorch's condition: fused kernels load 16 bytes, 8 half numbers, at once.
+    # The condition of PyTorch's native_multi_head_attention.
     if query.device.type == "cuda" and depth % 8 == 0:
         return F.scaled_dot_product_attention(query, key, value)
     return torch.softmax((query * depth**-0.5) @ key.transpose(2, 3), -1) @ value

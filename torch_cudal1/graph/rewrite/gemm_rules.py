@@ -79,11 +79,13 @@ def _gemms(gm: fx.GraphModule) -> Iterable[_Gemm]:
         parts = [lhs, rhs] if bias is None else [lhs, rhs, bias]
         if (
             dtype(node) not in FLOATS
+            # Stacked operands must have one dtype.
             or {dtype(part) for part in parts} != {dtype(node)}
             or 0 in (*shape(lhs), *shape(rhs))
         ):
             continue
         if bias is not None and (
+            # Scales would have to be the same for all siblings.
             bound["alpha"] != 1 or bound["beta"] != 1 or shape(bias) != shape(rhs)[1:]
         ):
             continue
@@ -102,6 +104,7 @@ class _Early:
 
     def __post_init__(self) -> None:
         self.before = set()
+        # Positions are not stored in an FX graph: the walk finds what stands before the anchor.
         for node in self.graph.nodes:
             if node is self.anchor:
                 break
@@ -125,6 +128,7 @@ class _Early:
 
 def _same_value(node: fx.Node) -> Hashable:
     """Equal for nodes that are the same view of the same value (capture makes one view per use)."""
+    # Capture makes one view of x for each product that reads it.
     if is_op(node, *_VIEWS) and isinstance(node.args[0], fx.Node):
         rest = tuple(tuple(a) if isinstance(a, list) else a for a in node.args[1:])
         target: Any = node.target
@@ -140,6 +144,7 @@ def _groups(gemms: Iterable[tuple[Hashable, _Gemm]]) -> list[list[_Gemm]]:
 
 
 def _movable(gm: fx.GraphModule, group: list[_Gemm]) -> tuple[_Early, list[_Gemm]]:
+    # The first sibling is where the merged product must stand.
     early = _Early(gm.graph, group[0].node)
     return early, [g for g in group if all(early.can(part) for part in (g.left, g.right, g.bias))]
 
@@ -162,8 +167,10 @@ def _merge_siblings(gm: fx.GraphModule) -> int:
     for group in _groups(((_same_value(g.left), g.bias is None), g) for g in _gemms(gm)):
         early, group = _movable(gm, group)
         rows, width = shape(group[0].left)[0], sum(g.sizes[2] for g in group)
+        # The reads saved must be twice what copying the weights costs.
         if len(group) < 2 or rows * (len(group) - 1) < 4 * width:
             continue
+        # A batch first: its outputs are contiguous, so no reader has to be asked.
         if len({g.sizes[2] for g in group}) == 1:
             _merge_as_batch(gm.graph, early, group)
         elif _takes_strides(gm.graph, group, width):
@@ -181,6 +188,7 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
         lhs = call(
             graph,
             aten.expand.default,
+            # Broadcast with stride 0: x is not copied.
             call(graph, aten.unsqueeze.default, lhs, 0),
             [len(group), *shape(lhs)],
         )
@@ -206,6 +214,7 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
                 [len(group), 1, width],
             )
             both = call(graph, aten.baddbmm.default, bias, lhs, rhs)
+        # Views, without a launch.
         parts = [call(graph, aten.select.int, both, 0, place) for place in range(len(group))]
     for g, part in zip(group, parts, strict=True):
         replace(g.node, part)
@@ -243,6 +252,7 @@ def _takes_strides(graph: fx.Graph, group: list[_Gemm], width: int) -> bool:
     if mode is None:
         return False
     with mode, torch.no_grad():
+        # Columns of a wide matrix have its width as the stride of their rows.
         strided_values = {
             g.node: torch.empty_strided(
                 shape(g.node), (width, 1), dtype=dtype(g.node), device=g.device
@@ -266,14 +276,17 @@ def _batch_small(gm: fx.GraphModule) -> int:
     small = (
         g
         for g in _gemms(gm)
+        # Two flops for each multiply and add.
         if g.bias is None and 2 * g.sizes[0] * g.sizes[1] * g.sizes[2] <= _SMALL_FLOPS
     )
     for group in _groups(((g.sizes, dtype(g.node), g.device), g) for g in small):
         early, group = _movable(gm, group)
+        # Three launches replace as many as there are products, so fewer would not pay.
         if len(group) < 4:
             continue
         with gm.graph.inserting_before(group[0].node):
             lefts = [early.get(g.left) for g in group]
+            # One weight for many pieces: a tall product needs no copy of it.
             if len({_same_value(g.right) for g in group}) == 1:
                 tall = call(
                     gm.graph,
@@ -308,11 +321,13 @@ def _reassociate(gm: fx.GraphModule) -> int:
         if dtype(node) not in FLOATS:
             continue
         for inner, first in ((lhs, True), (rhs, False)):
+            # Another use of the inner product would compute it all the same.
             if not is_op(inner, aten.mm.default) or not uses_once(inner) or lhs is rhs:
                 continue
             a, b, c = (*inner.args, rhs) if first else (lhs, *inner.args)
             (m, k), n, p = shape(a), shape(b)[1], (*shape(c), 1)[1]
             ways = 2 * m * n * (k + p), 2 * k * p * (n + m)
+            # At most half the flops, since the result is rounded in another order.
             if (ways[0] < 2 * ways[1]) if first else (ways[1] < 2 * ways[0]):
                 continue
             with gm.graph.inserting_before(node):

@@ -38,6 +38,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
+# So that error messages and profiles still name the user's line.
 _KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 _SCALAR_FACTORIES = (aten.full.default, aten.scalar_tensor.default)
 _COPIES = (aten.lift_fresh_copy.default, aten.clone.default, aten.detach.default)
@@ -52,10 +53,13 @@ def calls(gm: fx.GraphModule, *overloads: OpOverload[..., Any]) -> Iterator[fx.N
     """Live calls of `overloads` (of any op if none is given), in order. The graph may be edited
     between two of them.
     """
+    # A list, because rules insert and erase nodes in the loop.
     for node in list(gm.graph.nodes):
         if (
             node.op == "call_function"
+            # An earlier edit may have erased a node that the list still holds.
             and not node._erased
+            # Dead calls wait for the cleaning: to rewrite them is work for nothing.
             and node.users
             and (not overloads or node.target in overloads)
         ):
@@ -102,6 +106,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         if position < len(node.args) and not argument.kwarg_only:
             bound[argument.name] = node.args[position]
         else:
+            # FX leaves defaults out, and one graph may spell them where another does not.
             bound[argument.name] = node.kwargs.get(argument.name, argument.default_value)
     return bound
 
@@ -118,6 +123,7 @@ def scalar(arg: object) -> int | float | bool | None:
         bound = arguments(arg)
         number = bound["fill_value"] if "fill_value" in bound else bound["s"]
         return (
+            # Through the dtype: `full([], 0.1)` in bfloat16 holds another number.
             torch.scalar_tensor(number, dtype=dtype(arg)).item()
             if isinstance(number, (bool, int, float))
             else None
@@ -131,11 +137,13 @@ def _constant(node: fx.Node) -> int | float | bool | None:
     owner = node.graph.owning_module
     value = getattr(owner, str(node.target), None)
     if isinstance(value, FakeTensor):
+        # A fake tensor of a literal remembers its value; any other has None.
         value = value.constant
     if (
         not isinstance(value, torch.Tensor)
         or value.dim()
         or value.dtype.is_complex
+        # Reading a CUDA tensor would wait for the device.
         or value.device.type != "cpu"
     ):
         return None
@@ -173,6 +181,7 @@ def call(graph: fx.Graph, overload: Any, *args: Any, **kwargs: Any) -> fx.Node:
     shape of what they built.
     """
     node = graph.call_function(overload, args, kwargs)
+    # Shapes of new nodes are needed at once: the rule may build on them.
     mode = fake_mode(graph)
     if mode is not None:
         fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda item: item.meta["val"])
@@ -185,6 +194,7 @@ def replace(node: fx.Node, new: fx.Node) -> None:
     """Every use of `node` becomes a use of `new` (which must not depend on `node`); `node` is
     erased.
     """
+    # Only where the new node has none: a rule may have set its own.
     for key in _KEPT_META:
         if key in node.meta and new.op == "call_function":
             new.meta.setdefault(key, node.meta[key])
@@ -207,6 +217,8 @@ def with_strides(
     """A fresh copy of `node` with the `wanted_strides` strides, as functional calls; None unless they are
     dense (no overlap, no gap).
     """
+    # The order of dims in memory: a contiguous copy in that order, seen through the inverse
+    # permutation, has the strides.
     order = sorted(
         range(len(wanted_shape)),
         key=lambda dim: (wanted_strides[dim], wanted_shape[dim]),
@@ -214,6 +226,7 @@ def with_strides(
     )
     dense = 1
     for dim in reversed(order):
+        # A gap or an overlap cannot be made by permuting a contiguous copy.
         if wanted_shape[dim] > 1 and wanted_strides[dim] != dense:
             return None
         dense *= wanted_shape[dim]

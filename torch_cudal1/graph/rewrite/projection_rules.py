@@ -66,7 +66,9 @@ def one_factor_for_all(gm: fx.GraphModule) -> int:
         ):
             continue
         (batch, rows, inner), width = shape(lhs), shape(node)[2]
+        # Only then is (batch * rows, inner) a view.
         in_order = val(lhs).is_contiguous()
+        # Stride 0 along the batch: every batch has the same factor.
         if batch < 2 or strides(rhs)[0] != 0 or not (in_order or _is_turned(lhs, node)):
             continue
         with gm.graph.inserting_before(node):
@@ -112,6 +114,7 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
             if (
                 product is None
                 or bound_args["alpha"] != 1
+                # The bias must not broadcast the product.
                 or shape(node) != shape(operand)
                 or not _is_bias_of(bias, product)
             ):
@@ -120,6 +123,7 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
                 width = shape(product)[1]
                 vector = (
                     bias
+                    # `addmm` broadcasts a vector over the rows.
                     if shape(bias) == (width,)
                     else call(gm.graph, aten.view.default, bias, [width])
                 )
@@ -131,6 +135,7 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
                     else call(gm.graph, aten.view.default, new, list(shape(node))),
                 )
             sites += 1
+            # The node is gone, so its operands must not be tried the other way round.
             break
     return sites
 
@@ -149,10 +154,12 @@ def _product_below(node: object) -> fx.Node | None:
 def _is_bias_of(bias: object, product: fx.Node) -> bool:
     if (
         not is_tensor(bias)
+        # `x @ w + (x @ w)[0]`: the bias would be needed before the product that it is a view of.
         or base(bias) is product
         or dtype(bias) != dtype(product)
         or dtype(bias) not in FLOATS
     ):
+        # Any other reader would see the rows in their new order.
         return False
     *lead, last = shape(bias) or (0,)
     return (
@@ -196,6 +203,7 @@ def rows_in_order(gm: fx.GraphModule) -> int:
         lhs = bound_args.get("mat1", bound_args["self"])
         bias_is_vector = "mat1" not in bound_args or len(shape(bound_args["self"])) < 2
         rows = _find_moved_rows(lhs)
+        # A bias matrix would have to be put into the new order of rows.
         if rows is None or not bias_is_vector or not _replace_in_place(gm.graph, node, rows):
             continue
         with gm.graph.inserting_before(node):
@@ -215,6 +223,7 @@ def rows_in_order(gm: fx.GraphModule) -> int:
                 [*(rows.lead[dim] for dim in rows.order), shape(node)[1]],
             )
             moved = permute(gm.graph, split, rows.back)
+        # Each reader had a reshape of the product; it gets one of the permuted result.
         for view in list(node.users):
             with gm.graph.inserting_before(view):
                 same = shape(view) == shape(moved)
@@ -232,6 +241,7 @@ def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
         not is_op(copy, aten.clone.default)
         or not is_tensor(copy.args[0])
         or 0 in shape(copy)
+        # Another reader keeps the copy, and then nothing is saved.
         or not _only_multiplied(copy)
     ):
         return None
@@ -241,14 +251,19 @@ def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
     ):  # `left` is the copy in another shape
         return None
     source, depth = copy.args[0], len(shape(copy))
+    # Where the copy's dims of rows end: the rest of its dims are the product's inner size.
     leads = (lead for lead in range(depth) if math.prod(shape(copy)[lead:]) == shape(lhs)[1])
     lead = next(leads, 0)
     order = tuple(
         sorted(
-            range(lead), key=lambda dim: (strides(source)[dim], shape(source)[dim]), reverse=True
+            # Largest stride first: the order in which the rows lie in memory.
+            range(lead),
+            key=lambda dim: (strides(source)[dim], shape(source)[dim]),
+            reverse=True,
         )
     )
     if (
+        # Rows that lie in order are the copy's own layout: nothing would change.
         order == tuple(range(lead))
         or not val(source).permute(*order, *range(lead, depth)).is_contiguous()
     ):
@@ -291,6 +306,7 @@ def _replace_in_place(graph: fx.Graph, product: fx.Node, rows: _Rows) -> bool:
                 strided_values[view] = laid.view(shape(view))
             except (RuntimeError, ValueError):  # as in `layout`: there is no such view
                 return False
+        # An output's strides are part of the call's result.
         if not takes_strides(graph, strided_values) or any(map(is_output, strided_values)):
             return False
     for node, moved in strided_values.items():
@@ -307,11 +323,13 @@ def heads_in_one_view(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, *_ATTENTION):
+        # Query, key and value may be one tensor.
         for operand in dict.fromkeys(node.args[:3]):
             root = base(operand) if is_tensor(operand) else None
             if not is_tensor(operand) or not is_tensor(root) or not val(root).is_contiguous():
                 continue
             cut = find_cut(shape(root), val(operand), _offset(val(operand)) - _offset(val(root)))
+            # Strictly fewer views, or the rule would replace its own result forever.
             if cut is not None and cut.steps < _views_between(operand, root):
                 with gm.graph.inserting_before(node):
                     node.replace_input_with(operand, emit(gm.graph, root, cut))
@@ -338,11 +356,15 @@ def attention_without_copy(gm: fx.GraphModule) -> int:
         if not cuts:
             continue
         moved = {node: cut.of(val(base(copy.args[0]))) for node, cut in cuts.items()}  # type: ignore[arg-type]
+        # A less aligned operand would send PyTorch to a slower kernel.
         if not all(_as_aligned(moved[node], val(node)) for node in cuts):
             continue
         results = dict(_results(gm.graph, moved))
+        # Attention lays its result out like its query, so some results change strides with their
+        # operands.
         again = [node for node, result in results.items() if _lies_elsewhere(result, val(node))]
         dense = all(torch.empty_like(val(node)).stride() == strides(node) for node in again)
+        # Copying as much as was saved gains nothing.
         if not dense or sum(val(node).numel() for node in again) >= val(copy).numel():
             continue
         for node, cut in cuts.items():
@@ -362,6 +384,7 @@ def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
     root = base(source) if is_tensor(source) else copy
     if (
         not is_tensor(source)
+        # An input may have other strides in memory than a product of the graph has.
         or root.op != "call_function"
         or not (val(root).is_contiguous() and val(copy).is_contiguous())
     ):
@@ -416,6 +439,7 @@ def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
             *(tensor.stride(dim) for dim in range(tensor.dim() - 1) if tensor.shape[dim] > 1),
         ]
 
+    # How many elements the old places are multiples of, up to one load.
     even = math.gcd(_LOAD_BYTES // new.element_size(), *places(old))
     neighbours = new.shape[-1] == 1 or new.stride(-1) == old.stride(-1)
     return neighbours and all(place % even == 0 for place in places(new))

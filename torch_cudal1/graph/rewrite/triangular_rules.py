@@ -57,15 +57,19 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
         (rows, inner), columns = shape(lhs), shape(rhs)[1]
         if (
             min(rows, inner, columns) < MIN_SIZE
+            # Panels are cut for square matrices.
             or len({rows, inner, columns}) > 1
             or not (a or b or mask)
         ):
             continue
         with gm.graph.inserting_before(node):
+            # A triangular left factor or a mask alone: panels of rows. A triangular right factor
+            # alone: columns.
             if a or not b:
                 new = _by_rows(gm.graph, lhs, rhs, structure=a, mask=mask)
             else:
                 new = _by_columns(gm.graph, lhs, rhs, structure=b, mask=mask)
+            # `cat` makes rows, and the product may have had another layout.
             if strides(new) != strides(node):
                 new = call(gm.graph, aten.clone.default, new, memory_format=torch.contiguous_format)
         replace(node, new)
@@ -78,6 +82,7 @@ def _triangle(node: fx.Node) -> _Kind | None:
     if is_op(node, aten.t.default):
         inner = _triangle(node.args[0]) if is_tensor(node.args[0]) else None
         return {"lower": "upper", "upper": "lower", None: None}[inner]
+    # A positive diagonal keeps elements above the main one.
     if is_op(node, aten.tril.default) and arguments(node)["diagonal"] <= 0:
         return "lower"
     return "upper" if is_op(node, aten.triu.default) and arguments(node)["diagonal"] >= 0 else None
@@ -94,6 +99,7 @@ def _mask(node: fx.Node) -> _Kind | None:
 
 def _panels(size: int) -> list[tuple[int, int]]:
     count = next(count for least, count in _PANELS if size >= least)
+    # Rounded up, so that the last panel is the shorter one.
     step = -(-size // count)
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 
@@ -116,6 +122,7 @@ def _by_rows(
         rhs_columns = _cut(graph, rhs, 1, columns)
         rows = _cut(graph, _cut(graph, lhs, 0, (start, stop)), 1, inner)
         product = call(graph, aten.mm.default, rows, _cut(graph, rhs_columns, 0, inner))
+        # Skipped rows of B still decide where eager has NaN.
         product = _add_skipped(graph, product, rhs_columns, inner, dim=0)
         parts.append(_pad(graph, product, columns, size, dim=1))
     return call(graph, aten.cat.default, parts, 0)
@@ -125,6 +132,7 @@ def _by_columns(
     graph: fx.Graph, lhs: fx.Node, rhs: fx.Node, *, structure: _Kind, mask: _Kind | None
 ) -> fx.Node:
     size = shape(lhs)[0]
+    # Columns of a lower triangle reach down where its rows reach left.
     turned: dict[_Kind | None, _Kind | None] = {"lower": "upper", "upper": "lower", None: None}
     parts = []
     for start, stop in _panels(size):

@@ -65,7 +65,7 @@ _START_S = 120.0
 _GRACE_S = 5.0
 # Larger messages would pass through the host and a file for minutes; a search has seconds.
 _MOST_BY_FILE_BYTES = 2 << 30
-# Messages and freed memory up to this size wait for the next request, which saves a turn on the GPU.
+# Messages and freed memory up to this size wait for the next request: one turn on the GPU less.
 _SMALL_BYTES = 256 << 20
 _TAIL_CHARS = 600
 _ERROR_CHARS = 2000
@@ -444,7 +444,7 @@ class Child:
         except subprocess.TimeoutExpired:
             return CandidateFailure(verb, "hung up without ending", "protocol")
         if status >= 0:
-            # Status 0 without an answer: the candidate called exit.
+            # Status 0 without an answer: a candidate that called exit is no crash.
             detector = "protocol" if status == 0 else "resource"
             return CandidateFailure(
                 verb,

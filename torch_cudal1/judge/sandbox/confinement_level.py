@@ -1,5 +1,5 @@
-"""Confinement levels as values: the result of a probe, the level that it reached, and the choice of a
-level for a trust. Pure functions; `probe` does the probing.
+"""Confinement levels as values: the result of a probe, the level that it reached, and the choice of
+a level for a trust. Pure functions; `probe` does the probing.
 
 A level is reached when every forbidden act of this level and of the lower ones failed, and every
 needed act worked.
@@ -55,7 +55,7 @@ REMEDIES: Mapping[int, str] = {
 }
 # Own code writes the user's compiler caches, so it gets no root of its own.
 _HIGHEST: Mapping[Trust, int] = {"own": 2, "foreign": 3}
-# Own code comes from this package; foreign code may try to read or send the user's files.
+# Level 1 does not stop reading, writing and sending the user's files, which foreign code may try.
 MIN_LEVEL: Mapping[Trust, int] = {"own": 1, "foreign": 2}
 
 

@@ -1,8 +1,8 @@
-"""Which files a child may use, and which environment it gets, from what it is for.
+"""Which files a child may use, and which environment variables it gets.
 
-Strangers' code reads the system's programs and libraries, Python, torch and this package, and
-writes its scratch folder; our own also reads what the user's variables point to, and writes the
-compilers' caches. `/etc` is given file by file, homes not at all.
+Foreign code reads the system's programs and libraries, Python, torch and this package, and writes
+its scratch folder. Own code also reads the folders that the user's variables name, and writes the
+compilers' caches. Of `/etc` only the listed files are readable; no home folder is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 
 __all__ = ["allow_access", "is_open_to_all", "list_roots", "make_environment"]
 
+# A list of what to keep, not of what to drop: tokens and passwords have any name.
 _KEPT_NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "XDG_CACHE_HOME"),
     *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "CONDA_PREFIX", "VIRTUAL_ENV"),
@@ -48,6 +49,7 @@ _SYSTEM = (
     "/proc",
     "/sys",
 )
+# Not /etc as a whole, which holds passwords and keys.
 _ETC = (
     *(
         "ld.so.cache",
@@ -65,13 +67,15 @@ _ETC = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPU_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps")
 _GPU_READ = ("/run/nvidia-persistenced", "/run/nvidia-topologyd")
+# Variables that list folders. Of a folder of PATH its parent is meant too: /opt/x of /opt/x/bin.
 _FOLDER_LISTS = (
     "PATH",
     "LD_LIBRARY_PATH",
     "LIBRARY_PATH",
     "CPATH",
-)  # variables of folders; of PATH the prefix above them
+)
 _PREFIXES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
+# The programs that builds start, wherever they are installed.
 _TOOLS = (
     "c++",
     "g++",
@@ -81,23 +85,23 @@ _TOOLS = (
     "ld",
     "as",
     "nvcc",
-)  # what builds start, wherever it is installed
+)
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def make_environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str]:
-    """The child's variables: what builds and libraries need, nothing that could hold a secret;
-    strangers' caches in the scratch.
+    """The child's environment variables: those that builds and libraries need, none that could hold
+    a secret. The caches of foreign code are in the scratch folder.
     """
-    from torch._inductor.runtime.cache_dir_utils import (
-        default_cache_dir,
-    )  # a light module, but only judging needs it
+    # A light module, but only judging needs it.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     variables = select_environment(_KEPT_NAMES, _KEPT_PREFIXES)
-    variables.setdefault(
-        "TORCHINDUCTOR_CACHE_DIR", default_cache_dir()
-    )  # the user's own: what is compiled here is found again there
+    # The user's own folder: the user's process finds what own code compiled here. By default it
+    # lies in the folder for temporary files, which is another one in a child.
+    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
     if not own:
+        # Foreign code must not write the caches: the user's process would run what it left there.
         variables |= {
             "HOME": str(scratch),
             "XDG_CACHE_HOME": f"{scratch}/cache",
@@ -128,11 +132,12 @@ def allow_access(
     watched: bool = False,
     readable: Iterable[str] = (),
 ) -> FilesystemAccess:
-    """What Landlock leaves a child whose environment is `variables`. Folders of caches that are to
-    be written are made here.
+    """The paths that Landlock leaves to a child whose environment is `variables`. Cache folders that
+    it may write are created here.
 
-    `watched`: a tool starts the worker as a process of its own, whose folder in /proc is not there
-    yet.
+    - own: it runs own code. gpu: it uses a GPU. readable: more paths to read.
+    - watched: a tool such as compute-sanitizer starts the worker as another process, whose folder
+      in /proc does not exist yet.
     """
     read = [
         *_SYSTEM,
@@ -152,9 +157,9 @@ def allow_access(
             pattern_path for pattern in _GPU_DEVICES for pattern_path in sorted(glob.glob(pattern))
         ]
         read += _GPU_READ
-        # CUDA's driver names its threads in the /proc folder of its process, or does not start
-        # (error 304), and Landlock's rule for /proc/self is for one process only. Inductor's
-        # compile workers ask CUDA too, and without it compile nothing.
+        # CUDA's driver writes thread names into the /proc folder of its process, and does not start
+        # where it cannot (error 304). A Landlock rule for /proc/self holds for one process only.
+        # Inductor's compile workers are processes that start CUDA too, and else compile nothing.
         write.append("/proc" if own or watched else "/proc/self")
     readable_paths = [
         pattern_path
@@ -171,8 +176,8 @@ def allow_access(
 
 
 def list_roots() -> list[str]:
-    """Folders without which no child starts: Python's, torch's, this package's. The short import
-    name lies beside the package.
+    """The folders without which no child starts: Python's, torch's, this package's; and the module
+    of the short import name, which lies beside the package.
     """
     short_name = [str(path) for path in (_PACKAGE.parent / "cudal1.py",) if path.is_file()]
     return [
@@ -186,7 +191,7 @@ def list_roots() -> list[str]:
 
 
 def is_open_to_all(path: str, *, with_parents: bool) -> bool:
-    """Whether any user may read `path`, a file or folder, and may come to it if `with_parents`."""
+    """Whether any user may read the file or folder `path`; with `with_parents`, also reach it."""
     real = Path(os.path.realpath(path))
     needed = 0o5 if real.is_dir() else 0o4
     if real.stat().st_mode & needed != needed:
@@ -195,7 +200,7 @@ def is_open_to_all(path: str, *, with_parents: bool) -> bool:
 
 
 def _python_paths(*, own: bool) -> list[str]:
-    """Folders to import from. Strangers get those of the installation, not the user's own projects."""
+    """Folders to import from. Foreign code gets the installation's, not the user's projects."""
     folders = [path for path in sys.path if path and Path(path).is_dir()]
     if own:
         return folders
@@ -209,20 +214,21 @@ def _python_paths(*, own: bool) -> list[str]:
 
 
 def _toolchains(variables: Mapping[str, str]) -> list[str]:
-    """The prefixes of the compilers on the path, such as /opt/gcc for /opt/gcc/bin/g++; never one
-    that holds a home folder.
+    """The prefixes of the compilers on PATH, such as /opt/gcc for /opt/gcc/bin/g++, except those
+    that hold a home folder.
     """
     named = [variables.get("CC", ""), variables.get("CXX", ""), *_TOOLS]
     compilers = [
         shutil.which(name.split()[0], path=variables.get("PATH")) for name in named if name
     ]
+    # A compiler is often a link; its headers and libraries lie beside the target.
     places = [place for path in compilers if path for place in (path, os.path.realpath(path))]
     return _outside_home([os.path.dirname(os.path.dirname(place)) for place in places], variables)
 
 
 def _user_folders(variables: Mapping[str, str]) -> list[str]:
-    """What the user's variables name, tools and their libraries; never a home folder as a whole, or
-    anything above one.
+    """The folders that the user's variables name: tools and their libraries. Never a whole home
+    folder, or a folder above one.
     """
     named = [
         (name, folder)
@@ -239,7 +245,8 @@ def _user_folders(variables: Mapping[str, str]) -> list[str]:
 
 
 def _outside_home(folders: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """Those that are neither the user's home folder nor above it."""
+    """The absolute paths of `folders` that are neither a home folder nor above one."""
+    # HOME may differ from the home in the password file; neither is readable.
     homes = [os.path.realpath(variables.get("HOME") or "/"), os.path.realpath(Path.home())]
     return [
         path
@@ -252,8 +259,8 @@ def _outside_home(folders: Iterable[str], variables: Mapping[str, str]) -> list[
 
 
 def _caches(variables: Mapping[str, str]) -> list[str]:
-    """Folders that compilers keep their results in, made if they can be; and where POSIX keeps
-    semaphores.
+    """Folders in which compilers keep results, created where possible; and /dev/shm, where POSIX
+    semaphores are.
     """
     home = variables.get("HOME") or "/nonexistent"
     folders = [
@@ -263,9 +270,11 @@ def _caches(variables: Mapping[str, str]) -> list[str]:
         variables.get("CUDA_CACHE_PATH") or os.path.join(home, ".nv"),
         os.path.join(variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "torch"),
     ]
+    # A Landlock rule needs an existing folder. 0700: other users must not plant compiled code.
     for folder in folders:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError:
-            continue  # then the child could not make it either
+            # The child could not make it either.
+            continue
     return [*folders, "/dev/shm"]

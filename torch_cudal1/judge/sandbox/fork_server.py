@@ -1,16 +1,15 @@
-"""Starts children of the judge without the wait for imports: a fork server that has imported what
-every child needs forks one for each start.
+"""Starts children of the judge by forking a server that has imported what every child needs.
 
-A forked child has run nothing and touched no device, and goes through the same launcher
-(supervisor, user, Landlock, filter) as a child that is started from nothing; only the start of the
-interpreter and its imports, some seconds, are spared. The server has the environment of its
-children, so no secret of the user's is in the memory that a candidate inherits.
+A forked child has run no candidate and touched no device. It goes through the same launcher
+(supervisor, user, Landlock, filter) as a child with a new interpreter, and saves only the start of
+the interpreter and its imports, some seconds. The server has the environment of its children, so
+the memory that a candidate inherits holds no secret of the user.
 
-Its children share one layout of addresses. So it serves our own code (`worker_pool`), and training,
-where thousands of foreign candidates are measured and none of their results is stored for use;
-foreign code whose result is stored is validated in processes started from nothing.
+All its children share one address layout. So it serves own code (`worker_pool`), and training,
+where thousands of foreign candidates are measured and no result of theirs is stored for use.
+Foreign code whose result is stored is validated in processes with a new interpreter.
 
-`multiprocessing`'s fork server is not used: it unpickles what it is sent and knows no launcher.
+`multiprocessing`'s fork server is not used: it unpickles its requests, and has no launcher.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["ForkServer", "ForkedProcess"]
 _MAX_ANSWER_BYTES = 1 << 20
 _SERVER_MODULE = "torch_cudal1.judge.worker.fork_server_main"
 _START_S = 120.0
-# an import that counts GPUs must not start CUDA: no fork could use it then
+# An import that counts GPUs must not start CUDA in the server: no fork could use CUDA then.
 _COUNT_GPUS_BY_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -59,11 +58,12 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The same when it has ended. Raises subprocess.TimeoutExpired."""
+        """Wait at most `timeout` seconds for its exit status. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("forked child", timeout)
+            # Only the parent of a process can wait for it, and that is the server: this side polls.
             time.sleep(0.002)
         return status
 
@@ -87,11 +87,12 @@ class ForkServer:
     def __init__(
         self, imports: Sequence[str] = (), *, own: bool = False, visible_gpu: bool = True
     ) -> None:
-        """Start it. `imports`: modules to import beyond the judge's worker. Raises SandboxError.
+        """Start it. Raises SandboxError.
 
-        `own`, `visible_gpu`: whose code its children run, and whether they see GPUs, as of their
-        limits.
+        - imports: modules to import beyond the judge's worker.
+        - own: its children run own code. visible_gpu: they see the GPUs.
         """
+        # SEQPACKET keeps messages apart, so file descriptors arrive with their request.
         self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._scratch = make_scratch("cudal1-fork-server-")
@@ -109,6 +110,7 @@ class ForkServer:
         self.process = subprocess.Popen(
             command, pass_fds=(server_socket.fileno(),), env=variables, stdin=subprocess.DEVNULL
         )
+        # With this copy open, the death of the server would not end the stream.
         server_socket.close()
         if (scope := cancellable.current_scope()) is not None:
             scope.add_process(self.process)
@@ -131,16 +133,16 @@ class ForkServer:
         self.close()
 
     def serves(self, variables: Mapping[str, str]) -> bool:
-        """Whether its imported modules are as in a process with these variables, which some modules
-        read once.
+        """Whether a fork is like a new process with these variables: some modules read variables
+        only when they are imported.
         """
         if not self._own:
             return True
         before, now = (
             {**environ, "PYTHONPATH": "", "TMPDIR": ""} for environ in (self._variables, variables)
         )
-        # folders at the end of the import path change nothing of what was imported (setuptools
-        # adds one, and Inductor imports it)
+        # Folders added at the end of the import path change nothing that was imported. Inductor
+        # imports setuptools, which adds one.
         folders_before, folders_now = (
             environ.get("PYTHONPATH", "").split(os.pathsep)
             for environ in (self._variables, variables)
@@ -164,6 +166,7 @@ class ForkServer:
     ) -> ForkedProcess:
         """Fork a child; the arguments are those of `start.launch_process`. Raises SandboxError."""
         (channel,) = fds
+        # The launcher checks its parent, which is the server here.
         forked_plan = replace(plan, parent=self.pid)
         module = command[command.index("-m") + 1]
         request = {
@@ -175,8 +178,8 @@ class ForkServer:
         return ForkedProcess(self, int(self._ask(request, (channel, log.fileno()))["pid"]))
 
     def status(self, pid: int) -> int | None:
-        """Exit status of a child, None while it runs; -SIGKILL if the server is gone, for its
-        children are then too.
+        """Exit status of a child, None while it runs; -SIGKILL if the server is gone: its children
+        end with it.
         """
         try:
             status: int | None = self._ask({"verb": "poll", "pid": pid})["status"]
@@ -197,6 +200,7 @@ class ForkServer:
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        # Requests of several threads would take one another's answers.
         with self._lock:
             try:
                 self._socket.sendmsg([json.dumps(request).encode()], ancillary)

@@ -1,5 +1,5 @@
-"""What one child gets: device, time, memory, files, and how far its code is trusted. Values only;
-`start` carries them out.
+"""`Limits` of one child: device, time, memory, files, and how far its code is trusted. Values only;
+`start` and `worker.lockdown` apply them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ __all__ = ["Limits", "Phase", "Trust", "make_limits", "read_available_bytes"]
 Trust = Literal["own", "foreign"]
 _FOREIGN_FILE_BYTES = 16 << 30
 _FOREIGN_GPU_FRACTION = 0.9
-_FOREIGN_MEMORY_SHARE = 0.8  # of what is available, when the settings name no limit
+# Of the available memory, where the settings name no limit.
+_FOREIGN_MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one child gets.
+    """The limits of one child.
 
-    - deadline_s: per request. memory_bytes: address space beyond what starting takes; 0: no limit.
-      file_bytes: of one file.
-    - visible_gpu: a child that only compiles is shown none. gpu_fraction: what PyTorch may allocate
-      of the GPU; code that calls the driver itself is not held to it.
-    - trust: "own" for code of ours (rewrites, templates, Programs of the user's cache), "foreign"
-      for what anybody else wrote, also for a Program that nobody vouches for.
-    - phase: "build" lets it start compilers; "run" lets it start nothing but threads.
+    - deadline_s: seconds per request.
+    - memory_bytes: address space beyond what the process has after its start; 0: no limit.
+    - threads: of PyTorch's CPU operators. file_bytes: size of one file.
+    - visible_gpu: False for a child that only compiles.
+    - gpu_fraction: share of GPU memory that PyTorch's allocator may take; code that calls the
+      driver is not bound by it.
+    - trust: "own" for this package's rewrites and templates, and Programs of the user's cache or of
+      a trusted signer; "foreign" for all other code.
+    - phase: "build": the child may start compilers. "run": it may start only threads.
     - unsafe: foreign code may run below level 2.
     """
 
@@ -60,16 +63,16 @@ def make_limits(
     trust: Trust = "own",
     phase: Phase = "build",
 ) -> Limits:
-    """The limits that follow from the settings. An address-space limit breaks CUDA's reservations,
-    so only CPU children get one.
-    """
+    """The limits that follow from the settings."""
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
+        # Without a limit, one candidate could have other programs of the machine killed.
         memory = int(read_available_bytes() * _FOREIGN_MEMORY_SHARE)
     return Limits(
         device,
         settings.candidate_timeout_s,
+        # CUDA reserves more address space than there is memory, so a limit would break it.
         memory if device.type == "cpu" else 0,
         torch.get_num_threads(),
         visible_gpu,
@@ -82,8 +85,8 @@ def make_limits(
 
 
 def read_available_bytes() -> int:
-    """Memory that new processes can have without swapping, from /proc/meminfo; 0 where there is
-    none to read.
+    """Bytes of memory that new processes can get without swapping, from /proc/meminfo; 0 where that
+    file cannot be read.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

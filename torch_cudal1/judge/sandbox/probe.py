@@ -1,9 +1,9 @@
-"""Tries in a child what its confinement stops and what it lets through: never guessed from version
-numbers, once a process.
+"""Finds out, in a child, what its confinement stops and what it permits. Nothing is inferred from
+version numbers. Results are kept for the life of the process.
 
-`probe_level` tries one level; `find_levels` every level that the trust is given, highest first, until one
-comes out right. It tries the acts of `judge.sandbox.confine.acts`; what none of them tries is not
-known to be stopped.
+`probe_level` probes one level; `find_levels` the levels that a trust gets, from the highest to the
+first that comes out right. The acts are those of `judge.sandbox.confine.acts`; nothing is known
+about what none of them tries.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _KNOWN: dict[tuple[Trust, Phase, bool], tuple[ProbeResult, ...]] = {}
 
 
 def find_levels(limits: Limits) -> tuple[ProbeResult, ...]:
-    """What was seen at each level, highest first, down to the first that came out right. Remembered
-    for this process.
+    """The results of each level, from the highest to the first that came out right. They are kept
+    for the life of this process.
     """
     key = (limits.trust, limits.phase, limits.gpu)
     if key not in _KNOWN:
@@ -54,9 +54,10 @@ def find_levels(limits: Limits) -> tuple[ProbeResult, ...]:
 
 
 def record_failed_level(limits: Limits, level: int, why: str) -> None:
-    """Remember that a child could not start at a level, although the acts came out right."""
+    """Note that a child could not start at a level, although its probe came out right."""
     key = (limits.trust, limits.phase, limits.gpu)
     results = tuple(replace(p, error=why) if p.asked == level else p for p in _KNOWN.get(key, ()))
+    # The next lower level may not have been probed: `find_levels` stopped above it.
     _KNOWN[key] = (
         results
         if any(p.asked < level for p in results)
@@ -65,7 +66,10 @@ def record_failed_level(limits: Limits, level: int, why: str) -> None:
 
 
 def probe_level(limits: Limits, level: int) -> ProbeResult:
-    """Start a child confined to `level` and have it try every act."""
+    """Start a child confined to `level`, which tries every act; what came of them.
+
+    A failure to start is a result too, with its `error`.
+    """
     facts = ProbeResult(
         level,
         uid=os.getuid(),
@@ -82,8 +86,8 @@ def probe_level(limits: Limits, level: int) -> ProbeResult:
 
 
 def digest_filters(limits: Limits, level: int) -> str:
-    """The sha256 of the system-call filters of a child; "" when it has none. The child's own number
-    counts as 0.
+    """The sha256 of a child's system-call filters; "" when it has none. The rules are those for
+    process id 0, so that every child of a kind has the same digest.
     """
     if level < 2 or not seccomp.is_supported():
         return ""
@@ -109,6 +113,7 @@ def _measured(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> Pr
             run=limits.phase == "run",
             level=facts.asked,
         )
+        # The act "file size" writes past the limit.
         small = replace(limits, file_bytes=1 << 20)
         plan = plan_launch(small, facts.asked, scratch, variables)
         command = [
@@ -125,6 +130,7 @@ def _measured(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> Pr
                 process.wait(_TIMEOUT_S)
             finally:
                 end_process(process)
+            # After the end of the supervisor, which prints the output of the acts.
             log.seek(0)
             output = log.read().decode(errors="replace").strip()
         uid = os.getuid() if plan.uid is None else plan.uid
@@ -134,6 +140,7 @@ def _measured(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> Pr
 
 
 def _controls(output: str) -> tuple[Control, ...]:
+    # Libraries may print before it.
     last = output.splitlines()[-1] if output else ""
     if not last.startswith("{"):
         raise SandboxError("probing", f"the child said {output[-300:]!r}")
@@ -141,6 +148,7 @@ def _controls(output: str) -> tuple[Control, ...]:
     for name, (happened, detail) in json.loads(last).items():
         level = 0 if name in acts.NEEDS else acts.ACTS[name][0]
         if name != acts.NO_SURVIVORS:
+            # A needed act (level 0) is right if it happened, a forbidden act if it did not.
             controls.append(Control(name, level, happened == (level == 0), detail))
         elif not happened:
             raise SandboxError("probing", f"no process could be left behind to look for: {detail}")
@@ -148,7 +156,7 @@ def _controls(output: str) -> tuple[Control, ...]:
 
 
 def _survivors(scratch: Path) -> Control:
-    """Whether the process that was left behind is dead: the lock it held is free."""
+    """Whether the process that was left behind is dead: its lock is free."""
     with open(scratch / acts.LOCK_NAME, "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,8 +174,8 @@ def _survivors(scratch: Path) -> Control:
 
 @contextlib.contextmanager
 def _targets() -> Iterator[dict[str, Any]]:
-    """Things outside that the acts are aimed at, open to everybody: what stops the child is then
-    its confinement alone.
+    """The targets of the forbidden acts, outside the sandbox. Any user may use them, so only the
+    confinement can stop the child.
     """
     outside = Path(tempfile.mkdtemp(prefix="cudal1-canary-"))
     name = f"cudal1-canary-{secrets.token_hex(8)}"
@@ -191,6 +199,7 @@ def _targets() -> Iterator[dict[str, Any]]:
         abstract.bind("\0" + name)
         named.bind(str(path))
         path.chmod(0o777)
+        # A refused connection would look like a control that holds.
         for listener in (tcp, abstract, named):
             listener.listen(1)
         yield {
@@ -205,7 +214,7 @@ def _targets() -> Iterator[dict[str, Any]]:
 
 
 def _compiler(path: str | None) -> str:
-    """The C++ compiler that Inductor would call, "" if there is none."""
+    """Path of the C++ compiler that Inductor would call, "" if there is none."""
     configured = inductor_config.cpp.cxx
     names = [
         name for name in ((configured,) if isinstance(configured, str) else configured) if name

@@ -1,5 +1,5 @@
-"""Starts a confined process: limits and a level become a plan, a scratch folder with the right
-owner, and a launcher's command.
+"""Starts a confined process: turns limits and a level into a launch plan, gives the scratch folder
+its owner, and runs the launcher.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ __all__ = ["end_process", "launch_process", "make_scratch", "plan_launch"]
 
 _ROOMY_BYTES = 8 << 30
 _GRACE_S = 5.0
-_UIDS = range(61184, 65520)  # what systemd sets apart for users made for a moment
+# The range that systemd reserves for dynamic users: no account has these numbers.
+_UIDS = range(61184, 65520)
+# Own code that root starts keeps CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER.
 _DAC_OVERRIDE, _DAC_READ_SEARCH, _KEPT_OWN = (
     1,
     2,
     (0, 1, 2, 3),
-)  # own code of root: chown, file permissions
+)
 _SETUID = 7
 _OPEN_FILES = 4096
 
 
 def make_scratch(prefix: str = "cudal1-judge-") -> Path:
-    """A fresh folder of this user only. Raises SandboxError."""
-    shared = Path("/dev/shm")  # memory, not disk, where there is enough of it
+    """A new folder that only this user may enter. Raises SandboxError."""
+    # Memory, not disk, where there is enough of it: tensors go through this folder.
+    shared = Path("/dev/shm")
     try:
         roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= _ROOMY_BYTES
         return Path(tempfile.mkdtemp(prefix=prefix, dir=shared if roomy else None))
@@ -53,8 +56,8 @@ def plan_launch(
     *,
     watched: bool = False,
 ) -> LaunchPlan:
-    """How a child of this level is started, by a tool if `watched`. A user of its own is given the
-    scratch folder.
+    """The launch plan of a child at this level. Where it gets a user of its own, the scratch folder
+    is given to that user. `watched`: a tool starts the worker.
     """
     rlimits = {"CORE": 0, "FSIZE": limits.file_bytes}
     if level < 2:
@@ -64,6 +67,8 @@ def plan_launch(
     if own:
         return LaunchPlan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
     uid = _strangers_uid(scratch)
+    # At level 3 the child sees mounts of these folders, so the permissions above them do not
+    # matter.
     closed = uid is not None and not all(
         is_open_to_all(path, with_parents=level < 3) for path in _vital()
     )
@@ -76,6 +81,7 @@ def plan_launch(
         own=False,
         namespaces=level >= 3,
         rlimits=rlimits | {"NOFILE": _OPEN_FILES},
+        # A limit on fork bombs; compilers and thread pools need some per core.
         processes=256 + 8 * (os.cpu_count() or 1),
     )
 
@@ -88,9 +94,12 @@ def launch_process(
     fds: Sequence[int],
     log: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as the plan says; the result is its supervisor, see
-    `judge.sandbox.confine.__main__`. Raises SandboxError.
+    """Start `command` as the plan says; its supervisor (`judge.sandbox.confine.__main__`).
+
+    `fds`: descriptors that the command inherits. `log`: takes its output. Raises SandboxError.
     """
+    # -S: no site-packages, which would be imported first; -P: no module of the working folder,
+    # which a candidate writes.
     launcher = [
         sys.executable,
         "-S",
@@ -109,6 +118,7 @@ def launch_process(
             cwd=plan.scratch,
             env=dict(variables),
             pass_fds=tuple(fds),
+            # Ctrl-C in the terminal goes to the judge only, which then ends its children in order.
             start_new_session=True,
         )
     except OSError as error:
@@ -116,7 +126,7 @@ def launch_process(
 
 
 class Process(Protocol):
-    """What `end_process` asks of a process."""
+    """The methods of `subprocess.Popen` that `end_process` needs."""
 
     @property
     def pid(self) -> int: ...
@@ -127,8 +137,8 @@ class Process(Protocol):
 
 
 def end_process(process: Process) -> None:
-    """Have the supervisor kill everything and end; if it does not, kill it, and the system kills
-    its child. Safe to call twice.
+    """Have the supervisor kill all its descendants and end; kill it if it does not, whereupon Linux
+    kills its child. Safe to call twice.
     """
     if process.poll() is not None:
         return
@@ -144,29 +154,31 @@ def end_process(process: Process) -> None:
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            # in an uninterruptible driver call: it dies when that returns, and answers nobody
+            # In an uninterruptible driver call: it dies when the call returns.
             return
 
 
 def _strangers_uid(scratch: Path) -> int | None:
-    """A user nobody else is, owner of the scratch folder from now on, when root starts the child;
-    None: the user stays.
+    """A random unused user id, which now owns the scratch folder, where root starts the child; else
+    None, and the user stays.
     """
+    # Root in a container may lack CAP_SETUID.
     if os.geteuid() != 0 or not process_identity.read_capabilities() >> _SETUID & 1:
         return None
     uid = _UIDS[secrets.randbelow(len(_UIDS))]
     os.chown(scratch, uid, -1)
-    scratch.chmod(0o770)  # the group stays the judge's
+    # The group stays the judge's, which reads and deletes the folder.
+    scratch.chmod(0o770)
     return uid
 
 
 def _way_in() -> tuple[int, ...]:
-    """The capability by which a stranger's user comes to a Python that only root may enter (below
-    /root, say).
-
-    Landlock still says which files. Docker gives root no DAC_READ_SEARCH, but DAC_OVERRIDE.
+    """The capability with which the child's user reaches a Python that only root may reach, such as
+    one below /root. Landlock still decides which files.
     """
     return (
+        # The weaker one, where root has it: Docker gives root DAC_OVERRIDE, but not
+        # DAC_READ_SEARCH.
         (_DAC_READ_SEARCH,)
         if process_identity.read_capabilities() >> _DAC_READ_SEARCH & 1
         else (_DAC_OVERRIDE,)

@@ -1,9 +1,9 @@
-"""What a confined process must leave alone: a file outside its folder and a socket of this process,
-looked at afterwards.
+"""Tripwires: a file outside the child's folder and a socket of this process, which a confined process
+must leave alone. The judge checks them afterwards.
 
-The file lies in the folder for temporary files under a name that begins with "cudal1-canary", the
-socket listens on the loopback address. A look-around that touches neither is not seen; whether the
-sandbox really forbids things is what the probe tries.
+The file lies in the folder for temporary files under a name that begins with "cudal1-canary"; the
+socket listens on the loopback address. A process that touches neither goes unnoticed; whether the
+sandbox forbids such acts is found out by `probe`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["Tripwires"]
 
 
 class Tripwires:
-    """Set out on construction; `disturbed` says what happened to them; `close` takes them in. Never
-    raises for lack of a place.
+    """Placed on construction, checked by `disturbed`, removed by `close`. A tripwire that cannot be
+    placed is left out; construction does not raise.
     """
 
     def __init__(self) -> None:
@@ -32,23 +32,25 @@ class Tripwires:
             os.write(handle, self._text)
             os.close(handle)
             self._path = Path(name)
+            # Any user may write it: only the sandbox protects it.
             self._path.chmod(0o666)
         with contextlib.suppress(OSError):
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=4)
+            # `disturbed` asks for a connection and must not wait for one.
             self._socket.setblocking(False)
 
     @property
     def path(self) -> Path | None:
-        """Where the file lies, None where none could be put."""
+        """Path of the file, None where it could not be made."""
         return self._path
 
     @property
     def port(self) -> int | None:
-        """What the socket listens on, None where none could be opened."""
+        """Port of the socket, None where it could not be opened."""
         return self._socket.getsockname()[1] if self._socket else None
 
     def disturbed(self) -> str:
-        """What was touched, "" if nothing was."""
+        """Which tripwire was touched, "" if none was."""
         if self._path is not None and not self._whole():
             return "a file outside the scratch folder was changed"
         if self._socket is not None:
@@ -59,7 +61,7 @@ class Tripwires:
         return ""
 
     def close(self) -> None:
-        """Delete the file, hang up. Safe to call twice."""
+        """Delete the file and close the socket. Safe to call twice."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         if self._socket is not None:

@@ -1,14 +1,13 @@
-"""A pool of children for our own code: a child is cleared and used again, since starting one takes
+"""A pool of children for own code: a child is cleared and used again, since starting one takes
 seconds, most of them for importing torch.
 
-Inside `pool_scope()` a child that answered well is kept for the next `acquire` of the same limits
-and contract; foreign code always gets a process of its own. A child in which machine code went
-wrong is not kept: what else it wrote to is unknown. Outside `pool_scope()` each child is new, and
-when the outermost scope ends no child is left.
+Inside `pool_scope()` a child that is still usable is kept for the next `acquire` of the same limits
+and contract; foreign code always gets a process of its own. Outside `pool_scope()` each child is
+new, and when the outermost scope ends, all children are closed.
 
 `prestart` starts a child in another thread, for the next `acquire` or `spawn` of its kind. Inside
-`pool_scope()` children are forked by a fork server, which outlives a scope that ended well by
-some seconds, for a caller that binds one module, or one graph, after the other.
+`pool_scope()` children are forked by a fork server. It outlives a scope that ended without an
+exception by 20 s, for a caller that binds several modules or graphs one after the other.
 """
 
 from __future__ import annotations
@@ -35,16 +34,18 @@ __all__ = ["acquire", "expect", "in_background", "pool_scope", "prestart", "spaw
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
-# of the GPU with each child, at least: inputs or results of one call
+# GPU memory shared with each child, at least: inputs or results of one call.
 _MIN_SHARED_BYTES = 256 << 20
-_PRELOADED = ("torch._dynamo", "torch._inductor.compile_fx")  # nearly every request needs them
-_FORK_SERVER_LINGER_S = 20.0  # after the last search
+# Nearly every request needs these modules.
+_PRELOADED = ("torch._dynamo", "torch._inductor.compile_fx")
+# After the last search.
+_FORK_SERVER_LINGER_S = 20.0
 _FORK_SERVER = "fork server"
 _Kind: TypeAlias = tuple[Limits, Contract]
 
 
 class _Pool(threading.local):
-    """Of one thread: a child answers one request at a time."""
+    """The pool of one thread. Threads share no child, which answers one request at a time."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -57,15 +58,16 @@ _POOL = _Pool()
 
 
 class _IdleForkServers:
-    """Fork servers that no search uses, each closed after some seconds. For all threads."""
+    """Fork servers that no search uses, each closed after 20 s. Shared by all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fork_servers: dict[bool, tuple[ForkServer, threading.Timer]] = {}
 
     def put(self, visible_gpu: bool, fork_server: ForkServer) -> None:
-        """Keep it; an earlier one of its kind is closed."""
+        """Keep `fork_server`; the earlier one for the same `visible_gpu` is closed."""
         timer = threading.Timer(_FORK_SERVER_LINGER_S, self._expire, (fork_server,))
+        # The interpreter would wait for the timer at exit.
         timer.daemon = True
         with self._lock:
             before = self._fork_servers.get(visible_gpu)
@@ -76,19 +78,20 @@ class _IdleForkServers:
             before[0].close()
 
     def take(self, visible_gpu: bool) -> ForkServer | None:
-        """One that a search can use now, which then closes it; None if there is none."""
+        """A current fork server, which the caller now owns; None if there is none."""
         with self._lock:
             fork_server, timer = self._fork_servers.pop(visible_gpu, (None, None))
         if fork_server is None or timer is None:
             return None
         timer.cancel()
+        # The user may have changed the environment since it started.
         if fork_server.is_current():
             return fork_server
         fork_server.close()
         return None
 
     def close_all(self) -> None:
-        """Close them."""
+        """Close all of them, at exit."""
         for visible_gpu in (True, False):
             with self._lock:
                 fork_server, timer = self._fork_servers.pop(visible_gpu, (None, None))
@@ -97,7 +100,7 @@ class _IdleForkServers:
                 fork_server.close()
 
     def forget(self) -> None:
-        """Drop them without closing, in a fork of this process: they are its parent's."""
+        """Drop them without closing them, in a fork of this process: the parent owns them."""
         self.__init__()  # type: ignore[misc]
 
     def _expire(self, fork_server: ForkServer) -> None:
@@ -109,6 +112,7 @@ class _IdleForkServers:
             ]
             for visible_gpu in expired:
                 del self._fork_servers[visible_gpu]
+        # A search may have taken it since the timer fired; it is in use then.
         if expired:
             fork_server.close()
 
@@ -120,12 +124,13 @@ os.register_at_fork(after_in_child=_IDLE_FORK_SERVERS.forget)
 
 @contextmanager
 def pool_scope() -> Iterator[None]:
-    """Keep children for the body, in this thread. May be nested: the outermost scope ends them, and
-    cancels what runs in the background.
+    """Keep children for the body, in this thread. Scopes may be nested: the outermost closes the
+    children and cancels background tasks.
     """
     _POOL.depth += 1
     try:
         yield
+        # Only after a body without an exception: an interrupted search ends everything.
         if _POOL.depth == 1:
             for visible_gpu in (True, False):
                 fork_server = _POOL.scope.release((_FORK_SERVER, visible_gpu))
@@ -140,16 +145,17 @@ def pool_scope() -> Iterator[None]:
             _POOL.scope = TaskScope()
             for futures in _POOL.starting.values():
                 for future in futures:
+                    # A start may still be under way, and waiting for it would delay an interrupt.
                     future.add_done_callback(cancellable.close_result)
             _POOL.starting.clear()
 
 
 def prestart(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
-    """Start a child of that kind in the background, unless one is starting that no caller has taken
-    yet. Does nothing outside `pool_scope()`, which would have to end it.
+    """Start a child with these limits and contract in the background, unless a started one is still
+    unused. Does nothing outside `pool_scope()`, which closes it.
 
-    `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which
-    otherwise go through files.
+    `shared_bytes`: GPU memory to share with it, enough for the tensors of one call; larger messages
+    go through files.
     """
     if _POOL.depth and limits.trust == "own" and not _POOL.starting.get((limits, contract)):
         starting = _POOL.scope.submit(
@@ -164,7 +170,7 @@ def prestart(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
 
 
 def expect(limits: Limits) -> None:
-    """Start the fork server for children of these limits, which the body will probably ask for."""
+    """Start the fork server for children with these limits ahead of the first of them."""
     _find_fork_server(limits)
 
 
@@ -182,7 +188,7 @@ def in_background(
 
 @contextmanager
 def spawn(limits: Limits, contract: Contract) -> Iterator[Child]:
-    """A new child, ended after the body; one from `prestart` if there is one."""
+    """A new child, closed after the body; one from `prestart` if there is one."""
     with _take_prestarted((limits, contract)) or _start_child(
         limits, contract, fork_server=_find_fork_server(limits)
     ) as child:
@@ -191,9 +197,9 @@ def spawn(limits: Limits, contract: Contract) -> Iterator[Child]:
 
 @contextmanager
 def acquire(limits: Limits, contract: Contract) -> Iterator[Child]:
-    """A cleared child for our own code, from the pool if it has one. Raises SandboxError.
+    """A cleared child for own code, from the pool if it has one. Raises SandboxError.
 
-    An exception in the body ends the child; so does setting its `usable` to False.
+    An exception in the body closes the child; so does setting its `usable` to False.
     """
     if limits.trust != "own":
         raise ValueError("the pool is for our own code; foreign code gets a process of its own")
@@ -206,6 +212,7 @@ def acquire(limits: Limits, contract: Contract) -> Iterator[Child]:
     try:
         yield child
     except BaseException:
+        # Machine code may have gone wrong in it, and what else it overwrote is unknown.
         child.close()
         raise
     if _POOL.depth and child.usable and kind not in _POOL.idle:
@@ -220,7 +227,7 @@ def _start_child(
     shared_bytes: int = 0,
     fork_server: Future[ForkServer] | None = None,
 ) -> Child:
-    """A new child, forked where that works; one for foreign code shares no memory."""
+    """A new child, forked where that works. A child for foreign code shares no GPU memory."""
     shared_bytes = max(shared_bytes, _MIN_SHARED_BYTES) if limits.trust == "own" else 0
     if fork_server is not None:
         try:
@@ -229,6 +236,7 @@ def _start_child(
             )
         except SandboxError as error:
             scope = cancellable.current_scope()
+            # The scope killed the fork server; a new interpreter would outlive the search.
             if scope is not None and scope.cancelled:
                 raise
             telemetry.record("judge", "nursery", "none", reason=error.found)
@@ -236,7 +244,7 @@ def _start_child(
 
 
 def _find_fork_server(limits: Limits) -> Future[ForkServer] | None:
-    """The fork server for children of these limits, started at the first call; None outside
+    """The fork server for children with these limits, started at the first call; None outside
     `pool_scope()` and for foreign code.
     """
     scope = cancellable.current_scope() or (_POOL.scope if _POOL.depth else None)
@@ -260,7 +268,7 @@ def _open_fork_server(visible_gpu: bool) -> ForkServer:
 
 
 def _clear(child: Child | None) -> Child | None:
-    """The child without anything of its last request; None if it cannot be cleared."""
+    """The child, cleared of its last user; None if it cannot be cleared."""
     if child is None:
         return None
     try:
@@ -280,13 +288,15 @@ def _take_prestarted(kind: _Kind) -> Child | None:
     try:
         return futures.pop(0).result()
     except SandboxError:
-        return None  # the caller starts one, and gets the reason if that fails too
+        # The caller starts another child, and gets the reason if that fails too.
+        return None
 
 
 @cache
 def _starter_threads(gpu: bool) -> ThreadPoolExecutor:
-    """One thread starts children with a GPU, one those without: what the first start finds out
-    about the machine serves the next.
+    """The thread that starts children with a GPU, or the one for children without.
+
+    One thread each: the first start probes the sandbox, and the next ones use the result.
     """
-    # they live as long as the process: the kernel ends a child with the thread that started it
+    # Kept for the life of the process: Linux kills a child when the thread that started it ends.
     return ThreadPoolExecutor(1, f"cudal1-children-{'gpu' if gpu else 'cpu'}")

@@ -45,7 +45,8 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
     """
     lowered = lower(program, proposal)
     cubins: dict[str, CompiledKernel] = {}
-    machine_code: dict[str, bytes] = {}  # kernels of one CUDA C++ text share theirs
+    # Kernels of one CUDA C++ text share their machine code.
+    machine_code: dict[str, bytes] = {}
     for kernel in lowered.kernels:
         if kernel.cuda is None:
             cubins[kernel.symbol] = compile_kernel(kernel, sm)
@@ -153,9 +154,7 @@ def _isolate_triton(folder: str) -> Iterator[None]:
 
     with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _stages_hook
-        knobs.compilation.disable_line_info = (
-            True  # line info would put the temporary path into the cubin
-        )
+        knobs.compilation.disable_line_info = True
         knobs.cache.dir = folder
         yield
 

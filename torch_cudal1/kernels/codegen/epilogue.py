@@ -26,8 +26,7 @@ _C_LOADS = {
     "torch.int32": "int",
     "torch.bool": "unsigned char",
 }
-# The functions of the C++ text round and propagate NaN as Triton's do; IEEE forms by name, since
-# `/` and `sqrt` may be approximated by compile options.
+# The functions of the C++ text round and propagate NaN as Triton's do.
 _C_NAMES = {
     "tl.where": "where",
     "tl.abs": "absolute",
@@ -38,7 +37,6 @@ _C_NAMES = {
     "tl.floor": "floorf",
     "tl.ceil": "ceilf",
 }
-# NVRTC compiles without headers: there is no INFINITY.
 _INFINITY = {
     'float("inf")': "__int_as_float(0x7f800000)",
     'float("-inf")': "__int_as_float(0xff800000)",

@@ -75,9 +75,8 @@ class Statement:
     operands: tuple[Statement, ...] = ()
     access: AffineExpr = field(default_factory=AffineExpr)
     value: int = -1
-    limits: tuple[
-        tuple[AffineExpr, int], ...
-    ] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
+    # Of a load that may leave its tensor: each form must be in 0 .. limit.
+    limits: tuple[tuple[AffineExpr, int], ...] = ()
 
     @property
     def ready_level(self) -> int:
@@ -238,7 +237,9 @@ class _Builder:
         self.statements: list[Statement] = []
         # A node at one index is computed once, whatever reads it.
         self.memo: dict[tuple[int, Index], Statement] = {}
-        self.two_pass: list[Node] = []  # nodes made on the fly stay alive, so that ids stay unique
+        # Nodes that are made on the way stay alive here: `memo` is by id, and the id of a node that
+        # is gone may be given to another.
+        self.two_pass: list[Node] = []
 
     def build(self, outputs: tuple[Output, ...]) -> Nest:
         total = math.prod(a.extent for a in self.atoms)

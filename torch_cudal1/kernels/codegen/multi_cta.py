@@ -41,8 +41,9 @@ COUNTER_STRIDE = 32
 # of a group run at once: without a bound a GPU that holds fewer would wait for ever.
 _MAX_BARRIER_POLLS = 4096
 
-# The polls only acquire: a fence for each took part in making the first version slower than a loop
-# over the row (0.57 of a copy against 0.65, benchmarks/LOG.md, 2026-11-26).
+# The polls only acquire. With a fence for each poll, exponentials computed twice and a branch for each
+# division a group was slower than a loop over the row (0.57 of a copy against 0.65); without them it
+# is at 0.84 (benchmarks/LOG.md, 2026-11-26).
 _GRID_BARRIER = f"""
 @triton.jit
 def all_met(arrivals, team: tl.constexpr):
@@ -114,9 +115,7 @@ class CtaGroupPrinter(TritonPrinter):
             for level in range(nest.levels)
         ]
         early = {s for folds in self.folds for s in self.column_statements(folds)}
-        last = self.folds[
-            -1
-        ]  # what earlier barriers leave in registers is not kept over the next one
+        last = self.folds[-1]
         # Only the exponentials of the last level: what is in registers before is not kept over the
         # next barrier.
         self.shares = {
@@ -154,9 +153,7 @@ class CtaGroupPrinter(TritonPrinter):
             s for s in self.nest.statements if not s.columns and s.kind not in ("reduce", "store")
         ]
         live, after = self._after_barrier()
-        early = [
-            s for s in after if self.is_uniform(s)
-        ]  # a number each: their loads are in flight during the barrier
+        early = [s for s in after if self.is_uniform(s)]
         lines = self.uniform_lines(f"member * {self.tile.columns} + ") + [
             line for s in early for line in self.line(s)
         ]
@@ -172,7 +169,9 @@ class CtaGroupPrinter(TritonPrinter):
         return lines + [line for s in after if s not in early for line in self.line(s)]
 
     def line(self, s: Statement) -> list[str]:
-        if s in self.shares:  # the piece's exponentials are there already, of its own maximum
+        # The exponentials of the tile are in registers, relative to the tile's own maximum: a
+        # factor takes the place of a second exponential.
+        if s in self.shares:
             return [f"{s.name} = exp_{self.shares[s].name} * share_{self.shares[s].name}"]
         if (
             s.text == DIVISION

@@ -44,7 +44,8 @@ from torch_cudal1.kernels.proposal import Proposal
 
 __all__ = ["Stage", "add_scratch", "find_first_nest", "plan_stages", "read_tile"]
 
-Stage = tuple[Nest, Tile, int]  # with the warps of a program
+# A nest, its tile, and the warps of a program.
+Stage = tuple[Nest, Tile, int]
 # A larger tile never fits the registers and takes the compiler minutes.
 _MAX_TILE_ELEMENTS = 65536
 _F32 = torch.float32
@@ -181,10 +182,12 @@ def _plan_split(
         if not _find_ready(nodes, substitutes | merged) and all(
             o.spec.numel == rows for o in final
         ):
+            # The outputs have one value a row, so that they are combined on the way: no scratch, no
+            # launch of their own.
             return (
                 *stages,
                 _make_stage(final, tile, 4),
-            )  # the outputs are rows: combined on the way
+            )
         combined = [add_scratch(merged[fold], number + i, specs) for i, fold in enumerate(ready)]
         number += len(combined)
         substitutes |= {

@@ -33,11 +33,12 @@ __all__ = [
     "print_tile_partials",
 ]
 
+# What a lane or a tile keeps of each kind of reduction.
 PARTIALS = {
     "mean": ("mean",),
     "m2": ("mean", "acc"),
     "expsum": ("top", "acc"),
-}  # what a lane or a tile keeps of each kind
+}
 KINDS = frozenset(PARTIALS)
 _MINUS_INFINITY = 'float("-inf")'
 

@@ -33,14 +33,17 @@ def product(a, b):
 
 @triton.jit
 def SYMBOL('''
+# Tensor cores cut fp32 inputs off after TF32's 10 bits. Rounding first halves the error and takes
+# its bias away. NaN is left alone: adding to its bits could make a number of it.
 _NEAREST_TF32 = """
 @triton.jit
 def nearest_tf32(x):
     rounded = (x.to(tl.int32, bitcast=True) + 4096) & -8192
     return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
 
-"""  # tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
-POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to it
+"""
+# Tensor dtype -> the type of a kernel's argument that points to it.
+POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",

@@ -23,11 +23,12 @@ _DISASSEMBLY_TIMEOUT_S = 60.0
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
 _UNIFORM = re.compile(r"(gdesc\[|desc\[)?\bUR(\d+)\b")
+# What a subroutine or a table of jumps wrote is not followed.
 _CONTROL_TRANSFERS = (
     "CALL",
     "BRX",
     "JMX",
-)  # what a subroutine or a table of jumps wrote is not followed
+)
 
 
 def disassemble(cubin: bytes) -> str | None:
@@ -92,7 +93,8 @@ def _split_registers(name: str, operands: list[str]) -> tuple[set[int], set[int]
             pair = {first, first + 1}
             if place == 0 and re.fullmatch(r"UR\d+", operand):
                 writes |= pair if pairs else {first}
-            elif kind == "gdesc[":  # of A and of B; A may be in registers
+            # Descriptors of both operands; the first operand may be in registers instead.
+            elif kind == "gdesc[":
                 reads |= {first + 2, first + 3} | (set() if re.match(r"R\d", operands[1]) else pair)
             elif kind == "desc[" or (pairs and (".WIDE" not in name or place == len(operands) - 1)):
                 reads |= pair

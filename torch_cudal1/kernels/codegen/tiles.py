@@ -39,14 +39,18 @@ _LOOP_TILES = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
 # rows that all SMs together may hold in the L2 until they are read again: few and large programs
 _L2_LOOP_TILES = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
 _L2_COLUMNS = range(_MAX_TILE_COLUMNS + 1, 100_000)
+# Columns, warps, and the programs that run at the same time. Larger groups would wait for CTAs that
+# have not started.
 _CTA_GROUP_TILES = (
     (8192, 8, 4 * H200.sm_count),
     (16384, 8, 2 * H200.sm_count),
     (8192, 4, 4 * H200.sm_count),
-)  # columns, warps, programs that run at the same time
-_STRIDED_TILES = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
+)
+# Rows, columns, warps.
+_STRIDED_TILES = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
-_MANY_LOADS_PER_ELEMENT = 6  # of an element: then a thread has enough in flight with a few elements
+# With more loads than this an element, a thread has enough in flight with a few elements.
+_MANY_LOADS_PER_ELEMENT = 6
 _BUSY_BLOCKS = ((512, 4), (256, 4), (1024, 8), (1024, 4))
 # A program should fold at least this many columns.
 _MIN_SPLIT_COLUMNS = 2048
@@ -71,12 +75,13 @@ def _choose_blocks(nest: Nest) -> list[TileConfig]:
     blocks = _BUSY_BLOCKS if many else _BLOCKS
     # A block is worth trying where its grid fills the SMs.
     fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * H200.sm_count]
+    # Where the grid cannot fill the SMs: more, smaller programs.
     small = [
         (256, 2),
         (128, 1),
         (512, 4),
         (1024, 4),
-    ]  # the grid can not fill the SMs: more, smaller programs
+    ]
     return _remove_duplicates([{"rows": block, "warps": warps} for block, warps in fills + small])
 
 

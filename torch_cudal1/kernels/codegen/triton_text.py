@@ -250,9 +250,7 @@ class TritonPrinter:
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
         # A scan from the end takes its tiles from the end, since it carries the total from one to
         # the next.
-        if any(
-            isinstance(s.node, Scan) and s.node.reverse for s in inside
-        ):  # a scan from the end takes its tiles from the end
+        if any(isinstance(s.node, Scan) and s.node.reverse for s in inside):
             last = (self.nest.column_count - 1) // self.tile.columns * self.tile.columns
             body = self.column_lines(f"({last} - start) + ")
         for s in inside:
@@ -381,14 +379,10 @@ class TritonPrinter:
         steady = self.is_uniform(s)
         offset = self.offset(s.access, "at_" * steady)
         # An exclusive scan reads one place earlier: its first element has none before it.
-        before = ["(column > 0)"] * (
-            s.access.offset < 0 and not s.limits
-        )  # of an exclusive scan: its first element has none before it
+        before = ["(column > 0)"] * (s.access.offset < 0 and not s.limits)
         mask = self._mask(s.rows, s.columns and not steady, *before, *self._inside_of(s))
         # Triton takes no whole number as the default of an 8-bit float's load.
-        eight_bits = (
-            s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1
-        )  # a whole number is no default of theirs
+        eight_bits = s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1
         fill = s.text if s.limits else "0.0" if eight_bits else "0"
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
         # Narrow types are computed in wider ones, as eager's kernels do.

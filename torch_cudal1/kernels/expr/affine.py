@@ -140,9 +140,8 @@ def unflatten(form: AffineExpr, sizes: tuple[int, ...]) -> Index:
 def _digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
     upper = stride * size
     terms: list[tuple[Atom, int]] = []
-    reach = (
-        form.offset % upper
-    )  # the largest value the digits up to this one take: it must not carry
+    # The largest value that the digits up to this one take: it must not carry.
+    reach = form.offset % upper
     for atom, coefficient in form.terms:
         if coefficient >= upper:
             if coefficient % upper:

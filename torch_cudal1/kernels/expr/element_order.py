@@ -24,9 +24,8 @@ from torch_cudal1.kernels.expr.nodes import Conv, Dot, Map, Node, View
 
 __all__ = ["follow_product_order"]
 
-_AxisAtoms = list[
-    tuple[Atom, int]
-]  # what a dimension of a result is made of, outermost first, each with its stride in memory
+# What a dimension of a result is made of, outermost first, each with its stride in memory.
+_AxisAtoms = list[tuple[Atom, int]]
 
 
 def follow_product_order(output: Output, product: Dot | Conv) -> Output:

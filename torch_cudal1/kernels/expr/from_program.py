@@ -24,9 +24,11 @@ from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = ["Expressions", "Handlers", "Output", "TracedProgram", "read_expressions"]
 
-Handlers: TypeAlias = Mapping[str, Mapping[str, Handler]]  # by family, then by operator
+# By family, then by operator.
+Handlers: TypeAlias = Mapping[str, Mapping[str, Handler]]
 
-_IN_RANGE = frozenset(  # bytes stay bytes
+# Of bytes these operators yield bytes: nothing passes the range of the type.
+_IN_RANGE = frozenset(
     {
         *(
             f"bitwise_{name}.{kind}"
@@ -42,12 +44,10 @@ _IN_RANGE = frozenset(  # bytes stay bytes
         ),
     }
 )
-_NO_TENSOR = TensorSpec(
-    "int64", (), (), "cpu"
-)  # of a number or an empty result, which no handler has an expression for
-_MAX_PROGRAM_STEPS = (
-    96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
-)
+# Of a number or an empty result, which no handler has an expression for.
+_NO_TENSOR = TensorSpec("int64", (), (), "cpu")
+# A larger kernel runs out of registers long before it runs out of bandwidth.
+_MAX_PROGRAM_STEPS = 96
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,8 @@ def _read_outputs(
     outputs = []
     for value in values:
         node, spec = nodes[value], specs[value]
-        if (
-            node is None
-        ):  # such as the seeds of attention without dropout, whose memory PyTorch leaves as it was
+        # Such as the seeds of attention without dropout, whose memory PyTorch leaves as it was.
+        if node is None:
             raise NotLowerableError(
                 f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields"
             )

@@ -62,12 +62,13 @@ COMPUTE = {
     torch.float8_e4m3fn: "tl.float32",
     torch.float8_e5m2: "tl.float32",
 }
+# These are read and made into numbers, never written.
 NARROW_DTYPES = (
     torch.uint8,
     torch.int8,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
-)  # read and made into numbers, never written
+)
 
 
 @dataclass(frozen=True, eq=False)

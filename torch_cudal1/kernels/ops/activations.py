@@ -21,10 +21,11 @@ __all__ = ["FLOAT_UNARY", "HANDLERS"]
 
 _SIGMOID = "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"
 _RELU6 = "tl.minimum(tl.maximum({0} + 3.0, 0.0" + PROPAGATE_NAN + ", 6.0" + PROPAGATE_NAN
+# The constants of ATen/native/cuda/ActivationGeluKernel.cu.
 _BETA, _KAPPA = (
     math.sqrt(2.0) * (2.0 / math.sqrt(math.pi)) * 0.5,
     0.044715,
-)  # ATen/native/cuda/ActivationGeluKernel.cu
+)
 
 
 FLOAT_UNARY = {
@@ -132,7 +133,7 @@ def _backwards() -> dict[str, Handler]:
         "elu_backward.default": _elu_backward,
         "leaky_relu_backward.default": lambda args, kwargs, outs: _LEAKY_BACKWARD(
             args[:3], kwargs, outs
-        ),  # then: is it a result
+        ),
         "softplus_backward.default": make_with_scalars(softplus, (1.0, 20.0), tensors=2),
         "hardtanh_backward.default": make_with_scalars(
             "tl.where(({1} <= {2}) | ({1} >= {3}), 0.0, {0})", (-1.0, 1.0), tensors=2

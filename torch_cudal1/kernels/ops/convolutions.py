@@ -163,9 +163,9 @@ def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialA
     stride, padding, dilation = conv.stride[d], conv.padding[d], conv.dilation[d]
     if not conv.transposed:
         return SpatialAxis(size, out, stride, dilation, 1, (TapClass(kernel, -padding, 0),))
-    common = math.gcd(
-        stride, dilation
-    )  # taps of a class: every (stride / apart)-th, in the order of the input they meet
+    # Taps of a class: every (stride / common)-th, in the order of the input elements that they
+    # meet.
+    common = math.gcd(stride, dilation)
     classes = []
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
@@ -177,9 +177,9 @@ def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialA
             )
         )
     step = dilation // common
-    if all(
-        c.count <= 1 for c in classes
-    ):  # nothing says how far apart taps are: as far as lets the classes share a grid
+    # Nothing says how far apart the taps of such a class are: the step is the one that lets the
+    # classes share a grid of the input.
+    if all(c.count <= 1 for c in classes):
         lows = [c.low for c in classes if c.count]
         step = math.gcd(*(low - min(lows) for low in lows)) or 1
     return SpatialAxis(size, out, 1, step, -(stride // common), tuple(classes))

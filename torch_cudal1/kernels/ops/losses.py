@@ -29,7 +29,8 @@ from torch_cudal1.kernels.ops.handlers import Handler, div
 __all__ = ["HANDLERS"]
 
 _F32 = torch.float32
-_NONE, _MEAN = 0, 1  # ATen's Reduction
+# ATen's Reduction: none and mean; the third, 2, is the sum.
+_NONE, _MEAN = 0, 1
 _SMOOTH = "tl.where({0} < {1}, tl.div_rn(0.5 * {0} * {0}, {1}), {0} - 0.5 * {1})"
 _HUBER = "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))"
 # the logarithms are kept from minus infinity, as ATen does

@@ -43,9 +43,9 @@ __all__ = [
 ]
 
 _MAX_ATOM_SPLITS = 8
-Sizes = tuple[
-    tuple[int, ...], ...
-]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
+# Sizes of the number of a matrix, of its rows and of its columns, each counted by one digit or
+# several.
+Sizes = tuple[tuple[int, ...], ...]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

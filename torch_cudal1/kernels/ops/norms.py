@@ -75,7 +75,8 @@ def _affine(x: Node, weight: Node | None, bias: Node | None, dtype: torch.dtype)
         x = pointwise("({0} * {1})", x, cast(weight, _F32), dtype=_F32)
     if bias is not None:
         x = pointwise("({0} + {1})", x, cast(bias, _F32), dtype=_F32)
-    return pointwise("({0})", x, dtype=dtype)  # stays in fp32; only its nominal dtype changes
+    # Values stay in fp32; only their nominal dtype changes. The store rounds.
+    return pointwise("({0})", x, dtype=dtype)
 
 
 def _scale(deviation: Node, rstd: Node) -> Node:
@@ -98,9 +99,9 @@ def _rms_norm(
     x, shape, weight, eps = (
         (*args, None)[:4] if len(args) > 3 else (*args, *(None,) * (4 - len(args)))
     )
-    eps = (
-        torch.finfo(_F32).eps if eps is None else eps
-    )  # that of what it is computed in, as PyTorch has it for half precision
+    # The epsilon of fp32, in which half types are computed, as PyTorch has it: that of bfloat16 is
+    # 65,536 times as large (benchmarks/LOG.md, 2026-11-26).
+    eps = torch.finfo(_F32).eps if eps is None else eps
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     wide = cast(x, _F32)
     squares = reduce("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)

@@ -186,9 +186,8 @@ def _pow(
         2: "({0} * {0})",
         3: "({0} * {0} * {0})",
     }
-    if (
-        dtype.is_floating_point
-    ):  # ATen/native/cuda/PowKernel.cu treats these apart; pow(NaN, 0) is 1
+    # ATen/native/cuda/PowKernel.cu treats these exponents apart; pow(NaN, 0) is 1.
+    if dtype.is_floating_point:
         short |= {
             0: "tl.where({0} == {0}, 1.0, 1.0)",
             0.5: "tl.sqrt_rn({0})",

@@ -134,9 +134,9 @@ def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
         torch.int64,
         tuple(strides[dims.index(d)] if d in dims else 0 for d in range(len(x.shape))),
     )
-    if (
-        x.compute == "tl.float32"
-    ):  # + 0.0 makes -0 and +0 equal; then an int32 that orders like the float
+    # Adding 0.0 makes -0 and +0 equal; the exclusive or then gives an int32 that orders like the
+    # float. A key of NaN is the largest, so that the first NaN wins, as in eager.
+    if x.compute == "tl.float32":
         bits = pointwise("({0} + 0.0).to(tl.int32, bitcast=True)", x, dtype=torch.int32)
         key = pointwise("({0} ^ (({0} >> 31) & 0x7fffffff))", bits, dtype=torch.int32)
         key = pointwise("(-1 - {0})", key, dtype=torch.int32) if kind == "min" else key

@@ -52,9 +52,8 @@ def _flip(
 
 def _unwrap_flip(node: Node, dim: int) -> Node | None:
     """What `node` is the flip of, None if it is none."""
-    if (
-        isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape
-    ):  # a conversion
+    # A conversion between flip and scan changes no order.
+    if isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape:
         inner = _unwrap_flip(node.args[0], dim)
         return None if inner is None else replace(node, args=(inner,))
     return node.source if isinstance(node, Flip) and node.dim == dim else None

@@ -91,9 +91,8 @@ def _log_softmax(
 
 
 def _retype(outs: tuple[TensorSpec, ...], node: Node) -> Node:
-    return pointwise(
-        "({0})", node, dtype=outs[0].torch_dtype
-    )  # stays in fp32; only its nominal dtype changes
+    # Values stay in fp32; only their nominal dtype changes. The store rounds.
+    return pointwise("({0})", node, dtype=outs[0].torch_dtype)
 
 
 def _logsumexp(
@@ -102,9 +101,8 @@ def _logsumexp(
     x = cast(args[0], _F32)
     dims = tuple(d % len(x.shape) for d in args[1])
     top = reduce("max", x, dims)
-    finite = pointwise(
-        'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32
-    )  # inf - inf would be NaN
+    # The difference of two infinities would be NaN.
+    finite = pointwise('tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32)
     total = reduce("sum", pointwise("libdevice.exp({0} - {1})", x, finite, dtype=_F32), dims)
     result = pointwise("(libdevice.log({0}) + {1})", total, finite, dtype=outs[0].torch_dtype)
     return (reshape(result, outs[0].shape),)

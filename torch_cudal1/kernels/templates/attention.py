@@ -139,7 +139,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     names = ("method", "rows", "columns", "warps", "stages")
     # A tile twice as high as the queries is mostly empty. The sort is stable: the table's order
     # stays.
-    configs.sort(key=lambda config: config[1] >= 2 * height)  # mostly empty tiles come last
+    configs.sort(key=lambda config: config[1] >= 2 * height)
     proposals = (
         Proposal("attention", dict(zip(names, config, strict=True)))
         for config in configs[: request.limit]

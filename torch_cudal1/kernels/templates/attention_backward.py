@@ -66,9 +66,9 @@ _MAX_CAUSAL_ROWS = 64
 # rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not
 # theirs (Triton 3.6)
 _MIN_TF32_ROWS = 32
-_TENSOR_MEMORY_SM = range(
-    100, 120
-)  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
+# GPUs where products of 64 rows and more keep sums and pieces in tensor memory: of a tile that
+# needs too much of it Triton makes a trap.
+_TENSOR_MEMORY_SM = range(100, 120)
 
 
 @dataclass(frozen=True)

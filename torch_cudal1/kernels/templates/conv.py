@@ -75,7 +75,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
         proposals = propose_depthwise(conv, request.limit)
     elif request.sm != 90:
         # wgmma is sm_90's own: neither older nor newer GPUs run this kernel.
-        return ()  # wgmma is sm_90's own
+        return ()
     else:
         # Without the right a candidate is held to the error of eager's fp32, which takes three
         # products.

@@ -33,9 +33,9 @@ _WARPGROUPS = 2
 _OUTPUT_STAGING_BYTES = 36 * 1024
 # The steps of a slot are unrolled.
 _MAX_SLOT_STEPS = 40
-_SAME_TILE_PENALTY = (
-    1.3  # how much slower than its bound another schedule with the same tile counts
-)
+# How much slower than its bound another schedule with the same tile counts, so that the first
+# proposals differ in more than their stages.
+_SAME_TILE_PENALTY = 1.3
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,8 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
     taps = -(-x.reach // x.step) if together > 1 else x.taps
     depth = schedule.taps * taps * schedule.channels
     steps, counts = -(-depth // 8), {a.count * b.count for a in z.classes for b in y.classes}
-    filled = (
-        conv.channels % schedule.channels == 0 or conv.channels < schedule.channels == 8
-    )  # a chunk may be filled up with zeros
+    # A step is 8 of k: a chunk of fewer channels may be filled up with zeros to one step.
+    filled = conv.channels % schedule.channels == 0 or conv.channels < schedule.channels == 8
     if (
         not filled
         or any(count % schedule.taps for count in counts)
@@ -303,16 +302,15 @@ def _choose_tiles(conv: Convolution, places: int) -> list[tuple[int, int, int]]:
                 ((t - 1) * a.stride + a.reach) / (t * a.stride)
                 for t, a in zip(tile, conv.axes, strict=True)
             )
-            halo *= ((tx - 1) * x.stride + x.reach + 6) / (
-                (tx - 1) * x.stride + x.reach
-            )  # whole vectors
+            # Copies move whole vectors of up to 4 elements along x: a box is up to 6 elements
+            # longer.
+            halo *= ((tx - 1) * x.stride + x.reach + 6) / ((tx - 1) * x.stride + x.reach)
             sectors = tx * (len(x.classes) if can_merge_classes(x) else 1) / 8
-            ragged = (
-                sectors + (x.out % 8 > 0)
-            ) / sectors  # of 32 bytes, written for a row of the tile
-            written = conv.outputs / (
-                conv.outputs + conv.channels
-            )  # roughly the share of results in the traffic
+            # Memory is written in sectors of 32 bytes: a row that ends within one writes it in
+            # part.
+            ragged = (sectors + (x.out % 8 > 0)) / sectors
+            # Roughly the share of results in the traffic.
+            written = conv.outputs / (conv.outputs + conv.channels)
             scored.append((waste * (1 + 0.15 * halo + 0.4 * written * ragged), tile))
     return [tile for _, tile in sorted(scored)[:2]]
 
@@ -331,9 +329,8 @@ def estimate_s(conv: Convolution, schedule: ConvSchedule) -> float:
     tensor = wide * max(16.0, columns / 2) * schedule.products
     read = wide * (16.0 * math.sqrt(conv.axes[2].stride) + columns / 4 * schedule.products + 2)
     step = max(tensor, read) + 0.25 * min(tensor, read)
-    weights = (
-        block_layout.steps * columns * 32 * schedule.products / 20
-    )  # clocks of the L2 for one SM
+    # Clocks of the L2 for one SM.
+    weights = block_layout.steps * columns * 32 * schedule.products / 20
     boxes = schedule.channels * math.prod(block_layout.box) * 4 / 16 * schedule.taps / max(classes)
     per_slot = (
         max(block_layout.steps * step, weights + boxes)

@@ -57,7 +57,8 @@ from torch_cudal1.kernels.templates.gemm_tiles import (
 __all__ = ["GemmParts", "fold_product", "lower_tiled", "read_parts", "split_k", "split_k_as_batch"]
 
 _INT32_REACH = 2**31 - 1
-_NOT_IN_MEMORY = -1  # the number of an operand that is in no memory
+# The number of an operand that is in no memory: it is made on the way.
+_NOT_IN_MEMORY = -1
 # The text of `tl.dot`'s last argument; half types have only one way.
 _PRECISION = {
     "bf16x6": ', input_precision="bf16x6"',

@@ -153,9 +153,11 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 8, 0, 8, 1),
     ),
 }
-TILED = tuple(_TILES)  # methods that read their operands as they go
+# Methods that read their operands as they go.
+TILED = tuple(_TILES)
 _PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
-_MIN_STREAMED_ROWS = 8  # rows of the other operand: below, tiles are almost empty
+# Rows of the operand that is not streamed: below, tiles are almost empty.
+_MIN_STREAMED_ROWS = 8
 
 
 def choose_schedules(
@@ -277,9 +279,8 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
         * schedule.split
     )
     area = schedule.rows * schedule.columns
-    share = min(
-        1.0, 0.35 + 0.65 * area / 16384
-    )  # small tiles wait for the shared memory more than they compute
+    # Small tiles wait for the shared memory more than they compute.
+    share = min(1.0, 0.35 + 0.65 * area / 16384)
     # How many programs an SM runs side by side: it has 65,536 registers, and a program takes about
     # two for each accumulator.
     per_sm = max(1, min(4, 65536 // (area * 2)))
@@ -305,9 +306,8 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
             if schedule.method == "packed-stream"
             else operands
         )
-        extra = (
-            (8 + 2 * _PIECES[schedule.method]) / 4 * packed / H200.bytes_per_s
-        )  # read twice, written in pieces
+        # Packing reads its operands twice, 4 bytes an element, and writes pieces of 2 bytes.
+        extra = (8 + 2 * _PIECES[schedule.method]) / 4 * packed / H200.bytes_per_s
         # Packing comes before the product, in two launches of its own: it does not overlap with it.
         return max(work, moved / H200.bytes_per_s) + extra + (2 + launches) * H200.launch_s
     return max(work, moved / H200.bytes_per_s) + launches * H200.launch_s
@@ -325,7 +325,7 @@ def _serves(name: str, product: Product, sm: int, rights: Collection[str]) -> bo
         return min(product.m, product.n) <= _MAX_FOLD_COLUMNS
     # The packed kernels walk a batch by one stride.
     if name in _PACKED and (product.left.digits or product.right.digits):
-        return False  # they walk a batch by one stride
+        return False
     return method.itemsize == product.dtype.itemsize and (
         product.dtype is not torch.float32 or name != "half"
     )
@@ -351,9 +351,7 @@ def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmS
             # Stages beyond the steps of k hold nothing and keep programs off the SM: four stages of
             # 20 KiB for a single step left room for two (KernelBench 3/49, benchmarks/LOG.md,
             # 2026-11-25).
-            steps = math.ceil(
-                product.k / split / depth
-            )  # stages beyond them hold nothing, and keep programs off the SM
+            steps = math.ceil(product.k / split / depth)
             yield GemmSchedule(
                 name, rows, columns, depth, warps, min(stages, max(1, steps)), 8, split
             )

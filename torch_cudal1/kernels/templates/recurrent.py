@@ -34,19 +34,22 @@ from torch_cudal1.kernels.template import (
 
 __all__ = ["TEMPLATE"]
 
+# MODE and GATES of recurrent.cu.
 _MODES = {
     "lstm": (0, 4),
     "gru": (1, 3),
     "rnn_tanh": (2, 1),
     "rnn_relu": (3, 1),
-}  # MODE and GATES of recurrent.cu
+}
 _BLOCKS, _RING_STAGES, _MAX_HIDDEN = 8, 4, 256
+# Sequences and elements of a row: what a thread's registers hold. Clusters: of eight blocks, as
+# many as fit a GPU at once.
 _MAX_SEQUENCES, _MAX_ROW_ELEMENTS, _MAX_CLUSTERS = (
     16,
     512,
     16,
-)  # registers; registers; eight-block clusters that fit a GPU at once
-_MAX_SHARED_BYTES, _MAX_SCRATCH_BYTES = 200 << 10, 1 << 30  # bytes
+)
+_MAX_SHARED_BYTES, _MAX_SCRATCH_BYTES = 200 << 10, 1 << 30
 _CONFIG = {"method": "resident"}
 _ARGUMENT_NAMES = (
     "input",

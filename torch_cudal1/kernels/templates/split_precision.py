@@ -145,14 +145,11 @@ def _make_kernels(
 
 def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
     half, planes, products = _PIECES_OF_METHOD[schedule.method]
-    blocks = product.batch * math.ceil(
-        min(product.m, product.n) / 128
-    )  # at least so many measure a segment
+    # At least so many blocks measure a segment.
+    blocks = product.batch * math.ceil(min(product.m, product.n) / 128)
     # Each block that packs reads what all segments noted: more segments measure faster and pack
     # slower.
-    segments = min(
-        max(8, 264 // blocks), 32, math.ceil(product.k / _DEPTH / 4)
-    )  # each block that packs reads what all of them noted
+    segments = min(max(8, 264 // blocks), 32, math.ceil(product.k / _DEPTH / 4))
     # A cluster has neighbouring rows of tiles, all of which must exist: M is padded to whole
     # clusters.
     height = _ROWS * schedule.cluster

@@ -132,7 +132,7 @@ def make_lock(
 def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
     """What the folders lack, hold in another version, or hold beside the lock; none: they agree.
 
-    A decision record that the lock does not know is not told: it speaks of a graph or of a set of
+    A decision record that the lock does not know is not reported: it is about a graph or a set of
     choices that the lock does not have.
     """
     present = make_lock(inventory.only(lock.keys, lock.families or None))
@@ -285,8 +285,8 @@ def _lock_record(file: CacheFile) -> LockedRecord:
 
 
 def _changes(locked: LockedEntry, present: LockedEntry) -> str:
-    """What a reader would ask: which facts are others. Equal facts under another digest: another
-    run of the judge.
+    """The facts that differ, for a reader. Equal facts under another digest: another run of the
+    judge.
     """
     names = [
         fact.name

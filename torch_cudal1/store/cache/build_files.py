@@ -4,9 +4,9 @@
     <cache>/built/<versions>/<key[:2]>/<key>.json           why a proposal does not compile
 
 `versions` names what compiles: this package, torch, Triton, and a digest of the templates. A search
-takes kernels of its own versions only: those of others serve only another installation that shares
-the cache. What is in the files is not known here. Any of them may go at any moment: a search
-that does not find one compiles it again.
+takes kernels of its own versions only; kernels of other versions serve another installation that
+shares the cache. This module does not know what is in the files. Any file may be deleted at any
+moment: a search that does not find a kernel compiles it again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def name_versions() -> str:
 
 
 def _digest_templates() -> str:
-    """Digest of the templates: who works on them must not meet the kernels of yesterday."""
+    """sha256 of the templates: a developer who edits one must not get kernels of the old text."""
     digest = hashlib.sha256()
     # Python and CUDA files (".py", ".cu"), sorted because a directory's order is the file system's.
     for path in sorted(_TEMPLATES.rglob("*.[pc][yu]")):

@@ -3,13 +3,13 @@ commits that no pin names, and kernels compiled by other versions than those ins
 
 An import is replaced when later ones have each of its files: at the same path, made for the same
 device and versions, and signed by at least the same keys. A commit is kept while a pin of its
-repository names it, while it is the setting `hub` itself, and while a pin there cannot be read. Who
-gives a commit as the revision in another process makes no pin: that is not known here. Nor is an
-installation of other versions that shares the cache: it compiles its kernels again.
+repository names it, while it is the setting `hub` itself, and while a pin there cannot be read.
+Two users are unknown here: a process whose setting names a commit directly, which makes no pin, and
+an installation of other versions that shares the cache, which compiles its kernels again.
 
 Only whole folders of this package are deleted, each by a rename first: a process that is killed
-meanwhile leaves a name that the next purge removes. A process that runs keeps what it has loaded;
-one that is just writing makes the folder anew.
+meanwhile leaves a name that the next purge removes. A running process keeps what it has loaded; a
+process that is writing makes the folder anew.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A folder of Inductor's cache as a JSON value and back, so that a decision record may carry it:
-signed, copied, withdrawn like any other.
+signed, copied, revoked like any other.
 
-What is in such files is code: Python sources, pickles and machine code that Inductor loads without
-another look. Whether a value may be unpacked is asked before it comes here (a signature, and a
-setting). Here is only seen to it that nothing lands anywhere but in the folder, that every file is
-the one that was packed, and that no file that is there is touched.
+Such files are code: Python sources, pickles and machine code that Inductor loads without a check.
+The caller decides whether a value may be unpacked (by a signature and a setting). This module
+ensures that nothing is written outside the folder, that every file is the one that was packed, and
+that no existing file is changed.
 """
 
 from __future__ import annotations

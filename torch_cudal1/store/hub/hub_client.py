@@ -1,10 +1,10 @@
-"""Questions to the Hub through the `huggingface_hub` client: which commit is this, give me that
-file, take this commit.
+"""Requests to the Hub through the `huggingface_hub` client: resolve a revision, read a file, write a
+commit.
 
-Tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates are that library's. What it lacks is
-added here: every question ends by a deadline (a server may answer slowly for ever), a file ends at
-the size that was promised, and what fails is a value that names the file and the rule. What the
-files mean is not known here, and nothing is written to the disk.
+The library handles tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates. This module adds
+a deadline for every request (a server may answer slowly for ever), a limit on a file's size, and
+failures as values that name the file and the rule. It does not know what the files mean, and writes
+nothing to the disk.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _PAUSE_S = 0.2
 # waiting for.
 _RATE_BYTES_S = 1 << 20
 _CHUNK_BYTES = 1 << 16
-# The Hub checks and stores a commit before it answers, so the wait for one is this many times that
-# for a read.
+# A commit may wait this many times longer than a read.
 _PUSH_PATIENCE = 30
 _T = TypeVar("_T")
 
@@ -143,7 +142,7 @@ class Client:
         parent: str,
         message: str,
     ) -> str | HubFailure:
-        """One commit on top of `parent`, or Unread("overtaken", ...) where the branch has moved on
+        """One commit on top of `parent`, or HubFailure("overtaken") where the branch has moved on
         meanwhile.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -174,7 +173,7 @@ class Client:
         """Make the repository, private, unless it is there; its address."""
 
         def ask(_: float) -> str | HubFailure:
-            # Private, so that a mistyped name publishes nothing.
+
             return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
 
         return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
@@ -268,7 +267,7 @@ class Client:
 
 @dataclass(frozen=True)
 class _RetryableFailure(HubFailure):
-    """An Unread that may be otherwise in a moment; `after_s`: what the Hub asks for."""
+    """A failure that may pass in a moment. `after_s`: the seconds that the Hub asks to wait."""
 
     after_s: float = 0.0
 
@@ -295,8 +294,8 @@ def _call_hub(
     """`ask`, with the library's errors as values."""
     from huggingface_hub import errors
 
-    # The base classes are the error of the HTTP library that the installed version uses (requests
-    # or httpx), and OSError.
+    # The base classes are OSError and the error of whichever HTTP library the installed client
+    # uses: its name differs between versions of huggingface_hub.
     transport: Any = errors.HfHubHTTPError.__bases__
     try:
         return ask(until)
@@ -347,8 +346,8 @@ def _failure_of_status(error: Any, subject: str) -> HubFailure:
 def _call_within(
     seconds: float, work: Callable[[], _T | HubFailure], late_answer: HubFailure
 ) -> _T | HubFailure:
-    """The answer of `work`, or `late_answer`: a server can hold a thread for ever, and that one is
-    left behind, and no caller waits for it.
+    """The answer of `work` within `seconds`, else `late_answer`. The thread of a late answer is left
+    behind: a server can hold it for ever, and no caller waits for it.
     """
     box: list[_T | HubFailure] = []
     # A thread, because no time-out of an HTTP client bounds a server that sends a byte a minute. A

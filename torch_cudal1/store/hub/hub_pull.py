@@ -61,8 +61,8 @@ class _RemoteFile:
 
 
 def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> PullReport | HubFailure:
-    """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread
-    where nothing could be asked.
+    """Bring every file of these families' targets (None: of all) here, and pin the commit. A
+    HubFailure where the commit or the index could not be read.
     """
     # Until the commit is pinned, a purge would find that no pin names it and delete its files.
     with hold_lock(hub.folder / PULL_LOCK, _LOCK_S):

@@ -1,10 +1,10 @@
 """`cudal1 push`: the entries of the writable cache into a Hub repository, in one commit with the
 index that names them.
 
-The commit names its parent: where another push came first the Hub refuses it, and everything is put
-together again on top of that one, so no index ever loses a row of another push. Only files that
-decode, and lie where they belong, are offered; one that changes while it is read is left out. An
-entry of the repository that was made later than the local one is kept. It deletes no entry, ever.
+The commit names its parent: where another push came first, the Hub refuses it, and the commit is
+built again on top of the new head, so no index loses a row of another push. Only files that decode,
+and lie where they belong, are offered; a file that changes while it is read is left out. An entry
+of the repository that was made later than the local entry is kept. A push deletes no entry.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal["entry", "alias"]
-# The algorithm is part of the key's text, so that keys of another one can be told apart.
+
 KEY_PREFIX = "ed25519:"
 LIBRARY_MISSING = "the library `cryptography` is not installed (pip install 'torch-cudal1[sign]')"
 _KEY = re.compile(KEY_PREFIX + r"[0-9a-f]{64}")
@@ -201,7 +201,7 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
             str(path),
             f"a private key that can be read ({type(error).__name__}: {error})",
         ) from error
-    # Who can read the key can sign; who can write it can have another key used.
+    # A user who can read the key can sign with it, and one who can write it can exchange it.
     if mode & 0o077:
         permissions = stat.filemode(mode)
         raise SettingError(

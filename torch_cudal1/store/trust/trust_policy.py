@@ -1,15 +1,15 @@
-"""Who vouches for a record of a cache: asked at every load, answered as a value with its reason. No
-network is needed.
+"""Who vouches for a record of a cache: decided at every load, returned as a value with its reason.
+No network is needed.
 
     where it lies                                 who vouches
-    the user's own writable cache                 this user: it was judged here, or he put it there
+    the user's own writable cache                 this user: it was judged here, or copied there
     the folder shipped with the package           the user who installed the package
     anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else no one
 
-Above all that stands the revocation list, which holds for the own cache too. What no one vouches
-for is not run: the pipeline has it judged first where it may search, or refuses it. A publisher's
-word replaces the judge: one who signs what he has not judged is believed. A list takes effect at
-the next look-up; what a process runs already stays until it ends.
+The revocation list comes first, and holds for the own cache too. A record that no one vouches for
+is not run: the pipeline has it judged first where it may search, or refuses it. A publisher's
+signature replaces the judge: an entry that a publisher signed without judging it is believed. A
+list takes effect at the next look-up; what a process runs already stays until it ends.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _check_signatures(
             reasons.append(f"signed as publisher {name!r}: {problem.reason}")
         else:
             return Vouched(f"publisher {name!r}")
-    # A record that only a revoked key signed is not even judged: its author may be hostile.
+    # A record whose only good signature is by a revoked key is refused, not judged, by any policy.
     return Forbidden(by_revoked) if by_revoked else Unvouched("; ".join(reasons))
 
 

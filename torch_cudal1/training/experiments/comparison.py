@@ -212,7 +212,6 @@ def _summarize_arm(arm: Arm, results: Results, plan: ExperimentPlan) -> ArmSumma
     deviation = None
     if kinds and len(results) > 1:
         last_logs = _log_best_scores(results, "", kinds[0], max(plan.held_out.reported))
-        # Over the seeds' own means: tasks differ by far more than seeds do.
         deviation = statistics.stdev(statistics.fmean(row) for row in last_logs)
     exams = [result["exam"] for result in results]
     program_counts = [

@@ -76,7 +76,6 @@ def build_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
         ),
         *_build_arm_tables(plan, results),
     ]
-    # The first seed stands for all: generators are rules, and collect nearly the same for each.
     stages = [result["stages"] for result in results[:1]]
     return (
         [*tables, *(build_collect_table(base_facts["collected"]) for base_facts in stages)]

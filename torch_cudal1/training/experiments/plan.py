@@ -247,7 +247,7 @@ def _convert_value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _is_instance(value: Any, kind: Any) -> bool:
-    # JSON writes 1.0 as 1 where a person does. bool is a subclass of int in Python, and `true` is
+    # A person writes 1 for 1.0 in a JSON file. bool is a subclass of int in Python, and `true` is
     # no number of steps.
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)

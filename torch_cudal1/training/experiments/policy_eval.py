@@ -46,6 +46,7 @@ def evaluate_policy(
     """Metrics of all samples, and the best score of each task (None: no success), as a JSON
     object.
     """
+    # One view for all tasks; the exam's own samples are not in it.
     view = recorder.view()
     prompts = [
         TaskPrompt(task, exemplars(config.selector, recorder.seed, task.id, view))

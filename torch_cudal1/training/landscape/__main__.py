@@ -61,10 +61,14 @@ from torch_cudal1.training.tasks import Split, load_split
 __all__ = ["main"]
 
 _LANDSCAPE = "landscape.json.gz"
+# Clocks, temperature and power of the moment: two parts that ran at different times always differ
+# in them.
 _MOMENTARY_FACTS = ("gpu_state",)  # they differ between two parts of one landscape
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far
 # apart.
 _RULE: dict[str, ScoreRule] = {"cuda": "strict", "cpu": "cudal1"}
+# The memory of a GPU limits the number of lanes: 14 lanes with two inputs of 64 MiB did not fit
+# into the 140 GiB of an H200.
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
 # programs of a batch for each lane: while the last ones are measured the other lanes wait (of 12
 # lanes a fifth of all their time)
@@ -81,11 +85,13 @@ class _ProgressPrinter:
         self.last = 0.0
 
     def __call__(self, progress: SurveyProgress) -> None:
+        # Batches come several times a second on a GPU.
         if time.monotonic() - self.last > 5:
             self.last = time.monotonic()
             rate = progress.fresh / max(progress.seconds, 1e-9)
             print(
                 f"{progress.rows} rows, {rate:.1f} a second, {progress.seconds:.0f} s: {progress.task}",
+                # stdout has the summary alone, whose last line is JSON.
                 file=sys.stderr,
                 flush=True,
             )
@@ -94,12 +100,15 @@ class _ProgressPrinter:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where something basic is wrong. The last line is JSON."""
     args = _build_parser().parse_args(argv)
+    # Before the device is looked for: parts are joined on any machine.
     if args.join:
         return _join_landscapes(args.join, args.out, args.device)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here; --device cpu measures the small set", file=sys.stderr)
         return 1
+    # Before any process is forked, which inherits it. Several lanes with a thread for each core
+    # would disturb each other's timings.
     torch.set_num_threads(args.threads)
     return _measure_landscape(args, device)
 
@@ -107,12 +116,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
     codec = KslCodec(args.device)
     number, parts = args.part
+    # Every M-th pair of tasks: each part gets all kinds, and a pair to train on and to test stays
+    # in one part.
     turns = _order_tasks(load_split(args.device))[number - 1 :: parts]
     tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
     terms = MeasurementSettings(
         Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own"
     )
     facts = _describe_conditions(device, terms)
+    # Before the judge starts its processes, which takes the better part of a minute with many
+    # lanes.
     if refusal := _prepare_folder(args.out, args.resume, facts):
         print(refusal, file=sys.stderr)
         return 1
@@ -130,11 +143,14 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
             step_seconds = {
                 name: round(seconds, 1) for name, seconds in judge.seconds.most_common()
             }
+    # Not raised: rows that were measured before the fault are in the journal, and the complete
+    # tasks among them are published below.
     except Cudal1Error as error:
         problem = f"stopped: {error}"
         print(problem, file=sys.stderr)
     rows = read_rows(args.out)
     complete_tasks = select_complete_tasks(codec, tasks, rows)
+    # Complete tasks only: a look-up in a landscape must never miss.
     write_landscape(args.out / _LANDSCAPE, Landscape(facts, complete_tasks))
     seconds = time.monotonic() - start_s
     summary: dict[str, Any] = {
@@ -149,6 +165,8 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
         "steps_s": step_seconds,
     }
     print(json.dumps(summary | ({"problem": problem} if problem else {})))
+    # The landscape was written all the same; the exit code says that it may be shorter than the
+    # budget allows.
     return 1 if problem else 0
 
 
@@ -157,6 +175,8 @@ def _join_landscapes(parts: Sequence[Path], out: Path, device: Literal["cpu", "c
     nothing is measured.
     """
     try:
+        # Facts are compared before any row is read: rows of another clock, rule or baseline are
+        # other quantities.
         facts = _read_common_facts(parts)
     except LandscapeError as error:
         print(error, file=sys.stderr)
@@ -214,12 +234,16 @@ def _prepare_folder(
     if refusal := _make_folder(folder):
         return refusal
     rows_path = folder / ROWS
+    # Rows in the folder itself win over `--resume`: a run that is repeated with the same arguments
+    # goes on from its own rows.
     for path in [rows_path] if rows_path.exists() else earlier:
         if refusal := _find_mismatch(path, facts):
             return refusal
     try:
         if earlier and not rows_path.exists():
             rows_path.write_text(
+                # A newline after each part: a journal that a kill cut short ends without one, and
+                # the next row must not be appended to the half line. Empty lines are no rows.
                 "".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier),
                 encoding="utf-8",
             )
@@ -239,6 +263,7 @@ def _find_mismatch(rows: Path, facts: Mapping[str, Any]) -> Refusal | None:
         return Refusal(
             f"{rows}: expected a landscape beside it, which says how it was measured: {error}"
         )
+    # Through JSON, as the earlier facts were: tuples of a plan come back as lists.
     differences = _list_differences(json.loads(json.dumps(facts)), earlier_facts)
     if not differences:
         return None
@@ -286,6 +311,7 @@ def _order_tasks(split: Split) -> list[list[TrainingTask]]:
 def _parse_part(text: str) -> tuple[int, int]:
     """ "2/4" as (2, 4). Raises ValueError."""
     number, parts = map(int, text.split("/"))
+    # argparse turns a ValueError into its usage message.
     if not 1 <= number <= parts:
         raise ValueError(f"part {number} of {parts}")
     return number, parts
@@ -303,6 +329,8 @@ def _describe_conditions(device: torch.device, terms: MeasurementSettings) -> di
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "package": __version__,
+        # All that decides what a speed-up is: a change of any of these makes new rows incomparable
+        # with old ones.
         "plan": asdict(terms.plan),
         "contract": asdict(terms.contract),
         "rule": terms.rule,

@@ -20,6 +20,7 @@ from torch_cudal1.training.landscape.rows import LandscapeRow
 __all__ = ["Landscape", "LandscapeError", "read_landscape", "write_landscape"]
 
 _FORMAT = 1
+# Values of one column resemble each other, so columns compress better than rows.
 _COLUMNS = ("program", "outcome", "score", "buckets", "detail", "source", "naive")
 _WORDY = ("program", "outcome", "detail")
 
@@ -40,11 +41,17 @@ class Landscape:
 
 def write_landscape(path: Path, landscape: Landscape) -> None:
     """Replace a file in one step. The same landscape gives the same bytes."""
+    # Programs of a kind recur in every task of it, and reasons of failures in most: each text is
+    # stored once.
     words: dict[str, int] = {}
     tasks = {task: _pack_columns(rows, words) for task, rows in landscape.rows.items()}
     data = {"format": _FORMAT, "facts": dict(landscape.facts), "words": list(words), "tasks": tasks}
+    # NaN is no JSON: other readers would refuse the file.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+    # Written beside it and renamed: a kill in the middle leaves the earlier landscape as it was.
     part_path = path.with_name(path.name + ".part")
+    # gzip has the time of its making in its header; without it the same landscape gives the same
+    # bytes, and its digest can be compared.
     part_path.write_bytes(gzip.compress(text, mtime=0))
     part_path.replace(path)
 
@@ -63,7 +70,11 @@ def read_landscape(path: Path) -> Landscape:
             for task, columns in data["tasks"].items()
         }
         return Landscape(data["facts"], rows)
+    # A file that is cut short ends gzip with EOFError; one of another form fails in any of the
+    # others. It is refused as a whole: half a landscape would raise for programs that were
+    # measured.
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # It is a ValueError itself, with a message that must stay.
         if isinstance(error, LandscapeError):
             raise
         raise LandscapeError(f"{path} is no landscape: {type(error).__name__}: {error}") from error

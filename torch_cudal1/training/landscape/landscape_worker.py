@@ -28,7 +28,10 @@ from torch_cudal1.judge.worker.source_modules import import_source
 
 __all__ = ["HANDLERS", "measure_naively", "prepare"]
 
+# The released evaluator's `atol=1e-2, rtol=1e-2`: half precision in place of float32 passes.
 _TOLERANCE = 1e-2
+# Few, since thousands of programs are asked about. Three input sets are reused, so a cache keyed by
+# data pointer hits: this evaluator is meant to believe it.
 _INPUT_SETS, _WARMUP_RUNS, _RUNS = 3, 3, 15
 _SETTLE_S = 0.01  # for work that a cheat left to another thread
 Call: TypeAlias = Callable[..., Any]
@@ -46,6 +49,8 @@ class _PreparedCandidate:
     candidate: Call | None = None
 
 
+# One reference at a time: candidates come task by task, and its inputs take as long to draw as a
+# measurement.
 _prepared: _PreparedCandidate | None = None
 
 
@@ -59,8 +64,12 @@ def prepare(session: Session, request: Request) -> dict[str, Any]:
         source = import_source(request["reference"], session.scratch)
         sets = [[tensor.to(device) for tensor in source.get_inputs()] for _ in range(_INPUT_SETS)]
         _prepared = _PreparedCandidate(request["reference"], source.Model().to(device).eval(), sets)
+    # Before the import: a candidate whose import fails must not leave the one before it as the
+    # prepared one.
     _prepared.candidate = None
     model_class = import_source(request["candidate"], session.scratch).ModelNew
+    # Triton compiles without a launch here: a first call that compiled ran beside races of the
+    # judge and disturbed them.
     if device.type == "cuda" and has_kernels(request["candidate"]):
         module = model_class().to(device).eval()
         compile_ahead(
@@ -68,6 +77,7 @@ def prepare(session: Session, request: Request) -> dict[str, Any]:
             [(tensor.shape, tensor.dtype) for tensor in _prepared.sets[0]],
             device,
         )
+    # A new instance: what the one that compiled keeps must not be measured.
     _prepared.candidate = model_class().to(device).eval()
     return {}
 
@@ -81,12 +91,15 @@ def measure_naively(session: Session, request: Request) -> dict[str, Any]:
         raise SandboxError("naive", "nothing is ready; expected the verb `ready` first")
     reference, candidate, sets = _prepared.reference, _prepared.candidate, _prepared.sets
     with torch.no_grad():
+        # Checked once and before the timing: a candidate that changes its behaviour afterwards is
+        # believed.
         if not all(_is_close(candidate, reference, inputs, device) for inputs in sets):
             return {"close": False}
         for inputs in sets[:1] * _WARMUP_RUNS:
             reference(*inputs), candidate(*inputs)
         times: dict[Call, list[float]] = {reference: [], candidate: []}
         for run in range(_RUNS):
+            # Order at random in each pair, so that drift of the clock rate hits both sides alike.
             for side in random.sample((reference, candidate), 2):
                 times[side].append(_measure_time_us(side, sets[run % _INPUT_SETS], device))
     return {
@@ -101,10 +114,15 @@ def _is_close(
     """Compare after a pause, in which queued work may finish, as it does where an evaluator copies
     results before it compares them.
     """
+    # On the same input objects, without copies: a candidate may change them.
     result, expected = candidate(*inputs), reference(*inputs)
     synchronise(device)
+    # On a GPU the device is waited for above. Threads of a candidate on a CPU are not waited for by
+    # anything.
     if device.type == "cpu":
         time.sleep(_SETTLE_S)
+    # No check of dtype or type, as in the released evaluator: tensor subclasses and half precision
+    # pass.
     return result.shape == expected.shape and torch.allclose(
         result, expected.to(result.dtype), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True
     )
@@ -114,9 +132,11 @@ def _measure_time_us(run: Call, inputs: list[torch.Tensor], device: torch.device
     if device.type != "cuda":
         begin = time.perf_counter()
         run(*inputs)
+        # A candidate that returns at once would have a time of 0, and the ratio no value.
         return max(1e-3, (time.perf_counter() - begin) * 1e6)
     torch.cuda.synchronize(device)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # Events of the current stream: work on another stream is not between them.
     start.record()
     run(*inputs)
     end.record()

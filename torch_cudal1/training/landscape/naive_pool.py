@@ -27,6 +27,7 @@ from torch_cudal1.judge.sandbox.limits import make_limits
 __all__ = ["NaivePool"]
 
 _WORKER = "torch_cudal1.training.landscape.landscape_worker"
+# Modules that are imported stay in a process, and with them what their candidates keep in memory.
 _MAX_PROGRAMS_PER_PROCESS = 128
 
 
@@ -58,6 +59,7 @@ class NaivePool:
         # object
         self._threads = ThreadPoolExecutor(workers, "cudal1-naive")
         self._state = _WorkerState()
+        # Started with the first program, since a landscape without refused programs needs none.
         self._fork_server: ForkServer | None = None
         self._starting = threading.Lock()
         self._children: set[Child] = set()
@@ -76,6 +78,8 @@ class NaivePool:
 
     def close(self) -> None:
         """End its processes, also in the middle of a program. Safe to call twice."""
+        # Threads first: one that is still measuring would start a new child after the others were
+        # closed.
         self._threads.shutdown(cancel_futures=True)
         while self._children:
             self._children.pop().close()
@@ -95,6 +99,8 @@ class NaivePool:
         """
         child = self._get_child()
         try:
+            # Outside the gate: drawing inputs and compiling took 0.6 s, in which races of the judge
+            # had to wait when this was one request.
             child.call("ready", reference=task.reference, candidate=program.source)
             with self._hold_gpu():  # only for the measurement: the judge's benchmarks wait for it
                 answer = child.call("naive")
@@ -108,6 +114,7 @@ class NaivePool:
     def _get_child(self) -> Child:
         state = self._state
         if (
+            # A process that is used again has its imports and its CUDA context, which cost seconds.
             state.child is None
             or not state.child.usable
             or state.programs_run >= _MAX_PROGRAMS_PER_PROCESS
@@ -124,6 +131,8 @@ class NaivePool:
         """It forks the processes: a program that fails on a GPU costs one, and starting another from
         scratch would import for seconds.
         """
+        # Several threads come here at once, and a second server would be forgotten and never
+        # closed.
         with self._starting:
             if self._fork_server is None:
                 self._fork_server = ForkServer(("triton",) if self._limits.gpu else ())
@@ -139,7 +148,10 @@ class NaivePool:
     def _hold_gpu(self) -> AbstractContextManager[None]:
         if self._folder is None:
             return nullcontext()
+        # A lock for each thread: threads of one file descriptor would share what one of them holds.
         if self._state.gate is None:
             self._state.gate = GpuReadWriteLock(self._folder, self._device)
             self._gates.append(self._state.gate)
+        # Shared with the judge's lanes that validate; a lane that times waits until all of them
+        # have left.
         return self._state.gate.shared()

@@ -32,12 +32,15 @@ class LandscapeRow:
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary without what it lacks."""
+        # Most rows of a landscape are failures without score, buckets and naive speed-up. A score
+        # of 0.0 stays: it is none of the values that are left out.
         return {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LandscapeRow:
         """The inverse of `to_json`."""
         fields = dict(data)
+        # JSON has no tuples, and a frozen row must be hashable.
         fields["buckets"] = tuple(fields.get("buckets", ()))
         return cls(**fields)
 

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 ROWS = "rows.jsonl"
+# A landscape has thousands of failures, and messages of a compiler run to pages.
 _MAX_DETAIL_CHARS = 160
 _FIRST_BATCH = 16  # small, so that a machine on which nothing runs is noticed soon
 
@@ -91,12 +92,16 @@ class Survey:
         journal = SampleJournal(self.folder / ROWS)
         rows_before, start_s = len(journal.keys()), time.monotonic()
         try:
+            # The time is looked at between batches only: a batch that was begun is finished and
+            # written.
             for questions in self._make_batches(tasks, journal):
                 if time.monotonic() - start_s >= budget_s:
                     break
                 self._measure(questions, journal)
                 rows, seconds = len(journal.keys()), time.monotonic() - start_s
                 report(SurveyProgress(rows, rows - rows_before, seconds, questions[-1][0].id))
+        # Also when the judge raises: these rows are measured, and only wait for the naive
+        # evaluator.
         finally:
             self._write_pending(self._pending, journal)
             self._pending = []
@@ -134,13 +139,19 @@ class Survey:
             for task, programs in questions
             for program in programs
         }
+        # Swapped before this batch is recorded: its refused programs are asked about beside the
+        # next batch, while the judge is at work.
         earlier_rows, self._pending = self._pending, []
 
         def record_once(measurement: Measured) -> None:
+            # Popped, since a measurement comes twice: as it is made, and with the answer of the
+            # whole batch.
             question = questions_by_key.pop(_make_key(measurement.task, measurement.program), None)
             if question is not None:
                 self._record(*question, measurement, journal)
 
+        # Not for the very first batch of a folder: rows of a machine on which nothing runs must not
+        # be written.
         self.judge.told = record_once if journal.keys() else None
         answers = self.judge.measure_all(questions)
         measurements = [measurement for answer in answers for measurement in answer]
@@ -154,6 +165,8 @@ class Survey:
         self, task: TrainingTask, program: Decoded, measurement: Measured, journal: SampleJournal
     ) -> None:
         row = _make_row(program, measurement)
+        # Programs that ran and were refused. One that did not compile or run is refused by the
+        # naive evaluator too, and for an accepted one it has nothing to add.
         if row.outcome in ("wrong", "hack", "unstable"):
             self._pending.append((row, self.naive.submit(task, program)))
         else:
@@ -172,6 +185,8 @@ def _check_first_batch(measurements: Sequence[Measured]) -> None:
     nothing is written.
     """
     outcomes = {measurement.outcome for measurement in measurements}
+    # Broken programs are part of every space, but not in the first places, where defaults stand.
+    # Rows of a broken machine would otherwise be published as failures of its programs.
     if outcomes and outcomes <= {"compile", "run"}:
         first = measurements[0]
         raise LandscapeError(
@@ -189,6 +204,7 @@ def _make_row(program: Decoded, measurement: Measured) -> LandscapeRow:
         measurement.program,
         measurement.outcome,
         measurement.score,
+        # Far below the noise of a bucket (1 % and more), and short in the file.
         tuple(round(ratio, 4) for ratio in measurement.buckets),
         detail,
         digest,
@@ -213,6 +229,8 @@ def select_complete_tasks(
     for task in tasks:
         rows_by_program = {row.program: row for row in rows.get(task.id, ())}
         texts = [program.text for program in codec.programs(task)]
+        # A task with a hole is left out: a policy could write the missing program, and its look-up
+        # would end the run.
         if all(text in rows_by_program for text in texts):
             complete_tasks[task.id] = tuple(rows_by_program[text] for text in texts)
     return complete_tasks
@@ -222,6 +240,7 @@ def decode_programs(codec: KslCodec, task: TrainingTask) -> Iterator[Decoded]:
     """Every program of a task with its source."""
     for program in codec.programs(task):
         decoded = codec.decode(task, program.text)
+        # A space that lists a program which its grammar refuses is a defect of this package.
         if isinstance(decoded, Refusal):
             raise ValueError(
                 f"{task.id}: {program.text} of its own programs does not parse: {decoded.reason}"
