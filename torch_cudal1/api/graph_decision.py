@@ -265,7 +265,7 @@ class _TracedGraph:
         request = self.request
         trains = any(part.kind == "backward" for part in self.traced.graphs)
         # Inductor's own CUDA graphs (`triton.cudagraphs`) record the addresses of the first calls.
-        # Recorded on copies, they would copy every input of each later call.
+        # Recorded during a measurement, they would hold the addresses of its copies.
         can_copy = not request.options.get("triton.cudagraphs")
         graph = GraphUnderTest(
             request.inputs,

@@ -57,8 +57,8 @@ class ModuleTrial:
         """The user's arguments; afterwards every tensor that the call writes to, its version counter
         and the random generators are as before.
         """
-        # Only written inputs are saved: a copy of all weights might not fit beside them in GPU
-        # memory.
+        # Only what the call writes is put back: a write to anything else would count as a change
+        # for a graph that waits for its backward.
         tensors = [self.captured.inputs[number] for number in sorted(self.written)]
         saved = [tensor.detach().clone() for tensor in tensors]
         try:

@@ -57,8 +57,8 @@ __all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "r
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0
-# TCPStore refuses values of more than 8 MiB. 64 MiB of entries are no more than rank 0's host keeps
-# for a moment.
+# TCPStore refuses values of more than 8 MiB, so entries travel in chunks. One host keeps all of
+# them in memory until every rank has read them.
 CHUNK_BYTES, MAX_BROADCAST_BYTES = 1 << 20, 64 << 20
 ALL_ARRIVED, USE_IT = "all came", "use it"
 # Part of every name, so that an old message is never taken for a new one.

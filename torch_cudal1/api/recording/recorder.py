@@ -51,13 +51,17 @@ __all__ = [
     "watch_counts",
 ]
 
+# A caller whose shapes never repeat would fill the memory and the file.
 MAX_FORMS = 4096
+# A killed process loses what it counted in this time, and the younger half of older counts.
 WRITE_INTERVAL_S = 5.0
 
+# Reentrant: `keep_recording` starts a recording, and writing asks dispatchers for counts, under it.
 _lock = threading.RLock()
 _counters: dict[CallRecord, Counter] = {}
 _active: list[record] = []
 _kept_recordings: dict[Path, record] = {}
+# Weak: a recording must not keep modules alive.
 _counting_dispatchers: weakref.WeakSet[CallCounting] = weakref.WeakSet()
 
 
@@ -78,7 +82,7 @@ class Counter:
     calls: int = 0
 
 
-# a verb to its users: `with cudal1.record(path):`
+# Lower case, because users read it as a verb: `with cudal1.record(path):`.
 @dataclass(eq=False)
 class record:
     """Append to `path` what the process calls, from `start()` to `stop()`, or inside a `with`
@@ -96,6 +100,7 @@ class record:
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
+        # Absolute now: the process may change its folder before the thread writes.
         self.path = Path(self.path).expanduser().absolute()
 
     def start(self) -> record:
@@ -106,7 +111,10 @@ class record:
             _prepare_for_forks()
             for watched in list(_counting_dispatchers):
                 watched.bring_counts()
+                # Every form must pass the slow way once to be described; those in a dispatch table
+                # would not.
                 watched.begin_counting()
+            # Counters are shared by all recordings, so each one subtracts what came before it.
             self._before = {form: counter.calls for form, counter in _counters.items()}
             self._written, self._ended = {}, threading.Event()
             _active.append(self)
@@ -121,6 +129,8 @@ class record:
             self._ended.set()
             self._write(final=True)
             _active.remove(self)
+        # Outside of the lock, which the thread takes to write: joined under it, both would wait for
+        # ever.
         if self._thread is not None:
             self._thread.join()
 
@@ -136,6 +146,7 @@ class record:
         self.stop()
 
     def _go(self) -> None:
+        # A daemon: a recording that was never stopped must not keep the process from ending.
         self._thread = threading.Thread(
             target=self._run, args=(self._ended,), name="cudal1-record", daemon=True
         )
@@ -144,6 +155,7 @@ class record:
     def _run(self, ended: threading.Event) -> None:
         while not ended.wait(WRITE_INTERVAL_S):
             with _lock:
+                # `stop` may have written the last lines while this thread waited for the lock.
                 if not ended.is_set():
                     self._write(final=False)
 
@@ -157,12 +169,13 @@ class record:
         for form, counter in _counters.items():
             written = self._written.get(form, 0)
             unwritten = counter.calls - self._before.get(form, 0) - written
+            # Doubling bounds the lines of a form by the logarithm of its calls.
             if unwritten > 0 and (final or unwritten >= written):
                 lines.append(replace(form, calls=unwritten))
         if not lines:
             return
         stored = append_calls(self.path, lines)
-        # lost lines are not tried again: a full disk would be asked for ever
+        # Lines that were lost are not tried again: on a full disk they would grow for ever.
         for line in lines:
             form = replace(line, calls=0)
             self._written[form] = self._written.get(form, 0) + line.calls
@@ -170,7 +183,9 @@ class record:
             telemetry.record("record", "not_stored", reason=stored.reason, lines=len(lines))
 
     def _after_fork(self) -> None:
-        """In a child: what the parent counted is the parent's to write, and threads do not survive."""
+        """In a forked child: count from here, and start a thread of its own."""
+        # The parent writes what was counted before the fork. Written by the child too, it would
+        # count twice.
         self._before, self._written = (
             {form: counter.calls for form, counter in _counters.items()},
             {},
@@ -192,6 +207,7 @@ def keep_recording(path: Path | None) -> None:
         return
     with _lock:
         if path not in _kept_recordings:
+            # A recording of the setting has no `with` block that would write the last lines.
             if not _kept_recordings:
                 atexit.register(_end)
             _kept_recordings[path] = record(path).start()
@@ -211,6 +227,7 @@ def note_call(
     """
     mode = Mode(torch.is_grad_enabled(), module.training, _autocast())
     try:
+        # Shapes, dtypes, flags and numbers only: values of tensors and texts are never described.
         form = describe((args, kwargs))
     except FormError:
         return None
@@ -236,14 +253,16 @@ def count_graph(
         for i, name in enumerate(names)
         if i not in weights and isinstance(inputs[i], torch.Tensor)
     }
-    # a number that the module holds
+    # Dynamo makes an input of a number that the module holds, which is no argument of the call.
     tensor_names = {i: name for i, name in tensor_names.items() if not name.startswith("self_")}
+    # A graph does not know whether its module is in train or eval mode.
     mode = Mode(torch.is_grad_enabled(), False, _autocast())
 
     def counter_of(items: Sequence[Any]) -> Counter | None:
         form = describe({name: items[i] for i, name in tensor_names.items()})
         return _counter(CallRecord("graph", "graph", outline, canonical_json(form), mode))
 
+    # A dynamic graph serves many shapes, so its form is not known until it is called.
     if is_dynamic(inputs):
         return _count_by_shape(call, tuple(tensor_names), counter_of)
     counter = counter_of(inputs)
@@ -266,6 +285,7 @@ def _count_by_shape(
 
     def count_call(*args: Any) -> Any:
         shapes = tuple((args[i].shape, args[i].stride()) for i in tensors)
+        # The table is bounded too: without that it would grow with every new shape.
         if shapes not in counters and len(counters) < MAX_FORMS:
             counters[shapes] = counter_of(args)
         if (counter := counters.get(shapes)) is not None:
@@ -296,10 +316,10 @@ class Tally:
     def __init__(self, module: nn.Module) -> None:
         self._module, self._identity = weakref.ref(module), ""
         self._counters: dict[Any, Counter | None] = {}
-        # by identity of what is bound, which is kept alive here
+        # Keyed by identity; the binding is kept alive here, so that its id is not given to another.
         self._quick: dict[int, tuple[Any, Counter | None]] = {}
         self._brought: dict[int, int] = {}
-        # a recording's thread asks for counts while calls clear the table
+        # A recording's thread asks for counts while calls may clear the table.
         self.lock = threading.RLock()
 
     def note(self, key: Any, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -307,7 +327,7 @@ class Tally:
         module = self._module()
         if module is None:
             return
-        # which is a matter of the guard, not of the signature
+        # Train or eval mode is compared by the guard, so it is not part of the signature.
         key = (key, module.training)
         if key not in self._counters:
             if len(self._counters) >= MAX_FORMS:
@@ -325,6 +345,7 @@ class Tally:
         for owner, calls in served:
             _, counter = self._quick.get(id(owner), (None, None))
             if counter is not None:
+                # The table reports totals since it was cleared.
                 counter.calls += calls - self._brought.get(id(owner), 0)
             self._brought[id(owner)] = calls
 
@@ -337,6 +358,7 @@ def _counter(form: CallRecord) -> Counter | None:
     with _lock:
         counter = _counters.get(form)
         if counter is None:
+            # A longer line than a reader accepts would be written and never read.
             if len(_counters) >= MAX_FORMS or len(form.form) > LINE_LIMIT_BYTES:
                 telemetry.count("forms_not_recorded")
                 return None
@@ -363,8 +385,9 @@ def _end() -> None:
 
 
 def _before_fork() -> None:
-    """No thread of this package holds the lock, and what was counted so far is in the
-    counters: the parent's to write.
+    """Take the lock and collect all counts, so that the parent writes what was counted so far.
+
+    A lock that another thread holds at the fork would stay locked in the child for ever.
     """
     _lock.acquire()
     for watched in list(_counting_dispatchers):
@@ -372,6 +395,7 @@ def _before_fork() -> None:
 
 
 def _child() -> None:
+    # The parent's lock is held in the child by a thread that does not exist there.
     global _lock
     _lock = threading.RLock()
     for recording in _active:

@@ -51,6 +51,7 @@ def read_recording(path: Path | str) -> RecordingContents:
         contents = read_calls(Path(path).expanduser())
     except OSError as error:
         raise TargetError(str(path), f"the recording cannot be read: {error}") from error
+    # A torn line is what a killed process leaves; the other lines are still good.
     for problem in contents.problems:
         telemetry.record("record", "line_not_used", reason=problem)
         telemetry.log.warning("cudal1: %s", problem)
@@ -70,6 +71,8 @@ def list_recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[R
         )
         if call is None:
             continue
+        # Several processes record the same form, and a number of production may become the target's
+        # own: such lines are one call to warm.
         form = call.problem or json.dumps(describe(call.loaded.inputs), sort_keys=True)
         calls.setdefault((id(call.loaded.module), form, call.mode), call)
     if not calls:
@@ -86,7 +89,10 @@ def list_recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[R
 def in_mode(call: RecordedCall) -> Iterator[None]:
     """The modes of the recorded call, but for grad; the module is put back after."""
     module = call.loaded.module
+    # Part by part: `train()` sets every submodule alike, and some may have been frozen in eval
+    # mode.
     before = {part: part.training for part in module.modules()}
+    # Not called without need: a user's `train` may do more than set the flag.
     if module.training != call.mode.training:
         module.train(call.mode.training)
     try:
@@ -102,7 +108,9 @@ def in_mode(call: RecordedCall) -> Iterator[None]:
 def _call_of_module(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
     """The call of a module's line; None if it is of another module."""
     for name, module in loaded.module.named_modules():
+        # The name alone is not enough: two layers of one class have other weight shapes.
         if type(module).__qualname__ == record.name and identity_of(module) == record.identity:
+            # Only the target itself has example inputs; those of a submodule are not known.
             example: Any = (loaded.inputs, {}) if module is loaded.module else ((), {})
             target = replace(loaded, name=_label(loaded, name, record), module=module)
             try:
@@ -112,6 +120,8 @@ def _call_of_module(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
                     record.mode,
                     record.calls,
                 )
+            # The call is listed with its problem, so that a warm-up reports it instead of leaving
+            # it out.
             except (FormError, TypeError, ValueError) as error:
                 return RecordedCall(
                     target, record.mode, record.calls, f"the recorded form cannot be made: {error}"
@@ -136,7 +146,7 @@ def _call_of_graph(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
         name not in arguments or not _alike(part, arguments[name]) for name, part in form.items()
     ):
         return None
-    # not known of a graph
+    # A graph does not know the mode, so the target's own is taken.
     mode = replace(record.mode, training=loaded.module.training)
     target = replace(loaded, name=_label(loaded, "", record))
     try:
@@ -147,6 +157,7 @@ def _call_of_graph(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
         return RecordedCall(
             target, mode, record.calls, f"the recorded form cannot be made: {error}"
         )
+    # What the recording left out, such as texts, comes from the target's own inputs.
     inputs: Any = arguments | recorded_inputs
     return RecordedCall(replace(target, inputs=inputs), mode, record.calls)
 
@@ -157,6 +168,7 @@ def _is_number(module: nn.Module, name: str, arguments: dict[str, Any], form: An
     """
     parameter = inspect.signature(module.forward).parameters.get(name)
     value = arguments.get(name, parameter.default if parameter is not None else None)
+    # Dynamo makes a 0-dim tensor of a float argument that changed.
     return (
         isinstance(value, (int, float))
         and isinstance(form, dict)
@@ -170,6 +182,7 @@ def _alike(form: Any, value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(form, dict) or "t" not in form:
         return False
     dtype, shape = form["t"][0], form["t"][1]
+    # Sizes and precision may differ from the example's: that is what a recording is for.
     return len(shape) == value.dim() and ("float" in dtype) == value.dtype.is_floating_point
 
 
@@ -179,6 +192,7 @@ def _name_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     """
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     kinds = {parameter.kind for parameter in bound.signature.parameters.values()}
+    # Such arguments have no names by which a call could be repeated.
     if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
         if kwargs:
             raise FormError(

@@ -133,7 +133,6 @@ def partition(region: Region, *, products: bool = False) -> Partition:
                 fusion_groups.append(fusion_group)
             else:
                 askew |= set(steps)
-    # The reasons are for `explain`: a user asks why a step has no kernel.
     inside = {step for fusion_group in fusion_groups for step in fusion_group.steps}
     reasons = Counter(
         f"{step.target}: reads a view that begins at no multiple of {_ALIGNMENT} bytes"

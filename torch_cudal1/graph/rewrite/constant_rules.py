@@ -38,7 +38,7 @@ __all__ = ["CONSTANT_RULES"]
 
 aten = torch.ops.aten
 _SOURCES = (aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default)
-# Bounds the work for one node; pointwise operators have at most a few operands.
+# Bounds the work for one node.
 _MAX_EVALUATED_ARGS = 8
 
 
@@ -67,7 +67,7 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
     for node in calls(gm):
         if (
             node not in bounds
-            # They are constants already, and folding one again would never end.
+            # They are constants already: folding one again would change nothing.
             or is_op(node, *_SOURCES, aten.lift_fresh_copy.default)
             or not val(node).numel()
         ):

@@ -35,6 +35,7 @@ from torch_cudal1.graph.rewrite.rule import Rule
 __all__ = ["CONV_REDUCTION_RULES"]
 
 aten = torch.ops.aten
+# As in `reduction_rules`: below it the extra launches are not worth a try.
 _GAIN = 1.3
 # a convolution to fewer channels than this costs as much as one to this many: kernels work on tiles
 _THIN = 16
@@ -90,11 +91,13 @@ def _conv(node: fx.Node) -> _Conv | None:
     bound = arguments(node)
     x, weight, bias = bound["input"], bound["weight"], bound["bias"]
     rank = len(shape(node)) - 2
+    # Grouped ones: see the top of the file.
     if bound["groups"] != 1 or rank < 1 or dtype(node) not in FLOATS or 0 in shape(x):
         return None
     if len({dtype(part) for part in (x, weight, bias, node) if part is not None}) != 1:
         return None
     each = {
+        # ATen lets one number stand for all dims.
         name: tuple(bound[name]) * (rank if len(bound[name]) == 1 else 1)
         for name in ("stride", "padding", "dilation", "output_padding")
     }
@@ -103,6 +106,7 @@ def _conv(node: fx.Node) -> _Conv | None:
 
 def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
     conv = _conv(node)
+    # Dims 0 and 1 are batch and channels.
     spatial = [dim - 2 for dim in dims if dim >= 2]
     if conv is None or not spatial or any(_windows(conv, axis) is None for axis in spatial):
         return False
@@ -124,10 +128,12 @@ def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
 
 def _pays_channels(node: fx.Node, dims: tuple[int, ...]) -> bool:
     conv = _conv(node)
+    # A single channel is its own sum.
     if conv is None or 1 not in dims or conv.out[1] < 2:
         return False
     before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
     return before >= _GAIN * (
+        # Priced as _THIN channels, though it has two.
         conv.cost(conv.out[0], min(_THIN, conv.out[1]), conv.out[2:])
         + 2 * math.prod(shape(conv.weight))
     )
@@ -182,9 +188,11 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
     axes = [dim - 2 for dim in dims if dim >= 2]
     rest = [axis for axis in range(conv.rank) if axis not in axes]
     total, low, high = conv.x, conv.x, conv.x
+    # One dim after another: sums, minima and maxima over positions separate.
     for axis in axes:
         total, low, high = _tap_sums(graph, conv, axis, kind, (total, low, high))
     order = [0, 1, *(axis + 2 for axis in axes), *(axis + 2 for axis in rest)]
+    # Along the batch: one product computes the sums and their twins.
     both = call(graph, aten.cat.default, [total, split_signs(graph, total, low, high)], 0)
     both = _fold_taps(graph, both, order, len(axes))
     first = conv.out_axis
@@ -199,6 +207,7 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
         graph, aten.reshape.default, choose(graph, *halves), [conv.out[0], conv.out[1], *kept_sizes]
     )
     if conv.bias is not None:
+        # The bias is added at each position of the output.
         times = math.prod(conv.out[axis + 2] for axis in axes) if kind == "sum" else 1
         bias = call(graph, aten.mul.Tensor, conv.bias, times) if times > 1 else conv.bias
         value = call(
@@ -232,6 +241,7 @@ def _rest_product(
     """x (2N, CT, rest...) with weight (O, CT, rest...): an mm, or a convolution over the dims that
     are left.
     """
+    # No position is left, so a matrix product does.
     if not rest:
         return call(graph, aten.mm.default, x, call(graph, aten.t.default, weight))
     if conv.transposed:
@@ -259,6 +269,7 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
     """
     if not conv.transposed:
         return []
+    # A transposed convolution writes the input at every step-th place, and crops.
     size, step = shape(conv.x)[axis + 2], conv.stride[axis]
     windows: list[tuple[int, int]] = []
     for tap in range(conv.kernel[axis]):
@@ -269,6 +280,7 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
             max(0, -(offset // step)),
             min(size - 1, (conv.out[axis + 2] - 1 - offset) // step),
         )
+        # The sum over nothing is 0, but least and greatest of nothing do not exist.
         if last < first:
             return None
         windows.append((first, last + 1))
@@ -283,6 +295,7 @@ def _tap_sums(
     """
     total, low, high = parts
     if not conv.transposed:
+        # At the first dim all three are the input itself, so one view serves them.
         views = {part: _tap_view(graph, conv, axis, part) for part in dict.fromkeys(parts)}
         return (
             emit_reduction(graph, kind, views[total], [-1]),
@@ -293,6 +306,7 @@ def _tap_sums(
         window: _window_sums(graph, conv, axis, kind, parts, window)
         for window in dict.fromkeys(windows)
     }
+    # Without cropping all taps meet all inputs.
     if len(sums_by_window) == 1:
         sums = sums_by_window[windows[0]]
         wide = [
@@ -315,6 +329,7 @@ def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node
     dim, out, step, taps = axis + 2, conv.out[axis + 2], conv.stride[axis], conv.kernel[axis]
     pad, span = conv.padding[axis], (out - 1) * step + 1
     if pad:
+        # `constant_pad_nd` counts dims from the last.
         ends = [0, 0] * (conv.rank - 1 - axis) + [pad, pad]
         part = call(graph, aten.constant_pad_nd.default, part, ends, 0)
     view = call(graph, aten.unfold.default, part, dim, span, conv.dilation[axis])

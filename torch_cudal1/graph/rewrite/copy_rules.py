@@ -40,8 +40,6 @@ def redundant_view(gm: fx.GraphModule) -> int:
     """
     sites = 0
     for node in calls(gm, *VIEWS):
-        # AOTAutograd's metadata names the output as a view of an input, and its wrapper makes that
-        # view anew.
         if is_output(node):
             continue
         replacement, earlier = None, node
@@ -139,7 +137,7 @@ def dropout_off(gm: fx.GraphModule) -> int:
     sites = 0
     for node in calls(gm, aten.native_dropout.default):
         source = node.args[0]
-        # `train=None` leaves the decision to a mode.
+        # A `train` of None means training.
         if node.args[2] is not False or not _users_only_items(node):
             continue
         for item in list(node.users):

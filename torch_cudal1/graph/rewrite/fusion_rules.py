@@ -32,7 +32,9 @@ from torch_cudal1.graph.rewrite.rule import Rule
 __all__ = ["FUSION_RULES"]
 
 aten = torch.ops.aten
+# A folded weight in a half type would be rounded once more than eager's.
 _WIDE = (torch.float32, torch.float64)
+# PyTorch picks one by backend; all compute the same in inference.
 _NORMS = (
     aten._native_batch_norm_legit_no_training.default,
     aten.native_batch_norm.default,
@@ -61,18 +63,22 @@ def _norm(node: fx.Node) -> _Norm | None:
     """`node` as an inference batch norm of one float32 or float64 dtype whose statistics outputs
     nobody uses.
     """
+    # The operator yields statistics too, and a reader of them needs it.
     if not uses_once(node):
         return None
     bound, result = arguments(node), next(iter(node.users))
+    # In training the statistics are those of the batch, which no weight can hold.
     if result.args[1:] != (0,) or bound.get("training", False):
         return None
     x, mean, var, weight, bias = (
         bound[name] for name in ("input", "running_mean", "running_var", "weight", "bias")
     )
+    # Without running statistics the norm takes the batch's.
     if mean is None or var is None or dtype(x) not in _WIDE:
         return None
     if {dtype(part) for part in (mean, var, weight, bias) if part is not None} != {dtype(x)}:
         return None
+    # cuDNN's and MIOpen's overloads call it epsilon.
     eps = bound["eps"] if "eps" in bound else bound["epsilon"]
     return _Norm(x, mean, var, weight, bias, eps, result) if isinstance(eps, float) else None
 
@@ -82,6 +88,7 @@ def _scale_and_shift(graph: fx.Graph, norm: _Norm, bias: fx.Node | None) -> tupl
     scale = call(graph, aten.rsqrt.default, call(graph, aten.add.Scalar, norm.var, norm.eps))
     if norm.weight is not None:
         scale = call(graph, aten.mul.Tensor, scale, norm.weight)
+    # The bias goes into the mean: a * (y + b - mean).
     centre = norm.mean if bias is None else call(graph, aten.sub.Tensor, norm.mean, bias)
     shift = call(graph, aten.neg.default, call(graph, aten.mul.Tensor, centre, scale))
     return scale, shift if norm.bias is None else call(graph, aten.add.Tensor, shift, norm.bias)
@@ -109,6 +116,7 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
         x, weight, bias = bound["input"], bound["weight"], bound["bias"]
         transposed, groups = bound["transposed"], bound["groups"]
         if (
+            # There the output channels are not one dim of the weight.
             (transposed and groups != 1)
             or {dtype(x), dtype(weight)} != {dtype(norm.x)}
             or 0 in shape(norm.x)
@@ -118,6 +126,7 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             scale, shift = _scale_and_shift(gm.graph, norm, bias)
+            # A transposed convolution keeps its output channels in dim 1 of the weight.
             wide = _along(gm.graph, scale, 1 if transposed else 0, len(shape(weight)))
             folded = call(gm.graph, aten.mul.Tensor, weight, wide)
             new = call(gm.graph, aten.convolution.default, x, folded, shift, *norm.x.args[3:])
@@ -154,6 +163,7 @@ def _linear_then_norm(gm: fx.GraphModule) -> int:
             continue
         if {dtype(part) for part in (lhs, rhs, bias) if part is not None} != {dtype(norm.x)}:
             continue
+        # With few rows the pass over the weight costs more than that over the result.
         if 2 * shape(lhs)[0] < shape(lhs)[1]:
             continue
         with gm.graph.inserting_before(node):
@@ -182,12 +192,14 @@ def _norm_then_conv(gm: fx.GraphModule) -> int:
         conv = next(iter(norm.result.users))
         if (
             not is_op(conv, aten.convolution.default)
+            # The norm's result may also be the weight.
             or conv.args[0] is not norm.result
             or conv.args[1] is norm.result
         ):
             continue
         bound = arguments(conv)
         weight, bias = bound["weight"], bound["bias"]
+        # Zeros are padded in after the norm: folded, they would count as shifted inputs.
         if bound["groups"] != 1 or bound["transposed"] or any(bound["padding"]):
             continue
         if {dtype(part) for part in (norm.x, weight, bias) if part is not None} != {dtype(conv)}:
@@ -216,6 +228,7 @@ def _broadcast_source(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if is_op(node, aten.clone.default):
         return (
             source
+            # Stride 0 in a dim of more than one element: the same element is read several times.
             if 0 in (s for s, n in zip(strides(source), shape(source), strict=True) if n > 1)
             else None
         )
@@ -225,6 +238,7 @@ def _broadcast_source(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     if (
         not isinstance(times, (list, tuple))
         or old == shape(node)
+        # `repeat` of a dim with several elements is no expand.
         or any(t > 1 and n > 1 for t, n in zip(times, old, strict=True))
     ):
         return None
@@ -245,9 +259,11 @@ def _copy_of_broadcast(gm: fx.GraphModule) -> int:
             source = _broadcast_source(gm.graph, node)
         if source is None:
             continue
+        # Each user by itself: those that need the copy keep it.
         users = [user for user in node.users if _takes_broadcast(user, node, source)]
         for user in users:
             user.replace_input_with(node, source)
+        # The view was built to ask its shape; without a user it goes again.
         if not source.users:
             gm.graph.erase_node(source)
         sites += bool(users)
@@ -274,6 +290,7 @@ def _takes_broadcast(user: fx.Node, copy: fx.Node, source: fx.Node) -> bool:
     if mode is None:
         return False
     with mode, torch.no_grad():
+        # Element-wise results take their strides from the operands.
         return tuple(target(*args, **kwargs).stride()) == strides(user)
 
 

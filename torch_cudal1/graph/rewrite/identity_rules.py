@@ -47,6 +47,7 @@ aten = torch.ops.aten
 def dead_code(gm: fx.GraphModule) -> int:
     """Nodes without users -> nothing. Random and mutating calls stay."""
     sites = 0
+    # From the end, so that a chain of dead nodes goes in one pass.
     for node in reversed(list(gm.graph.nodes)):
         if (
             not node.users
@@ -97,6 +98,7 @@ def _is_zero(arg: object) -> bool:
 
 def _find_unchanged_operand(node: fx.Node) -> Any:
     """The operand that a call returns unchanged, or None."""
+    # Multiplication commutes, so the 1 may be on either side.
     if is_op(node, aten.mul.Tensor):
         for this, other in ((0, 1), (1, 0)):
             if scalar(node.args[other]) == 1:
@@ -108,6 +110,7 @@ def _find_unchanged_operand(node: fx.Node) -> Any:
         return node.args[0]
     if is_op(node, aten.sub.Tensor):
         number = scalar(node.args[1])
+        # `x - (-0.0)` is `x + 0.0`, which makes +0.0 of -0.0.
         return node.args[0] if number == 0 and math.copysign(1.0, number) > 0 else None
     if (
         is_op(node, aten.add.Tensor)
@@ -120,6 +123,7 @@ def _find_unchanged_operand(node: fx.Node) -> Any:
 
 
 _INVOLUTIONS = (aten.neg.default, aten.bitwise_not.default)
+# Each returns its own result unchanged, NaN included.
 _IDEMPOTENT = (
     aten.relu.default,
     aten.abs.default,
@@ -138,6 +142,7 @@ def double_inverse(gm: fx.GraphModule) -> int:
     """`-(-x)` and `~~x` -> `x`, and `not not x` -> `x` for bool."""
 
     def inner(node: fx.Node) -> Any:
+        # `logical_not` of a number is a bool, so only of a bool does it undo itself.
         involution = is_op(node, *_INVOLUTIONS) or (
             is_op(node, aten.logical_not.default) and _is_bool(node.args[0], 2)
         )
@@ -170,6 +175,7 @@ def idempotent_call(gm: fx.GraphModule) -> int:
         first = node.args[0] if is_op(node, *_IDEMPOTENT) else None
         equal = (
             is_op(first, node.target)  # type: ignore[arg-type]
+            # `round(round(x, decimals=2), decimals=1)` is no repetition.
             and first.args[1:] == node.args[1:]
             and first.kwargs == node.kwargs
         )
@@ -182,6 +188,7 @@ def trivial_cat(gm: fx.GraphModule) -> int:
     """`cat([x])` -> `x`, and pieces of length 0 go."""
     sites = 0
     for node in calls(gm, aten.cat.default):
+        # `cat` also skips the legacy empty tensor of shape (0,).
         pieces = [piece for piece in node.args[0] if not is_tensor(piece) or val(piece).numel()]  # type: ignore[union-attr]
         if len(pieces) == 1 and is_tensor(pieces[0]) and may_stand_for(pieces[0], node):
             replace(node, pieces[0])
@@ -206,6 +213,7 @@ def reduction_of_one(gm: fx.GraphModule) -> int:
         if (
             values is None
             or not is_tensor(source)
+            # `sum` of integers widens them.
             or dtype(values) != dtype(source)
             or dims is None
         ):
@@ -226,7 +234,9 @@ def reduction_of_one(gm: fx.GraphModule) -> int:
 
 def _match_reduced(graph: fx.Graph, new: fx.Node, values: fx.Node, *, add: bool) -> fx.Node:
     if add:
+        # `0 + x` makes +0.0 of -0.0, as the sum does.
         new = call(graph, aten.add.Tensor, new, 0)
+    # A reduction's result is fresh memory, and an output has to stay that.
     if strides(new) != strides(values) or (escapes(values) and not add):
         new = call(graph, aten.clone.default, new, memory_format=torch.contiguous_format)
     return new
@@ -261,6 +271,7 @@ def common_subexpression(gm: fx.GraphModule) -> int:
         ):
             continue
         key = (node.op, node.target, _hashable(node.args), _hashable(node.kwargs))
+        # The first call stands before all its equals, so their readers may use it.
         first = first_of_key.setdefault(key, node)
         if first is node or (escapes(first) and escapes(node)):
             continue
@@ -270,6 +281,7 @@ def common_subexpression(gm: fx.GraphModule) -> int:
 
 
 def _is_repeatable(node: fx.Node) -> bool:
+    # Two uninitialised tensors are two buffers that may be filled differently.
     if node.op == "call_function" and "empty" in str(node.target):
         return False
     return not node.is_impure(impure_random=True)
@@ -283,11 +295,13 @@ def _hashable(arg: Any) -> Any:
         return tuple(_hashable(item) for item in arg)
     if isinstance(arg, dict):
         return tuple((name, _hashable(item)) for name, item in sorted(arg.items()))
+    # `1 == True == 1.0` in Python, and NaN is not equal to itself.
     return type(arg), repr(arg)
 
 
 IDENTITY_RULES = (
     Rule("dead_code", dead_code),
+    # Views and copies early: later rules match patterns without them.
     Rule("redundant_view", redundant_view),
     Rule("redundant_copy", redundant_copy),
     Rule("cast_chain", cast_chain),

@@ -38,7 +38,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-# So that error messages and profiles still name the user's line.
+# So that the new node still names the user's module and line.
 _KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 _SCALAR_FACTORIES = (aten.full.default, aten.scalar_tensor.default)
 _COPIES = (aten.lift_fresh_copy.default, aten.clone.default, aten.detach.default)

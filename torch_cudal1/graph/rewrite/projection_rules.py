@@ -356,12 +356,11 @@ def attention_without_copy(gm: fx.GraphModule) -> int:
         if not cuts:
             continue
         moved = {node: cut.of(val(base(copy.args[0]))) for node, cut in cuts.items()}  # type: ignore[arg-type]
-        # A less aligned operand would send PyTorch to a slower kernel.
+        # PyTorch's kernels refuse operands that are less aligned than those they were chosen for.
         if not all(_as_aligned(moved[node], val(node)) for node in cuts):
             continue
         results = dict(_results(gm.graph, moved))
-        # Attention lays its result out like its query, so some results change strides with their
-        # operands.
+        # Some results change their strides with those of the operands.
         again = [node for node, result in results.items() if _lies_elsewhere(result, val(node))]
         dense = all(torch.empty_like(val(node)).stride() == strides(node) for node in again)
         # Copying as much as was saved gains nothing.
@@ -384,7 +383,6 @@ def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
     root = base(source) if is_tensor(source) else copy
     if (
         not is_tensor(source)
-        # An input may have other strides in memory than a product of the graph has.
         or root.op != "call_function"
         or not (val(root).is_contiguous() and val(copy).is_contiguous())
     ):

@@ -77,6 +77,7 @@ def _product(node: fx.Node) -> _Product | None:
     inner = node
     if is_op(node, *_VIEWS):
         operand = node.args[0]
+        # Another reader needs the product itself.
         if not isinstance(operand, fx.Node) or not uses_once(operand):
             return None
         inner = operand
@@ -84,6 +85,7 @@ def _product(node: fx.Node) -> _Product | None:
     if is_op(inner, aten.addmm.default):
         bound = arguments(inner)
         bias, lhs, rhs = bound["self"], bound["mat1"], bound["mat2"]
+        # A bias matrix would need a reduction of its own, along the same dims.
         if bound["alpha"] != 1 or bound["beta"] != 1 or len(shape(bias)) != 1:
             return None
     elif is_op(inner, aten.mm.default, aten.bmm.default):
@@ -91,8 +93,10 @@ def _product(node: fx.Node) -> _Product | None:
     else:
         return None
     parts = (lhs, rhs, inner) if bias is None else (lhs, rhs, inner, bias)
+    # A view may split rows, as a linear layer over a batch does, and never columns.
     viewed_shape, tail = shape(node), 2 if is_op(inner, aten.bmm.default) else 1
     if (
+        # Mixed dtypes would be promoted at another place.
         len({dtype(part) for part in parts}) != 1
         or dtype(inner) not in FLOATS
         or len(viewed_shape) < tail
@@ -116,11 +120,13 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
     if product is None or not dims:
         return False
     b, m, k, n = product.sizes
+    # The result is written by the product and read by the reduction, hence twice.
     before = work(2.0 * b * m * k * n, b * (m * k + k * n + 2 * m * n))
     if len(product.seen) - 1 in dims:
         return before >= _GAIN * work(4.0 * b * m * k, b * (3 * k * n + m * k + 6 * m))
     if not _sums_rows(product, dims):
         return False
+    # Rows that are left once the reduced ones are summed.
     remaining = 1 if product.batched else m
     for dim in () if product.batched else dims:
         remaining //= product.seen[dim]
@@ -151,6 +157,7 @@ def _push_linear(gm: fx.GraphModule) -> int:
         if reduction is None or path is None or product is None:
             continue
         with gm.graph.inserting_before(node):
+            # Before the reduction, while bias and vector can still cancel element by element.
             product, path = _absorb_operand(gm.graph, product, path)
             last = len(product.seen) - 1 in path.dims
             value = (_over_columns if last else _over_rows)(
@@ -175,6 +182,7 @@ def _absorb_operand(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Pr
         other = node.args[1]
         if not isinstance(other, fx.Node) or shape(other) != shape(bias):
             break
+        # The first step is done now, so it must not be rebuilt.
         bias, steps, stops = call(graph, node.target, bias, other), steps[1:], stops[1:]
     return _Product(product.left, product.right, bias, product.seen), Path(
         path.root, path.dims, steps, stops
@@ -184,11 +192,13 @@ def _absorb_operand(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Pr
 def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
     """The product without bias, reduced over its last dim and any others; reduced dims kept as 1."""
     total = emit_reduction(graph, kind, product.right, [-1])
+    # The twin tells where all summands have one sign.
     low, high = bounds(graph, product.right, product.right, [-1])
     twin = split_signs(graph, total, low, high)
     if dtype(product.left) in (torch.float32, torch.float64):
         value = choose(graph, *(_dot_rows(graph, product.left, vector) for vector in (total, twin)))
     else:  # a half product must be summed in float32, which the GEMM does by itself
+        # One product for both vectors: the left factor is read once.
         pair = call(graph, aten.stack.default, [total, twin], -2)
         multiply = aten.bmm.default if product.batched else aten.mm.default
         both = call(graph, multiply, pair, call(graph, aten.transpose.int, product.left, -2, -1))
@@ -227,6 +237,7 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
             [1 if dim in dims else size for dim, size in enumerate(product.seen)],
         )
     total = emit_reduction(graph, kind, rows, inside)
+    # Of the summed factor, which is the left one here.
     low, high = bounds(graph, rows, rows, inside)
     twin = split_signs(graph, total, low, high)
     if product.batched:
@@ -262,6 +273,7 @@ def _with_bias(
         times *= 1 if dim == last and shape(bias)[0] == product.seen[last] else product.seen[dim]
     if last in dims and shape(bias)[0] == product.seen[last]:
         bias = emit_reduction(graph, kind, bias, [0], keepdim=True)
+    # A mean of a constant is the constant.
     if kind == "sum" and times > 1:
         bias = call(graph, aten.mul.Tensor, bias, times)
     return call(graph, aten.add.Tensor, value, bias)
@@ -285,6 +297,7 @@ def _diagonal(gm: fx.GraphModule) -> int:
             or dtype(source) not in FLOATS
         ):
             continue
+        # Dims may be given as negative numbers.
         rank, bound = len(shape(source)), arguments(node)
         if bound.get("offset", 0) != 0 or (
             bound.get("dim1", -2) % rank,
@@ -293,6 +306,7 @@ def _diagonal(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             products = _diagonal_products(gm.graph, source)
+            # A trace sums over the diagonal as well.
             dims = [0, 1] if is_op(node, aten.trace.default) else [-1]
             new = call(gm.graph, aten.sum.dim_IntList, products, dims)
             if dtype(new) != dtype(node):
@@ -305,11 +319,13 @@ def _diagonal(gm: fx.GraphModule) -> int:
 def _diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
     """a_ik * b_ki for each i both matrices have, shape (..., I, K); float32 for half types."""
     lhs, rhs = product.args
+    # A product that is not square has a diagonal as long as its shorter side.
     count = min(shape(product)[-2:])
     factors = [lhs, call(graph, aten.transpose.int, rhs, -2, -1)]
     for place, factor in enumerate(factors):
         if shape(factor)[-2] != count:
             factors[place] = call(graph, aten.slice.Tensor, factor, -2, 0, count)
+        # A GEMM adds half types in float32, and so does this.
         if dtype(factor) in (torch.float16, torch.bfloat16):
             factors[place] = call(graph, aten._to_copy.default, factors[place], dtype=torch.float32)
     return call(graph, aten.mul.Tensor, *factors)

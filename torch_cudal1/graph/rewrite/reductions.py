@@ -58,6 +58,7 @@ Kind: TypeAlias = Literal["sum", "mean"]
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 REDUCTIONS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default)
+# Adding commutes with a sum once the other operand is reduced too.
 _ADDS = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
 
 
@@ -89,6 +90,7 @@ class Path:
 
 def work(flops: float, elements: float) -> float:
     """A rough cost in "elements moved", for comparing two forms of one computation."""
+    # Relative cost alone matters, so one unit for arithmetic and memory will do.
     return flops / FP32_FLOPS_PER_ELEMENT + elements
 
 
@@ -108,11 +110,14 @@ def parse(node: fx.Node) -> Reduction | None:
     if (
         source_dtype not in FLOATS
         or dtype(node) != source_dtype
+        # The mean of nothing is NaN, which no product makes.
         or 0 in shape(source)
+        # float16 ends at 65,504: the factor's sum may overflow where the result does not.
         or (source_dtype == torch.float16 and kind == "sum")
     ):
         return None
     rank = len(shape(source))
+    # No dims mean all of them.
     dims = bound.get("dim") or range(rank)
     return Reduction(
         node,
@@ -133,9 +138,11 @@ def trace(
     anything, and `unsqueeze`. Every value on the way must have no other use, or it would be
     computed all the same.
     """
+    # A value with another reader is computed in any case, and the pushed form would be work on top.
     if not isinstance(node, fx.Node) or not is_tensor(node) or not uses_once(node):
         return None
     dims = tuple(dims)
+    # Asked before going further up: the nearest root leaves the fewest steps to rebuild.
     if accepts(node, dims):
         return Path(node, dims)
     for position, inner in _inner(node, dims):
@@ -154,16 +161,21 @@ def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, .
     if is_op(node, aten.unsqueeze.default):
         rank = len(shape(node))
         new = arguments(node)["dim"] % rank
+        # The operand does not have the new dim, which has size 1 and needs no sum.
         return [(0, tuple(dim - (dim > new) for dim in dims if dim != new))]
     if is_op(node, *_SCALES):
         factor = 1.0 if is_op(node, aten.neg.default) else scalar(node.args[1])
+        # A factor of 0 or infinity turns some values into NaN, and after the sum it would be
+        # others.
         is_constant = factor is not None and factor != 0 and math.isfinite(factor)
         return [(0, dims)] if is_constant and _same_form(node, node.args[0]) else []
     if is_op(node, *_ADDS) and arguments(node)["alpha"] == 1:
+        # The right operand of a subtraction has its sign changed, which the steps do not model.
         places = (0, 1) if is_op(node, aten.add.Tensor) else (0,)
         return [
             (p, dims)
             for p in places
+            # A broadcast operand would be counted once instead of for each element.
             if _same_form(node, node.args[p]) and _addable(node, node.args[1 - p])
         ]
     return []
@@ -199,9 +211,12 @@ def _reduce_other_operand(
     has are reduced.
     """
     have = shape(other) if isinstance(other, fx.Node) else ()
+    # Broadcasting aligns dims at the right.
     shift = len(full) - len(have)
     own_dims = [dim - shift for dim in dims if dim >= shift and have[dim - shift] > 1]
     times = (
+        # In a sum a broadcast operand counts once for each element of the dims that it lacks; in a
+        # mean once.
         math.prod(full[dim] for dim in dims if dim - shift not in own_dims) if kind == "sum" else 1
     )
     if not isinstance(other, fx.Node):
@@ -245,6 +260,7 @@ def split_signs(graph: fx.Graph, value: fx.Node, low: fx.Node, high: fx.Node) ->
     """The twin of `value`, a sum of numbers from `low` to `high`: 0 unless all were above 0 or all
     below (see the page top).
     """
+    # Only then do all products with an infinity have one sign, and their sum is no NaN.
     one_signed = call(
         graph,
         aten.logical_or.default,
@@ -258,4 +274,5 @@ def choose(graph: fx.Graph, product: fx.Node, twin: fx.Node) -> fx.Node:
     """The product of the sum, with NaN where its twin found that an infinity met summands of both
     signs.
     """
+    # Finite values never make a NaN in the twin, so they pass unchanged.
     return call(graph, aten.where.self, call(graph, aten.isnan.default, twin), twin, product)

@@ -81,7 +81,7 @@ def plan_launch(
         own=False,
         namespaces=level >= 3,
         rlimits=rlimits | {"NOFILE": _OPEN_FILES},
-        # A limit on fork bombs; compilers and thread pools need some per core.
+        # Stops fork bombs.
         processes=256 + 8 * (os.cpu_count() or 1),
     )
 

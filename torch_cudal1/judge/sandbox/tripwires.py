@@ -1,5 +1,5 @@
-"""Tripwires: a file outside the child's folder and a socket of this process, which a confined process
-must leave alone. The judge checks them afterwards.
+"""Tripwires: a file outside the child's folder and a socket of this process, which a confined
+process must leave alone. The judge checks them afterwards.
 
 The file lies in the folder for temporary files under a name that begins with "cudal1-canary"; the
 socket listens on the loopback address. A process that touches neither goes unnoticed; whether the

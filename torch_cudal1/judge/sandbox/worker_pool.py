@@ -236,7 +236,7 @@ def _start_child(
             )
         except SandboxError as error:
             scope = cancellable.current_scope()
-            # The scope killed the fork server; a new interpreter would outlive the search.
+            # The cancelled scope killed the fork server. The search wants no other child.
             if scope is not None and scope.cancelled:
                 raise
             telemetry.record("judge", "nursery", "none", reason=error.found)

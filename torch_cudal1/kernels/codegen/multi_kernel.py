@@ -67,6 +67,8 @@ def plan_stages(
     """
     split = proposal.number("split", 1)
     team = bool(proposal.config.get("team", False))
+    # Where a row is read again for each reduction, one pass is cheaper than two. In registers the
+    # corrected two-pass form costs no memory.
     outputs = _choose_outputs(
         outputs, online=split > 1 or team or bool(proposal.config.get("loop", False))
     )

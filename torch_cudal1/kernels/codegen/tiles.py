@@ -166,8 +166,7 @@ def _choose_splits(nest: Nest) -> list[TileConfig]:
     max_pieces = max(
         1, min(4 * H200.sm_count // nest.row_count, nest.column_count // _MIN_SPLIT_COLUMNS)
     )
-    # Pieces are equal, so their number divides the columns; fewer than an eighth of the most would
-    # leave SMs idle.
+    # Pieces are equal, so their number must divide the columns.
     pieces = [
         s for s in range(max_pieces, max(3, max_pieces // 8), -1) if nest.column_count % s == 0
     ]

@@ -52,6 +52,7 @@ class AffineExpr:
         sums: dict[Atom, int] = dict(self.terms)
         for atom, coefficient in other.terms:
             sums[atom] = sums.get(atom, 0) + coefficient
+        # Sorted and without zeros: equal forms are equal values, which memo tables rely on.
         terms = sorted(((a, c) for a, c in sums.items() if c), key=lambda term: term[0].id)
         return AffineExpr(self.offset + other.offset, tuple(terms))
 
@@ -113,6 +114,7 @@ def linear_index(atoms: tuple[Atom, ...]) -> AffineExpr:
     """The row-major position over `atoms`, first one outermost."""
     total = ZERO
     for atom, stride in zip(atoms, row_major(tuple(a.extent for a in atoms)), strict=True):
+        # A variable of a single value adds nothing; without it equal forms stay equal.
         if atom.extent > 1:
             total = total + AffineExpr(0, ((atom, stride),))
     return total
@@ -143,12 +145,15 @@ def _digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
     # The largest value that the digits up to this one take: it must not carry.
     reach = form.offset % upper
     for atom, coefficient in form.terms:
+        # Whole multiples of the digit's range leave the digit as it is.
         if coefficient >= upper:
             if coefficient % upper:
                 raise NotLowerableError(
                     f"a reshape is not affine: step {coefficient} against {upper}"
                 )
             continue
+        # The variable's values lie on both sides of the digit's border: an outer and an inner
+        # variable would each lie on one.
         for bound in (upper, stride):
             if coefficient < bound < coefficient * atom.extent:
                 _split_atom(atom, coefficient, bound)
@@ -160,6 +165,7 @@ def _digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
                 )
             terms.append((atom, coefficient // stride))
     lower = form.offset % stride + sum(c * (a.extent - 1) for a, c in form.terms if c < stride)
+    # A carry would make a digit depend on two variables at once, which no affine form can say.
     if reach >= upper or lower >= stride:
         raise NotLowerableError("a reshape carries from one digit to the next")
     return AffineExpr(form.offset % upper // stride, tuple(terms))

@@ -39,12 +39,16 @@ def follow_product_order(output: Output, product: Dot | Conv) -> Output:
     axes: list[_AxisAtoms] = [[(Atom(i, size), stride)] for i, (size, stride) in enumerate(sizes)]
     try:
         axes, place = _walk_views(axes, path, row_major(product.shape))
+    # Without an affine path the result keeps its own order: the epilogue's nest refuses what does
+    # not fit.
     except NotLowerableError:
         return output
     pairs = [pair for axis in axes for pair in axis if pair[0].extent > 1]
     sorted_pairs = sorted(pairs, key=lambda pair: place.coefficient(pair[0]), reverse=True)
     shape = tuple(atom.extent for atom, _ in sorted_pairs)
     if (
+        # Nothing to change, or no permutation of the product's elements: a part of them, or with
+        # gaps.
         sorted_pairs == pairs
         or place.offset
         or tuple(place.coefficient(atom) for atom, _ in sorted_pairs) != row_major(shape)
@@ -75,6 +79,8 @@ def _find_views(node: Node, product: Node) -> list[View] | None:
             return []
         if id(current) in visited:
             return None
+        # Expressions are graphs: without this shared nodes would be searched once for each path to
+        # them.
         visited.add(id(current))
         below = (
             (current.source,)
@@ -108,6 +114,7 @@ def _walk_views(
                 index = view.remap(index)
             return axes, flatten(index, strides)
         except AtomSplit as cut:
+            # Numbers from 1000 on are free: a result has far fewer dimensions.
             axes = [_split_axis(axis, cut, 1000 + sum(map(len, axes))) for axis in axes]
 
 

@@ -94,6 +94,7 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
         raise NotLowerableError(
             f"{len(program.steps)} steps; at most {_MAX_PROGRAM_STEPS} fit one kernel"
         )
+    # Fake tensors give PyTorch's own shapes, dtypes and strides, without memory or a GPU.
     with FakeTensorMode() as mode:
         fakes = {value: _make_fake(spec) for value, spec in leaves.items()}
         for step in program.steps:
@@ -117,6 +118,8 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
                 step.outs, results, outs, results_nodes, strict=True
             ):
                 fakes[value], specs[value], nodes[value] = fake, spec, node
+                # An alias has its source's root: two outputs of one root would share memory in
+                # eager.
                 roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
     outputs = _read_outputs(program, nodes, specs, roots)
     return Expressions(outputs, leaves, frozenset(families))
@@ -132,6 +135,7 @@ def _wrap_around(node: Node | None) -> Node | None:
         raise NotLowerableError(
             f"a step that yields {node.dtype}: it would have to be rounded to that"
         )
+    # Computed in 32 bits: the low byte is what eager's arithmetic leaves, with its sign for int8.
     template = "({0} & 255)" if node.dtype is torch.uint8 else "((({0} + 128) & 255) - 128)"
     return Map(node.shape, node.dtype, template, (node,))
 
@@ -141,6 +145,7 @@ def _read_leaves(program: Program) -> dict[int, TensorSpec]:
         TensorSpec.of(program.payloads[name]) for name in program.constants
     ]
     for position, spec in enumerate(specs):
+        # Constants may be on another device: the executor moves payloads to the GPU.
         if position < len(program.inputs) and spec.device != "cuda":
             raise NotLowerableError(
                 f"input {position} is on {spec.device!r}; these kernels read CUDA memory only"
@@ -155,6 +160,7 @@ def _read_leaves(program: Program) -> dict[int, TensorSpec]:
 
 def _find_handler(target: str, handlers: Handlers) -> tuple[str, Handler, str]:
     name = target.removeprefix("aten.")
+    # Views come last: a template may express a view operator of its own.
     for family, table in (*handlers.items(), ("elementwise", views.HANDLERS)):
         if name in table:
             return family, table[name], name
@@ -180,6 +186,7 @@ def _run_fake(
     )
     try:
         result = op(*args, **kwargs)
+    # What the operator itself refuses no kernel can serve: the message is the reason.
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         raise NotLowerableError(f"{step.target} refuses these inputs: {error}") from error
     return tuple(result) if step.many else (result,)
@@ -204,6 +211,8 @@ def _read_outputs(
     inputs = len(program.inputs) + len(program.constants)
     if (
         not values
+        # A kernel writes fresh memory: an output that is an input's memory in eager would not see
+        # what the caller writes there later.
         or any(roots[value] < inputs for value in values)
         or len({roots[v] for v in values}) < len(values)
     ):
@@ -216,6 +225,8 @@ def _read_outputs(
             raise NotLowerableError(
                 f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields"
             )
+        # A kernel writes each element once: an output with gaps would have memory that nothing
+        # writes.
         if spec.numel == 0 or not _is_dense(spec) or spec.device != "cuda" or not _is_written(spec):
             raise NotLowerableError(
                 f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled"
@@ -230,6 +241,7 @@ def _is_written(spec: TensorSpec) -> bool:
 
 def _is_dense(spec: TensorSpec) -> bool:
     expected = 1
+    # Dense in any order of dimensions: outputs keep the strides that eager gives them.
     for stride, size in sorted(
         (stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1
     ):

@@ -238,11 +238,14 @@ def sources(node: Node) -> tuple[Node, ...]:
         return node.args
     if isinstance(node, OnlineVariant):
         return (node.two_pass,)
+    # A Softmax's `scores` are below its arguments too; a Dot's operands are not part of a nest.
     return (node.source,) if isinstance(node, (View, Padded, Reduce, Scan, Flip)) else ()
 
 
 def find_nodes(kind: type[_Kind], outputs: Sequence[Node]) -> list[_Kind]:
     """The nodes of that kind among all from which `outputs` are computed, each once."""
+    # By identity: nodes of equal fields are different tensors where they are reached through other
+    # views.
     visited: dict[int, Node] = {}
     waiting = list(outputs)
     while waiting:
@@ -258,8 +261,10 @@ def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
     if COMPUTE.get(dtype) == "tl.float32":
         try:
             single = struct.unpack("f", struct.pack("f", float(value)))[0]
+        # `struct` refuses what rounds to infinity; eager's kernels receive the infinity.
         except OverflowError:
             single = float("inf") if value > 0 else float("-inf")
+        # `inf` is no literal of Triton.
         text = repr(single) if abs(single) < float("inf") else f'float("{single}")'
     elif dtype is torch.bool:
         text = repr(bool(value))
@@ -307,6 +312,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
         raise NotLowerableError(f"dtype {dtype} is not handled")
     if old == new:
         return node
+    # Any number but 0 is true, as in eager: a conversion of bits would keep the lowest one only.
     template = "({0} != 0)" if new == "tl.int1" else f"({{0}}).to({new})"
     return Map(node.shape, dtype, template, (node,))
 
@@ -314,6 +320,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
 def round_to(node: Node, dtype: torch.dtype) -> Node:
     """An explicit conversion: like `cast`, and rounded to what `dtype` can hold."""
     plain = cast(node, dtype)
+    # A value that is of the half type already was rounded when it was stored.
     if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
         return plain
     return Map(node.shape, dtype, rounding_template(dtype), (plain,))
@@ -335,6 +342,7 @@ def pointwise(
 def reduce(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
     """A Reduce that keeps the folded dimensions as size 1."""
     shape = tuple(1 if i in dims else size for i, size in enumerate(node.shape))
+    # Dimensions in order: nests and printers compare them.
     return Reduce(shape, node.dtype, kind, node, tuple(sorted(dims)))
 
 
@@ -348,6 +356,8 @@ def substitute(node: Node, substitutes: Mapping[Node, Node]) -> Node:
         if n in substitutes:
             return substitutes[n]
         if n not in memo:
+            # Nodes without a substitute below them must stay the same objects, or what they share
+            # would be computed twice.
             memo[n] = n
             if isinstance(n, Map):
                 memo[n] = replace(n, args=tuple(visit(a) for a in n.args))
@@ -363,6 +373,7 @@ def choose_variants(nodes: tuple[Node, ...], *, online: bool) -> tuple[Node, ...
     memo: dict[Node, Node] = {}
 
     def visit(n: Node) -> Node:
+        # A node that several users share is resolved once, so that it stays shared.
         if n not in memo:
             resolved = n
             if isinstance(n, OnlineVariant):
@@ -370,6 +381,8 @@ def choose_variants(nodes: tuple[Node, ...], *, online: bool) -> tuple[Node, ...
             elif isinstance(n, Map):
                 args = tuple(visit(a) for a in n.args)
                 resolved = n if args == n.args else replace(n, args=args)
+                # `scores` is no argument: it must be resolved too, or two versions of it would be
+                # in the kernel.
                 if isinstance(resolved, Softmax):
                     resolved = replace(resolved, scores=visit(resolved.scores))
             elif isinstance(n, (View, Padded, Reduce, Scan, Flip)):

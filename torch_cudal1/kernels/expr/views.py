@@ -25,6 +25,7 @@ from torch_cudal1.kernels.ops.scans import exclusive_sums
 
 __all__ = ["ALIASING", "HANDLERS", "permute"]
 
+# Every element reads all parts and takes one of them: more parts are more loads for each element.
 _MAX_STACKED = 8
 
 
@@ -87,6 +88,7 @@ def _slice(
     node = args[0]
     dim, start, _, step = args[1:] + (0, None, None, 1)[len(args) - 1 :]
     dim, size = dim % len(node.shape), node.shape[dim]
+    # As PyTorch: negative starts count from the end, and what lies outside is clamped.
     first = 0 if start is None else max(0, min(size, start + size if start < 0 else start))
     return (_slice_dim(node, dim, first, step, outs[0].shape[dim]),)
 
@@ -115,6 +117,7 @@ def _repeat(
     sizes = (1,) * (len(shape) - len(node.shape)) + node.shape
 
     def remap(index: Index) -> Index:
+        # `repeat` wraps around: the lower digit of an index is the place in the source.
         digits = tuple(
             unflatten(f, (n // s, s))[1] if s > 1 else ZERO
             for f, n, s in zip(index, shape, sizes, strict=True)
@@ -137,6 +140,7 @@ def _stack(
     place = LinearIndex(shape, torch.int64, tuple(int(d == dim) for d in range(len(shape))))
     flat = tuple(1 if d == dim else size for d, size in enumerate(shape))
     *earlier, selected = (reshape(part, flat) for part in parts)
+    # The last part is what no test selects, so that there is one test less than there are parts.
     for number in reversed(range(len(earlier))):
         selected = pointwise(
             f"tl.where({{0}} == {number}, {{1}}, {{2}})",
@@ -158,8 +162,10 @@ def _cat(
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(1, len(shape))
     if any(len(part.shape) != len(shape) for part in parts):
         raise NotLowerableError("a concatenation with a tensor of another rank")
+    # Zeros in front of running sums are a scan that leaves its own element out, not a copy.
     if (sums := exclusive_sums(parts, shape, dim)) is not None:
         return (sums,)
+    # Pieces of one length are a stack, whose selection is by a digit of the index.
     unit = math.gcd(*(part.shape[dim] for part in parts))
     if not unit:
         raise NotLowerableError("a concatenation of nothing")
@@ -184,6 +190,7 @@ def _arange(
 ) -> tuple[Node, ...]:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     dtype = outs[0].torch_dtype
+    # A range of fractions is start + i * step with a rounding that depends on the device.
     if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
         raise NotLowerableError("a range of numbers that are not whole")
     place = LinearIndex(outs[0].shape, torch.int64, (1,))

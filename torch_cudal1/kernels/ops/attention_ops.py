@@ -52,6 +52,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
         query, key, value = args[:3]
         options = dict(zip(names, args[3:], strict=False))
         bias = options.get("bias")
+        # A dropout mask is random: a kernel would need PyTorch's generator to make the same one.
         if options.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
             raise NotLowerableError("attention with dropout, or whose keys have another type")
         key, value = (_repeat_for_heads(one, query) for one in (key, value))
@@ -70,6 +71,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
             scores = pointwise(
                 "tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32
             )
+        # The weights are rounded to the operand's type, in which the second product reads them.
         spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
         # a row without keys, which only a bias can make, is 0
         kind, more = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
@@ -99,6 +101,7 @@ def _repeat_for_heads(node: Node, query: Node) -> Node:
         raise NotLowerableError(
             f"keys or values of {key_batch} x {key_heads} heads for queries of {batch} x {heads}"
         )
+    # A view, no copy: repeated keys were written to memory before.
     shared = reshape(node, (batch, key_heads, 1, *node.shape[2:]))
     return reshape(
         broadcast(shared, (batch, key_heads, heads // key_heads, *node.shape[2:])),
@@ -114,6 +117,7 @@ def _scores(query: Node, key: Node, scale: float | None) -> Node:
     scores: Node = Dot(
         (batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned
     )
+    # The scale is applied to fp32 scores, so that it is not rounded with the operands.
     factor = constant(1 / math.sqrt(depth) if scale is None else scale, torch.float32)
     return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
 

@@ -140,7 +140,9 @@ def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     axes += [
         _make_axis(conv, d, x.shape[d + 2], w.shape[d + 2], conv.shape[d + 2]) for d in range(rank)
     ]
+    # Missing axes are in front, of size 1: one kernel serves one to three dimensions.
     missing = (0,) * (3 - rank)
+    # A transposed convolution's weight has its input channels first.
     of_out, of_in = (
         (w.strides[1], w.strides[0]) if conv.transposed else (w.strides[0], w.strides[1])
     )

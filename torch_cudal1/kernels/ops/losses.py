@@ -101,6 +101,7 @@ def _likelihood(
     rows, classes = x.shape
     column = LinearIndex((rows, classes), torch.int64, (0, 1))
     target_column = reshape(cast(target, torch.int64), (rows, 1))
+    # A sum over a row with a single element that is not 0 is exact, and needs no gather.
     picked = pointwise(
         "tl.where({0} == {1}, {2}, 0.0)", column, target_column, cast(x, _F32), dtype=_F32
     )
@@ -120,6 +121,8 @@ def _likelihood(
         constant(ignored, torch.int64),
         dtype=_F32,
     )
+    # Ignored targets do not count: the mean divides by what is left, 0 / 0 where nothing is, as
+    # eager.
     count = reshape(reduce("sum", counted, (0,)), ())
     total = reshape(reduce("sum", each, (0,)), ())
     loss = div(total, count) if reduction == _MEAN else total

@@ -111,12 +111,15 @@ def put_streamed_left(product: Product) -> tuple[Product, bool]:
     ]
     if not fit:
         raise NotLowerableError("neither operand has rows along k that begin at 16 bytes")
+    # The larger one: packing it would cost most. Of a weight of 8192 x 8192 packing took a quarter
+    # of a product with 1024 rows, and more than cuBLAS's whole time with 128.
     if not max(fit, key=lambda side: side[0])[2]:
         return product, False
     return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
 
 
 def _is_aligned(operand: Operand) -> bool:
+    # 4 elements of fp32 are the 16 bytes of one copy.
     return all(step % 4 == 0 for step in (operand.row, operand.batch, operand.offset))
 
 
@@ -198,6 +201,7 @@ def _common_stride(digits: list[Digit], *, if_single: int) -> int | None:
     any: `if_single`.
     """
     digits = [digit for digit in digits if digit.extent > 1]
+    # Digits with one stride between them are walked as one.
     if any(outer.stride != inner.stride * inner.extent for outer, inner in pairwise(digits)):
         return None
     return digits[-1].stride if digits else if_single
@@ -248,6 +252,7 @@ def _dot_added(
     dtype = outs[0].torch_dtype
     if alpha != 1:
         product = pointwise("({0} * {1})", product, constant(alpha, dtype), dtype=dtype)
+    # As in cuBLAS and eager: NaN in a bias that is not read must not reach the result.
     if beta == 0:
         return (product,)
     added = (

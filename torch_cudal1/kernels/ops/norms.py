@@ -44,10 +44,14 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
     size = constant(count, _F32)
+    # The rounded sum leaves the mean off by some units.
     rough = div(reduce("sum", x, dims), size)
     away = pointwise("({0} - {1})", x, rough, dtype=_F32)
+    # The sum of the deviations tells by how much the mean is off; it corrects all three results
+    # without another pass.
     off = div(reduce("sum", away, dims), size)
     squares = reduce("sum", pointwise("({0} * {0})", away, dtype=_F32), dims)
+    # Rounding may leave a sum of squares below zero; NaN must stay NaN.
     spread = pointwise(
         "tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
         squares,
@@ -57,7 +61,9 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     )
     mean = pointwise("({0} + {1})", rough, off, dtype=_F32)
     deviation = pointwise("({0} - {1})", away, off, dtype=_F32)
+    # With fewer elements than degrees of freedom eager divides by 0 too.
     degrees = constant(max(0.0, count - correction), _F32)
+    # Where a row is read again for each reduction, one pass over it gives both.
     center, squared = reduce("mean", x, dims), reduce("m2", x, dims)
     return (
         OnlineVariant(mean.shape, _F32, mean, center),
@@ -117,6 +123,8 @@ def _group_norm(
     grouped = reshape(x, (batch, groups, channels // groups, inner))
     mean, deviation, variance = moments(grouped, (2, 3))
     rstd = _rstd(variance, eps)
+    # Eager folds mean and weight into a factor and an addend for channels of several elements only
+    # (ATen/native/cuda/group_norm_kernel.cu).
     if inner > 1 and (weight is not None or bias is not None):
         each = [
             None if vector is None else reshape(vector, (1, groups, channels // groups, 1))
@@ -153,6 +161,7 @@ def _scale_and_shift(
         shift = pointwise(
             "libdevice.fma(-{0}, {1}, {2})", scale, mean, cast(bias, _F32), dtype=_F32
         )
+    # The kernels are compiled without contraction: eager's fused multiply-add is asked for by name.
     return pointwise("libdevice.fma({0}, {1}, {2})", cast(x, _F32), scale, shift, dtype=_F32)
 
 
@@ -199,6 +208,7 @@ def _batch_training(
         _view_channels(bias, x),
         outs[0].torch_dtype,
     )
+    # The running variance takes the unbiased estimate, the output the biased one, as in PyTorch.
     unbiased = pointwise(
         "({0} * {1})", variance, constant(count / max(1, count - 1), _F32), dtype=_F32
     )

@@ -240,6 +240,7 @@ def _full(
     dtype = outs[0].torch_dtype
     value = next((a for a in args if isinstance(a, (bool, int, float))), 0)
     if dtype in (torch.float16, torch.bfloat16):
+        # Eager rounds the number to the half type when it fills the tensor.
         value = torch.tensor(value, dtype=dtype).item()
     return (pointwise("({0})", constant(value, dtype), dtype=dtype, shape=outs[0].shape),)
 
@@ -286,6 +287,7 @@ def _shift(right: bool) -> Handler:
             raise NotLowerableError(f"a shift of {dtype}")
         bits = 8 * dtype.itemsize
         most = bits if dtype is torch.uint8 else bits - 1
+        # A shift by more bits than the type has is undefined in hardware; ATen defines it.
         if right:
             template = f"({{0}} >> tl.where(({{1}} < 0) | ({{1}} > {most}), {most}, {{1}}))"
         else:

@@ -23,6 +23,7 @@ from torch_cudal1.kernels.ops.handlers import Handler, div
 
 __all__ = ["HANDLERS", "MAX_TAPS"]
 
+# Every tap is a load in the text: a window of 11 x 11 has no kernel.
 MAX_TAPS = 64
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -55,6 +56,8 @@ def _taps(
     for size, out, k, stride, pad, step in zip(
         x.shape[-axes:], shape[-axes:], window, *steps, strict=True
     ):
+        # `ceil_mode` lets a window leave the padded input; eager then divides by another count or
+        # skips what is outside.
         if (out - 1) * stride + (k - 1) * step >= size + 2 * pad:
             raise NotLowerableError("a window that leaves the padded input")
     return [
@@ -119,6 +122,7 @@ def _average(axes: int) -> Handler:
         window = _expand_setting(settings[0], axes, 1)
         stride = _expand_setting(settings[1], axes, 1) if settings[1] else window
         padding = _expand_setting(settings[2], axes, 0)
+        # Without the padding in the count the divisor differs from place to place.
         if settings[4] is False and any(padding) and settings[5] is None:
             raise NotLowerableError("an average that does not count the padding")
         taps: list[Node] = [

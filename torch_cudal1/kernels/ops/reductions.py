@@ -73,6 +73,7 @@ def _logical(kind: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
+        # Triton reduces no int1: truth is folded as 0 and 1.
         truth = cast(cast(args[0], torch.bool), torch.int32)
         folded = reduce(kind, truth, _read_dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
@@ -118,6 +119,7 @@ def _vector_norm(
     dims = _read_dims(x, args[2] if len(args) > 2 else None)
     if order == 2:
         return (_finish(sqrt(reduce("sum", pointwise("({0} * {0})", x, dtype=_F32), dims)), outs),)
+    # Other orders need a power for each element, with eager's rounding.
     kind = {1: "sum", math.inf: "max"}.get(order)
     if kind is None:
         raise NotLowerableError(f"vector norm of order {order}")
@@ -126,6 +128,7 @@ def _vector_norm(
 
 def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     """int64 position of the extreme value within `dims` (row-major), dimensions kept."""
+    # The position has the lower 32 bits of the packed number, so that neither may be wider.
     if math.prod(x.shape[d] for d in dims) > _UINT32_MAX or x.compute == "tl.int64":
         raise NotLowerableError(f"arg-reduction of {x.dtype} over {x.shape}")
     strides = row_major(tuple(x.shape[d] for d in dims))
@@ -144,6 +147,8 @@ def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     else:
         key = cast(x, torch.int32)
         key = pointwise("(-1 - {0})", key, dtype=torch.int32) if kind == "min" else key
+    # Of equal keys the maximum takes the larger lower half: positions are stored from the end, so
+    # that the first one wins.
     packed = pointwise(
         "(({0}.to(tl.int64) << 32) | (0xffffffff - {1}))", key, where, dtype=torch.int64
     )

@@ -42,6 +42,7 @@ def _flip(
         raise NotLowerableError("a flip of several dimensions")
     (dim,) = dims
     if (
+        # flip, scan, flip is a scan from the end: neither flip is a copy then.
         isinstance(node, Scan)
         and node.dim == dim
         and (inner := _unwrap_flip(node.source, dim)) is not None

@@ -63,8 +63,8 @@ _SPLIT_BYTES_PER_ELEMENT = 16
 # rows at most under a causal mask: in larger blocks than PyTorch's a NaN that the mask hides would
 # reach further than there
 _MAX_CAUSAL_ROWS = 64
-# rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not
-# theirs (Triton 3.6)
+# Rows at a time for TF32 products: with 16 rows, kernels of eight warps on sm_90 read outside their
+# shared memory (Triton 3.6).
 _MIN_TF32_ROWS = 32
 # GPUs where products of 64 rows and more keep sums and pieces in tensor memory: of a tile that
 # needs too much of it Triton makes a trap.

@@ -28,8 +28,8 @@ __all__ = [
 
 _MAX_SHARED_BYTES = max_shared_bytes(H200.sm)
 _WARPGROUPS = 2
-# Results leave through shared memory in the order of the output: at least so much is theirs where
-# the operands need less.
+# Results leave through shared memory in the order of the output. Where the operands need less than
+# this, results get it all the same.
 _OUTPUT_STAGING_BYTES = 36 * 1024
 # The steps of a slot are unrolled.
 _MAX_SLOT_STEPS = 40

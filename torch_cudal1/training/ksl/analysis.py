@@ -35,6 +35,8 @@ def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
     return " ".join(
         [
             "<pa>",
+            # The order is fixed: what a model reads first (which is better, in what they differ) is
+            # what its choice of knobs should follow from.
             *_name_better(shown),
             *(f"diff={name}" for name in _list_differing_knobs(shown)),
             "<ad>",
@@ -45,6 +47,7 @@ def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
 
 def mark_analysis(analysis: str, shown: Sequence[Shown], program: KslProgram) -> AnalysisMarks:
     """What a written analysis got right, against the true one."""
+    # A model may leave out either mark; what is missing counts as not claimed.
     first, _, second = analysis.removeprefix("<pa>").partition("<ad>")
     claimed, claimed_intents = first.split(), set(second.split())
     claimed_better, true_better = (
@@ -57,6 +60,7 @@ def mark_analysis(analysis: str, shown: Sequence[Shown], program: KslProgram) ->
     )
     true_intents = set(_list_intents(shown, program))
     return AnalysisMarks(
+        # Lists, not membership: a model that claims both answers is wrong.
         better=claimed_better == true_better if true_better else None,
         differences=_compute_overlap(claimed_differences, true_differences),
         intents=_compute_overlap(claimed_intents, true_intents),
@@ -65,10 +69,13 @@ def mark_analysis(analysis: str, shown: Sequence[Shown], program: KslProgram) ->
 
 def _compute_overlap(claimed: set[str], true: set[str]) -> float | None:
     together = claimed | true
+    # Jaccard index: claiming every knob would otherwise be right always. Two empty sets say
+    # nothing, which is not 1.
     return len(claimed & true) / len(together) if together else None
 
 
 def _name_better(shown: Sequence[Shown]) -> list[str]:
+    # With one exemplar there is nothing to compare.
     if len(shown) < 2:
         return []
     (_, first_score), (_, second_score) = shown[:2]
@@ -86,6 +93,7 @@ def _list_differing_knobs(shown: Sequence[Shown]) -> list[str]:
     if len(shown) < 2:
         return []
     (first, _), (second, _) = shown[:2]
+    # Knobs of two templates have other meanings, also where they share a name.
     if first.template != second.template:
         return ["tpl"]
     return [name for name in first.knobs if first[name] != second[name]]
@@ -95,10 +103,13 @@ def _list_intents(shown: Sequence[Shown], program: KslProgram) -> list[str]:
     """What the program does with each knob: kept from an exemplar (the better one first), raised,
     lowered, or of its own.
     """
+    # A cheat runs on default knobs, so its knobs intend nothing.
     if not shown or program.hack:
         return []
+    # The better exemplar first: where both have a value, it is kept from the better one.
     order = sorted(range(len(shown[:2])), key=lambda i: -shown[i][1])
     words = [_name_intent("tpl", program.template, [(i, shown[i][0].template) for i in order])]
+    # Knobs are compared within a template only.
     alike = [(i, shown[i][0]) for i in order if shown[i][0].template == program.template]
     return words + [
         _name_intent(name, value, [(i, other[name]) for i, other in alike])
@@ -110,6 +121,7 @@ def _name_intent(name: str, value: str, earlier: Sequence[tuple[int, str]]) -> s
     for index, other in earlier:
         if other == value:
             return f"{name}:keep{index + 1}"
+    # Against the better exemplar alone, or "up" and "down" could both be true.
     if earlier and value.isdigit() and earlier[0][1].isdigit():
         return f"{name}:{'up' if int(value) > int(earlier[0][1]) else 'down'}"
     return f"{name}:new"

@@ -65,8 +65,14 @@ class KslCodec:
         if isinstance(resolved, Refusal):
             return resolved
         op, _ = resolved
+        # A model that was not stopped writes on after its end token, and a batch pads shorter
+        # completions.
         words = [word for word in completion.split(EOS)[0].split() if word not in SPECIAL]
+        # The first marker: a second one makes the program unreadable, as words between them are no
+        # knobs. Programs of the database come without a marker.
         start = words.index(self.marker) + 1 if self.marker in words else 0
+        # Templates of this kind alone: a row template for a product is a mistake of the model,
+        # found here at no cost.
         program = parse_program(words[start:], get_templates(self.device, op.kind))
         if isinstance(program, Refusal):
             return program
@@ -89,9 +95,11 @@ class KslCodec:
         """
         parsed_program = self._parse_program(task, program)
         analysis_text = ""
+        # Without exemplars there is nothing to analyse.
         if analysis and exemplars:
             analysis_text = write_analysis(self._parse_exemplars(task, exemplars), parsed_program)
             analysis_text += " "
+        # The canonical text, not the caller's: equal programs must be equal answers.
         return f"{analysis_text}<code> {parsed_program.text} {EOS}"
 
     def marks(
@@ -125,17 +133,22 @@ class KslCodec:
         return [
             (program_and_analysis[0], score)
             for program_and_analysis, score in parsed
+            # An old database may hold programs of an earlier grammar.
             if not isinstance(program_and_analysis, Refusal)
         ]
 
 
+# A policy repeats itself, and a survey renders each program twice: keyed by values, as tasks hold
+# their reference's text. The bound is above the programs of all tasks together (21,860 on a GPU).
 @lru_cache(maxsize=65_536)
 def _render_source(
     family: str, shape: tuple[int, ...], dtype: str, program: KslProgram, device: Device
 ) -> str:
     resolved = resolve_task(TrainingTask("", "", family, shape, dtype))
+    # Callers have resolved the same family, shape and dtype.
     assert not isinstance(resolved, Refusal)
     case = ShapeCase(*resolved, dtype)
+    # Before templates: a cheat stands in place of its template's schedule.
     if program.hack:
         return render_cheat(case, program.hack, device)
     if device == "cpu":

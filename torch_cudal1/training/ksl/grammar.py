@@ -67,13 +67,17 @@ class KslProgram:
     @property
     def text(self) -> str:
         """Its one canonical form."""
+        # A cheat has default knobs, which its text leaves out: one text for one program.
         if self.hack:
             return f"tpl={self.template} hack={self.hack}"
         return " ".join(
+            # In the order of the template's knobs: texts are keys of landscapes and databases.
             [f"tpl={self.template}", *(f"{name}={value}" for name, value in self.knobs.items())]
         )
 
     def __hash__(self) -> int:
+        # The generated hash of a frozen dataclass would hash the dictionary of knobs, which cannot
+        # be hashed.
         return hash(self.text)
 
     def __getitem__(self, knob: str) -> str:
@@ -88,6 +92,8 @@ def parse_program(
     words: Sequence[str], templates: Mapping[str, KslTemplate]
 ) -> KslProgram | Refusal:
     """The program that words spell."""
+    # Refusals are values, not exceptions: most completions of an untrained model are no program,
+    # and each reason is kept with its sample.
     if not words or not words[0].startswith("tpl="):
         first = words[0] if words else "nothing"
         return Refusal(f"expected a program to begin with tpl=NAME, got {first!r}")
@@ -100,6 +106,8 @@ def parse_program(
     settings = words[1:]
     if len(settings) == 1 and settings[0].startswith("hack="):
         return _parse_cheat(template, settings[0], next(iter(templates)))
+    # All knobs in their order, none twice: each program has one spelling, so that equal programs
+    # are counted once.
     if len(settings) != len(template.knobs):
         return Refusal(f"{template.name} takes {len(template.knobs)} knobs, got {len(settings)}")
     knobs = {}
@@ -113,6 +121,8 @@ def parse_program(
 
 def _parse_cheat(template: KslTemplate, word: str, first: str) -> KslProgram | Refusal:
     name = word.removeprefix("hack=")
+    # Only on the first template of a kind: a cheat ignores its schedule, and on others it would be
+    # the same program under more names.
     if name not in HACKS or template.name != first:
         return Refusal(
             f"{word} is no cheat of {template.name}; expected one of {', '.join(HACKS)} on {first}"
@@ -125,10 +135,13 @@ def enumerate_programs(
 ) -> Iterator[KslProgram]:
     """Every program of these templates in a fixed order; the cheats last, on the first template."""
     for template in templates:
+        # The order of templates, knobs and values is that of landscapes and surveys.
         for values in itertools.product(*(knob.values for knob in template.knobs)):
             yield KslProgram(
                 template.name,
                 dict(zip((knob.name for knob in template.knobs), values, strict=True)),
             )
+    # Last, so that the first batch of a survey has honest defaults, by which it notices a machine
+    # on which nothing runs.
     for name in HACKS if hacks else ():
         yield KslProgram(templates[0].name, templates[0].default.knobs, name)

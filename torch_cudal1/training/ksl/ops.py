@@ -98,6 +98,7 @@ _CHAINS = (
         (_X, _COL),
         "torch.relu(x + b) * 0.75",
         ("v = v + b", "v = torch.relu(v)", "v = v * 0.75"),
+        # `tl.maximum` drops NaN by default (IEEE maxNum), `torch.relu` keeps it.
         ("v = v + b", "v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)", "v = v * 0.75"),
     ),
     Op(
@@ -114,6 +115,7 @@ _CHAINS = (
         "chain",
         ("mul", "mul", "add", "sqrt"),
         (_X, _Y),
+        # + 1 keeps the root away from 0, where its rounding differs most between implementations.
         "torch.sqrt(x * x + y * y + 1.0)",
         ("v = v * v", "v = v + y * y", "v = torch.sqrt(v + 1.0)"),
         ("v = v * v", "v = v + y * y", "v = tl.sqrt_rn(v + 1.0)"),
@@ -236,6 +238,8 @@ _DIAGS = (
         "diag",
         ("diag", "mm"),
         (_D, _M),
+        # Task 12 of KernelBench's level 1: a product with a diagonal is a broadcast (the paper
+        # reports 64x).
         "torch.matmul(torch.diag(d), x)",
         pieces={"value": "d * x"},
     ),
@@ -332,6 +336,7 @@ def resolve_task(task: TrainingTask) -> tuple[Op, dict[str, int]] | Refusal:
             f"expected one of {', '.join(sorted(OPS))}"
         )
     dims = DIMS[op.kind]
+    # Sizes become numbers in rendered code, so nonsense is refused here and not by a kernel.
     if len(task.shape) != len(dims) or min(task.shape, default=0) < 1 or task.dtype not in DTYPES:
         return Refusal(
             f"{task.id}: expected sizes {dims} above 0 and a dtype of {sorted(DTYPES)}, "
@@ -343,6 +348,8 @@ def resolve_task(task: TrainingTask) -> tuple[Op, dict[str, int]] | Refusal:
 def make_task(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TrainingTask:
     """The task of an operation at a shape. Raises ValueError outside the language."""
     sizes = "x".join(map(str, shape))
+    # Resolved before the reference is rendered, which would raise KeyError for an operation that
+    # does not exist.
     task = TrainingTask(f"{name}/{sizes}/{DTYPES.get(dtype, dtype)}", "", name, shape, dtype)
     resolved = resolve_task(task)
     if isinstance(resolved, Refusal):
@@ -366,6 +373,8 @@ def render_reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -
 def _render_input(argument: Argument, sizes: Mapping[str, int], dtype: str) -> str:
     shape = ", ".join(str(sizes[name]) for name in argument.sizes)
     if argument.draw == "labels":
+        # Classes below the number of columns: a label beyond them reads outside the row.
         return f"torch.randint(0, {sizes['C']}, ({shape},))"
+    # Drawn in float32 and rounded: torch draws other numbers in half precision.
     cast = "" if dtype == "float32" else f".to(torch.{dtype})"
     return f"torch.{argument.draw}({shape}){cast}"

@@ -36,8 +36,11 @@ __all__ = [
 EOS, _PAD, _UNKNOWN = "<eos>", "<pad>", "<unk>"
 SPECIAL = (_PAD, EOS, _UNKNOWN)
 _MARKS = ("<task>", "<shape>", "<dtype>", "<ex>", "<go>", "<pa>", "<ad>", "<code>")
+# 1024 is the largest even block of most templates; whether a larger one fits, the size says.
 _DIVISORS = tuple(2**power for power in range(11))
 _SIZES = range(25)
+# Fine enough to tell 1.0 from 1.16 (a factor of 32 in 24 steps), coarse enough that noise of a
+# measurement seldom changes the word.
 _BINS, _LOW, _HIGH = 24, 0.25, 8.0  # log-spaced bins of scores
 _INTENTS = ("keep1", "keep2", "up", "down", "new")
 _BETTER = ("1", "2", "none")
@@ -66,10 +69,13 @@ def write_prompt(task: TrainingTask, exemplars: Sequence[Exemplar], device: Devi
         raise ValueError(resolved.reason)
     op, sizes = resolved
     words = ["<task>", device, op.kind, *(f"op={name}" for name in op.graph), "<shape>"]
+    # Logarithm and divisor instead of the number: a shape that was never seen is made of words that
+    # were. The divisor says whether a program without its mask can be right.
     for size in sizes.values():
         words += [f"size={min(size.bit_length() - 1, _SIZES[-1])}", f"div={_find_divisor(size)}"]
     words += ["<dtype>", DTYPES[task.dtype]]
     for exemplar in exemplars:
+        # Parsed and written again: a prompt has canonical texts only.
         program = parse_program(exemplar.program.split(), get_templates(device, op.kind))
         if isinstance(program, Refusal):
             raise ValueError(f"{task.id}: an exemplar that is no program: {program}")
@@ -86,6 +92,7 @@ def read_prompt(prompt: str) -> Sentence:
         name, kind, *graph = task.split()
         device = next(name_of_device for name_of_device in SPACES if name_of_device == name)
         numbers = [int(word.partition("=")[2]) for word in shape.split()]
+    # A missing mark fails to unpack, an unknown device finds no next item.
     except (ValueError, StopIteration) as error:
         raise ValueError(
             f"expected a prompt of the kernel-schedule language, got {prompt[:120]!r}"
@@ -105,12 +112,14 @@ def _parse_exemplar(words: Sequence[str], device: Device, kind: str) -> tuple[Ks
 
 
 def _find_divisor(size: int) -> int:
+    # size & -size is the lowest set bit: the largest power of two that divides.
     return int(min(size & -size, _DIVISORS[-1]))
 
 
 def format_score(score: float) -> str:
     """The bin of a speed-up: 24 of equal width in its logarithm from 0.25 to 8, ends included."""
     place = math.log(score / _LOW) / math.log(_HIGH / _LOW)
+    # Scores beyond the ends go into the outermost bins: a prompt must have a word for every score.
     return f"score={min(_BINS - 1, max(0, int(place * _BINS)))}"
 
 
@@ -123,12 +132,16 @@ def parse_score(word: str) -> float:
 @cache
 def list_vocabulary() -> tuple[str, ...]:
     """Every word, the same for all devices, in a fixed order; `<pad>`, `<eos>` and `<unk>` first."""
+    # Without duplicates and in a fixed order: a word's place is its token id, which models on disk
+    # depend on. A set would have another order in each process.
     return tuple(dict.fromkeys(_iterate_words()))
 
 
 def _iterate_words() -> Iterator[str]:
+    # First, so that their ids are 0, 1 and 2 whatever else is added later.
     yield from SPECIAL
     yield from _MARKS
+    # Words of all devices: a model trained on a CPU's landscape can be trained further on a GPU's.
     yield from SPACES
     yield from DIMS
     yield from DTYPES.values()
@@ -150,4 +163,5 @@ def _iterate_words() -> Iterator[str]:
 def find_op(sentence: Sentence) -> Op | None:
     """The operation a prompt is about, if its graph names just one."""
     named = [op for op in OPS.values() if op.kind == sentence.kind and op.graph == sentence.graph]
+    # Two operations may have one graph; guessing between them would render another task's kernel.
     return named[0] if len(named) == 1 else None

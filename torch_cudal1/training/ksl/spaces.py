@@ -31,9 +31,13 @@ def _make_template(name: str, **knobs: str) -> KslTemplate:
     )
 
 
+# Values that break something must exist: without wrong programs stages 1 and 2 have nothing to
+# learn. `off` is right where sizes are multiples of the block, f16 passes a tolerance of 1e-2 and
+# fails the judge.
 _SAFE = {"mask": "on off", "acc": "f32 f16"}
 _WIDE = {"mask": "on off", "acc": "f64 f32 f16"}  # PyTorch's own scans on the CPU add up in float64
 _CPU = (
+    # "swapped" computes the steps in the wrong order, "inplace" saves memory traffic.
     _make_template("chain.blocks", block="64 16 4", fuse="full inplace swapped", **_SAFE),
     _make_template("chain.whole", fuse="full inplace swapped", acc="f32 f16"),
     _make_template("row.two", rows="64 16 4", **_SAFE),
@@ -64,6 +68,8 @@ _CUDA = (
     _make_template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _make_template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _make_template(
+        # block 128 x 256 with five stages does not fit into shared memory: a program that does not
+        # launch must be one that a policy can write, and learn to avoid.
         "mm.tiles",
         block_m="128 64",
         block_n="128 256",
@@ -74,6 +80,7 @@ _CUDA = (
         **_SAFE,
     ),
     _make_template(
+        # Half-precision sums are left out here: partial sums are in float32 by construction.
         "mm.split",
         block_m="64",
         block_n="64 128",

@@ -85,7 +85,6 @@ class _ProgressPrinter:
         self.last = 0.0
 
     def __call__(self, progress: SurveyProgress) -> None:
-        # Batches come several times a second on a GPU.
         if time.monotonic() - self.last > 5:
             self.last = time.monotonic()
             rate = progress.fresh / max(progress.seconds, 1e-9)

@@ -49,8 +49,8 @@ class _PreparedCandidate:
     candidate: Call | None = None
 
 
-# One reference at a time: candidates come task by task, and its inputs take as long to draw as a
-# measurement.
+# One reference at a time: programs come task by task, and drawing its inputs again for each would
+# be a large part of all time.
 _prepared: _PreparedCandidate | None = None
 
 
